@@ -1,0 +1,102 @@
+# Every target sets up what it needs in $(VENV); a second run finds it done and starts at once.
+#
+#   make test PYTHON=python3.12                     another interpreter (run `make clean-venv` before changing it)
+#   make test PYTEST_ARGS="-k schedule -x"          arguments for pytest
+#   make test PYTEST_JOBS=0                         one process, for a debugger
+#
+# torch goes in first and pinned: a looser request can fetch gigabytes of CUDA libraries. The build is
+# whatever your pip configuration gives for the pin. To choose another, a CUDA one say, set
+# TORCH_INSTALL_ARGS to what pip should install; the change is noticed and torch replaced. Export it in
+# your shell to keep it, since the next plain `make` goes back to the default:
+#
+#   export TORCH_INSTALL_ARGS="torch==2.13.0 --index-url <the index of the build you want>"
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INSTALL_ARGS ?= torch==2.13.0
+PYTEST_JOBS ?= 2
+PYTEST_ARGS ?=
+# Threads of torch in each test process: more than one and the processes fight over the cores.
+TEST_THREADS ?= 1
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
+PYTEST := OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -n $(PYTEST_JOBS)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help test test-slow demo check format clean clean-venv FORCE
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+test: $(VENV)/.test ## the tests, without the slow and the gpu ones
+	@$(PYTEST) $(PYTEST_ARGS)
+
+# pytest exits with 5 when it selects no test; that is no failure here, where all may be quick.
+test-slow: $(VENV)/.test ## only the tests marked slow
+	@$(PYTEST) -m slow --slow $(PYTEST_ARGS) || { \
+		status=$$?; \
+		if [ $$status -eq 5 ]; then echo "No slow tests to run."; else exit $$status; fi; }
+
+demo: $(VENV)/.core ## the demonstration, `bd3lm demo`
+	@$(BIN)/bd3lm demo
+
+check: $(VENV)/.dev ## formatting, lint, types and import rules; runs no tests
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.dev ## rewrite the files in the house format
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+clean: ## remove caches and build outputs
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+clean-venv: ## remove the virtual environment (after changing Python, or when it is broken)
+	rm -rf $(VENV)
+
+# --- set-up ----------------------------------------------------------------------------------------
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
+		echo "bd3lm needs Python 3.11, 3.12 or 3.13, and PYTHON=$(PYTHON) is not one: make PYTHON=python3.12 ..." >&2; \
+		exit 1; }
+	@echo "Making a virtual environment in $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Rewritten only when TORCH_INSTALL_ARGS differs from what was installed, so that its date tells.
+export TORCH_INSTALL_ARGS
+$(VENV)/.torch-args: FORCE | $(VENV)/.made
+	@test -x $(BIN)/python || { echo "$(VENV) is broken: run make clean-venv" >&2; exit 1; }
+	@printf '%s\n' "$$TORCH_INSTALL_ARGS" | cmp -s - $@ || printf '%s\n' "$$TORCH_INSTALL_ARGS" > $@
+
+# The stamp is itself a constraint: what comes after may not swap this torch for another.
+$(VENV)/.torch: $(VENV)/.torch-args
+	@echo "Installing $(TORCH_INSTALL_ARGS) (the first time takes about a minute) ..."
+	@$(BIN)/python -m pip uninstall -qq -y torch
+	@$(PIP_INSTALL) $(TORCH_INSTALL_ARGS)
+	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $@
+
+INSTALL_SELF = $(PIP_INSTALL) -c constraints.txt -c $(VENV)/.torch
+SELF_INPUTS := $(VENV)/.torch pyproject.toml constraints.txt
+
+$(VENV)/.core: $(SELF_INPUTS)
+	@echo "Installing bd3lm and what it needs ..."
+	@$(INSTALL_SELF) -e .
+	@touch $@
+
+$(VENV)/.test: $(SELF_INPUTS)
+	@echo "Installing bd3lm and what its tests need ..."
+	@$(INSTALL_SELF) -e ".[test]"
+	@touch $(VENV)/.core $@
+
+$(VENV)/.dev: $(SELF_INPUTS)
+	@echo "Installing bd3lm, what its tests need and the linters ..."
+	@$(INSTALL_SELF) -e ".[dev]"
+	@touch $(VENV)/.core $(VENV)/.test $@

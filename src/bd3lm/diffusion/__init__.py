@@ -1,0 +1,42 @@
+"""The mathematics of block diffusion: functions on tensors, with no network, no configuration, no I/O."""
+
+from bd3lm.diffusion.categorical import gumbel, gumbel_max, nucleus, temper, top_k
+from bd3lm.diffusion.counter import Purpose, counter_uniform
+from bd3lm.diffusion.counts import Counts
+from bd3lm.diffusion.draws import Draws, LevelSampler, blocks_in
+from bd3lm.diffusion.masking import ClippedTimes, DiscreteTimes, MaskingRule, Masks, Times
+from bd3lm.diffusion.parameterizations import d3pm, sedd, subs, subs_at_masks
+from bd3lm.diffusion.processes import Absorbing, ForwardProcess, Uniform
+from bd3lm.diffusion.schedules import Cosine, Linear, Logarithmic, NoiseSchedule, Square, SquareRoot
+
+__all__ = [
+    "Absorbing",
+    "ClippedTimes",
+    "Cosine",
+    "Counts",
+    "DiscreteTimes",
+    "Draws",
+    "ForwardProcess",
+    "LevelSampler",
+    "Linear",
+    "Logarithmic",
+    "MaskingRule",
+    "Masks",
+    "NoiseSchedule",
+    "Purpose",
+    "Square",
+    "SquareRoot",
+    "Times",
+    "Uniform",
+    "blocks_in",
+    "counter_uniform",
+    "d3pm",
+    "gumbel",
+    "gumbel_max",
+    "nucleus",
+    "sedd",
+    "subs",
+    "subs_at_masks",
+    "temper",
+    "top_k",
+]

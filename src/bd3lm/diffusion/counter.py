@@ -1,0 +1,51 @@
+"""Random numbers as a function of a counter: the same (seed, position, purpose) is the same number.
+
+A sampler that asks for noise this way gives each row its own stream: what a row draws depends neither on the
+batch it sits in nor on how many other rows are still running. The function is SplitMix64 (Steele, Lea and
+Flood): a 64-bit mixing function over a Weyl sequence. int64 arithmetic wraps, so it runs on any device.
+"""
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, the golden ratio in 64 bits
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+class Purpose(IntEnum):
+    """What a random number decides, so that two uses at one position never share it."""
+
+    TOKEN = 0  # which token is revealed
+    ORDER = 1  # when a position is revealed
+    TIME = 2  # the first hitting times
+    REMASK = 3  # which tokens go back to the mask
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift: int64's own keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def _fold(key: Tensor, word: Tensor | int) -> Tensor:
+    """A new key for each value of `word`."""
+    return _mix(key + (word + 1) * _GOLDEN)
+
+
+def counter_uniform(seed: Tensor, position: Tensor, purpose: Purpose, entries: int) -> Tensor:
+    """Uniforms (..., entries) in the open interval (0, 1), float64.
+
+    `seed` and `position` are int64 and broadcast to the leading shape. The numbers are odd multiples of
+    2^-53, so neither 0 nor 1 occurs and every one is exact.
+    """
+    key = _fold(_fold(_mix(seed), position), int(purpose)).unsqueeze(-1)
+    words = _mix(key + torch.arange(1, entries + 1, device=key.device) * _GOLDEN)
+    return (_shift_right(words, 12).double() + 0.5) * 2.0**-52

@@ -1,0 +1,89 @@
+"""Masks drawn by how many tokens they hide.
+
+For a block of n maskable tokens and a network that ignores t, the time integral of the NELBO is known: a
+mask that hides a given set M has total weight 1/(|M|·C(n, |M|)). So
+
+    NELBO(x^b) = Σ_{k=1..n} (1/k) · E_{|M|=k} [ Σ_{i in M} −log p(x_i | x_{outside M}, x^{<b}) ],
+
+and drawing k directly is the same objective as drawing t, without the masks that hide nothing and without
+the noise of 1/t given k. At n = 1 the token is always hidden, with weight 1: the autoregressive loss.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion.draws import Draws
+from bd3lm.diffusion.masking import Masks, MaskingRule, block_counts, token_ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts(MaskingRule):
+    """Hide k ~ `proposal` of the n maskable tokens of a block, each with weight 1/(k·q(k)).
+
+    Without a proposal k is uniform on 1..n and the weight is n/k. A proposal is one positive number for each
+    count 1..block_size, in any scale; a block with fewer maskable tokens uses its first n.
+
+    `complementary` makes two noisy copies: the first hides k tokens, the second all the others, so every
+    token is predicted once. A copy that hides j < n tokens arises as the first with probability q(j) and as
+    the second with probability q(n − j), hence weight 1/(j·(q(j) + q(n − j))), n/(2j) for the uniform q; a
+    copy that hides all n arises only as the first: 1/(n·q(n)), which is 1. (Averaging the two copies' n/k
+    losses would be biased.) At block size 1 the second copy would always be empty, so only one is made.
+    """
+
+    proposal: tuple[float, ...] | None = None
+    complementary: bool = False
+
+    def __post_init__(self) -> None:
+        if self.proposal is not None and not all(0.0 < q < float("inf") for q in self.proposal):
+            raise ValueError(
+                f"proposal must hold a positive number for every count (a count never drawn would be "
+                f"missing from the NELBO), got {self.proposal}"
+            )
+
+    def copies(self, block_size: int) -> int:
+        return 2 if self.complementary and block_size > 1 else 1
+
+    def is_unbiased(self, block_size: int) -> bool:
+        return True
+
+    def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
+        n = block_counts(maskable, draws)
+        q = self._cumulative(draws)
+        k = torch.minimum(torch.searchsorted(q, draws.levels * q[n]), n)
+        rank = token_ranks(draws, maskable).unflatten(1, n.shape[1:] + (-1,))
+        first = rank < k.unsqueeze(-1)
+        if self.copies(draws.block_size) == 1:
+            return _masks([first], [1.0 / (k * self._probability(q, k, n))])
+        second = maskable.view_as(first) & ~first
+        return _masks([first, second], [self._pair_weight(q, j, n) for j in (k, n - k)])
+
+    def _cumulative(self, draws: Draws) -> Tensor:
+        """Q(k) = q(1) + … + q(k) for k = 0..block_size, unnormalised."""
+        proposal = self.proposal or (1.0,) * draws.block_size
+        if len(proposal) != draws.block_size:
+            raise ValueError(
+                f"proposal must have one entry for each count 1..{draws.block_size} (the block size), "
+                f"got {len(proposal)}"
+            )
+        q = torch.tensor((0.0, *proposal), dtype=torch.float64, device=draws.levels.device)
+        return q.cumsum(0)
+
+    @staticmethod
+    def _probability(q: Tensor, k: Tensor, n: Tensor) -> Tensor:
+        """q(k) among the counts 1..n; zero for k = 0."""
+        return (q[k] - q[(k - 1).clamp_min(0)]) / q[n]
+
+    def _pair_weight(self, q: Tensor, j: Tensor, n: Tensor) -> Tensor:
+        arises = self._probability(q, j, n) + self._probability(q, n - j, n)
+        return 1.0 / (j * arises)
+
+
+def _masks(hidden: list[Tensor], weight: list[Tensor]) -> Masks:
+    """Stack the copies; an empty copy of a block has an infinite weight on no token, which is nothing."""
+    tokens = torch.stack([h.flatten(1) for h in hidden], 1)
+    per_token = torch.stack(
+        [torch.where(h, w.unsqueeze(-1), 0.0).flatten(1) for h, w in zip(hidden, weight, strict=True)], 1
+    )
+    return Masks(hidden=tokens, weight=per_token.float(), mask_rate=None)

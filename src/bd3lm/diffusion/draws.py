@@ -1,0 +1,110 @@
+"""The random numbers of a training or evaluation batch, drawn once for the whole (global) batch.
+
+Randomness is drawn here and nowhere else in the estimators: every rule that hides tokens (`masking`) is a
+pure function of these numbers. A rank or a micro-batch takes its rows of the global draws, so strata span
+ranks and gradient accumulation, and a test can replace chance by enumeration or quadrature.
+
+All draws are in double precision. A float32 uniform is a multiple of 2^-24: compared with a mask rate of
+1e-9 it would mask far too often, and the weight 1/t would make that visible.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Assignment = Literal["permuted", "ordered"]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Uniform numbers in (0, 1] for `rows` sequences of `length` tokens in blocks."""
+
+    levels: Tensor  # (rows, blocks): the noise level of a block, as a quantile
+    counts: Tensor  # (rows, blocks): spare quantile, for rules that draw a count given the level
+    tokens: Tensor  # (rows, length): which tokens of a block are hidden first
+
+    def __getitem__(self, rows: slice) -> "Draws":
+        """The draws of some rows of the global batch: a rank's share, or a micro-batch."""
+        return Draws(levels=self.levels[rows], counts=self.counts[rows], tokens=self.tokens[rows])
+
+    @property
+    def block_size(self) -> int:
+        return self.tokens.shape[1] // self.levels.shape[1]
+
+    def to(self, device: torch.device | str) -> "Draws":
+        return Draws(
+            levels=self.levels.to(device), counts=self.counts.to(device), tokens=self.tokens.to(device)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelSampler:
+    """Draws one noise level per (sequence, block) in (0, 1] (Suppl. C.4).
+
+    With `stratified`, the unit interval is cut into rows·blocks equal strata and each block draws inside its
+    own: the low-discrepancy sampler of Kingma et al. The paper hands stratum (k−1)B + b to block b of
+    sequence k, which ties the noise level to the place in the batch: at batch size 1 the first block always
+    sees the least noise, so its estimate of anything that differs between blocks is biased. By default the
+    strata are therefore handed out by a random permutation; `assignment="ordered"` is the paper's.
+    """
+
+    stratified: bool = True
+    assignment: Assignment = "permuted"
+
+    def __post_init__(self) -> None:
+        if self.assignment not in ("permuted", "ordered"):
+            raise ValueError(f"assignment must be 'permuted' or 'ordered', got {self.assignment!r}")
+
+    def sample(
+        self,
+        rows: int,
+        blocks: int,
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Levels (rows, blocks), each uniform on (0, 1] taken alone (with permuted strata or none)."""
+        total = rows * blocks
+        inside = 1.0 - torch.rand(total, generator=generator, device=device, dtype=torch.float64)
+        if not self.stratified:
+            return inside.view(rows, blocks)
+        if self.assignment == "permuted":
+            strata = torch.randperm(total, generator=generator, device=device)
+        else:
+            strata = torch.arange(total, device=device)
+        return ((strata + inside) / total).view(rows, blocks)
+
+    def draw(
+        self,
+        rows: int,
+        length: int,
+        block_size: int,
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Draws:
+        """Everything random that a batch of `rows` sequences needs."""
+        blocks = blocks_in(length, block_size)
+
+        def uniform(*shape: int) -> Tensor:
+            return 1.0 - torch.rand(*shape, generator=generator, device=device, dtype=torch.float64)
+
+        return Draws(
+            levels=self.sample(rows, blocks, generator=generator, device=device),
+            counts=uniform(rows, blocks),
+            tokens=uniform(rows, length),
+        )
+
+
+def blocks_in(length: int, block_size: int) -> int:
+    """B = L / L', which must be whole."""
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    if length < 1 or length % block_size:
+        raise ValueError(
+            f"length must be a positive multiple of block_size, got length {length} and "
+            f"block_size {block_size}"
+        )
+    return length // block_size

@@ -1,0 +1,227 @@
+"""Which tokens a training example hides, and what each is worth: rules that draw a mask rate per block.
+
+A rule maps uniform draws to masks and loss weights. It is *unbiased* when the expected weighted
+cross-entropy is the NELBO of eq. 8, for any network that ignores time. `counts` holds the rules that draw
+how many tokens to hide instead.
+
+A token is *maskable* when it is neither given (the first token of a sequence, a prompt) nor absent (past
+the end of a text). n is the number of maskable tokens of a block; a block with n = 0 contributes nothing.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion.draws import Draws
+from bd3lm.diffusion.schedules import Linear, NoiseSchedule
+
+ClipWeight = Literal["reference", "derivative", "paper", "flat"]
+
+
+@dataclass(frozen=True)
+class Masks:
+    """What is hidden in each noisy copy of each row, and the weight of each hidden token's cross-entropy."""
+
+    hidden: Tensor  # (rows, copies, length) bool
+    weight: Tensor  # (rows, copies, length) float32, zero where nothing is hidden
+    mask_rate: Tensor | None  # (rows, blocks) for networks conditioned on noise; None where no time was drawn
+
+
+class MaskingRule(ABC):
+    """How many tokens of a block to hide, which ones, and with what weight."""
+
+    def copies(self, block_size: int) -> int:
+        """How many noisy copies of a sequence the rule makes."""
+        return 1
+
+    @abstractmethod
+    def is_unbiased(self, block_size: int) -> bool:
+        """Whether the expected loss is the NELBO. Only then may a figure be called a bound."""
+
+    @abstractmethod
+    def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
+        """Masks for every row of `draws`; `maskable` is (rows, length) bool."""
+
+
+@dataclass(frozen=True)
+class Times(MaskingRule):
+    """t ~ U(0, 1] per block, each token masked with probability 1 − α(t), weight −α'(t)/(1 − α(t)) (eq. 8)."""
+
+    schedule: NoiseSchedule = field(default_factory=Linear)
+
+    def is_unbiased(self, block_size: int) -> bool:
+        return True
+
+    def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
+        t = draws.levels
+        return _hide_at_rate(draws, maskable, self.schedule.mask_rate(t), self.schedule.elbo_weight(t))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscreteTimes(MaskingRule):
+    """T discrete steps: t = j/T with j uniform on 1..T, weight T(α_s − α_t)/(1 − α_t), s = (j − 1)/T (eq. 3).
+
+    The diffusion term of the NELBO is a sum over j = 2..T. The reconstruction term −log p(x | x_{1/T}) has
+    the very form of the term j = 1, whose weight (α_0 − α_{1/T})/(1 − α_{1/T}) is 1, so one draw from 1..T
+    estimates both. (The paper's T·E over the T − 1 times 2/T..1 overcounts the sum by T/(T − 1).)
+    """
+
+    steps: int
+    schedule: NoiseSchedule = field(default_factory=Linear)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+
+    def is_unbiased(self, block_size: int) -> bool:
+        """Of the T-step NELBO, which is itself an upper bound of the negative log-likelihood."""
+        return True
+
+    def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
+        j = (draws.levels * self.steps).ceil().clamp(1, self.steps)
+        rate_t = self.schedule.mask_rate(j / self.steps)
+        rate_s = self.schedule.mask_rate((j - 1) / self.steps)
+        return _hide_at_rate(draws, maskable, rate_t, self.steps * (rate_t - rate_s) / rate_t)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedTimes(MaskingRule):
+    """Mask rates 1 − α ~ U[β, ω] (section 5.2), the paper's low-variance training schedules.
+
+    `low` is β and `high` is ω; β = ω = 1 is full masking. The weight of a hidden token is, by name,
+
+    - ``reference``: 1/rate, what the reference implementation trains with, and the NLL at one token;
+    - ``derivative``: (ω − β)/rate, the part of the NELBO's integral that lies inside the range;
+    - ``paper``: 1/((ω − β)·rate), the weight section 5.2 prints;
+    - ``flat``: 1.
+
+    None is the NELBO when a block has more than one token, so none is ever printed as a bound.
+
+    `redraw` conditions a block's mask on its realised rate k/n lying in [β, ω], as the reference trains.
+    The reference draws again until it does; the count that loop ends with is a truncated binomial, drawn
+    here directly, so it always ends. A block that no count fits keeps its first mask.
+    """
+
+    low: float
+    high: float
+    weight: ClipWeight = "reference"
+    redraw: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.low <= self.high <= 1.0):
+            raise ValueError(
+                f"low and high must satisfy 0 <= low <= high <= 1, got low {self.low} and high {self.high}"
+            )
+        if self.low == self.high != 1.0:
+            raise ValueError(
+                f"low and high may be equal only at 1 (full masking), got low {self.low} and high {self.high}"
+            )
+        if self.weight not in ("reference", "derivative", "paper", "flat"):
+            raise ValueError(
+                f"weight must be 'reference', 'derivative', 'paper' or 'flat', got {self.weight!r}"
+            )
+        if self.low == self.high and self.weight in ("derivative", "paper"):
+            raise ValueError(
+                f"weight {self.weight!r} needs a range of positive width, got low = high = {self.low}; "
+                "use 'reference' or 'flat'"
+            )
+
+    def is_unbiased(self, block_size: int) -> bool:
+        full = self.low == 0.0 and self.high == 1.0
+        if self.weight == "flat":
+            return block_size == 1 and self.low == 1.0
+        if full:
+            return True
+        return block_size == 1 and self.weight == "reference" and (self.low == 1.0 or not self.redraw)
+
+    def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
+        width = self.high - self.low
+        rate = self.low + width * draws.levels
+        match self.weight:
+            case "reference":
+                weight = 1.0 / rate
+            case "derivative":
+                weight = width / rate
+            case "paper":
+                weight = 1.0 / (width * rate)
+            case "flat":
+                weight = torch.ones_like(rate)
+        masks = _hide_at_rate(draws, maskable, rate, weight)
+        if not self.redraw:
+            return masks
+        count, fits = truncated_binomial(
+            draws.counts, block_counts(maskable, draws), rate, low=self.low, high=self.high
+        )
+        hidden = torch.where(_per_token(fits, draws), hide_counts(draws, maskable, count), masks.hidden[:, 0])
+        return _weighted(hidden, _per_token(weight, draws), rate)
+
+
+def truncated_binomial(
+    quantile: Tensor, n: Tensor, rate: Tensor, *, low: float, high: float
+) -> tuple[Tensor, Tensor]:
+    """The count k ~ Binomial(n, rate) given low <= k/n <= high, and whether any count fits that range.
+
+    All arguments are (rows, blocks). Inverts the distribution function at `quantile`.
+    """
+    k = torch.arange(int(n.max()) + 1, device=n.device, dtype=torch.float64)
+    n_k = n.to(torch.float64).unsqueeze(-1)
+    slack = 1e-9 * n_k.clamp_min(1.0)  # 0.3 · 10 must admit a count of 3 whatever its rounding
+    allowed = (k <= n_k) & (k >= low * n_k - slack) & (k <= high * n_k + slack)
+    r = rate.unsqueeze(-1)
+    log_pmf = (
+        torch.lgamma(n_k + 1)
+        - torch.lgamma(k + 1)
+        - torch.lgamma((n_k - k).clamp_min(0.0) + 1)
+        + torch.xlogy(k, r)
+        + torch.xlogy((n_k - k).clamp_min(0.0), 1.0 - r)
+    ).masked_fill(~allowed, -math.inf)
+    fits = allowed.any(-1) & log_pmf.isfinite().any(-1) & (n > 0)
+    cdf = torch.softmax(log_pmf.masked_fill(~fits.unsqueeze(-1), 0.0), -1).cumsum(-1)
+    cdf = cdf / cdf[..., -1:]
+    count = torch.searchsorted(cdf, quantile.unsqueeze(-1)).squeeze(-1)
+    return torch.minimum(count, n), fits
+
+
+def block_counts(maskable: Tensor, draws: Draws) -> Tensor:
+    """n, the number of maskable tokens of each block (rows, blocks)."""
+    if maskable.shape != draws.tokens.shape or maskable.dtype != torch.bool:
+        raise ValueError(
+            f"maskable must be a bool tensor of shape {tuple(draws.tokens.shape)}, got {maskable.dtype} "
+            f"of shape {tuple(maskable.shape)}"
+        )
+    return maskable.unflatten(1, (-1, draws.block_size)).sum(-1)
+
+
+def hide_counts(draws: Draws, maskable: Tensor, count: Tensor) -> Tensor:
+    """Hide a uniformly random set of `count` (rows, blocks) maskable tokens of each block: (rows, length)."""
+    return token_ranks(draws, maskable) < _per_token(count, draws)
+
+
+def token_ranks(draws: Draws, maskable: Tensor) -> Tensor:
+    """A uniformly random order of each block's maskable tokens, from 0; the other tokens come last."""
+    keys = draws.tokens.masked_fill(~maskable, math.inf).unflatten(1, (-1, draws.block_size))
+    return torch.argsort(keys, dim=-1, stable=True).argsort(-1).flatten(1)
+
+
+def _hide_at_rate(draws: Draws, maskable: Tensor, rate: Tensor, weight: Tensor) -> Masks:
+    """Mask each maskable token of a block independently with the block's probability `rate`."""
+    block_counts(maskable, draws)  # for its check of the shapes
+    hidden = maskable & (draws.tokens <= _per_token(rate, draws))
+    return _weighted(hidden, _per_token(weight, draws), rate)
+
+
+def _weighted(hidden: Tensor, weight: Tensor, rate: Tensor | None) -> Masks:
+    """One noisy copy."""
+    return Masks(
+        hidden=hidden.unsqueeze(1),
+        weight=(weight * hidden).float().unsqueeze(1),
+        mask_rate=rate,
+    )
+
+
+def _per_token(per_block: Tensor, draws: Draws) -> Tensor:
+    return per_block.repeat_interleave(draws.block_size, dim=1)

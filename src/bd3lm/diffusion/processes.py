@@ -1,0 +1,129 @@
+"""Forward corruption processes: marginals, transitions and posteriors in closed form (Suppl. B.1 and B.2).
+
+Both processes keep a token with probability α_t and otherwise send it to a noise distribution π:
+q(x_t | x) = α_t x + (1 − α_t) π, with π a point mass on the mask (absorbing) or uniform. A transition from
+s to t is the same law with α_{t|s} = α_t/α_s.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class ForwardProcess(ABC):
+    """A Markov corruption process over tokens 0..vocab_size − 1, independent between positions."""
+
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 2:
+            raise ValueError(f"vocab_size must be at least 2, got {self.vocab_size}")
+
+    @abstractmethod
+    def noise(self, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
+        """π (vocab_size,): where a token goes when it is corrupted, and the law of every token at t = 1."""
+
+    @abstractmethod
+    def posterior(self, p_x0: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+        """Σ_x q(x_s | x_t, x) p(x), for p_x0 (..., vocab_size) and x_t, α_s, α_t (...) (eq. 2)."""
+
+    def transition_matrix(self, alpha: float | Tensor) -> Tensor:
+        """Q with Q[i, j] = q(x_t = j | x_s = i), rows summing to 1, for keep probability α (or α_{t|s})."""
+        noise = self.noise()
+        eye = torch.eye(self.vocab_size, dtype=noise.dtype)
+        return alpha * eye + (1.0 - torch.as_tensor(alpha)) * noise.expand_as(eye)
+
+    def marginal(self, x0: Tensor, alpha: Tensor) -> Tensor:
+        """q(x_t | x_0) as probabilities (..., vocab_size)."""
+        self.check_ids(x0)
+        alpha = alpha.unsqueeze(-1)
+        noise = self.noise(device=x0.device, dtype=alpha.dtype)
+        return alpha * F.one_hot(x0, self.vocab_size) + (1.0 - alpha) * noise
+
+    @abstractmethod
+    def corrupt(self, x0: Tensor, alpha: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw x_t ~ q(x_t | x_0); α broadcasts against x0."""
+
+    @abstractmethod
+    def prior(
+        self, *shape: int, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """Draw x_1 from π, independent of the data."""
+
+    def check_ids(self, tokens: Tensor) -> None:
+        """Refuse token ids outside the vocabulary."""
+        if tokens.numel() and not (0 <= int(tokens.min()) and int(tokens.max()) < self.vocab_size):
+            raise ValueError(
+                f"token ids must lie in 0..{self.vocab_size - 1}, got values from {int(tokens.min())} "
+                f"to {int(tokens.max())}"
+            )
+
+
+@dataclass(frozen=True)
+class Absorbing(ForwardProcess):
+    """Tokens turn into the mask and stay there (section 4.1)."""
+
+    mask_id: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.mask_id < self.vocab_size:
+            raise ValueError(f"mask_id must lie in 0..{self.vocab_size - 1}, got {self.mask_id}")
+
+    def noise(self, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
+        return F.one_hot(torch.tensor(self.mask_id, device=device), self.vocab_size).to(dtype)
+
+    def corrupt(self, x0: Tensor, alpha: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        self.check_ids(x0)
+        u = torch.rand(x0.shape, generator=generator, device=x0.device, dtype=torch.float64)
+        return torch.where(u < alpha, x0, self.mask_id)
+
+    def prior(
+        self, *shape: int, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        return torch.full(shape, self.mask_id, device=device)
+
+    def posterior(self, p_x0: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+        """A clean token stays; a mask is revealed with probability (α_s − α_t)/(1 − α_t), as p_x0 says.
+
+        Where x_t is clean, q(x_s | x_t, x) is defined only for x = x_t; the result is that token, whatever
+        p_x0 puts elsewhere (SUBS puts nothing).
+        """
+        mask = F.one_hot(torch.tensor(self.mask_id, device=x_t.device), self.vocab_size).to(p_x0.dtype)
+        stay = ((1.0 - alpha_s) / (1.0 - alpha_t)).unsqueeze(-1)
+        revealed = (1.0 - stay) * p_x0 + stay * mask
+        kept = F.one_hot(x_t, self.vocab_size).to(p_x0.dtype)
+        return torch.where((x_t == self.mask_id).unsqueeze(-1), revealed, kept)
+
+
+@dataclass(frozen=True)
+class Uniform(ForwardProcess):
+    """Tokens jump to a uniformly random one (D3PM's and SEDD's uniform matrices)."""
+
+    def noise(self, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.full((self.vocab_size,), 1.0 / self.vocab_size, device=device, dtype=dtype)
+
+    def corrupt(self, x0: Tensor, alpha: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        self.check_ids(x0)
+        u = torch.rand(x0.shape, generator=generator, device=x0.device, dtype=torch.float64)
+        return torch.where(u < alpha, x0, self.prior(*x0.shape, generator=generator, device=x0.device))
+
+    def prior(
+        self, *shape: int, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        return torch.randint(self.vocab_size, shape, generator=generator, device=device)
+
+    def posterior(self, p_x0: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+        """Bayes' rule in O(V): q(x_s | x_t, x) = q(x_t | x_s) q(x_s | x) / q(x_t | x), summed over x ~ p_x0."""
+        v = self.vocab_size
+        seen = F.one_hot(x_t, v).to(p_x0.dtype)
+        alpha_s, alpha_t = alpha_s.unsqueeze(-1), alpha_t.unsqueeze(-1)
+        alpha_ts = alpha_t / alpha_s
+        evidence = alpha_t * seen + (1.0 - alpha_t) / v  # q(x_t | x), as a function of x
+        weighted = torch.where(p_x0 > 0, p_x0 / evidence, 0.0)
+        forward = alpha_ts * seen + (1.0 - alpha_ts) / v  # q(x_t | x_s), as a function of x_s
+        return forward * (alpha_s * weighted + (1.0 - alpha_s) / v * weighted.sum(-1, keepdim=True))

@@ -1,0 +1,123 @@
+"""Noise schedules: how the mask rate 1 − α(t) grows from 0 at t = 0 to 1 at t = 1.
+
+A schedule is written down by its mask rate, because that is the quantity that is small where precision
+matters: near t = 0 the ELBO weight is the ratio of two vanishing numbers, and `1 - alpha` computed from a
+rounded alpha would lose them. Everything else (α, α', the ELBO weight) is derived once, in the base class.
+
+The NELBO does not depend on the schedule (paper, Suppl. B.3); the variance of its Monte-Carlo estimate does.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class NoiseSchedule(ABC):
+    """A strictly decreasing α with α(0) = 1 and α(1) = 0."""
+
+    @abstractmethod
+    def mask_rate(self, t: Tensor) -> Tensor:
+        """1 − α(t), the probability that a token is masked at time t."""
+
+    @abstractmethod
+    def mask_rate_prime(self, t: Tensor) -> Tensor:
+        """−α'(t), how fast tokens are being masked at time t."""
+
+    @abstractmethod
+    def time_of_mask_rate(self, mask_rate: Tensor) -> Tensor:
+        """The t at which the mask rate is reached."""
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """α(t), the probability that a token is still clean at time t."""
+        return 1.0 - self.mask_rate(t)
+
+    def alpha_prime(self, t: Tensor) -> Tensor:
+        """dα/dt, negative everywhere inside (0, 1)."""
+        return -self.mask_rate_prime(t)
+
+    def time(self, alpha: Tensor) -> Tensor:
+        """The inverse of `alpha`."""
+        return self.time_of_mask_rate(1.0 - alpha)
+
+    def elbo_weight(self, t: Tensor) -> Tensor:
+        """−α'(t) / (1 − α(t)), the weight of the cross-entropy in the continuous-time NELBO (eq. 8).
+
+        Infinite at t = 0, which the half-open interval (0, 1] leaves out.
+        """
+        return self.mask_rate_prime(t) / self.mask_rate(t)
+
+
+@dataclass(frozen=True)
+class Linear(NoiseSchedule):
+    """Mask rate t: the paper's base schedule, weight 1/t."""
+
+    def mask_rate(self, t: Tensor) -> Tensor:
+        return t
+
+    def mask_rate_prime(self, t: Tensor) -> Tensor:
+        return torch.ones_like(t)
+
+    def time_of_mask_rate(self, mask_rate: Tensor) -> Tensor:
+        return mask_rate
+
+
+@dataclass(frozen=True)
+class Square(NoiseSchedule):
+    """Mask rate t²: light masking."""
+
+    def mask_rate(self, t: Tensor) -> Tensor:
+        return t * t
+
+    def mask_rate_prime(self, t: Tensor) -> Tensor:
+        return 2.0 * t
+
+    def time_of_mask_rate(self, mask_rate: Tensor) -> Tensor:
+        return mask_rate.sqrt()
+
+
+@dataclass(frozen=True)
+class SquareRoot(NoiseSchedule):
+    """Mask rate √t: heavy masking."""
+
+    def mask_rate(self, t: Tensor) -> Tensor:
+        return t.sqrt()
+
+    def mask_rate_prime(self, t: Tensor) -> Tensor:
+        return 0.5 / t.sqrt()
+
+    def time_of_mask_rate(self, mask_rate: Tensor) -> Tensor:
+        return mask_rate * mask_rate
+
+
+@dataclass(frozen=True)
+class Logarithmic(NoiseSchedule):
+    """Mask rate log2(1 + t): slightly heavier masking than linear."""
+
+    def mask_rate(self, t: Tensor) -> Tensor:
+        return torch.log1p(t) / math.log(2.0)
+
+    def mask_rate_prime(self, t: Tensor) -> Tensor:
+        return 1.0 / ((1.0 + t) * math.log(2.0))
+
+    def time_of_mask_rate(self, mask_rate: Tensor) -> Tensor:
+        return torch.expm1(mask_rate * math.log(2.0))
+
+
+@dataclass(frozen=True)
+class Cosine(NoiseSchedule):
+    """Mask rate 1 − cos(πt/2): light masking.
+
+    Written as 2 sin²(πt/4), which keeps its full precision near t = 0 where 1 − cos would cancel.
+    """
+
+    def mask_rate(self, t: Tensor) -> Tensor:
+        return 2.0 * torch.sin(t * (math.pi / 4)).square()
+
+    def mask_rate_prime(self, t: Tensor) -> Tensor:
+        return (math.pi / 2) * torch.sin(t * (math.pi / 2))
+
+    def time_of_mask_rate(self, mask_rate: Tensor) -> Tensor:
+        return (4 / math.pi) * torch.asin((mask_rate / 2).sqrt())

@@ -1,0 +1,160 @@
+"""Who may attend to whom: one rule per layout, rendered as a dense mask or as a FlexAttention block mask.
+
+A layout describes the positions of one pass through the network: how many there are, where each sits in the
+text (its rotary position), which pairs may attend, and which positions anybody reads the output of. It is a
+small frozen value, so renderings are cached on it.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+Span = tuple[int, int]  # positions start..stop of a pass, stop excluded
+
+
+@dataclass(frozen=True)
+class Layout(ABC):
+    """The attention pattern of one pass over `length` text positions.
+
+    The last layer computes nothing but keys and values for positions outside `read`. A pass that only fills
+    a cache is `keys_only`: nothing reads its outputs.
+    """
+
+    length: int
+    keys_only: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"length must be at least 1, got {self.length}")
+
+    @property
+    def size(self) -> int:
+        """How many positions the pass has."""
+        return self.length
+
+    @property
+    def read(self) -> Span:
+        """The positions whose outputs are read."""
+        return 0, 0 if self.keys_only else self.size
+
+    @abstractmethod
+    def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether the query position may attend to the key position; index tensors that broadcast."""
+
+    def text_positions(self, device: torch.device | str = "cpu") -> Tensor:
+        """Where each position of the pass sits in the text."""
+        return torch.arange(self.size, device=device) % self.length
+
+    def dense(self, queries: Span | None = None, device: torch.device | str = "cpu") -> Tensor:
+        """The rule as a bool mask (queries, size)."""
+        return _dense(self, queries or (0, self.size), torch.device(device))
+
+    def block_mask(self, queries: Span | None = None, device: torch.device | str = "cpu") -> BlockMask:
+        """The rule as a FlexAttention block mask."""
+        return _block_mask(self, queries or (0, self.size), torch.device(device))
+
+
+@dataclass(frozen=True)
+class Causal(Layout):
+    """Each position sees itself and the ones before it."""
+
+    def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        return key <= query
+
+
+@dataclass(frozen=True)
+class Bidirectional(Layout):
+    """Every position sees every other: one block on its own."""
+
+    def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        return (key >= 0) & (query >= 0)
+
+
+@dataclass(frozen=True)
+class BlockCausal(Layout):
+    """Each position sees its own block and the blocks before it: M_BC (Suppl. B.6)."""
+
+    block_size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_block_size(self.length, self.block_size)
+
+    def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        return key // self.block_size <= query // self.block_size
+
+
+@dataclass(frozen=True)
+class BlockDiffusion(Layout):
+    """x_t ⊕ x: noisy copies of the text, then the clean text (Suppl. B.6).
+
+    A noisy token sees its own block of its own copy (M_BD) and the clean tokens of earlier blocks (M_OBC); a
+    clean token sees clean tokens only, block-causally (M_BC) or, with `causal_clean`, causally. Positions
+    are counted from 0 in each copy. Only the noisy outputs are read, unless `read_clean`.
+    """
+
+    block_size: int
+    copies: int = 1
+    causal_clean: bool = False
+    read_clean: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_block_size(self.length, self.block_size)
+        if self.copies < 1:
+            raise ValueError(f"copies must be at least 1, got {self.copies}")
+
+    @property
+    def noisy(self) -> int:
+        """How many noisy positions come before the clean ones."""
+        return self.copies * self.length
+
+    @property
+    def size(self) -> int:
+        return self.noisy + self.length
+
+    @property
+    def read(self) -> Span:
+        return super().read if self.keys_only or self.read_clean else (0, self.noisy)
+
+    def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        query_clean, key_clean = query >= self.noisy, key >= self.noisy
+        query_text, key_text = query % self.length, key % self.length
+        query_block, key_block = query_text // self.block_size, key_text // self.block_size
+        same_copy = query // self.length == key // self.length
+        block_diagonal = ~query_clean & same_copy & (query_block == key_block)
+        offset_block_causal = ~query_clean & key_clean & (key_block < query_block)
+        earlier = key_text <= query_text if self.causal_clean else key_block <= query_block
+        return block_diagonal | offset_block_causal | (query_clean & key_clean & earlier)
+
+
+def check_block_size(length: int, block_size: int) -> None:
+    """Refuse a block size that does not divide the length."""
+    if block_size < 1 or length % block_size:
+        raise ValueError(f"block_size must be a positive divisor of the length {length}, got {block_size}")
+
+
+# Masks made under inference_mode could not be saved for a later backward pass, hence inference_mode(False).
+
+
+@lru_cache(maxsize=64)
+def _dense(layout: Layout, queries: Span, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        query = torch.arange(*queries, device=device).unsqueeze(1)
+        key = torch.arange(layout.size, device=device).unsqueeze(0)
+        return layout.allows(query, key)
+
+
+@lru_cache(maxsize=64)
+def _block_mask(layout: Layout, queries: Span, device: torch.device) -> BlockMask:
+    start, stop = queries
+
+    def mask_mod(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return layout.allows(query + start, key)
+
+    with torch.inference_mode(False):
+        return create_block_mask(mask_mod, None, None, stop - start, layout.size, device=str(device))

@@ -1,0 +1,292 @@
+"""The paper's transformer (Suppl. C.2): token ids in, hidden states or logits out. Knows no diffusion.
+
+Pre-norm layers whose norms have no biases, rotary positions, tanh GELU, residual dropout, and optionally
+adaptive layer norms conditioned on a noise level. The output head is a method of its own, so that a caller
+may compute logits for just the positions it needs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bd3lm.models.attention import AttentionMask, Backend, attend
+from bd3lm.models.cache import KVCache, KVStore, NoStore
+from bd3lm.models.layouts import Layout, Span
+from bd3lm.models.rotary import Rotation, rotate, rotation
+
+_FREQUENCIES = 256  # width of the sinusoidal embedding of a noise level
+_INIT_STD = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """The shape of a network. The defaults are the paper's small model."""
+
+    vocab_size: int
+    layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    mlp_ratio: int = 4
+    context: int = 1024
+    """Positions the network is trained on; a cache shows it at most this many."""
+    dropout: float = 0.1
+    tied: bool = False
+    """Share the embedding with the output head."""
+    head_bias: bool = True
+    adaln: bool = False
+    """Adaptive layer norms. Without time_conditioning they see a constant, as in the published weights."""
+    time_conditioning: bool = False
+    """Feed the noise level to the adaptive layer norms."""
+    conditioning_dim: int = 128
+    rotary_base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "layers", "hidden", "heads", "mlp_ratio", "context", "conditioning_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.hidden % self.heads or self.head_dim % 2:
+            raise ValueError(
+                f"hidden must be a multiple of heads with an even quotient (rotary positions turn pairs), "
+                f"got hidden {self.hidden} and heads {self.heads}"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
+        if self.time_conditioning and not self.adaln:
+            raise ValueError("time_conditioning needs adaln=True: the noise level enters through it")
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+class Transformer(nn.Module):
+    """A stack of layers under a layout; `forward` gives final hidden states, `head` gives logits."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.attention_backend: Backend = "auto"
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.final_norm = nn.LayerNorm(config.hidden, bias=False)
+        self.noise_embedding = NoiseEmbedding(config.conditioning_dim) if config.adaln else None
+        self.final_modulation = nn.Linear(config.conditioning_dim, 2 * config.hidden) if config.adaln else None
+        self.output = nn.Linear(config.hidden, config.vocab_size, bias=config.head_bias)
+        if config.tied:
+            self.output.weight = self.embedding.weight
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """GPT-2's initialisation: residual branches shrink with depth; adaptive norms start as plain ones."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=_INIT_STD)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for layer in self._layers:
+            layer.shrink_residuals(1 / math.sqrt(2 * self.config.layers))
+            if layer.modulation is not None:  # no shift, no scale, gates of 1
+                nn.init.zeros_(layer.modulation.weight)
+                layer.modulation.bias.data.unflatten(0, (6, -1))[[2, 5]] = 1.0
+        if self.final_modulation is not None:
+            nn.init.zeros_(self.final_modulation.weight)
+
+    @property
+    def _layers(self) -> "Sequence[Layer]":
+        return cast("Sequence[Layer]", self.layers)
+
+    @property
+    def uses_noise(self) -> bool:
+        """Whether the output depends on the noise level given."""
+        return self.config.time_conditioning
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        layout: Layout,
+        noise: Tensor | None = None,
+        cache: KVStore | None = None,
+    ) -> Tensor:
+        """Hidden states (rows, read positions, hidden) of the positions that `layout` reads.
+
+        `noise` is (rows,) or (rows, positions); it is required when `time_conditioning` is on and ignored
+        otherwise.
+        """
+        self._check(tokens)
+        store = cache if cache is not None else NoStore()
+        segment, device, read = tokens.shape[1], tokens.device, layout.read
+        positions = store.text_positions(layout, segment, device)
+        every = (0, segment)
+        mask = store.mask(layout, every, device, self.attention_backend)
+        last_mask = (
+            mask if read in (every, (0, 0)) else store.mask(layout, read, device, self.attention_backend)
+        )
+        x = self.embedding(tokens)
+        turn = self._rotation(positions, x.dtype)
+        conditioning = self._conditioning(noise, tokens, x.dtype)
+        for index, layer in enumerate(self._layers):
+            last = index == len(self._layers) - 1
+            x = layer(x, turn, last_mask if last else mask, store, index, read if last else every, conditioning)
+        x = self.final_norm(x)
+        if self.final_modulation is None:
+            return x
+        return _modulate(x, *self.final_modulation(_at(conditioning, read)).chunk(2, dim=-1))
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits over the vocabulary."""
+        logits: Tensor = self.output(hidden)
+        return logits
+
+    def new_cache(self, rows: int, *, segment: int, window: int | None = None) -> KVCache:
+        """A cache for passes of up to `segment` tokens that shows the last `window` positions of the text.
+
+        The default window leaves room for the segment inside the trained context.
+        """
+        weight = self.embedding.weight
+        return KVCache(
+            layers=self.config.layers,
+            rows=rows,
+            heads=self.config.heads,
+            head_dim=self.config.head_dim,
+            window=max(1, self.config.context - segment) if window is None else window,
+            segment=segment,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+
+    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        precise = torch.float64 if dtype == torch.float64 else torch.float32
+        cos, sin = rotation(positions, self.config.head_dim, base=self.config.rotary_base, dtype=precise)
+        return (cos, sin) if positions.ndim == 1 else (cos.unsqueeze(1), sin.unsqueeze(1))
+
+    def _conditioning(self, noise: Tensor | None, tokens: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """(rows, positions or 1, conditioning_dim), or None without adaptive norms."""
+        if self.noise_embedding is None:
+            return None
+        if not self.uses_noise:
+            noise = torch.zeros(1, device=tokens.device)
+        elif noise is None:
+            raise ValueError("noise must be given: this network is conditioned on the noise level")
+        elif noise.shape not in ((tokens.shape[0],), tuple(tokens.shape)):
+            raise ValueError(
+                f"noise must have shape (rows,) or (rows, positions) = {tuple(tokens.shape)}, "
+                f"got {tuple(noise.shape)}"
+            )
+        embedded: Tensor = self.noise_embedding(noise.to(dtype))
+        return embedded.unsqueeze(1) if noise.ndim == 1 else embedded
+
+    def _check(self, tokens: Tensor) -> None:
+        if tokens.ndim != 2 or tokens.shape[0] < 1:
+            raise ValueError(f"tokens must be (rows, positions) with at least one row, got {tuple(tokens.shape)}")
+        # On an accelerator looking at the values would stall every pass; there the embedding itself traps.
+        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = int(tokens.min()), int(tokens.max())
+            if low < 0 or high >= self.config.vocab_size:
+                raise ValueError(
+                    f"token ids must lie in 0..{self.config.vocab_size - 1}, got values from {low} to {high}"
+                )
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        hidden = config.hidden
+        self.heads = config.heads
+        self.attention_norm = nn.LayerNorm(hidden, bias=False)
+        self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
+        self.attention_out = nn.Linear(hidden, hidden, bias=False)
+        self.mlp_norm = nn.LayerNorm(hidden, bias=False)
+        self.mlp_in = nn.Linear(hidden, config.mlp_ratio * hidden)
+        self.mlp_out = nn.Linear(config.mlp_ratio * hidden, hidden)
+        self.dropout = nn.Dropout(config.dropout)
+        self.modulation = nn.Linear(config.conditioning_dim, 6 * hidden) if config.adaln else None
+
+    def shrink_residuals(self, factor: float) -> None:
+        with torch.no_grad():
+            self.attention_out.weight.mul_(factor)
+            self.mlp_out.weight.mul_(factor)
+
+    def forward(
+        self,
+        x: Tensor,
+        turn: Rotation,
+        mask: AttentionMask,
+        store: KVStore,
+        index: int,
+        read: Span,
+        conditioning: Tensor | None,
+    ) -> Tensor:
+        """The residual stream at the positions in `read`; all positions give keys and values."""
+        shift, scale, *after = self._modulations(conditioning)
+        normed = _modulate(self.attention_norm(x), shift, scale)
+        query, key, value = self._project(normed, turn, read)
+        key, value = store.extend(index, key, value)
+        x = x[:, slice(*read)]
+        if not x.shape[1]:  # a pass that only fills a store
+            return x
+        gate, shift, scale, gate_mlp = (_at(m, read) for m in after)
+        attended = attend(query, key, value, mask).transpose(1, 2).flatten(2)
+        x = x + _gated(self.dropout(self.attention_out(attended)), gate)
+        normed = _modulate(self.mlp_norm(x), shift, scale)
+        return x + _gated(self.dropout(self.mlp_out(F.gelu(self.mlp_in(normed), approximate="tanh"))), gate_mlp)
+
+    def _modulations(self, conditioning: Tensor | None) -> "Sequence[Tensor | None]":
+        """Shift, scale and gate for attention, then for the MLP; None without adaptive norms."""
+        if self.modulation is None:
+            return (None,) * 6
+        return cast("Sequence[Tensor]", self.modulation(conditioning).chunk(6, dim=-1))
+
+    def _project(self, normed: Tensor, turn: Rotation, read: Span) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries of the positions that are read, rotated keys and values of all."""
+        start, stop = read
+        if (start, stop) == (0, normed.shape[1]):
+            query, key, value = self.qkv(normed).chunk(3, dim=-1)
+        else:
+            query_weight, other_weight = self.qkv.weight.split((normed.shape[-1], 2 * normed.shape[-1]))
+            query = F.linear(normed[:, start:stop], query_weight)
+            key, value = F.linear(normed, other_weight).chunk(2, dim=-1)
+        query, key, value = (
+            h.unflatten(-1, (self.heads, -1)).transpose(1, 2) for h in (query, key, value)
+        )
+        cos, sin = turn
+        query = rotate(query, (cos[..., start:stop, :], sin[..., start:stop, :]))
+        return query, rotate(key, turn), value
+
+
+class NoiseEmbedding(nn.Module):
+    """A noise level as a conditioning vector: sinusoids, then two linear layers, each followed by SiLU."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(_FREQUENCIES, width)
+        self.second = nn.Linear(width, width)
+
+    def forward(self, noise: Tensor) -> Tensor:
+        half = _FREQUENCIES // 2
+        exponents = torch.arange(half, device=noise.device, dtype=torch.float32) / half
+        angles = noise.unsqueeze(-1) * torch.exp(-math.log(10000.0) * exponents)
+        sinusoids = torch.cat((angles.cos(), angles.sin()), dim=-1).to(self.first.weight.dtype)
+        return F.silu(self.second(F.silu(self.first(sinusoids))))
+
+
+def _modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
+    return x if shift is None or scale is None else x * (1 + scale) + shift
+
+
+def _gated(x: Tensor, gate: Tensor | None) -> Tensor:
+    return x if gate is None else gate * x
+
+
+def _at(modulation: Tensor | None, read: Span) -> Tensor | None:
+    """The modulation of the positions that are read; one that is the same for all positions stays."""
+    if modulation is None or modulation.shape[1] == 1:
+        return modulation
+    return modulation[:, slice(*read)]

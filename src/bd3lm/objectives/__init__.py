@@ -1,0 +1,16 @@
+"""Training objectives: one file a method."""
+
+from bd3lm.objectives.autoregressive import Autoregressive
+from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss
+from bd3lm.objectives.block import BlockDiffusionLoss, conditioning_noise
+from bd3lm.objectives.denoising import BlockDenoiser
+
+__all__ = [
+    "Autoregressive",
+    "BlockDenoiser",
+    "BlockDiffusionLoss",
+    "Objective",
+    "TokenBatch",
+    "TokenLoss",
+    "conditioning_noise",
+]

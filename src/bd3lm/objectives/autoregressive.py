@@ -1,0 +1,49 @@
+"""The autoregressive negative log-likelihood (eq. 1)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bd3lm.diffusion import Draws, subs_at_masks
+from bd3lm.models import Causal, Denoiser
+from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Autoregressive(Objective):
+    """−log p(x^ℓ | x^{<ℓ}), by next-token prediction.
+
+    The mask token, which autoregression has no use for, is never predicted, so that likelihoods are over
+    the same vocabulary as block diffusion's. With `score_first` it stands before the text and the first
+    token is predicted from it; otherwise the first token is given.
+    """
+
+    mask_id: int
+    score_first: bool = False
+
+    @property
+    def is_bound(self) -> bool:
+        return True
+
+    def draw(
+        self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str
+    ) -> Draws | None:
+        return None
+
+    def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None = None) -> TokenLoss:
+        tokens, scored = batch.tokens, batch.scored
+        if self.score_first:
+            inputs = F.pad(tokens[:, :-1], (1, 0), value=self.mask_id)
+            nats = self._nats(model, inputs, tokens)
+        else:
+            if scored[:, 0].any():
+                raise ValueError("the first token can be scored only with score_first=True")
+            nats = F.pad(self._nats(model, tokens[:, :-1], tokens[:, 1:]), (1, 0))
+        return TokenLoss(nats=nats * scored, weight=scored.to(nats.dtype))
+
+    def _nats(self, model: Denoiser, inputs: Tensor, targets: Tensor) -> Tensor:
+        hidden = model(inputs, layout=Causal(inputs.shape[1]))
+        log_p = subs_at_masks(model.head(hidden), self.mask_id)
+        return -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)

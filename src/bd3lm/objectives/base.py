@@ -1,0 +1,112 @@
+"""What every training objective shares: the batch it takes and the per-token loss it gives."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion import Draws
+from bd3lm.models import Denoiser
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Token ids, and which of them are to be predicted.
+
+    A position that is not `scored` is either given (the first token of a text, a prompt: always visible) or
+    `absent` (past the end of a text: always masked, never seen). By default the first token of each row is
+    given, for every method alike, so that perplexities are over the same tokens.
+    """
+
+    tokens: Tensor  # (rows, length) int64
+    scored: Tensor  # (rows, length) bool
+    absent: Tensor | None = None  # (rows, length) bool
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 2 or self.tokens.shape[0] < 1 or self.tokens.shape[1] < 1:
+            raise ValueError(f"tokens must be (rows, length) and not empty, got {tuple(self.tokens.shape)}")
+        for name, flags in (("scored", self.scored), ("absent", self.absent)):
+            if flags is not None and (flags.shape != self.tokens.shape or flags.dtype != torch.bool):
+                raise ValueError(
+                    f"{name} must be a bool tensor of shape {tuple(self.tokens.shape)}, got {flags.dtype} "
+                    f"of shape {tuple(flags.shape)}"
+                )
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Tensor,
+        *,
+        score_first: bool = False,
+        prompts: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> "TokenBatch":
+        """A batch of texts: row r begins with prompts[r] given tokens and ends after lengths[r].
+
+        Without prompts one token is given, or none with `score_first`; without lengths every row is full.
+        """
+        rows, length = tokens.shape
+        position = torch.arange(length, device=tokens.device)
+        for name, limits in (("prompts", prompts), ("lengths", lengths)):
+            if limits is not None and not (
+                limits.shape == (rows,) and 0 <= int(limits.min()) and int(limits.max()) <= length
+            ):
+                raise ValueError(f"{name} must hold one number in 0..{length} for each of {rows} rows, got {limits}")
+        given = position < (prompts.unsqueeze(1) if prompts is not None else int(not score_first))
+        if lengths is None:
+            return cls(tokens=tokens, scored=(~given).expand(rows, length))
+        absent = position >= lengths.unsqueeze(1)
+        return cls(tokens=tokens, scored=~given & ~absent, absent=absent)
+
+    def __getitem__(self, rows: slice) -> "TokenBatch":
+        absent = None if self.absent is None else self.absent[rows]
+        return TokenBatch(tokens=self.tokens[rows], scored=self.scored[rows], absent=absent)
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """Nats per token and how much each token counts, both (rows, length).
+
+    A trainer divides the sum of `nats` by the sum of `weight` over the global batch.
+    """
+
+    nats: Tensor
+    weight: Tensor
+
+    def mean(self) -> Tensor:
+        """Nats per token over this batch; zero where no token counts."""
+        return self.nats.sum() / self.weight.sum().clamp_min(1.0)
+
+
+class Objective(ABC):
+    """A training objective: a network and a batch to nats per token.
+
+    Chance is drawn beforehand, for the whole global batch, by `draw`; a rank or a micro-batch takes its rows
+    of it. An objective without chance ignores the draws.
+    """
+
+    @property
+    @abstractmethod
+    def is_bound(self) -> bool:
+        """Whether the expected loss bounds the negative log-likelihood, so that it may be printed as one."""
+
+    @abstractmethod
+    def draw(
+        self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str
+    ) -> Draws | None:
+        """The random numbers of a (global) batch."""
+
+    @abstractmethod
+    def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None) -> TokenLoss:
+        """Nats per token, a deterministic function of the batch and the draws."""
+
+    def __call__(
+        self, model: Denoiser, batch: TokenBatch, *, generator: torch.Generator | None = None
+    ) -> TokenLoss:
+        """Draw and evaluate, for a batch that is the whole batch."""
+        rows, length = batch.tokens.shape
+        draws = self.draw(rows, length, generator=generator, device=batch.tokens.device)
+        return self.loss(model, batch, draws)
+
+

@@ -1,0 +1,87 @@
+"""p(x^b | x_t^b, x^{<b}) for all blocks of a batch at once: the quantity every block objective weighs.
+
+Two algorithms give the same numbers: the vectorised single pass over x_noisy ⊕ x, and the paper's
+Algorithm 1, which first fills a KV store from the clean text and then denoises all blocks against it. The
+second can denoise the same text many times for one clean pass.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bd3lm.diffusion import blocks_in, subs_at_masks
+from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal, Denoiser, KVTape
+from bd3lm.objectives.base import TokenBatch
+
+Algorithm = Literal["single_pass", "two_pass"]
+
+
+class BlockDenoiser:
+    """A network and a batch of texts, cut into blocks, ready to be asked about hidden tokens."""
+
+    def __init__(
+        self,
+        model: Denoiser,
+        batch: TokenBatch,
+        *,
+        block_size: int,
+        mask_id: int,
+        causal_clean: bool = False,
+        algorithm: Algorithm = "single_pass",
+    ) -> None:
+        self.model, self.batch = model, batch
+        self.block_size, self.mask_id, self.causal_clean = block_size, mask_id, causal_clean
+        length = batch.tokens.shape[1]
+        self.blocks = blocks_in(length, block_size)
+        self._tape: KVTape | None = None
+        if algorithm == "two_pass" and self.blocks > 1:
+            self._tape = self._record_clean()
+
+    def nats(self, hidden: Tensor, *, noise: Tensor | None = None) -> Tensor:
+        """−log p(x_i | visible tokens of its block, x^{<b}) at hidden tokens, 0 elsewhere.
+
+        `hidden` is (rows, copies, length), and so is the result; `noise` is (rows, length). Output head and
+        cross-entropy are computed at hidden positions only: under SUBS a visible token has probability one.
+        """
+        batch = self.batch
+        masked = hidden if batch.absent is None else hidden | batch.absent.unsqueeze(1)
+        noisy = torch.where(masked, self.mask_id, batch.tokens.unsqueeze(1))
+        log_p = subs_at_masks(self.model.head(self._states(noisy, noise)[hidden]), self.mask_id)
+        targets = batch.tokens.unsqueeze(1).expand_as(hidden)[hidden]
+        nats = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        return nats.new_zeros(hidden.shape).masked_scatter(hidden, nats)
+
+    def _states(self, noisy: Tensor, noise: Tensor | None) -> Tensor:
+        """Hidden states of the noisy tokens (rows, copies, length, hidden)."""
+        rows, copies, length = noisy.shape
+        if self.blocks == 1:  # one block sees no clean text: copies are just more rows
+            repeated = None if noise is None else noise.repeat_interleave(copies, dim=0)
+            states = self.model(noisy.flatten(0, 1), layout=Bidirectional(length), noise=repeated)
+            return states.unflatten(0, (rows, copies))
+        layout = BlockDiffusion(length, self.block_size, copies=copies, causal_clean=self.causal_clean)
+        repeated = None if noise is None else noise.repeat(1, copies)
+        if self._tape is None:
+            tokens = torch.cat((noisy.flatten(1), self.batch.tokens), dim=1)
+            with_clean = None if repeated is None else F.pad(repeated, (0, length))  # the clean text has none
+            states = self.model(tokens, layout=layout, noise=with_clean)
+        else:
+            states = self.model(
+                noisy.flatten(1), layout=layout, noise=repeated, cache=self._tape.replay()
+            )
+        return states.unflatten(1, (copies, length))
+
+    def _record_clean(self) -> KVTape:
+        """∅, K^{1:B}, V^{1:B} ← x_θ(x): the first pass of Algorithm 1."""
+        clean = self.batch.tokens
+        length = clean.shape[1]
+        tape = KVTape()
+        layout = (
+            Causal(length, keys_only=True)
+            if self.causal_clean
+            else BlockCausal(length, self.block_size, keys_only=True)
+        )
+        noise = torch.zeros_like(clean, dtype=torch.float32) if self.model.uses_noise else None
+        self.model(clean, layout=layout, noise=noise, cache=tape)
+        return tape

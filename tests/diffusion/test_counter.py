@@ -1,0 +1,103 @@
+"""The counter-based generator: bit for bit against SplitMix64 in Python integers; streams that do not touch."""
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from bd3lm.diffusion import Purpose, counter_uniform
+
+WORD = 2**64
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(z: int) -> int:
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % WORD
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % WORD
+    return z ^ (z >> 31)
+
+
+def splitmix64(state: int, count: int) -> list[int]:
+    """The published generator: add the golden ratio, mix."""
+    return [mix((state + i * GOLDEN) % WORD) for i in range(1, count + 1)]
+
+
+def expected_uniforms(seed: int, position: int, purpose: int, entries: int) -> list[float]:
+    """The key is mixed, then advanced by each word in turn; the entries are its SplitMix64 stream."""
+    key = mix(seed % WORD)
+    for word in (position, purpose):
+        key = mix((key + (word + 1) * GOLDEN) % WORD)
+    return [((w >> 12) + 0.5) / 2**52 for w in splitmix64(key, entries)]
+
+
+def uniforms(seed: int, position: int, purpose: Purpose, entries: int) -> torch.Tensor:
+    return counter_uniform(torch.tensor(seed), torch.tensor(position), purpose, entries)
+
+
+def test_the_oracle_gives_the_published_sequence() -> None:
+    assert splitmix64(0, 2) == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    assert splitmix64(1234567, 3) == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40))
+def test_every_number_equals_the_big_integer_one(purpose: Purpose, seed: int, position: int) -> None:
+    assert uniforms(seed, position, purpose, 5).tolist() == expected_uniforms(seed, position, int(purpose), 5)
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_numbers_are_uniform(purpose: Purpose) -> None:
+    assert stats.kstest(uniforms(3, 7, purpose, 50_000), "uniform").pvalue > 1e-3
+    across_positions = counter_uniform(torch.tensor(3), torch.arange(50_000), purpose, 1)[:, 0]
+    across_seeds = counter_uniform(torch.arange(50_000), torch.tensor(7), purpose, 1)[:, 0]
+    for sample in (across_positions, across_seeds):
+        assert stats.kstest(sample, "uniform").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_low_bits_are_as_random_as_high_ones(purpose: Purpose) -> None:
+    last_bits = ((uniforms(0, 0, purpose, 64_000) * 2**52).long() & 63).bincount(minlength=64)
+    assert stats.chisquare(last_bits).pvalue > 1e-3
+
+
+def test_streams_are_uncorrelated_at_every_lag() -> None:
+    entries, lags = 4096, range(-3, 4)
+    keys = list(product((0, 1, 2, -1), (0, 1, 2), Purpose))  # neighbours, where a weak mix would show
+    streams = torch.stack([uniforms(s, p, purpose, entries) for s, p, purpose in keys]) - 0.5
+    for lag in lags:
+        correlation = 12 * streams @ streams.roll(lag, 1).T / entries
+        if lag == 0:
+            correlation.fill_diagonal_(0.0)
+        assert correlation.abs().max() < 6 / entries**0.5
+
+
+def test_no_two_streams_share_a_number() -> None:
+    keys = product((0, 1, 5, -1, 2**62), (0, 1, 5, 2**40), Purpose)
+    numbers = torch.cat([uniforms(*key, 500) for key in keys])
+    assert numbers.unique().numel() == numbers.numel()
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_a_row_draws_the_same_alone_or_in_a_batch(purpose: Purpose) -> None:
+    seeds, positions = torch.tensor([5, 9, -3]), torch.tensor([[0, 4], [1, 2], [7, 7]])
+    batch = counter_uniform(seeds[:, None], positions, purpose, 6)
+    assert batch.shape == (3, 2, 6)
+    for row, column in product(range(3), range(2)):
+        alone = uniforms(int(seeds[row]), int(positions[row, column]), purpose, 6)
+        assert torch.equal(batch[row, column], alone)
+
+
+def test_the_first_entries_do_not_depend_on_how_many_are_asked_for() -> None:
+    assert torch.equal(uniforms(1, 2, Purpose.TOKEN, 3), uniforms(1, 2, Purpose.TOKEN, 1000)[:3])
+
+
+@given(st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)]), st.integers(0, 2**31))
+def test_numbers_are_odd_multiples_of_two_to_the_minus_53(seed: int, position: int) -> None:
+    """So they are exact and neither 0 nor 1 can occur."""
+    u = uniforms(seed, position, Purpose.TOKEN, 100)
+    assert u.dtype == torch.float64
+    assert (((u * 2**53) % 2) == 1).all()
+    assert (u > 0).all() and (u < 1).all()

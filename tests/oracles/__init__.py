@@ -1,0 +1,1 @@
+"""Brute-force truths, written plainly and without the code under test."""
