@@ -13,6 +13,8 @@ from bd3lm.diffusion import Purpose, counter_uniform
 WORD = 2**64
 GOLDEN = 0x9E3779B97F4A7C15
 
+every_purpose = pytest.mark.parametrize("purpose", list(Purpose), ids=lambda p: p.name)
+
 
 def mix(z: int) -> int:
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % WORD
@@ -42,13 +44,13 @@ def test_the_oracle_gives_the_published_sequence() -> None:
     assert splitmix64(1234567, 3) == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
-@pytest.mark.parametrize("purpose", list(Purpose))
+@every_purpose
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40))
 def test_every_number_equals_the_big_integer_one(purpose: Purpose, seed: int, position: int) -> None:
     assert uniforms(seed, position, purpose, 5).tolist() == expected_uniforms(seed, position, int(purpose), 5)
 
 
-@pytest.mark.parametrize("purpose", list(Purpose))
+@every_purpose
 def test_numbers_are_uniform(purpose: Purpose) -> None:
     assert stats.kstest(uniforms(3, 7, purpose, 50_000), "uniform").pvalue > 1e-3
     across_positions = counter_uniform(torch.tensor(3), torch.arange(50_000), purpose, 1)[:, 0]
@@ -57,7 +59,7 @@ def test_numbers_are_uniform(purpose: Purpose) -> None:
         assert stats.kstest(sample, "uniform").pvalue > 1e-3
 
 
-@pytest.mark.parametrize("purpose", list(Purpose))
+@every_purpose
 def test_low_bits_are_as_random_as_high_ones(purpose: Purpose) -> None:
     last_bits = ((uniforms(0, 0, purpose, 64_000) * 2**52).long() & 63).bincount(minlength=64)
     assert stats.chisquare(last_bits).pvalue > 1e-3
@@ -80,7 +82,7 @@ def test_no_two_streams_share_a_number() -> None:
     assert numbers.unique().numel() == numbers.numel()
 
 
-@pytest.mark.parametrize("purpose", list(Purpose))
+@every_purpose
 def test_a_row_draws_the_same_alone_or_in_a_batch(purpose: Purpose) -> None:
     seeds, positions = torch.tensor([5, 9, -3]), torch.tensor([[0, 4], [1, 2], [7, 7]])
     batch = counter_uniform(seeds[:, None], positions, purpose, 6)

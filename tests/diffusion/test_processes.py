@@ -88,7 +88,7 @@ def test_posterior_is_bayes_rule_for_every_pair_of_tokens(
         point = torch.eye(v, dtype=torch.float64)[x_0]
         ours = process.posterior(point, torch.tensor(x_t), a_s, a_t)
         expected = explicit_posterior(process, x_t, x_0, alpha_s, alpha_t)
-        torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-12)
+        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-14)
         checked += 1
     assert checked >= v
 
@@ -107,12 +107,14 @@ def test_posterior_of_a_mixture_is_the_mixture_of_posteriors(
     alphas = [torch.full((v,), a, dtype=torch.float64) for a in (alpha_s, alpha_t)]
     ours = process.posterior(p_x0, x_t, *alphas)
     for row in range(v):
+        if isinstance(process, Absorbing) and alpha_t == 0 and row != process.mask_id:
+            continue  # at alpha_t = 0 everything is masked
         expected = sum(
             p_x0[row, x_0] * explicit_posterior(process, row, x_0, alpha_s, alpha_t)
             for x_0 in range(v)
             if p_x0[row, x_0] > 0
         )
-        torch.testing.assert_close(ours[row], expected, rtol=1e-6, atol=1e-12)
+        torch.testing.assert_close(ours[row], expected, rtol=1e-10, atol=1e-14)
     torch.testing.assert_close(ours.sum(-1), torch.ones(v, dtype=torch.float64))
 
 

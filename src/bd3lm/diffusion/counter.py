@@ -35,7 +35,7 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift_right(x, 31)
 
 
-def _fold(key: Tensor, word: Tensor | int) -> Tensor:
+def _fold(key: Tensor, word: Tensor) -> Tensor:
     """A new key for each value of `word`."""
     return _mix(key + (word + 1) * _GOLDEN)
 
@@ -46,6 +46,7 @@ def counter_uniform(seed: Tensor, position: Tensor, purpose: Purpose, entries: i
     `seed` and `position` are int64 and broadcast to the leading shape. The numbers are odd multiples of
     2^-53, so neither 0 nor 1 occurs and every one is exact.
     """
-    key = _fold(_fold(_mix(seed), position), int(purpose)).unsqueeze(-1)
+    # The purpose lies in the low bits of the position: two bits are enough for its four values.
+    key = _fold(_mix(seed), position * len(Purpose) + int(purpose)).unsqueeze(-1)
     words = _mix(key + torch.arange(1, entries + 1, device=key.device) * _GOLDEN)
     return (_shift_right(words, 12).double() + 0.5) * 2.0**-52
