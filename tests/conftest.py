@@ -1,4 +1,4 @@
-"""What every test shares: the options --slow and --gpu, one thread a process, and hypothesis without chance."""
+"""What every test shares: the options --slow and --gpu, one thread a process, hypothesis without chance."""
 
 import pytest
 import torch
@@ -15,12 +15,12 @@ settings.load_profile("bd3lm")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     for name, reason in OPTIONAL.items():
-        parser.addoption(f"--{name}", action="store_true", help=f"also run the tests marked {name} ({reason})")
+        parser.addoption(
+            f"--{name}", action="store_true", help=f"also run the tests marked {name} ({reason})"
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for name, reason in OPTIONAL.items():
-        config.addinivalue_line("markers", f"{name}: {reason}; run with --{name}")
     torch.set_num_threads(1)  # two xdist workers on two cores must not fight
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from tyro.conf import Positional, arg, subcommand
+from tyro.conf import Positional, subcommand
 
 import bd3lm
 
@@ -49,9 +49,7 @@ class Convert:
         return 0
 
 
-Command = (
-    Annotated[Demo, subcommand("demo")] | Annotated[Convert, subcommand("convert")]
-)
+Command = Annotated[Demo, subcommand("demo")] | Annotated[Convert, subcommand("convert")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args == ["--version"]:
         print(f"bd3lm {bd3lm.__version__}")
         return 0
-    command = tyro.cli(Command, prog="bd3lm", description=_DESCRIPTION, args=args)  # type: ignore[arg-type]
+    command = tyro.cli(Command, prog="bd3lm", description=_DESCRIPTION, args=args)
     try:
         return command.run()
     except (ValueError, OSError) as error:

@@ -32,7 +32,7 @@ def run_demo(*, seed: int = 0, samples: int = 20_000, console: Console | None = 
     texts = torch.tensor(list(product(range(len(_LETTERS)), repeat=_LENGTH)))
     console.print(
         f"[bold]A tiny block diffusion model[/]: {len(_LETTERS)} letters, texts of {_LENGTH} in blocks of "
-        f"{_BLOCK}, random weights. It can write {len(texts)} texts; here is every one of them accounted for.\n"
+        f"{_BLOCK}, random weights. It can write {len(texts)} texts, and here all are accounted for.\n"
     )
     batch = TokenBatch.of(texts, score_first=True)
     exact = exact_likelihood(model, batch, block_size=_BLOCK, mask_id=_MASK)
@@ -86,9 +86,7 @@ def _print_bounds(
     return values == sorted(values)
 
 
-def _print_samples(
-    console: Console, model: Transformer, texts: Tensor, p: Tensor, samples: int
-) -> bool:
+def _print_samples(console: Console, model: Transformer, texts: Tensor, p: Tensor, samples: int) -> bool:
     """Sampled frequencies beside exact probabilities, with a χ² test over all texts."""
     counts = torch.zeros(len(texts), dtype=torch.float64)
     place = len(_LETTERS) ** torch.arange(_LENGTH - 1, -1, -1)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import Draws, LevelSampler, Masks, MaskingRule
+from bd3lm.diffusion import Draws, LevelSampler, MaskingRule, Masks
 from tests.oracles.masking import Array
 
 
@@ -33,7 +33,7 @@ def everything(draws: Draws) -> Tensor:
 
 def set_weights(masks: Masks, probability: Array | None = None) -> Array:
     """The expected weight of every hidden set (2^n,) over rows of one block, summed over copies."""
-    rows, copies, n = masks.hidden.shape
+    rows, _copies, n = masks.hidden.shape
     probability = np.full(rows, 1 / rows) if probability is None else probability
     bits = hidden_bits(masks, n)[..., 0]
     weight = masks.weight.double().amax(-1).numpy() * probability[:, None]
@@ -51,11 +51,15 @@ def set_weights_by_rate_rule(rule: MaskingRule, n: int, levels: Tensor, probabil
 
     The tokens are put a hair below the block's mask rate or a hair above it, so the threshold must be there.
     """
-    rate = rule(product_draws(levels, torch.ones(1, n)), torch.ones(len(levels), n, dtype=torch.bool)).mask_rate
+    rate = rule(
+        product_draws(levels, torch.ones(1, n)), torch.ones(len(levels), n, dtype=torch.bool)
+    ).mask_rate
     hide = torch.tensor(list(product((False, True), repeat=n))).repeat(len(levels), 1)
     r = rate.repeat_interleave(2**n, 0)
     draws = product_draws(levels, torch.ones(2**n, n, dtype=torch.float64))
-    draws = Draws(levels=draws.levels, counts=draws.counts, tokens=torch.where(hide, r * (1 - 1e-9), r * (1 + 1e-9)))
+    draws = Draws(
+        levels=draws.levels, counts=draws.counts, tokens=torch.where(hide, r * (1 - 1e-9), r * (1 + 1e-9))
+    )
     masks = rule(draws, everything(draws))
     assert torch.equal(masks.hidden[:, 0], hide)
     bernoulli = torch.where(hide, r, 1 - r).prod(-1).numpy()

@@ -46,6 +46,12 @@ def test_gumbel_max_works_in_64_bits_whatever_the_logits(dtype: torch.dtype) -> 
     assert gumbel(torch.tensor([0.5], dtype=torch.float32)).dtype == torch.float64
 
 
+def test_gumbel_max_tells_apart_what_32_bits_cannot() -> None:
+    uniform = torch.tensor([0.5, 0.5 + 1e-12], dtype=torch.float64)
+    assert gumbel_max(torch.zeros(2), uniform) == 1
+    assert gumbel_max(torch.tensor([1e-11, 0.0], dtype=torch.float64), uniform) == 0
+
+
 def naive_probability(gap: float) -> float:
     """How often 32-bit noise draws the unlikelier of two tokens `gap` apart: all pairs of 2^24 uniforms each.
 
@@ -112,7 +118,7 @@ def plain_nucleus(p: list[float], threshold: float, rule: str) -> list[bool]:
 
 @st.composite
 def dyadic(draw: st.DrawFn) -> list[float]:
-    """Probabilities that are multiples of 1/64, ties and zeros included: sums are exact, so edges are sharp."""
+    """Probabilities that are multiples of 1/64, with ties and zeros."""
     cuts = sorted(draw(st.lists(st.integers(0, 64), min_size=1, max_size=7)))
     return [(b - a) / 64 for a, b in zip([0, *cuts], [*cuts, 64], strict=True)]
 
@@ -130,6 +136,13 @@ def test_the_token_that_crosses_is_kept_or_dropped_by_name() -> None:
     p = log(0.5, 0.3, 0.2)
     torch.testing.assert_close(nucleus(p, 0.6).exp(), torch.tensor([0.625, 0.375, 0.0]).double())
     assert nucleus(p, 0.6, "exclusive").exp().tolist() == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("rule", ["inclusive", "exclusive"])
+def test_a_set_that_holds_exactly_p_is_enough(rule: str) -> None:
+    log_p = log(0.5, 0.3, 0.2)
+    exactly = float(log_p.exp()[0])
+    assert nucleus(log_p, exactly, rule).exp().tolist() == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("rule", ["inclusive", "exclusive"])
@@ -155,7 +168,8 @@ def test_nucleus_treats_each_row_alone() -> None:
     batch = nucleus(rows, 0.8)
     for row, kept in zip(rows, batch, strict=True):
         assert torch.equal(nucleus(row, 0.8), kept)
-    assert (batch == -math.inf).any() and torch.allclose(batch.exp().sum(-1), torch.ones(4))
+    assert (batch == -math.inf).any()
+    assert torch.allclose(batch.exp().sum(-1), torch.ones(4))
 
 
 # --- top-k and temperature ---

@@ -15,7 +15,9 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.sampled_from(["permuted", "ordered"]), st.integers(0, 9))
-def test_stratified_levels_fall_one_in_each_stratum(rows: int, blocks: int, assignment: str, seed: int) -> None:
+def test_stratified_levels_fall_one_in_each_stratum(
+    rows: int, blocks: int, assignment: str, seed: int
+) -> None:
     levels = LevelSampler(assignment=assignment).sample(rows, blocks, generator=seeded(seed))
     strata = (levels.flatten() * rows * blocks).ceil() - 1
     assert strata.sort().values.tolist() == list(range(rows * blocks))
@@ -44,7 +46,8 @@ def test_each_level_alone_is_uniform_when_permuted_or_independent() -> None:
 
 def test_a_level_is_tied_to_its_place_when_ordered() -> None:
     draws = replicates(LevelSampler(assignment="ordered"), 100, rows=1, length=4, block_size=2)
-    assert (draws.levels[:, 0] <= 0.5).all() and (draws.levels[:, 1] > 0.5).all()
+    assert (draws.levels[:, 0] <= 0.5).all()
+    assert (draws.levels[:, 1] > 0.5).all()
 
 
 def test_without_strata_levels_are_independent() -> None:
@@ -67,7 +70,8 @@ def test_draws_are_double_and_lie_above_zero_and_up_to_one(stratified: bool) -> 
     for numbers, shape in ((draws.levels, (50, 16)), (draws.counts, (50, 16)), (draws.tokens, (50, 64))):
         assert numbers.shape == shape
         assert numbers.dtype == torch.float64
-        assert (numbers > 0).all() and (numbers <= 1).all()
+        assert (numbers > 0).all()
+        assert (numbers <= 1).all()
     assert draws.block_size == 4
 
 
@@ -76,7 +80,8 @@ def test_zero_is_never_drawn_where_the_generator_gives_zero(monkeypatch: pytest.
     for stratified in (True, False):
         draws = LevelSampler(stratified=stratified).draw(2, 4, 2)
         for numbers in (draws.levels, draws.counts, draws.tokens):
-            assert (numbers > 0).all() and (numbers <= 1).all()
+            assert (numbers > 0).all()
+            assert (numbers <= 1).all()
 
 
 def test_a_slice_holds_the_rows_of_the_whole() -> None:

@@ -1,6 +1,6 @@
 """Forward processes against explicit matrices: Chapman–Kolmogorov, marginals, Bayes, frequencies."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -29,14 +29,18 @@ def explicit_matrix(process: ForwardProcess, alpha: float) -> torch.Tensor:
     return q
 
 
-def explicit_posterior(process: ForwardProcess, x_t: int, x_0: int, alpha_s: float, alpha_t: float) -> torch.Tensor:
+def explicit_posterior(
+    process: ForwardProcess, x_t: int, x_0: int, alpha_s: float, alpha_t: float
+) -> torch.Tensor:
     joint = explicit_matrix(process, alpha_s)[x_0] * explicit_matrix(process, alpha_t / alpha_s)[:, x_t]
     return joint / joint.sum()  # NaN where x_0 cannot become x_t
 
 
 @every_process
 @given(probabilities)
-def test_transition_matrix_is_the_written_one_and_its_rows_sum_to_one(process: ForwardProcess, alpha: float) -> None:
+def test_transition_matrix_is_the_written_one_and_its_rows_sum_to_one(
+    process: ForwardProcess, alpha: float
+) -> None:
     q = process.transition_matrix(alpha)
     torch.testing.assert_close(q, explicit_matrix(process, alpha), rtol=0, atol=1e-15)
     torch.testing.assert_close(q.sum(-1), torch.ones(process.vocab_size, dtype=torch.float64))
@@ -55,7 +59,7 @@ def test_many_small_steps_make_one_large_one(process: ForwardProcess) -> None:
     """α_{t|s} = α_t/α_s: a walk down any schedule ends in the marginal."""
     alphas = torch.linspace(1.0, 0.0, 21, dtype=torch.float64)
     walk = torch.eye(process.vocab_size, dtype=torch.float64)
-    for alpha_s, alpha_t in zip(alphas[:-1], alphas[1:], strict=True):
+    for alpha_s, alpha_t in pairwise(alphas):
         walk = walk @ process.transition_matrix(alpha_t / alpha_s)
         torch.testing.assert_close(walk, process.transition_matrix(alpha_t), rtol=0, atol=1e-13)
 
@@ -128,7 +132,9 @@ def test_absorbing_posterior_keeps_a_clean_token_whatever_the_network_says() -> 
 def test_posterior_treats_each_position_by_its_own_times(process: ForwardProcess) -> None:
     v = process.vocab_size
     x_t = torch.randint(v, (2, 3), generator=torch.Generator().manual_seed(1))
-    p_x0 = torch.softmax(torch.randn(2, 3, v, generator=torch.Generator().manual_seed(2), dtype=torch.float64), -1)
+    p_x0 = torch.softmax(
+        torch.randn(2, 3, v, generator=torch.Generator().manual_seed(2), dtype=torch.float64), -1
+    )
     alpha_s = torch.linspace(0.5, 1.0, 6, dtype=torch.float64).view(2, 3)
     alpha_t = alpha_s * 0.7
     batch = process.posterior(p_x0, x_t, alpha_s, alpha_t)
@@ -172,7 +178,8 @@ def test_absorbing_never_changes_a_mask() -> None:
 @every_process
 def test_prior_draws_from_the_noise(process: ForwardProcess) -> None:
     draws = process.prior(100, 200, generator=torch.Generator().manual_seed(0))
-    assert draws.shape == (100, 200) and draws.dtype == torch.long
+    assert draws.shape == (100, 200)
+    assert draws.dtype == torch.long
     observed, expected = draws.flatten().bincount(minlength=process.vocab_size), process.noise() * 20_000
     possible = expected > 0
     assert (observed[~possible] == 0).all()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bd3lm.diffusion import Cosine, Linear, Logarithmic, NoiseSchedule, Square, SquareRoot
 
 SCHEDULES = [Linear(), Square(), SquareRoot(), Logarithmic(), Cosine()]
-DEFINITION = {  # the mask rate 1 − alpha(t), as the paper's Suppl. C and the issue write it
+DEFINITION = {  # the mask rate 1 − alpha(t)
     Linear: lambda t: t,
     Square: lambda t: t**2,
     SquareRoot: lambda t: mpmath.sqrt(t),
@@ -57,7 +57,7 @@ def test_weight_is_minus_alpha_prime_over_one_minus_alpha(schedule: NoiseSchedul
 
 @every_schedule
 def test_weight_near_zero_has_the_right_constant(schedule: NoiseSchedule) -> None:
-    """2/t for the cosine: the reference implementation's form gives half of it."""
+    """2/t for the cosine, not 1/t."""
     for dtype, t in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
         at = torch.tensor(t, dtype=dtype)
         assert schedule.elbo_weight(at).item() * t == pytest.approx(NEAR_ZERO[type(schedule)], rel=2e-6)
@@ -87,6 +87,13 @@ def test_time_of_mask_rate_inverts_mask_rate(schedule: NoiseSchedule, t: float) 
     at = f64(t)
     assert schedule.time_of_mask_rate(schedule.mask_rate(at)).item() == pytest.approx(t, rel=1e-12)
     assert schedule.mask_rate(schedule.time_of_mask_rate(at)).item() == pytest.approx(t, rel=1e-12)
+
+
+@every_schedule
+def test_the_inverse_keeps_its_precision_near_zero(schedule: NoiseSchedule) -> None:
+    t = f64(*TIMES)
+    torch.testing.assert_close(schedule.time_of_mask_rate(schedule.mask_rate(t)), t, rtol=1e-13, atol=0)
+    torch.testing.assert_close(schedule.mask_rate(schedule.time_of_mask_rate(t)), t, rtol=1e-13, atol=0)
 
 
 @every_schedule

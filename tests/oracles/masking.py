@@ -34,7 +34,9 @@ def gauss_legendre(low: float, high: float, nodes: int = 64) -> tuple[Array, Arr
 def nelbo_by_orders(table: Array, tokens: Sequence[int]) -> float:
     """Reveal the tokens one by one; average over all orders."""
     orders = list(permutations(tokens))
-    return sum(table[as_bits(order[k:]), order[k]] for order in orders for k in range(len(order))) / len(orders)
+    return sum(table[as_bits(order[k:]), order[k]] for order in orders for k in range(len(order))) / len(
+        orders
+    )
 
 
 def nelbo_by_counts(table: Array, tokens: Sequence[int]) -> float:
@@ -47,7 +49,10 @@ def nelbo_by_counts(table: Array, tokens: Sequence[int]) -> float:
 
 
 def nelbo_by_times(
-    table: Array, tokens: Sequence[int], mask_rate: Callable[[Array], Array], elbo_weight: Callable[[Array], Array]
+    table: Array,
+    tokens: Sequence[int],
+    mask_rate: Callable[[Array], Array],
+    elbo_weight: Callable[[Array], Array],
 ) -> float:
     """∫ weight(t) Σ_M q_t(M) Σ_{i in M} c(M, i) dt, the definition (eq. 8)."""
     u, du = gauss_legendre(0.0, 1.0)
@@ -112,7 +117,7 @@ def clipped_set_weights(n: int, low: float, high: float, weight: str, redraw: bo
     return weights
 
 
-# --- T discrete steps, from the definition (eq. 3): explicit matrices, explicit Kullback–Leibler divergences. ---
+# --- T discrete steps, from the definition (eq. 3): explicit matrices and divergences. ---
 
 
 def absorbing_matrix(alpha: float, vocab: int, mask_id: int) -> Array:
@@ -128,8 +133,10 @@ def bayes(before: Array, after: Array, x_t: int, x_0: int) -> Array:
     return joint / joint.sum()
 
 
-def discrete_nelbo(network: Array, x: Sequence[int], alphas: Sequence[float], mask_id: int) -> tuple[float, float]:
-    """(reconstruction, diffusion) for the steps t(j) = j/T with keep probabilities `alphas` (alpha_0 = 1 first).
+def discrete_nelbo(
+    network: Array, x: Sequence[int], alphas: Sequence[float], mask_id: int
+) -> tuple[float, float]:
+    """(reconstruction, diffusion) for steps with keep probabilities `alphas`, the first of which is α_0 = 1.
 
     `network[M, i]` is the distribution of token i when M is hidden; a clean token is carried over.
     The diffusion term is Σ_{j=2..T} E_q KL[q(x_s | x_t, x) ‖ Σ_x' q(x_s | x_t, x') p(x' | x_t)].
@@ -155,7 +162,9 @@ def discrete_nelbo(network: Array, x: Sequence[int], alphas: Sequence[float], ma
                 truth = bayes(before, after, x_t, x[i])
                 model = sum(p_x[v] * bayes(before, after, x_t, v) for v in range(vocab) if p_x[v] > 0)
                 support = truth > 0
-                diffusion += probability * float((truth * np.log(truth, where=support, out=np.zeros(vocab))).sum())
+                diffusion += probability * float(
+                    (truth * np.log(truth, where=support, out=np.zeros(vocab))).sum()
+                )
                 diffusion -= probability * float((truth[support] * np.log(model[support])).sum())
     return reconstruction, diffusion
 

@@ -1,8 +1,8 @@
 """The mathematics of block diffusion: functions on tensors, with no network, no configuration, no I/O."""
 
 from bd3lm.diffusion.categorical import gumbel, gumbel_max, nucleus, temper, top_k
-from bd3lm.diffusion.counter import Purpose, counter_uniform
-from bd3lm.diffusion.counts import Counts
+from bd3lm.diffusion.counter import Purpose, counter_uniform, derive_seed
+from bd3lm.diffusion.counts import Counts, learned_proposal
 from bd3lm.diffusion.draws import Draws, LevelSampler, blocks_in
 from bd3lm.diffusion.masking import ClippedTimes, DiscreteTimes, MaskingRule, Masks, Times
 from bd3lm.diffusion.parameterizations import d3pm, sedd, subs, subs_at_masks
@@ -31,8 +31,10 @@ __all__ = [
     "blocks_in",
     "counter_uniform",
     "d3pm",
+    "derive_seed",
     "gumbel",
     "gumbel_max",
+    "learned_proposal",
     "nucleus",
     "sedd",
     "subs",

@@ -5,6 +5,7 @@ batch it sits in nor on how many other rows are still running. The function is S
 Flood): a 64-bit mixing function over a Weyl sequence. int64 arithmetic wraps, so it runs on any device.
 """
 
+import hashlib
 from enum import IntEnum
 
 import torch
@@ -50,3 +51,9 @@ def counter_uniform(seed: Tensor, position: Tensor, purpose: Purpose, entries: i
     key = _fold(_mix(seed), position * len(Purpose) + int(purpose)).unsqueeze(-1)
     words = _mix(key + torch.arange(1, entries + 1, device=key.device) * _GOLDEN)
     return (_shift_right(words, 12).double() + 0.5) * 2.0**-52
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A 63-bit seed for a generator, as a function of what it is for: derive_seed(seed, "masks", step)."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

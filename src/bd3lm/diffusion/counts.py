@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion.draws import Draws
-from bd3lm.diffusion.masking import Masks, MaskingRule, block_counts, token_ranks
+from bd3lm.diffusion.masking import MaskingRule, Masks, block_counts, token_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Counts(MaskingRule):
         n = block_counts(maskable, draws)
         q = self._cumulative(draws)
         k = torch.minimum(torch.searchsorted(q, draws.levels * q[n]), n)
-        rank = token_ranks(draws, maskable).unflatten(1, n.shape[1:] + (-1,))
+        rank = token_ranks(draws, maskable).unflatten(1, (*n.shape[1:], -1))
         first = rank < k.unsqueeze(-1)
         if self.copies(draws.block_size) == 1:
             return _masks([first], [1.0 / (k * self._probability(q, k, n))])
@@ -61,7 +61,7 @@ class Counts(MaskingRule):
 
     def _cumulative(self, draws: Draws) -> Tensor:
         """Q(k) = q(1) + … + q(k) for k = 0..block_size, unnormalised."""
-        proposal = self.proposal or (1.0,) * draws.block_size
+        proposal = (1.0,) * draws.block_size if self.proposal is None else self.proposal
         if len(proposal) != draws.block_size:
             raise ValueError(
                 f"proposal must have one entry for each count 1..{draws.block_size} (the block size), "
@@ -87,3 +87,21 @@ def _masks(hidden: list[Tensor], weight: list[Tensor]) -> Masks:
         [torch.where(h, w.unsqueeze(-1), 0.0).flatten(1) for h, w in zip(hidden, weight, strict=True)], 1
     )
     return Masks(hidden=tokens, weight=per_token.float(), mask_rate=None)
+
+
+def learned_proposal(second_moments: tuple[float, ...], *, uniform_share: float = 0.2) -> tuple[float, ...]:
+    """The proposal over counts that minimises the variance of the loss of a block, given what was seen.
+
+    `second_moments[k − 1]` estimates E[S²] for S the summed cross-entropy of a mask that hides k tokens. The
+    estimate S/(k·q(k)) has second moment Σ_k E[S²]/(k²·q(k)), least at q(k) ∝ √E[S²]/k. A share of the
+    uniform proposal stays mixed in, so that a moment estimated too low cannot make a weight explode.
+    """
+    if not second_moments:
+        raise ValueError("second_moments must hold a number for each count, got none")
+    if not 0.0 < uniform_share <= 1.0:
+        raise ValueError(f"uniform_share must lie in (0, 1], got {uniform_share}")
+    ideal = [max(moment, 0.0) ** 0.5 / k for k, moment in enumerate(second_moments, 1)]
+    total, n = sum(ideal), len(ideal)
+    if not 0.0 < total < float("inf"):
+        return (1.0 / n,) * n
+    return tuple((1.0 - uniform_share) * q / total + uniform_share / n for q in ideal)

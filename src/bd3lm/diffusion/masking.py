@@ -49,7 +49,7 @@ class MaskingRule(ABC):
 
 @dataclass(frozen=True)
 class Times(MaskingRule):
-    """t ~ U(0, 1] per block, each token masked with probability 1 − α(t), weight −α'(t)/(1 − α(t)) (eq. 8)."""
+    """t ~ U(0, 1] per block, tokens masked with probability 1 − α(t), weight −α'(t)/(1 − α(t)) (eq. 8)."""
 
     schedule: NoiseSchedule = field(default_factory=Linear)
 
@@ -99,7 +99,8 @@ class ClippedTimes(MaskingRule):
     - ``paper``: 1/((ω − β)·rate), the weight section 5.2 prints;
     - ``flat``: 1.
 
-    None is the NELBO when a block has more than one token, so none is ever printed as a bound.
+    None is the NELBO in general (`is_unbiased` knows the exceptions: the full range, blocks of one token, a
+    symmetric range at two), so a clipped loss is never printed as a bound.
 
     `redraw` conditions a block's mask on its realised rate k/n lying in [β, ω], as the reference trains.
     The reference draws again until it does; the count that loop ends with is a truncated binomial, drawn
@@ -131,12 +132,14 @@ class ClippedTimes(MaskingRule):
             )
 
     def is_unbiased(self, block_size: int) -> bool:
-        full = self.low == 0.0 and self.high == 1.0
-        if self.weight == "flat":
-            return block_size == 1 and self.low == 1.0
-        if full:
-            return True
-        return block_size == 1 and self.weight == "reference" and (self.low == 1.0 or not self.redraw)
+        if self.low == 0.0 and self.high == 1.0:
+            return self.weight != "flat"
+        if block_size == 1 and self.weight == "flat":  # right where the one token is always hidden
+            return self.low == 1.0 or (self.redraw and self.low > 0.0 and self.high == 1.0)
+        if block_size == 1 and self.weight == "reference":  # a redraw leaves the mask alone where none fits
+            return self.low == 1.0 or not self.redraw or (self.low > 0.0 and self.high < 1.0)
+        symmetric = math.isclose(self.low + self.high, 1.0)  # two tokens ask only that E[rate] = ½
+        return block_size == 2 and self.weight == "reference" and symmetric and not self.redraw
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
         width = self.high - self.low

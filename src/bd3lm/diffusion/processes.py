@@ -35,7 +35,7 @@ class ForwardProcess(ABC):
         """Q with Q[i, j] = q(x_t = j | x_s = i), rows summing to 1, for keep probability α (or α_{t|s})."""
         noise = self.noise()
         eye = torch.eye(self.vocab_size, dtype=noise.dtype)
-        return alpha * eye + (1.0 - torch.as_tensor(alpha)) * noise.expand_as(eye)
+        return alpha * eye + (1.0 - alpha) * noise.expand_as(eye)
 
     def marginal(self, x0: Tensor, alpha: Tensor) -> Tensor:
         """q(x_t | x_0) as probabilities (..., vocab_size)."""
@@ -118,7 +118,7 @@ class Uniform(ForwardProcess):
         return torch.randint(self.vocab_size, shape, generator=generator, device=device)
 
     def posterior(self, p_x0: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
-        """Bayes' rule in O(V): q(x_s | x_t, x) = q(x_t | x_s) q(x_s | x) / q(x_t | x), summed over x ~ p_x0."""
+        """Bayes' rule in O(V): Σ_x p(x) q(x_t | x_s) q(x_s | x) / q(x_t | x)."""
         v = self.vocab_size
         seen = F.one_hot(x_t, v).to(p_x0.dtype)
         alpha_s, alpha_t = alpha_s.unsqueeze(-1), alpha_t.unsqueeze(-1)

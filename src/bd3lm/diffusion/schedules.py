@@ -45,7 +45,7 @@ class NoiseSchedule(ABC):
     def elbo_weight(self, t: Tensor) -> Tensor:
         """−α'(t) / (1 − α(t)), the weight of the cross-entropy in the continuous-time NELBO (eq. 8).
 
-        Infinite at t = 0, which the half-open interval (0, 1] leaves out.
+        It grows without bound towards t = 0, which the half-open interval (0, 1] leaves out.
         """
         return self.mask_rate_prime(t) / self.mask_rate(t)
 

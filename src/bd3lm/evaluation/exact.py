@@ -78,9 +78,7 @@ def importance_weighted_nll(
     rows, length = batch.tokens.shape
     log_p = []
     for _ in range(orders):
-        draws = LevelSampler().draw(
-            rows, length, block_size, generator=generator, device=batch.tokens.device
-        )
+        draws = LevelSampler().draw(rows, length, block_size, generator=generator, device=batch.tokens.device)
         log_p.append(
             order_log_likelihood(
                 model, batch, draws, block_size=block_size, mask_id=mask_id, causal_clean=causal_clean

@@ -46,9 +46,7 @@ def render(layout: Layout, queries: Span, device: torch.device, backend: Backend
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:
     """softmax(q kᵀ / √d + mask) v, all (rows, heads, positions, head_dim)."""
     if mask.blocks is None:
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask.dense, is_causal=mask.causal
-        )
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.dense, is_causal=mask.causal)
     flex = _compiled_flex() if query.is_cuda else flex_attention
     attended: Tensor = flex(query, key, value, block_mask=mask.blocks)
     return attended

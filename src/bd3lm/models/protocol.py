@@ -1,4 +1,4 @@
-"""What objectives, samplers and evaluations ask of a network; `Transformer` is one, a test's table another."""
+"""What objectives, samplers and evaluations ask of a network; `Transformer` is one."""
 
 from typing import Protocol
 

@@ -75,7 +75,9 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.final_norm = nn.LayerNorm(config.hidden, bias=False)
         self.noise_embedding = NoiseEmbedding(config.conditioning_dim) if config.adaln else None
-        self.final_modulation = nn.Linear(config.conditioning_dim, 2 * config.hidden) if config.adaln else None
+        self.final_modulation = (
+            nn.Linear(config.conditioning_dim, 2 * config.hidden) if config.adaln else None
+        )
         self.output = nn.Linear(config.hidden, config.vocab_size, bias=config.head_bias)
         if config.tied:
             self.output.weight = self.embedding.weight
@@ -95,6 +97,11 @@ class Transformer(nn.Module):
                 layer.modulation.bias.data.unflatten(0, (6, -1))[[2, 5]] = 1.0
         if self.final_modulation is not None:
             nn.init.zeros_(self.final_modulation.weight)
+
+    def compile_layers(self) -> None:
+        """Compile each layer in place, which keeps the names of the parameters."""
+        for layer in self._layers:
+            layer.compile()
 
     @property
     def _layers(self) -> "Sequence[Layer]":
@@ -132,7 +139,9 @@ class Transformer(nn.Module):
         conditioning = self._conditioning(noise, tokens, x.dtype)
         for index, layer in enumerate(self._layers):
             last = index == len(self._layers) - 1
-            x = layer(x, turn, last_mask if last else mask, store, index, read if last else every, conditioning)
+            x = layer(
+                x, turn, last_mask if last else mask, store, index, read if last else every, conditioning
+            )
         x = self.final_norm(x)
         if self.final_modulation is None:
             return x
@@ -183,7 +192,9 @@ class Transformer(nn.Module):
 
     def _check(self, tokens: Tensor) -> None:
         if tokens.ndim != 2 or tokens.shape[0] < 1:
-            raise ValueError(f"tokens must be (rows, positions) with at least one row, got {tuple(tokens.shape)}")
+            raise ValueError(
+                f"tokens must be (rows, positions) with at least one row, got {tuple(tokens.shape)}"
+            )
         # On an accelerator looking at the values would stall every pass; there the embedding itself traps.
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = int(tokens.min()), int(tokens.max())
@@ -236,7 +247,9 @@ class Layer(nn.Module):
         attended = attend(query, key, value, mask).transpose(1, 2).flatten(2)
         x = x + _gated(self.dropout(self.attention_out(attended)), gate)
         normed = _modulate(self.mlp_norm(x), shift, scale)
-        return x + _gated(self.dropout(self.mlp_out(F.gelu(self.mlp_in(normed), approximate="tanh"))), gate_mlp)
+        return x + _gated(
+            self.dropout(self.mlp_out(F.gelu(self.mlp_in(normed), approximate="tanh"))), gate_mlp
+        )
 
     def _modulations(self, conditioning: Tensor | None) -> "Sequence[Tensor | None]":
         """Shift, scale and gate for attention, then for the MLP; None without adaptive norms."""
@@ -253,9 +266,7 @@ class Layer(nn.Module):
             query_weight, other_weight = self.qkv.weight.split((normed.shape[-1], 2 * normed.shape[-1]))
             query = F.linear(normed[:, start:stop], query_weight)
             key, value = F.linear(normed, other_weight).chunk(2, dim=-1)
-        query, key, value = (
-            h.unflatten(-1, (self.heads, -1)).transpose(1, 2) for h in (query, key, value)
-        )
+        query, key, value = (h.unflatten(-1, (self.heads, -1)).transpose(1, 2) for h in (query, key, value))
         cos, sin = turn
         query = rotate(query, (cos[..., start:stop, :], sin[..., start:stop, :]))
         return query, rotate(key, turn), value

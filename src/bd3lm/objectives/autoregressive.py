@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bd3lm.diffusion import Draws, subs_at_masks
+from bd3lm.diffusion import Draws, LevelSampler
 from bd3lm.models import Causal, Denoiser
-from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss
+from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, token_nats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +18,14 @@ class Autoregressive(Objective):
     The mask token, which autoregression has no use for, is never predicted, so that likelihoods are over
     the same vocabulary as block diffusion's. With `score_first` it stands before the text and the first
     token is predicted from it; otherwise the first token is given.
+
+    `random_batch` is the paper's case study (section 4.2): each sequence draws t ~ U(0, 1] and keeps the loss
+    of each of its tokens with probability t, so that a batch trains on as few tokens as diffusion would.
     """
 
     mask_id: int
     score_first: bool = False
+    random_batch: bool = False
 
     @property
     def is_bound(self) -> bool:
@@ -30,7 +34,9 @@ class Autoregressive(Objective):
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str
     ) -> Draws | None:
-        return None
+        if not self.random_batch:
+            return None
+        return LevelSampler().draw(rows, length, length, generator=generator, device=device)
 
     def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None = None) -> TokenLoss:
         tokens, scored = batch.tokens, batch.scored
@@ -41,9 +47,12 @@ class Autoregressive(Objective):
             if scored[:, 0].any():
                 raise ValueError("the first token can be scored only with score_first=True")
             nats = F.pad(self._nats(model, tokens[:, :-1], tokens[:, 1:]), (1, 0))
+        if self.random_batch:
+            if draws is None:
+                raise ValueError("draws must be given: random_batch keeps tokens at random")
+            scored = scored & (draws.tokens <= draws.levels)
         return TokenLoss(nats=nats * scored, weight=scored.to(nats.dtype))
 
     def _nats(self, model: Denoiser, inputs: Tensor, targets: Tensor) -> Tensor:
         hidden = model(inputs, layout=Causal(inputs.shape[1]))
-        log_p = subs_at_masks(model.head(hidden), self.mask_id)
-        return -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        return token_nats(model.head(hidden), targets, self.mask_id)

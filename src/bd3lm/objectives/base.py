@@ -1,12 +1,14 @@
 """What every training objective shares: the batch it takes and the per-token loss it gives."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import Draws
+from bd3lm.diffusion import Draws, derive_seed, subs_at_masks
 from bd3lm.models import Denoiser
 
 
@@ -52,7 +54,9 @@ class TokenBatch:
             if limits is not None and not (
                 limits.shape == (rows,) and 0 <= int(limits.min()) and int(limits.max()) <= length
             ):
-                raise ValueError(f"{name} must hold one number in 0..{length} for each of {rows} rows, got {limits}")
+                raise ValueError(
+                    f"{name} must hold one number in 0..{length} for each of {rows} rows, got {limits}"
+                )
         given = position < (prompts.unsqueeze(1) if prompts is not None else int(not score_first))
         if lengths is None:
             return cls(tokens=tokens, scored=(~given).expand(rows, length))
@@ -68,11 +72,15 @@ class TokenBatch:
 class TokenLoss:
     """Nats per token and how much each token counts, both (rows, length).
 
-    A trainer divides the sum of `nats` by the sum of `weight` over the global batch.
+    A trainer divides the sums by the sum of `weight` over the global batch. It minimises `nats` and
+    `auxiliary` together and reports `nats`. What `statistics` holds is summed over the global batch too, for
+    objectives that learn from it (`Objective.adapt`).
     """
 
     nats: Tensor
     weight: Tensor
+    auxiliary: Tensor | None = None
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
     def mean(self) -> Tensor:
         """Nats per token over this batch; zero where no token counts."""
@@ -101,6 +109,27 @@ class Objective(ABC):
     def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None) -> TokenLoss:
         """Nats per token, a deterministic function of the batch and the draws."""
 
+    def seeded_draws(self, batch: TokenBatch, *seed: int | str) -> Draws | None:
+        """Draws for a batch as a function of a seed."""
+        rows, length = batch.tokens.shape
+        device = batch.tokens.device
+        generator = torch.Generator(device).manual_seed(derive_seed(*seed))
+        return self.draw(rows, length, generator=generator, device=device)
+
+    def adapt(self, statistics: Mapping[str, Tensor]) -> Self:
+        """The objective after learning from the summed statistics of some batches; most learn nothing."""
+        return self
+
+    def state(self) -> dict[str, Any]:
+        """What the objective has learned since it was configured, as JSON."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> Self:
+        """The inverse of `state`."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has nothing to restore, got {dict(state)}")
+        return self
+
     def __call__(
         self, model: Denoiser, batch: TokenBatch, *, generator: torch.Generator | None = None
     ) -> TokenLoss:
@@ -110,3 +139,6 @@ class Objective(ABC):
         return self.loss(model, batch, draws)
 
 
+def token_nats(logits: Tensor, targets: Tensor, mask_id: int) -> Tensor:
+    """−log p(target), for a network that never predicts the mask."""
+    return -subs_at_masks(logits, mask_id).gather(-1, targets.unsqueeze(-1)).squeeze(-1)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bd3lm.diffusion import blocks_in, subs_at_masks
+from bd3lm.diffusion import blocks_in
 from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal, Denoiser, KVTape
-from bd3lm.objectives.base import TokenBatch
+from bd3lm.objectives.base import TokenBatch, token_nats
 
 Algorithm = Literal["single_pass", "two_pass"]
 
@@ -30,13 +30,20 @@ class BlockDenoiser:
         mask_id: int,
         causal_clean: bool = False,
         algorithm: Algorithm = "single_pass",
+        next_token: bool = False,
     ) -> None:
+        """With `next_token` the outputs of the clean text are kept too, for `next_token_nats`."""
+        if next_token and not causal_clean:
+            raise ValueError(
+                "next_token needs causal_clean=True: a clean token that sees its block sees the next"
+            )
         self.model, self.batch = model, batch
         self.block_size, self.mask_id, self.causal_clean = block_size, mask_id, causal_clean
-        length = batch.tokens.shape[1]
-        self.blocks = blocks_in(length, block_size)
+        self.next_token = next_token
+        self.blocks = blocks_in(batch.tokens.shape[1], block_size)
+        self._clean_states: Tensor | None = None
         self._tape: KVTape | None = None
-        if algorithm == "two_pass" and self.blocks > 1:
+        if algorithm == "two_pass" and (self.blocks > 1 or next_token):
             self._tape = self._record_clean()
 
     def nats(self, hidden: Tensor, *, noise: Tensor | None = None) -> Tensor:
@@ -48,28 +55,42 @@ class BlockDenoiser:
         batch = self.batch
         masked = hidden if batch.absent is None else hidden | batch.absent.unsqueeze(1)
         noisy = torch.where(masked, self.mask_id, batch.tokens.unsqueeze(1))
-        log_p = subs_at_masks(self.model.head(self._states(noisy, noise)[hidden]), self.mask_id)
+        logits = self.model.head(self._states(noisy, noise)[hidden])
         targets = batch.tokens.unsqueeze(1).expand_as(hidden)[hidden]
-        nats = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        nats = token_nats(logits, targets, self.mask_id)
         return nats.new_zeros(hidden.shape).masked_scatter(hidden, nats)
+
+    def next_token_nats(self) -> Tensor:
+        """−log p(x^ℓ | x^{<ℓ}) by the causal clean text of the last pass (rows, length); 0 for the first."""
+        if self._clean_states is None:
+            raise RuntimeError("next_token_nats needs next_token=True and a pass before it")
+        tokens = self.batch.tokens
+        logits = self.model.head(self._clean_states[:, :-1])
+        return F.pad(token_nats(logits, tokens[:, 1:], self.mask_id), (1, 0))
 
     def _states(self, noisy: Tensor, noise: Tensor | None) -> Tensor:
         """Hidden states of the noisy tokens (rows, copies, length, hidden)."""
         rows, copies, length = noisy.shape
-        if self.blocks == 1:  # one block sees no clean text: copies are just more rows
+        if self.blocks == 1 and not self.next_token:  # it sees no clean text: copies are just more rows
             repeated = None if noise is None else noise.repeat_interleave(copies, dim=0)
             states = self.model(noisy.flatten(0, 1), layout=Bidirectional(length), noise=repeated)
             return states.unflatten(0, (rows, copies))
-        layout = BlockDiffusion(length, self.block_size, copies=copies, causal_clean=self.causal_clean)
+        layout = BlockDiffusion(
+            length,
+            self.block_size,
+            copies=copies,
+            causal_clean=self.causal_clean,
+            read_clean=self.next_token and self._tape is None,
+        )
         repeated = None if noise is None else noise.repeat(1, copies)
         if self._tape is None:
             tokens = torch.cat((noisy.flatten(1), self.batch.tokens), dim=1)
             with_clean = None if repeated is None else F.pad(repeated, (0, length))  # the clean text has none
             states = self.model(tokens, layout=layout, noise=with_clean)
+            if self.next_token:
+                states, self._clean_states = states.split((layout.noisy, length), dim=1)
         else:
-            states = self.model(
-                noisy.flatten(1), layout=layout, noise=repeated, cache=self._tape.replay()
-            )
+            states = self.model(noisy.flatten(1), layout=layout, noise=repeated, cache=self._tape.replay())
         return states.unflatten(1, (copies, length))
 
     def _record_clean(self) -> KVTape:
@@ -77,11 +98,13 @@ class BlockDenoiser:
         clean = self.batch.tokens
         length = clean.shape[1]
         tape = KVTape()
+        keys_only = not self.next_token
         layout = (
-            Causal(length, keys_only=True)
+            Causal(length, keys_only=keys_only)
             if self.causal_clean
-            else BlockCausal(length, self.block_size, keys_only=True)
+            else BlockCausal(length, self.block_size, keys_only=keys_only)
         )
         noise = torch.zeros_like(clean, dtype=torch.float32) if self.model.uses_noise else None
-        self.model(clean, layout=layout, noise=noise, cache=tape)
+        states = self.model(clean, layout=layout, noise=noise, cache=tape)
+        self._clean_states = states if self.next_token else None
         return tape

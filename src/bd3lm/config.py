@@ -1,0 +1,185 @@
+"""What a language model is, as plain values: its network, its method, and both from and to plain dicts.
+
+Dicts come from files that people write by hand, so all that is wrong with one is said at once, with the
+nearest valid name for a misspelt one.
+"""
+
+import difflib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import Discriminator, TypeAdapter, ValidationError
+
+from bd3lm.models import TransformerConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Method:
+    """What every method needs: a mask token, and whether the first token of a text is scored."""
+
+    kind: str
+    mask_id: int
+    score_first: bool = False
+
+    def __post_init__(self) -> None:
+        raise_problems(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with these values, whatever the network."""
+        if self.mask_id < 0:
+            yield f"mask_id must be a token id, at least 0, got {self.mask_id}"
+
+    def conflicts(self, network: TransformerConfig) -> Iterator[str]:
+        """What keeps this method from working with a network."""
+        if self.mask_id >= network.vocab_size:
+            yield f"method.mask_id must be below network.vocab_size {network.vocab_size}, got {self.mask_id}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoregressiveMethod(_Method):
+    """Next-token prediction. The mask token is never predicted."""
+
+    kind: Literal["autoregressive"] = "autoregressive"
+
+    def conflicts(self, network: TransformerConfig) -> Iterator[str]:
+        yield from super().conflicts(network)
+        if network.time_conditioning:
+            yield "network.time_conditioning must be false for an autoregressive method, which has no noise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDiffusionMethod(_Method):
+    """Masked diffusion within blocks, autoregression between them. One block of the whole context is MDLM."""
+
+    kind: Literal["block_diffusion"] = "block_diffusion"
+    block_size: int
+    causal_clean: bool = False
+    """Whether clean tokens attend causally rather than block-causally."""
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.block_size < 1:
+            yield f"block_size must be at least 1, got {self.block_size}"
+
+    def conflicts(self, network: TransformerConfig) -> Iterator[str]:
+        yield from super().conflicts(network)
+        if network.context % self.block_size:
+            yield f"method.block_size must divide network.context {network.context}, got {self.block_size}"
+
+
+# A new method is a dataclass with a `kind` of its own, added here.
+Method = Annotated[AutoregressiveMethod | BlockDiffusionMethod, Discriminator("kind")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig:
+    """A network and the method it is trained and sampled by."""
+
+    network: TransformerConfig
+    method: Method
+
+    def __post_init__(self) -> None:
+        raise_problems(self.method.conflicts(self.network))
+
+
+def config_to_dict(config: LanguageModelConfig) -> dict[str, Any]:
+    """The config as plain values, ready for JSON or YAML."""
+    return asdict(config)
+
+
+def config_from_dict(data: Mapping[str, Any], *, where: str = "config") -> LanguageModelConfig:
+    """The config that `config_to_dict` gave; `where` names the data's origin in errors."""
+    return parse(LanguageModelConfig, data, where=where)
+
+
+def parse(kind: type[T], data: Mapping[str, Any], *, where: str) -> T:
+    """A dataclass from plain values, nested ones included; one ValueError says all that is wrong.
+
+    A field may be a dataclass, one or None, or a union of several told apart by their `kind`.
+    """
+    problems = list(_key_problems(kind, data, ""))
+    try:
+        parsed = TypeAdapter(kind).validate_python(data)
+    except ValidationError as error:
+        errors = [dict(details) for details in error.errors(include_url=False)]
+        problems += [_describe(details, data) for details in errors if not _told(details)]
+    if problems:
+        count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise ValueError("\n  ".join([f"{where} has {count}:", *problems]))
+    return parsed
+
+
+def did_you_mean(word: object, options: Collection[str]) -> str:
+    """A question with the nearest of the options, or nothing when none is near."""
+    near = difflib.get_close_matches(str(word), options, n=1)
+    return f", did you mean {near[0]!r}?" if near else ""
+
+
+def raise_problems(problems: Iterator[str]) -> None:
+    """One ValueError of all the problems, or none."""
+    if found := list(problems):
+        raise ValueError("; ".join(found))
+
+
+def _key_problems(kind: Any, data: object, path: str) -> Iterator[str]:
+    """Keys that no field takes and kinds that no method has, of which pydantic says nothing or too little."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if not isinstance(data, Mapping):
+        return
+    if isinstance(kind, UnionType):
+        choices = [member for member in get_args(kind) if is_dataclass(member)]
+        if len(choices) > 1:
+            members = {get_args(get_type_hints(choice)["kind"])[0]: choice for choice in choices}
+            given = data.get("kind")
+            if given not in list(members):
+                found = f"got {given!r}{did_you_mean(given, members)}" if "kind" in data else "but is missing"
+                yield f"{path}kind: must be one of {', '.join(map(repr, members))}, {found}"
+                return
+            choices = [members[given]]
+        kind = choices[0] if choices else None
+    if not is_dataclass(kind):
+        return
+    names = [field.name for field in fields(kind)]
+    hints = get_type_hints(kind, include_extras=True)
+    for key, value in data.items():
+        if key in names:
+            yield from _key_problems(hints[key], value, f"{path}{key}.")
+        else:
+            suggestion = did_you_mean(key, names)
+            yield f"{path}{key}: unknown key{suggestion or ','} allowed are {', '.join(names)}"
+
+
+def _told(error: Mapping[str, Any]) -> bool:
+    """Whether `_key_problems` has said it better: a mapping whose `kind` is missing or unknown."""
+    return error["type"] in ("union_tag_invalid", "union_tag_not_found") and isinstance(
+        error["input"], Mapping
+    )
+
+
+def _describe(error: Mapping[str, Any], data: object) -> str:
+    """One of pydantic's errors as `field: what is allowed, what was given`."""
+    place = ".".join(_path(error["loc"], data))
+    place = f"{place}: " if place else ""
+    match error["type"]:
+        case "missing":
+            return f"{place}must be given, but is missing"
+        case "value_error":  # from a __post_init__, which names the field and the value
+            return f"{place}{error['ctx']['error']}"
+    return f"{place}{error['msg'][:1].lower()}{error['msg'][1:]}, got {error['input']!r}"
+
+
+def _path(location: tuple[int | str, ...], data: object) -> list[str]:
+    """The keys that lead to an error: pydantic's location without the names of chosen union members."""
+    path = []
+    for index, part in enumerate(location):
+        if isinstance(data, Mapping) and part == data.get("kind"):
+            continue
+        path.append(str(part))
+        if isinstance(data, Mapping) and index < len(location) - 1:
+            data = data.get(part)
+    return path

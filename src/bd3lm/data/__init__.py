@@ -1,0 +1,31 @@
+"""Text to token batches: corpora and tokenizers in, shards on disk, batches as a function of (seed, step)."""
+
+from bd3lm.data.corpora import CORPORA, load_corpus
+from bd3lm.data.corpus import Corpus
+from bd3lm.data.files import FileCorpus
+from bd3lm.data.hub import NamedCorpus
+from bd3lm.data.prepare import prepare
+from bd3lm.data.shards import TokenShards
+from bd3lm.data.stream import BatchStream, ordered_batches, prefetch
+from bd3lm.data.tokenizers import Tokenizer, byte_tokenizer, load_tokenizer, train_bpe
+from bd3lm.data.topics import PydocCorpus
+from bd3lm.data.wrap import WrappedTokens
+
+__all__ = [
+    "CORPORA",
+    "BatchStream",
+    "Corpus",
+    "FileCorpus",
+    "NamedCorpus",
+    "PydocCorpus",
+    "TokenShards",
+    "Tokenizer",
+    "WrappedTokens",
+    "byte_tokenizer",
+    "load_corpus",
+    "load_tokenizer",
+    "ordered_batches",
+    "prefetch",
+    "prepare",
+    "train_bpe",
+]

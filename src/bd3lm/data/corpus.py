@@ -1,0 +1,45 @@
+"""What a corpus is: documents as text, by split, in an order that never changes.
+
+A corpus also gives a fingerprint of all that decides its documents, so that shards made from it can say what they
+hold, and it keeps no more than a few documents in memory, however large it is.
+"""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+
+class Corpus(ABC):
+    """Documents by split. Two corpora with the same fingerprint give the same documents."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def splits(self) -> tuple[str, ...]:
+        """Which splits there are: "train" and, where they exist, "valid" and "test"."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """sha256 of the text, or of what pins it, and of every option that decides the documents."""
+
+    @abstractmethod
+    def documents(self, split: str) -> Iterator[str]:
+        """The documents of a split, none of them blank, in an order that never changes."""
+
+    def count(self, split: str) -> int | None:
+        """About how many documents a split has, where that is cheap to know: for progress bars."""
+        return None
+
+    def check_split(self, split: str) -> None:
+        if split not in self.splits:
+            raise ValueError(
+                f"split must be one of {', '.join(self.splits)} for corpus {self.name!r}, got {split!r}"
+            )
+
+
+def digest(value: object) -> str:
+    """sha256 of a value as JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,306 @@
+"""Documents in local files: .txt, .jsonl and .parquet, the first two also as .gz, .xz or .zst.
+
+**Documents.** A line of a .jsonl file is an object with the document in its field `text` (or another, `field`); a
+row of a .parquet file likewise. A .txt file is one document in a folder of them (`text_unit="file"`); where it is
+the corpus or a whole split of it, blank lines separate documents ("paragraph"). "line" makes each line one. Blank
+documents are left out. Text is UTF-8; line ends become "\\n".
+
+**Splits.** A folder whose files say train, valid (validation, val, dev) or test in their names, as train.jsonl.xz
+or wiki.valid.txt do, or in the name of a folder above them, is split that way. Everything else is one sequence of
+rows, in the order of the sorted file names, whose last part is the valid split: `held_out` rows if it is a whole
+number, that fraction of the rows if it is less than 1. Giving `held_out` overrides names.
+"""
+
+import gzip
+import hashlib
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Literal, cast, get_args
+
+from bd3lm.data.corpus import Corpus, digest
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
+TextUnit = Literal["file", "line", "paragraph"]
+
+FORMATS = (".txt", ".jsonl", ".parquet")
+COMPRESSIONS = (".gz", ".xz", ".zst")
+SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+    "test": "test",
+}
+SPLIT_ORDER = ("train", "valid", "test")
+HELD_OUT = 0.05
+
+
+class FileCorpus(Corpus):
+    """The documents of a file or of a folder; see the module for which they are and how they are split."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        field: str = "text",
+        text_unit: TextUnit | None = None,
+        held_out: float | None = None,
+    ) -> None:
+        path = Path(path)
+        if text_unit is not None and text_unit not in get_args(TextUnit):
+            raise ValueError(f"text_unit must be one of {', '.join(get_args(TextUnit))}, got {text_unit!r}")
+        if held_out is not None and not (0 <= held_out < 1 or (held_out >= 1 and held_out == int(held_out))):
+            raise ValueError(f"held_out must be a fraction below 1 or a whole number of rows, got {held_out}")
+        self.name = path.resolve().name
+        self._root = path if path.is_dir() else path.parent
+        self._field = field
+        self._files = find_files(path)
+        self._by_split = split_by_name(self._root, self._files) if path.is_dir() and held_out is None else {}
+        self._held_out = 0.0 if self._by_split else HELD_OUT if held_out is None else held_out
+        self._text_unit: TextUnit = text_unit or (
+            "paragraph" if self._by_split or not path.is_dir() else "file"
+        )
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self._by_split) or (("train", "valid") if self._held_out else ("train",))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        options = [self._field, self._text_unit, self._held_out, list(self.splits)]
+        return digest([options, fingerprint_files(self._root, self._files)])
+
+    def documents(self, split: str) -> Iterator[str]:
+        self.check_split(split)
+        return (row for row in self._rows_of(split) if row.strip())
+
+    def count(self, split: str) -> int | None:
+        files = self._by_split.get(split, self._files)
+        if any(format_of(file)[0] != ".parquet" for file in files):
+            return None
+        return self._part(split)[1] if self._held_out else sum(map(count_rows, files))
+
+    def _rows_of(self, split: str) -> Iterator[str]:
+        if self._by_split:
+            return self._rows(self._by_split[split])
+        rows = self._rows(self._files)
+        if not self._held_out:
+            return rows
+        start, length = self._part(split)
+        return islice(rows, start, start + length)
+
+    def _part(self, split: str) -> tuple[int, int]:
+        """Where the rows of a split start, and how many they are, when the last are held out."""
+        held_out = (
+            int(self._held_out) if self._held_out >= 1 else max(1, round(self._held_out * self._row_count))
+        )
+        if held_out >= self._row_count:
+            raise ValueError(
+                f"held_out must leave rows to train on, got {self._held_out} of the {self._row_count} rows "
+                f"(documents) of {self.name}"
+            )
+        kept = self._row_count - held_out
+        return (0, kept) if split == "train" else (kept, held_out)
+
+    @cached_property
+    def _row_count(self) -> int:
+        """Counting reads all files once more; keeping the last rows back instead would cost their memory."""
+        return sum(count_rows(file, self._text_unit) for file in self._files)
+
+    def _rows(self, files: Iterable[Path]) -> Iterator[str]:
+        return chain.from_iterable(read_rows(file, self._field, self._text_unit) for file in files)
+
+
+def find_files(path: Path) -> list[Path]:
+    """The file, or all files of a folder that can be read, in the order of their names; hidden ones left out."""
+    allowed = f"{', '.join(FORMATS)}, the first two also with {', '.join(COMPRESSIONS)}"
+    if path.is_file():
+        if format_of(path) is None:
+            raise ValueError(f"{path} has a name that says no format that can be read: allowed are {allowed}")
+        return [path]
+    if not path.is_dir():
+        raise FileNotFoundError(f"there is no file or folder {path}")
+    found = [p for p in path.rglob("*") if p.is_file() and format_of(p) is not None]
+    visible = [p for p in found if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+    if not visible:
+        raise ValueError(f"{path} holds no file that can be read: allowed are {allowed}")
+    return sorted(visible, key=lambda p: p.relative_to(path).parts)
+
+
+def split_by_name(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
+    """The files of each split where their names say it; empty where none does."""
+    named: dict[str, list[Path]] = {split: [] for split in SPLIT_ORDER}
+    unnamed = []
+    for file in files:
+        split = _split_named(file.relative_to(root))
+        (unnamed if split is None else named[split]).append(file)
+    if unnamed and any(named.values()):
+        raise ValueError(
+            f"{root} has files whose names say a split and others that do not, such as "
+            f"{unnamed[0].relative_to(root)}: move them, or give held_out to read all as one"
+        )
+    return {split: found for split, found in named.items() if found}
+
+
+def fingerprint_files(root: Path, files: Iterable[Path]) -> str:
+    """sha256 over names and contents: reading is little beside tokenizing, and a size or a date can lie."""
+    parts = []
+    for file in files:
+        with open(file, "rb") as stream:
+            parts.append(
+                [file.relative_to(root).as_posix(), hashlib.file_digest(stream, "sha256").hexdigest()]
+            )
+    return digest(parts if len(parts) > 1 else [parts[0][1]])
+
+
+def format_of(path: Path) -> tuple[str, str | None] | None:
+    """The format and the compression that a name says; None where it says none that is read here."""
+    name, compression = path.name.lower(), None
+    for suffix in COMPRESSIONS:
+        if name.endswith(suffix):
+            name, compression = name.removesuffix(suffix), suffix
+    kind = next((suffix for suffix in FORMATS if name.endswith(suffix)), None)
+    # Parquet compresses its own pages and is read from its end.
+    return None if kind is None or (kind == ".parquet" and compression) else (kind, compression)
+
+
+def read_rows(path: Path, field: str = "text", text_unit: TextUnit = "file") -> Iterator[str]:
+    """The rows of one file, blank ones included, a few at a time."""
+    kind, _ = _format(path)
+    with _readable(path):
+        if kind == ".parquet":
+            yield from _parquet_rows(path, field)
+            return
+        with _open_text(path) as lines:
+            if kind == ".jsonl":
+                yield from _json_rows(path, lines, field)
+            elif text_unit == "file":
+                yield lines.read()
+            elif text_unit == "line":
+                yield from (line.rstrip("\n") for line in lines)
+            else:
+                yield from _paragraphs(lines)
+
+
+def count_rows(path: Path, text_unit: TextUnit = "file") -> int:
+    """How many rows `read_rows` gives."""
+    kind, _ = _format(path)
+    with _readable(path):
+        if kind == ".parquet":
+            return cast(int, _open_parquet(path).metadata.num_rows)
+        if kind == ".jsonl":
+            with _open_text(path) as lines:
+                return sum(1 for line in lines if line.strip())
+    return sum(1 for _ in read_rows(path, text_unit=text_unit))
+
+
+def _format(path: Path) -> tuple[str, str | None]:
+    found = format_of(path)
+    if found is None:
+        raise ValueError(f"{path} has a name that says no format that can be read")
+    return found
+
+
+def _split_named(relative: Path) -> str | None:
+    for part in reversed(relative.parts):
+        for word in re.split(r"[-_.]", part.lower()):
+            if word in SPLIT_WORDS:
+                return SPLIT_WORDS[word]
+    return None
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Name the file in what goes wrong while its bytes are unpacked and decoded."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is damaged or cut off: {error}") from error
+
+
+def _open_text(path: Path) -> IO[str]:
+    _, compression = _format(path)
+    encoding = "utf-8-sig"  # a byte order mark is no text
+    if compression == ".gz":
+        return gzip.open(path, "rt", encoding=encoding)
+    if compression == ".xz":
+        return lzma.open(path, "rt", encoding=encoding)
+    if compression == ".zst":
+        return _open_zstd(path, encoding)
+    return open(path, encoding=encoding)
+
+
+def _open_zstd(path: Path, encoding: str) -> IO[str]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise missing_extra("zstandard", f"reading {path.name}") from error
+    return cast(IO[str], zstandard.open(path, "rt", encoding=encoding))
+
+
+def _open_parquet(path: Path) -> "ParquetFile":
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise missing_extra("pyarrow", f"reading {path.name}") from error
+    try:
+        return ParquetFile(path)
+    except ArrowInvalid as error:
+        raise ValueError(f"{path} is damaged or cut off: {error}") from error
+
+
+def _parquet_rows(path: Path, field: str) -> Iterator[str]:
+    file = _open_parquet(path)
+    if field not in file.schema_arrow.names:
+        raise ValueError(f"{path} has no column {field!r}: it has {', '.join(file.schema_arrow.names)}")
+    for batch in file.iter_batches(batch_size=256, columns=[field]):
+        yield from (row or "" for row in batch.column(0).to_pylist())
+
+
+def _json_rows(path: Path, lines: Iterable[str], field: str) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}, is not JSON: {error}") from error
+        if not isinstance(row, dict) or not isinstance(row.get(field), str):
+            keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+            raise ValueError(f"{path}, line {number}, has no text in a field {field!r}: it has {keys}")
+        text: str = row[field]
+        # JSON can escape half of a surrogate pair, which no UTF-8 can hold.
+        yield _whole_characters(text) if "\\ud" in line or "\\uD" in line else text
+
+
+def _whole_characters(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    paragraph: list[str] = []
+    for line in chain(lines, ("",)):
+        if line.strip():
+            paragraph.append(line)
+        elif paragraph:
+            yield "".join(paragraph).rstrip("\n")
+            paragraph = []
+
+
+def missing_extra(package: str, purpose: str) -> ImportError:
+    """The one line that says how to get a package that is not installed with bd3lm itself."""
+    return ImportError(f"{purpose} needs {package}: pip install 'bd3lm[data]'")

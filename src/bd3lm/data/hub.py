@@ -1,0 +1,225 @@
+"""The corpora of the paper by name, through Hugging Face `datasets`, read as their papers read them.
+
+`datasets` runs no scripts any more, so a data set whose main revision is a script is read from the parquet files
+that the hub makes of it (revision refs/convert/parquet, where they lie under configuration/split/). All are
+streamed, and pinned to a commit, which the fingerprint holds.
+
+**Untested against the hub**: these loaders are tested on small local files of the same schemas. To read a copy of
+your own, give its `folder` of parquet files, named or foldered by split; it goes the same way.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bd3lm.data import detokenizers
+from bd3lm.data.corpus import Corpus, digest
+from bd3lm.data.detokenizers import Detokenizer
+from bd3lm.data.files import find_files, fingerprint_files, missing_extra, split_by_name
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
+
+CONVERTED = "refs/convert/parquet"
+_THREE = {"train": "train", "valid": "validation", "test": "test"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Where a data set lies, what its rows are called, and what makes them text again."""
+
+    repo: str
+    config: str
+    field: str = "text"
+    splits: dict[str, str] = field(default_factory=lambda: dict(_THREE))  # ours to theirs
+    detokenize: Detokenizer | None = None
+    script: bool = False  # the main revision is a script: take the converted one
+    held_out: int = 0  # the last rows of train are valid
+    articles: bool = False  # rows are lines, to be joined into articles
+
+
+RECIPES = {
+    # LM1B has no validation split; the paper reports the test split.
+    "lm1b": Recipe(
+        repo="billion-word-benchmark/lm1b",
+        config="plain_text",
+        splits={"train": "train", "valid": "test", "test": "test"},
+        detokenize=detokenizers.lm1b,
+        script=True,
+    ),
+    "openwebtext": Recipe(
+        repo="Skylion007/openwebtext",
+        config="plain_text",
+        splits={"train": "train", "valid": "train"},
+        held_out=100_000,
+    ),
+    "ptb": Recipe(
+        repo="ptb-text-only/ptb_text_only",
+        config="penn_treebank",
+        field="sentence",
+        detokenize=detokenizers.ptb,
+        script=True,
+    ),
+    "wikitext103": Recipe(
+        repo="Salesforce/wikitext",
+        config="wikitext-103-raw-v1",
+        detokenize=detokenizers.wikitext,
+        articles=True,
+    ),
+    "lambada": Recipe(
+        repo="EleutherAI/lambada_openai",
+        config="default",
+        splits={"test": "test"},
+        detokenize=detokenizers.lambada,
+    ),
+    "ag_news": Recipe(
+        repo="fancyzhx/ag_news",
+        config="default",
+        splits={"train": "train", "test": "test"},
+    ),
+    "pubmed": Recipe(
+        repo="armanc/scientific_papers",
+        config="pubmed",
+        field="article",
+        detokenize=detokenizers.scientific_papers,
+        script=True,
+    ),
+    "arxiv": Recipe(
+        repo="armanc/scientific_papers",
+        config="arxiv",
+        field="article",
+        detokenize=detokenizers.scientific_papers,
+        script=True,
+    ),
+}
+
+
+class NamedCorpus(Corpus):
+    """A corpus of the paper, from the hub or from a `folder` of parquet files with the same columns."""
+
+    def __init__(self, name: str, *, folder: str | Path | None = None) -> None:
+        if name not in RECIPES:
+            raise ValueError(f"name must be one of {', '.join(RECIPES)}, got {name!r}")
+        self.name = name
+        self._recipe = RECIPES[name]
+        self._folder = None if folder is None else Path(folder)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self._recipe.splits)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        recipe = self._recipe
+        options = [self.name, recipe.repo, recipe.config, recipe.field, recipe.splits, recipe.held_out]
+        if self._folder is None:
+            return digest([options, self._commit])
+        return digest([options, fingerprint_files(self._folder, find_files(self._folder))])
+
+    def documents(self, split: str) -> Iterator[str]:
+        self.check_split(split)
+        recipe = self._recipe
+        rows: Iterator[str] = (row[recipe.field] or "" for row in self._part(split))
+        if recipe.detokenize is not None:
+            rows = map(recipe.detokenize, rows)
+        if recipe.articles:
+            rows = join_articles(rows)
+        return (row for row in rows if row.strip())
+
+    def count(self, split: str) -> int | None:
+        """What the data set's own card says, rows and not articles."""
+        self.check_split(split)
+        if self._recipe.articles or self._folder is not None:
+            return None
+        rows = self._stated_rows(self._dataset(self._recipe.splits[split]), self._recipe.splits[split])
+        if rows is None or not self._recipe.held_out:
+            return rows
+        return self._recipe.held_out if split == "valid" else rows - self._recipe.held_out
+
+    def _part(self, split: str) -> Iterable[dict[str, Any]]:
+        theirs = self._recipe.splits[split]
+        rows = self._dataset(theirs)
+        held_out = self._recipe.held_out
+        if not held_out:
+            return rows
+        total = self._stated_rows(rows, theirs) or sum(1 for _ in rows)
+        if total <= held_out:
+            raise ValueError(f"{self.name} holds out its last {held_out} rows and has only {total}")
+        return rows.skip(total - held_out) if split == "valid" else islice(rows, total - held_out)
+
+    @staticmethod
+    def _stated_rows(rows: "IterableDataset", theirs: str) -> int | None:
+        stated = (rows.info.splits or {}).get(theirs)
+        return stated.num_examples if stated is not None and stated.num_examples else None
+
+    def _dataset(self, theirs: str) -> "IterableDataset":
+        try:
+            from datasets import load_dataset
+        except ImportError as error:
+            raise missing_extra("datasets", f"corpus {self.name!r}") from error
+        recipe = self._recipe
+        try:
+            if self._folder is not None:
+                files = [str(file) for file in self._local_files(theirs)]
+                rows = load_dataset("parquet", data_files={theirs: files}, split=theirs, streaming=True)
+            elif recipe.script:
+                pattern = f"hf://datasets/{recipe.repo}@{self._commit}/{recipe.config}/{theirs}/*.parquet"
+                rows = load_dataset("parquet", data_files={theirs: pattern}, split=theirs, streaming=True)
+            else:
+                rows = load_dataset(
+                    recipe.repo, recipe.config, revision=self._commit, split=theirs, streaming=True
+                )
+        except (OSError, RuntimeError) as error:
+            raise self._unreachable(error) from error
+        if rows.column_names is not None and recipe.field not in rows.column_names:
+            raise ValueError(
+                f"{self._folder or recipe.repo} has no column {recipe.field!r}, which {self.name} reads: "
+                f"it has {', '.join(rows.column_names)}"
+            )
+        return rows.select_columns([recipe.field])
+
+    def _local_files(self, theirs: str) -> list[Path]:
+        assert self._folder is not None
+        by_split = split_by_name(self._folder, find_files(self._folder))
+        ours = next(split for split in ("train", "valid", "test") if _THREE[split] == theirs)
+        if not by_split.get(ours):
+            raise FileNotFoundError(f"{self._folder} holds no parquet file whose name says {theirs}")
+        return by_split[ours]
+
+    @cached_property
+    def _commit(self) -> str:
+        """The commit the revision stands for now, so that one preparation reads one state of the data set."""
+        from huggingface_hub import HfApi
+
+        revision = CONVERTED if self._recipe.script else None
+        try:
+            commit = HfApi().dataset_info(self._recipe.repo, revision=revision).sha
+        except OSError as error:
+            raise self._unreachable(error) from error
+        if commit is None:
+            raise FileNotFoundError(f"the hub names no commit of {self._recipe.repo}")
+        return commit
+
+    def _unreachable(self, error: Exception) -> FileNotFoundError:
+        where = self._folder or f"{self._recipe.repo} on the Hugging Face hub"
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return FileNotFoundError(f"corpus {self.name!r} could not be read from {where}: {reason}")
+
+
+def join_articles(lines: Iterable[str]) -> Iterator[str]:
+    """WikiText comes a line a row; an article starts at its title, " = Title = "."""
+    article: list[str] = []
+    for line in lines:
+        if _TITLE.fullmatch(line) and article:
+            yield "".join(article)
+            article = []
+        article.append(line)
+    if article:
+        yield "".join(article)
+
+
+_TITLE = re.compile(r" = (?!=)[^\n]*(?<!=) = ?\n?")

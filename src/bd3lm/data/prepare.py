@@ -1,0 +1,397 @@
+"""Text to token shards: parallel, bounded in memory, the same bytes every time, and never work lost.
+
+Documents are read in order by this process and tokenized in batches, by worker processes when there are more than
+one; the results are taken in the order of the documents, so the number of workers changes nothing. At most a few
+batches a worker are under way. A shard is finished at the first end of a document where it holds `shard_tokens`
+tokens; then meta.json is rewritten. After an interruption the finished shards stay, their documents are skipped
+(read, not tokenized), and the result is bit for bit that of an uninterrupted run.
+"""
+
+import io
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import chain, islice
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from bd3lm.data.corpus import Corpus
+from bd3lm.data.disk import AtomicFile, full_disk_explained, only_writer, write_atomically
+from bd3lm.data.shards import (
+    META_FILE,
+    DType,
+    Inputs,
+    Meta,
+    Shard,
+    Split,
+    TokenShards,
+    check_shard,
+    dtype_for,
+    on_disk,
+)
+from bd3lm.data.tokenizers import Tokenizer
+
+SHARD_TOKENS = 1 << 26  # 128 MB of uint16; at most this much tokenizing is repeated after an interruption
+BATCH_CHARACTERS = 1 << 19
+BATCHES_AHEAD = 2  # of each worker
+
+
+def prepare(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    out: str | Path,
+    *,
+    splits: Sequence[str] | None = None,
+    workers: int = 1,
+    eos_between_documents: bool = True,
+    bos_before_documents: bool = False,
+    shard_tokens: int = SHARD_TOKENS,
+    progress: bool | None = None,
+) -> TokenShards:
+    """Tokenize the `splits` of a corpus (all of them) into shards in the folder `out`, and open it.
+
+    EOS follows every document, BOS precedes it where asked for. On a folder that is finished, from the same
+    inputs, nothing is done; on one that was interrupted, or whose shards are missing or cut off, the work goes
+    on; from other inputs it is an error. With more than one worker processes are spawned, so a script needs the
+    `if __name__ == "__main__":` of multiprocessing. `progress` shows a bar, by default on a terminal only.
+    """
+    splits = tuple(corpus.splits if splits is None else splits)
+    for split in splits:
+        corpus.check_split(split)
+    if not splits or len(set(splits)) < len(splits):
+        raise ValueError(f"splits must name at least one split, and none twice, got {splits}")
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    if shard_tokens < 1:
+        raise ValueError(f"shard_tokens must be at least 1, got {shard_tokens}")
+    if eos_between_documents and tokenizer.eos_id is None:
+        raise ValueError(
+            "eos_between_documents must be False for a tokenizer without an end-of-sequence token"
+        )
+    if bos_before_documents and tokenizer.bos_id is None:
+        raise ValueError(
+            "bos_before_documents must be False for a tokenizer without a beginning-of-sequence token"
+        )
+    out = Path(out)
+    inputs = Inputs(
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        mask_id=tokenizer.mask_id,
+        eos_id=tokenizer.eos_id,
+        bos_id=tokenizer.bos_id,
+        source=corpus.name,
+        source_fingerprint=corpus.fingerprint,
+        eos_between_documents=eos_between_documents,
+        bos_before_documents=bos_before_documents,
+        splits=splits,
+        shard_tokens=shard_tokens,
+    )
+    encoder = _Encoder(
+        tokenizer,
+        dtype=dtype_for(tokenizer.vocab_size),
+        before=(tokenizer.bos_id,) if bos_before_documents and tokenizer.bos_id is not None else (),
+        after=(tokenizer.eos_id,) if eos_between_documents and tokenizer.eos_id is not None else (),
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    with only_writer(out), full_disk_explained(out):
+        meta = _begin(out, inputs)
+        if not meta.complete:
+            tokenizer.save(out)
+            with _bar(progress) as bar:
+                for split in splits:
+                    if not meta.splits[split].complete:
+                        meta = _prepare_split(out, meta, split, corpus, encoder, workers, bar)
+    return TokenShards(out)
+
+
+def _begin(out: Path, inputs: Inputs) -> Meta:
+    """Where the work stands: the shards that earlier calls finished and that are still whole."""
+    empty = {split: Split.of((), complete=False) for split in inputs.splits}
+    if not (out / META_FILE).exists():
+        if any(out.glob("*.bin")):
+            raise FileExistsError(
+                f"{out} holds .bin files and no {META_FILE}: prepare into a folder of its own"
+            )
+        return Meta(dtype=dtype_for(inputs.vocab_size), inputs=inputs, splits=empty)
+    meta = Meta.read(out)
+    if differences := meta.inputs.differences(inputs):
+        raise ValueError(
+            f"{out} was prepared from other inputs, with {'; '.join(differences)}: choose another folder"
+        )
+    kept = {name: _kept(out, meta.splits.get(name, nothing), meta.dtype) for name, nothing in empty.items()}
+    return replace(meta, splits=kept)
+
+
+def _kept(out: Path, split: Split, dtype: DType) -> Split:
+    kept = []
+    for shard in split.shards:
+        try:
+            check_shard(out, shard, dtype)
+            (out / shard.lengths_file).stat()
+        except (FileNotFoundError, ValueError):
+            return Split.of(kept, complete=False)
+        kept.append(shard)
+    return split
+
+
+def _prepare_split(
+    out: Path, meta: Meta, name: str, corpus: Corpus, encoder: "_Encoder", workers: int, bar: "_Bar"
+) -> Meta:
+    shards = list(meta.splits[name].shards)
+    done = meta.splits[name].documents
+    bar.start(name, corpus.count(name), meta.splits[name])
+    batches = _batched(islice(corpus.documents(name), done, None))
+    writer: _ShardWriter | None = None
+
+    def finish(shard: "_ShardWriter | None", *, complete: bool) -> Meta:
+        if shard is not None:
+            shards.append(shard.commit())
+        now = replace(meta, splits={**meta.splits, name: Split.of(shards, complete=complete)})
+        now.write(out)
+        return now
+
+    try:
+        with closing(_encode_all(batches, encoder, workers)) as encoded:
+            for batch in encoded:
+                bar.advance(batch)
+                while len(batch.lengths):
+                    if writer is None:
+                        writer = _ShardWriter(out / f"{name}-{len(shards):05d}.bin", meta.inputs.shard_tokens)
+                    batch = writer.take(batch)
+                    if writer.full:
+                        meta, writer = finish(writer, complete=False), None
+        if writer is None and not shards:
+            raise ValueError(f"split {name!r} of corpus {corpus.name!r} has no documents")
+        meta, writer = finish(writer, complete=True), None
+    finally:
+        if writer is not None:
+            writer.discard()
+    return meta
+
+
+def _batched(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Documents in batches of about equal work."""
+    batch: list[str] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """The tokens of some documents, one after the other, BOS and EOS included."""
+
+    tokens: NDArray[Any]
+    ends: NDArray[np.int64]  # where each document ends among the tokens
+    lengths: NDArray[np.uint32]  # of each document's text
+    text_bytes: NDArray[np.int64]  # of each document's text
+
+    def split_at(self, documents: int) -> tuple["_Encoded", "_Encoded"]:
+        cut = int(self.ends[documents - 1]) if documents else 0
+        return (
+            _Encoded(
+                self.tokens[:cut],
+                self.ends[:documents],
+                self.lengths[:documents],
+                self.text_bytes[:documents],
+            ),
+            _Encoded(
+                self.tokens[cut:],
+                self.ends[documents:] - cut,
+                self.lengths[documents:],
+                self.text_bytes[documents:],
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """What a worker does: texts in, tokens out."""
+
+    tokenizer: Tokenizer
+    dtype: DType
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def __call__(self, texts: list[str]) -> _Encoded:
+        ids = self.tokenizer.encode_batch(texts)
+        lengths = np.fromiter(map(len, ids), np.uint32, len(ids))
+        ends = np.cumsum(lengths + np.uint32(len(self.before) + len(self.after)), dtype=np.int64)
+        framed = chain.from_iterable(chain(self.before, document, self.after) for document in ids)
+        return _Encoded(
+            np.fromiter(framed, on_disk(self.dtype), int(ends[-1]) if len(ends) else 0),
+            ends,
+            lengths,
+            np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts)),
+        )
+
+
+def _encode_all(batches: Iterable[list[str]], encoder: _Encoder, workers: int) -> Iterator[_Encoded]:
+    """Encode batches in their order, with a bounded number under way."""
+    with _one_thread_each():
+        if workers == 1:
+            yield from map(encoder, batches)
+            return
+        # Not fork: this process has threads, torch's and the tokenizer's, which a fork would copy half-alive.
+        pool = ProcessPoolExecutor(
+            workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(encoder,)
+        )
+        waiting: deque[Future[_Encoded]] = deque()
+        try:
+            for batch in batches:
+                waiting.append(pool.submit(_encode_in_worker, batch))
+                if len(waiting) > BATCHES_AHEAD * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a worker process ended before its work was done: it ran out of memory, was killed, or the script "
+                'that called prepare lacks its `if __name__ == "__main__":`; what is finished is kept'
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_encoder: _Encoder | None = None  # of this worker process
+
+
+def _start_worker(encoder: _Encoder) -> None:
+    global _encoder
+    _encoder = encoder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _encode_in_worker(texts: list[str]) -> _Encoded:
+    assert _encoder is not None
+    return _encoder(texts)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """The tokenizer's own threads off, here and in the workers: `workers` alone says how many cores are used."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
+class _ShardWriter:
+    """The shard being written: its tokens go to the disk as they come, its document lengths stay until the end."""
+
+    def __init__(self, path: Path, shard_tokens: int) -> None:
+        self._file = AtomicFile(path)
+        self._hash = sha256()
+        self._room = shard_tokens
+        self._tokens = 0
+        self._text_bytes = 0
+        self._lengths: list[NDArray[np.uint32]] = []
+
+    @property
+    def full(self) -> bool:
+        return self._tokens >= self._room
+
+    def take(self, batch: _Encoded) -> _Encoded:
+        """Write documents until the shard is full; the rest is given back."""
+        fitting = int(np.searchsorted(batch.ends, self._room - self._tokens)) + 1
+        mine, rest = batch.split_at(min(fitting, len(batch.ends)))
+        data = mine.tokens.tobytes()
+        self._file.write(data)
+        self._hash.update(data)
+        self._tokens += len(mine.tokens)
+        self._text_bytes += int(mine.text_bytes.sum())
+        self._lengths.append(mine.lengths)
+        return rest
+
+    def commit(self) -> Shard:
+        lengths = np.concatenate(self._lengths)
+        shard = Shard(
+            file=self._file.path.name,
+            documents=len(lengths),
+            tokens=self._tokens,
+            text_bytes=self._text_bytes,
+            sha256=self._hash.hexdigest(),
+        )
+        array = io.BytesIO()
+        np.save(array, lengths.astype("<u4"), allow_pickle=False)
+        write_atomically(self._file.path.with_name(shard.lengths_file), array.getvalue())
+        self._file.commit()
+        return shard
+
+    def discard(self) -> None:
+        self._file.discard()
+
+
+class _Bar:
+    """Progress by documents, with the text read and the tokens written; nothing at all when not wanted."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tokens = self._text_bytes = 0
+
+    def start(self, split: str, total: int | None, done: Split) -> None:
+        self._tokens, self._text_bytes = done.tokens, done.text_bytes
+        self._task = self._progress.add_task(split, total=total, completed=done.documents, counts="")
+
+    def advance(self, batch: _Encoded) -> None:
+        self._tokens += len(batch.tokens)
+        self._text_bytes += int(batch.text_bytes.sum())
+        counts = f"{self._text_bytes / 1e6:,.1f} MB, {self._tokens / 1e6:,.2f} M tokens"
+        self._progress.update(self._task, advance=len(batch.lengths), counts=counts)
+
+
+@contextmanager
+def _bar(wanted: bool | None) -> Iterator[_Bar]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("documents  {task.fields[counts]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    wanted = sys.stderr.isatty() if wanted is None else wanted
+    with Progress(*columns, console=Console(stderr=True), disable=not wanted) as progress:
+        yield _Bar(progress)

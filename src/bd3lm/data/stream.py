@@ -1,0 +1,150 @@
+"""Batches as a function of (seed, step) and nothing else.
+
+There is no loader with a state to save: epoch e is a pseudo-random permutation of the sequences keyed by (seed, e),
+which a Feistel network computes for single places in no memory, and the rows of step s are places s·rows to
+(s + 1)·rows of the epochs laid end to end. A run resumes at any step, on any number of devices: ranks and
+micro-batches take slices of the global batch.
+
+torch is imported where a tensor is made, so that the workers that tokenize do not load it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bd3lm.data.wrap import WrappedTokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+Words = NDArray[np.uint64]
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+_ROUNDS = 12  # on domains of a few bits fewer leave some permutations out of reach
+
+
+def permute(places: NDArray[np.integer], size: int, key: tuple[int, int]) -> NDArray[np.int64]:
+    """Where a pseudo-random permutation of 0..size−1, chosen by `key`, sends each of `places`.
+
+    A Feistel network is a bijection of 2h-bit numbers for any round function; here that is SplitMix64's mixing
+    of one half with a key. h is the smallest with 4^h ≥ size. A number that falls outside 0..size−1 is sent
+    through again until it does not (cycle walking), fewer than four times on average; that restricts the
+    bijection to the numbers inside.
+    """
+    if size < 1:
+        raise ValueError(f"size must be at least 1, got {size}")
+    values = np.asarray(places).astype(np.uint64)
+    if (values >= size).any():
+        raise ValueError(f"places must lie in 0..{size - 1}, got {values.max()}")
+    half = max(1, -(-(size - 1).bit_length() // 2))
+    keys = _round_keys(key)
+    outside = np.ones(values.shape, bool)
+    while outside.any():
+        values[outside] = _feistel(values[outside], half, keys)
+        outside = values >= size
+    return values.astype(np.int64)
+
+
+class BatchStream:
+    """The global batch of each step: `rows` sequences, every sequence once an epoch, epochs without a seam."""
+
+    def __init__(self, sequences: WrappedTokens, *, rows: int, seed: int) -> None:
+        if rows < 1:
+            raise ValueError(f"rows must be at least 1, got {rows}")
+        check_not_empty(sequences)
+        self.sequences = sequences
+        self.rows = rows
+        self.seed = seed
+
+    def batch(self, step: int, rows: slice | None = None) -> "Tensor":
+        """Rows of the global batch of a step, all of them or a slice, as an int64 tensor (rows, context)."""
+        import torch
+
+        return torch.from_numpy(self.sequences[self.indices(step, rows)])
+
+    def indices(self, step: int, rows: slice | None = None) -> NDArray[np.int64]:
+        """Which sequences those are."""
+        if step < 0:
+            raise ValueError(f"step must not be negative, got {step}")
+        wanted = range(self.rows)[rows or slice(None)]
+        epochs, places = np.divmod(step * self.rows + np.asarray(wanted, np.int64), len(self.sequences))
+        for epoch in np.unique(epochs):
+            now = epochs == epoch
+            places[now] = permute(places[now], len(self.sequences), (self.seed, int(epoch)))
+        return places
+
+    def epoch(self, step: int) -> float:
+        """How many times the sequences have been gone through when a step begins."""
+        return step * self.rows / len(self.sequences)
+
+
+def ordered_batches(sequences: WrappedTokens, rows: int, *, limit: int | None = None) -> Iterator["Tensor"]:
+    """The sequences of a split in their order, `rows` at a time, the last batch as it falls; `limit` in all."""
+    import torch
+
+    if rows < 1:
+        raise ValueError(f"rows must be at least 1, got {rows}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1 or None, got {limit}")
+    check_not_empty(sequences)
+    total = len(sequences) if limit is None else min(limit, len(sequences))
+    return (torch.from_numpy(sequences[start : min(start + rows, total)]) for start in range(0, total, rows))
+
+
+def prefetch(load: Callable[[int], T], steps: Iterable[int], *, depth: int = 2) -> Iterator[T]:
+    """load(step) for each step in turn, read ahead by a thread so that the disk is not waited for."""
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1, got {depth}")
+    return _prefetch(load, steps, depth)
+
+
+def _prefetch(load: Callable[[int], T], steps: Iterable[int], depth: int) -> Iterator[T]:
+    ahead: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(1) as thread:
+        for step in steps:
+            ahead.append(thread.submit(load, step))
+            if len(ahead) > depth:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def check_not_empty(sequences: WrappedTokens) -> None:
+    if not len(sequences):
+        tokens = sequences.shards.split(sequences.split).tokens
+        raise ValueError(
+            f"split {sequences.split!r} has {tokens} tokens, not enough for one sequence of {sequences.context}"
+        )
+
+
+def _feistel(values: Words, half: int, keys: list[int]) -> Words:
+    mask = np.uint64((1 << half) - 1)
+    left, right = values >> np.uint64(half), values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ np.uint64(key)) & mask)
+    return left << np.uint64(half) | right
+
+
+def _mix(x: Words) -> Words:
+    """SplitMix64's finalizer; unsigned arithmetic wraps."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _round_keys(key: tuple[int, int]) -> list[int]:
+    """SplitMix64's stream from a state that depends on both words of the key."""
+    state = 0
+    for word in key:
+        state = _mix_int(state + (word + 1) * _GOLDEN)
+    return [_mix_int(state + i * _GOLDEN) for i in range(1, _ROUNDS + 1)]
+
+
+def _mix_int(x: int) -> int:
+    return int(_mix(np.array([x & _WORD], np.uint64))[0])

@@ -1,0 +1,256 @@
+"""Text to token ids and back: any Hugging Face tokenizer, bytes, or a byte-level BPE of one's own.
+
+A tokenizer is a value: the text of its tokenizer.json and the ids of its special tokens. Nothing else decides
+what it does, so its fingerprint is a hash of these, it can be sent to another process, and what is saved beside
+the shards is what made them. The fast library (`tokenizers`) does the work; `transformers` is not needed.
+
+Three rules hold for every tokenizer here:
+
+- The vocabulary has a mask token. Where there is none it is appended, after all other ids.
+- Encoding adds no special token: documents are wrapped raw, so a post-processor that would put [CLS] and [SEP]
+  around them does not run, and truncation and padding are off.
+- Encoding makes no special token either: "<|mask|>" in a text is harmless punctuation and letters, not a mask, so
+  no text can put a mask or an end of document into the training data.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from bd3lm.data.disk import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BYTES = "bytes"
+END = "<|endoftext|>"
+MASK = "<|mask|>"
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+
+# Where a configuration names a special token, and the names to look for where it does not.
+_MASK_KEYS, _MASK_NAMES = ("mask_token",), ("[MASK]", "<mask>", MASK)
+_EOS_KEYS, _EOS_NAMES = ("eos_token", "sep_token"), (END, "</s>", "<eos>", "[SEP]")
+_BOS_KEYS, _BOS_NAMES = ("bos_token", "cls_token"), (END, "<s>", "<bos>", "[CLS]")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A vocabulary with a mask token. `eos_id` and `bos_id` are None where it has none, and may be equal."""
+
+    spec: str = field(repr=False)
+    mask_id: int
+    eos_id: int | None
+    bos_id: int | None
+
+    def encode(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode many texts; the library uses all cores unless TOKENIZERS_PARALLELISM says false."""
+        return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(
+        self, ids: "Sequence[int] | np.ndarray[Any, Any] | Tensor", *, skip_special: bool = True
+    ) -> str:
+        """The text of `ids`; special tokens are left out, or written by their names."""
+        listed = list(ids) if isinstance(ids, Sequence) else ids.tolist()
+        return self._backend.decode(listed, skip_special_tokens=skip_special)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """How many ids there are, the mask included."""
+        return 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of all that decides which ids a text becomes and which of them are special."""
+        specials = f"mask={self.mask_id} eos={self.eos_id} bos={self.bos_id}"
+        return hashlib.sha256(f"{specials}\n{self.spec}".encode()).hexdigest()
+
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json and tokenizer_config.json, which `load_tokenizer` and transformers read."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {"mask_token": self.mask_id, "eos_token": self.eos_id, "bos_token": self.bos_id}
+        config: dict[str, object] = {
+            key: self._backend.id_to_token(token) for key, token in names.items() if token is not None
+        }
+        # transformers would otherwise put a space before punctuation back to where it thinks it belongs.
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        write_atomically(folder / TOKENIZER_FILE, self.spec.encode())
+        write_atomically(folder / CONFIG_FILE, (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
+
+    @cached_property
+    def _backend(self) -> Backend:
+        backend = Backend.from_str(self.spec)
+        backend.encode_special_tokens = True
+        return backend
+
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[str, int, int | None, int | None]]:
+        """Travel to another process as the value alone; the library's object is made again there."""
+        return Tokenizer, (self.spec, self.mask_id, self.eos_id, self.bos_id)
+
+
+def load_tokenizer(source: str | Path) -> Tokenizer:
+    """The tokenizer in a local folder, "bytes", or one of the hub by its name ("gpt2", "bert-base-uncased").
+
+    A folder needs a tokenizer.json; tokenizer_config.json beside it names the special tokens. Only a name that
+    is no folder here is asked of the hub.
+    """
+    if source == BYTES:
+        return byte_tokenizer()
+    folder = Path(source)
+    if folder.is_dir():
+        file = folder / TOKENIZER_FILE
+        if not file.is_file():
+            raise FileNotFoundError(f"{folder} is no tokenizer: it holds no {TOKENIZER_FILE}")
+        config = folder / CONFIG_FILE
+        return _from_json(
+            file.read_text("utf-8"), config.read_text("utf-8") if config.is_file() else "{}", source
+        )
+    if (
+        isinstance(source, Path)
+        or folder.is_absolute()
+        or source.startswith((".", "~"))
+        or source.count("/") > 1
+    ):
+        raise FileNotFoundError(f"there is no tokenizer folder {source}")
+    return _from_hub(source)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One id for each of the 256 bytes, then the end of a document, then the mask."""
+    vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return _with_own_specials(backend)
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
+    """A byte-level BPE of at most `vocab_size` ids, the two special ones included; equal texts, equal result.
+
+    It starts from all 256 bytes, so every text can be encoded and comes back unchanged. The vocabulary is
+    smaller than asked where the texts hold no more pairs that occur `min_frequency` times.
+    """
+    smallest = 256 + 2
+    if vocab_size < smallest:
+        raise ValueError(
+            f"vocab_size must be at least {smallest} (256 bytes and two special tokens), got {vocab_size}"
+        )
+    if min_frequency < 1:
+        raise ValueError(f"min_frequency must be at least 1, got {min_frequency}")
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 2,
+        min_frequency=min_frequency,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return _with_own_specials(backend)
+
+
+def _with_own_specials(backend: Backend) -> Tokenizer:
+    spec = json.loads(backend.to_str())
+    eos, mask = _append(spec, END), _append(spec, MASK)
+    return Tokenizer(_canonical(spec), mask_id=mask, eos_id=eos, bos_id=eos)
+
+
+def _from_json(text: str, config_text: str, source: str | Path) -> Tokenizer:
+    try:
+        spec, config = json.loads(text), json.loads(config_text)
+        spec["truncation"] = spec["padding"] = None
+        vocabulary = Backend.from_str(_canonical(spec)).get_vocab(with_added_tokens=True)
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{source} holds no tokenizer that can be read: {error}") from error
+    mask = _special(vocabulary, config, _MASK_KEYS, _MASK_NAMES, source)
+    eos = _special(vocabulary, config, _EOS_KEYS, _EOS_NAMES, source)
+    bos = _special(vocabulary, config, _BOS_KEYS, _BOS_NAMES, source)
+    if mask is None:
+        mask = _append(spec, MASK)
+    tokenizer = Tokenizer(_canonical(spec), mask_id=mask, eos_id=eos, bos_id=bos)
+    if tokenizer.vocab_size != max(mask, *vocabulary.values()) + 1:
+        raise ValueError(
+            f"the vocabulary of {source} has gaps in its ids, so no mask token can be appended to it"
+        )
+    return tokenizer
+
+
+def _from_hub(name: str) -> Tokenizer:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        text = Path(hf_hub_download(name, TOKENIZER_FILE)).read_text("utf-8")
+        try:
+            config = Path(hf_hub_download(name, CONFIG_FILE)).read_text("utf-8")
+        except LocalEntryNotFoundError:
+            raise
+        except EntryNotFoundError:
+            config = "{}"
+    except (OSError, EntryNotFoundError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise FileNotFoundError(
+            f"tokenizer {name!r} is no folder here, and the Hugging Face hub did not give its {TOKENIZER_FILE}: {reason}"
+        ) from error
+    return _from_json(text, config, name)
+
+
+def _special(
+    vocabulary: Mapping[str, int],
+    config: Mapping[str, Any],
+    keys: Sequence[str],
+    names: Sequence[str],
+    source: str | Path,
+) -> int | None:
+    """The id of a special token: the one the configuration names, or else a well-known name."""
+    for key in keys:
+        token = config.get(key)
+        content = token["content"] if isinstance(token, dict) else token
+        if content is None:
+            continue
+        if content not in vocabulary:
+            raise ValueError(
+                f"{CONFIG_FILE} of {source} names {content!r} as {key}, which its vocabulary does not hold"
+            )
+        return vocabulary[content]
+    return next((vocabulary[name] for name in names if name in vocabulary), None)
+
+
+def _append(spec: dict[str, Any], content: str) -> int:
+    """Add a special token to a tokenizer.json after all other ids, and return its id.
+
+    Done on the file and not by the library, whose versions write the rest of the file differently: the
+    fingerprint must not change with them.
+    """
+    vocabulary = spec["model"]["vocab"]
+    ids = range(len(vocabulary)) if isinstance(vocabulary, list) else vocabulary.values()
+    added = spec.setdefault("added_tokens", [])
+    new = 1 + max(max(ids), *(token["id"] for token in added), -1)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added.append({"id": new, "content": content, "special": True, **flags})
+    return new
+
+
+def _canonical(spec: Mapping[str, Any]) -> str:
+    return json.dumps(spec, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def _byte_characters() -> list[str]:
+    """The character by which byte-level tokenizers write each byte: itself where it is printable Latin-1."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    rest = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(256 + rest.index(byte)) for byte in range(256)]

@@ -1,0 +1,45 @@
+"""Monte-Carlo likelihoods: an objective averaged over a corpus."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion import Draws
+from bd3lm.models import Denoiser
+from bd3lm.objectives import Objective, TokenBatch
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Nats per token over a corpus, and whether their expectation bounds the negative log-likelihood."""
+
+    nats: float
+    tokens: float
+    is_bound: bool
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nats) if self.nats < 700 else math.inf
+
+
+@torch.no_grad()
+def loss_sums(model: Denoiser, objective: Objective, batch: TokenBatch, draws: Draws | None) -> Tensor:
+    """(nats, tokens) of a batch, float64."""
+    loss = objective.loss(model, batch, draws)
+    return torch.stack((loss.nats.double().sum(), loss.weight.double().sum()))
+
+
+def monte_carlo_likelihood(
+    model: Denoiser, objective: Objective, batches: Iterable[TokenBatch], *, seed: int = 0
+) -> Likelihood:
+    """The objective's average over a corpus, one draw a block (Suppl. C.4)."""
+    nats = tokens = 0.0
+    for index, batch in enumerate(batches):
+        sums = loss_sums(model, objective, batch, objective.seeded_draws(batch, seed, index)).tolist()
+        nats, tokens = nats + sums[0], tokens + sums[1]
+    if not tokens:
+        raise ValueError("batches must hold at least one scored token, got none")
+    return Likelihood(nats=nats / tokens, tokens=tokens, is_bound=objective.is_bound)

@@ -1,0 +1,49 @@
+"""Models in files: ours, and the reference's. No pickle is ever trusted."""
+
+from pathlib import Path
+from typing import Unpack
+
+import torch
+
+from bd3lm.config import LanguageModelConfig
+from bd3lm.interop import lightning as _lightning
+from bd3lm.interop import native, reference
+from bd3lm.interop.lightning import LightningFacts
+from bd3lm.interop.native import save
+from bd3lm.interop.reference import save as save_reference
+from bd3lm.interop.sources import HubOptions, read_config, refuse_file, resolve
+from bd3lm.interop.weights import check_config
+from bd3lm.models import Transformer
+
+__all__ = ["HubOptions", "LightningFacts", "check_config", "load", "save", "save_reference"]
+
+
+def load(
+    source: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    lightning: LightningFacts | None = None,
+    **hub: Unpack[HubOptions],
+) -> tuple[Transformer, LanguageModelConfig]:
+    """A network in evaluation mode, and its config, from a folder, a hub id or a Lightning `.ckpt` file.
+
+    A folder or a hub repository may be ours or in the layout of the reference's published weights; its
+    config.json tells. `lightning` says what a `.ckpt` leaves open. Without a dtype weights keep theirs.
+    """
+    path = resolve(source, **hub)
+    if path.is_file():
+        if path.suffix != ".ckpt":
+            raise refuse_file(path)
+        return _lightning.load(path, lightning, device=device, dtype=dtype)
+    if lightning is not None:
+        raise ValueError(f"lightning is for a .ckpt file, got {lightning} with the folder {path}")
+    data = read_config(path)
+    if native.recognises(data):
+        return native.load(path, device=device, dtype=dtype)
+    if reference.recognises(data):
+        return reference.load(path, device=device, dtype=dtype)
+    raise ValueError(
+        f"config.json in {path} must have format {native.FORMAT!r}, or the reference's fields hidden_dim and "
+        f"n_blocks, got the fields {', '.join(map(str, data)) or 'of none'}"
+    )

@@ -1,0 +1,192 @@
+"""The reference's Lightning checkpoints (.ckpt), read without running any code they name.
+
+Such a file is a pickle. Beside the weights it holds hyper-parameters and a tokenizer, objects of classes that
+need not even be installed. torch's restricted unpickler (weights_only=True) refuses those; here each class or
+function it would refuse is replaced, by name, by one that does nothing, so that whatever the file asks to
+be called or restored, nothing happens. What even so cannot be read is refused.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig
+from bd3lm.interop.reference import (
+    BUFFERS,
+    FREQUENCIES,
+    PREFIX,
+    ROTARY_BASE,
+    build_from_reference,
+    check_reference_shapes,
+    reference_name,
+)
+from bd3lm.models import Transformer, TransformerConfig
+
+Weights = Literal["ema", "raw"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightningFacts:
+    """What a Lightning checkpoint does not say of its model.
+
+    A model is either `causal`, an autoregressive one, or has a `block_size`: that of the context for MDLM.
+    """
+
+    context: int
+    block_size: int | None = None
+    causal: bool = False
+    time_conditioning: bool = False
+    weights: Weights | None = None
+    """The moving average or the raw weights; by default the average where there is one."""
+
+    def __post_init__(self) -> None:
+        if self.causal == (self.block_size is not None):
+            raise ValueError(
+                "either block_size must be given (the context for MDLM) or causal=True (autoregressive), "
+                f"got block_size={self.block_size} and causal={self.causal}"
+            )
+        if self.weights not in ("ema", "raw", None):
+            raise ValueError(f"weights must be 'ema', 'raw' or None, got {self.weights!r}")
+
+
+def load(
+    path: Path,
+    facts: LightningFacts | None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> tuple[Transformer, LanguageModelConfig]:
+    """A model from a Lightning checkpoint of the reference. Shapes give the network's size."""
+    if facts is None:
+        raise ValueError(
+            f"lightning must be given for {path}, which does not say its context or its method: "
+            "lightning=LightningFacts(context=..., block_size=...), or causal=True instead of block_size"
+        )
+    state = _weights(read(path), facts.weights, where=str(path))
+    config = _config(state, facts, where=str(path))
+    check_reference_shapes(
+        {name: tuple(t.shape) for name, t in state.items()}, config.network, where=str(path)
+    )
+    network = build_from_reference(config.network, state, device=device, dtype=dtype, where=str(path))
+    return network, config
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a checkpoint file holds, with something inert in place of all but tensors and plain values."""
+    try:
+        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        with torch.serialization.safe_globals([(_stand_in(name), name) for name in unknown]):
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # a damaged or hostile pickle can fail in any way
+        raise ValueError(
+            f"{path} must be a checkpoint that torch.load can read with weights_only=True; other pickles are "
+            f"not loaded, because they can run any code: {_reason(error)}"
+        ) from None
+    if not isinstance(checkpoint, dict):
+        raise ValueError(f"{path} must hold a dict, as Lightning's checkpoints do, got {type(checkpoint)}")
+    return checkpoint
+
+
+class _Inert:
+    """Stands in for any class or function: takes every argument and every state, and does nothing."""
+
+    def __new__(cls, *args: object, **kwargs: object) -> "_Inert":
+        return super().__new__(cls)
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def _reason(error: Exception) -> str:
+    """What torch says is wrong, without its advice to turn the protection off."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and "weights_only" not in line]
+    return lines[0] if lines else type(error).__name__
+
+
+def _empty_dict(*args: object) -> dict[object, object]:
+    """Stands in for defaultdict, which omegaconf's objects hold: the unpickler fills plain dicts only."""
+    return {}
+
+
+def _stand_in(name: str) -> Callable[..., object]:
+    return _empty_dict if name == "collections.defaultdict" else _Inert
+
+
+def _weights(checkpoint: Mapping[str, Any], which: Weights | None, *, where: str) -> dict[str, Tensor]:
+    """The backbone's tensors by the reference's names, in the order of its parameters."""
+    stored = checkpoint.get("state_dict")
+    named = stored.items() if isinstance(stored, Mapping) else ()
+    cleaned = {str(name).replace("_orig_mod.", ""): tensor for name, tensor in named}  # torch.compile's mark
+    state = {name: tensor for name, tensor in cleaned.items() if name.startswith(PREFIX)}
+    if not state or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise ValueError(f"state_dict in {where} must hold tensors named {PREFIX}*, got {list(cleaned)[:5]}")
+    average = checkpoint.get("ema")
+    if which == "raw" or (which is None and average is None):
+        return state
+    shadow = average.get("shadow_params") if isinstance(average, Mapping) else None
+    if not isinstance(shadow, list):
+        raise ValueError(
+            f"weights='ema' needs ema.shadow_params in {where}, which has none; use weights='raw'"
+        )
+    # The average is a bare list, in the order of the parameters.
+    names = [name for name in state if name not in BUFFERS]
+    shapes = [tuple(tensor.shape) if isinstance(tensor, Tensor) else None for tensor in shadow]
+    expected = [tuple(state[name].shape) for name in names]
+    if shapes != expected:
+        at = next((i for i, (a, b) in enumerate(zip(shapes, expected, strict=False)) if a != b), None)
+        differ = "" if at is None else f": {names[at]} is {shapes[at]} there and must be {expected[at]}"
+        raise ValueError(
+            f"ema.shadow_params in {where} must be the {len(expected)} parameters of the backbone, "
+            f"got {len(shapes)}{differ}"
+        )
+    return {**state, **dict(zip(names, shadow, strict=True))}
+
+
+def _config(state: Mapping[str, Tensor], facts: LightningFacts, *, where: str) -> LanguageModelConfig:
+    """The config of the network whose tensors these are."""
+
+    def dimensions(name: str, count: int) -> list[int]:
+        if name not in state or state[name].ndim != count or not state[name].numel():
+            got = f"one of shape {tuple(state[name].shape)}" if name in state else "none"
+            raise ValueError(f"{where} must hold a {name} of {count} dimensions, none of them 0, got {got}")
+        return list(state[name].shape)
+
+    vocab_size, hidden = dimensions(reference_name("embedding.weight"), 2)
+    (pairs,) = dimensions(FREQUENCIES, 1)
+    if hidden % (2 * pairs):
+        raise ValueError(f"{FREQUENCIES} in {where} must have half a head of the {hidden} units, got {pairs}")
+    mlp, _ = dimensions(reference_name("layers.0.mlp_in.weight"), 2)
+    noise = reference_name("noise_embedding.first.weight")
+    block_prefix = f"{PREFIX}blocks."
+    blocks = {
+        name.removeprefix(block_prefix).split(".")[0] for name in state if name.startswith(block_prefix)
+    }
+    shape: dict[str, Any] = (
+        {"adaln": True, "conditioning_dim": dimensions(noise, 2)[0]} if noise in state else {}
+    )
+    try:
+        return LanguageModelConfig(
+            network=TransformerConfig(
+                vocab_size=vocab_size,
+                layers=len(blocks),
+                hidden=hidden,
+                heads=hidden // (2 * pairs),
+                mlp_ratio=mlp // hidden,
+                context=facts.context,
+                time_conditioning=facts.time_conditioning,
+                rotary_base=ROTARY_BASE,
+                **shape,
+            ),
+            method=AutoregressiveMethod(mask_id=vocab_size - 1)
+            if facts.block_size is None
+            else BlockDiffusionMethod(mask_id=vocab_size - 1, block_size=facts.block_size),
+        )
+    except ValueError as error:
+        raise ValueError(f"{where} with {facts} must describe a possible model: {error}") from error

@@ -1,0 +1,66 @@
+"""Our own format: a folder with config.json (network, method, format and version) and model.safetensors."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bd3lm.config import LanguageModelConfig, config_from_dict, config_to_dict
+from bd3lm.interop.sources import CONFIG_NAME, WEIGHTS_NAME, read_config, weights_file
+from bd3lm.interop.weights import (
+    build,
+    check_config,
+    check_shapes,
+    make_folder,
+    parameter_shapes,
+    read_shapes,
+    read_tensors,
+    write_tensors,
+    write_text,
+)
+from bd3lm.models import Transformer
+
+FORMAT, VERSION = "bd3lm", 1
+
+
+def save(network: Transformer, config: LanguageModelConfig, folder: str | Path) -> None:
+    """Save a model; the config is written last, so that a new folder with a config is a whole one."""
+    check_config(network, config)
+    path = make_folder(folder)
+    write_tensors(path / WEIGHTS_NAME, dict(network.named_parameters()))  # a tied matrix comes once
+    data = {"format": FORMAT, "version": VERSION, **config_to_dict(config)}
+    write_text(path / CONFIG_NAME, json.dumps(data, indent=2) + "\n")
+
+
+def recognises(data: Mapping[str, Any]) -> bool:
+    """Whether this config.json is of our format."""
+    return data.get("format") == FORMAT
+
+
+def load(
+    folder: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> tuple[Transformer, LanguageModelConfig]:
+    """What `save` saved, on a device; without a dtype in the one it was saved in."""
+    config = _read(folder)
+    path = weights_file(folder)
+    expected = parameter_shapes(config.network)
+    check_shapes(read_shapes(path), expected, where=str(path))
+    state = read_tensors(path, expected)
+    return build(config.network, state, device=device, dtype=dtype, where=str(path)), config
+
+
+def _read(folder: Path) -> LanguageModelConfig:
+    data, where = read_config(folder), str(folder / CONFIG_NAME)
+    if not recognises(data):
+        raise ValueError(f"format in {where} must be {FORMAT!r}, got {data.get('format')!r}")
+    version = data.get("version")
+    if type(version) is not int or version < 1:
+        raise ValueError(f"version in {where} must be a whole number from 1 to {VERSION}, got {version!r}")
+    if version > VERSION:
+        raise ValueError(
+            f"version in {where} must be at most {VERSION}, got {version}: a newer bd3lm wrote it; upgrade"
+        )
+    values = {key: value for key, value in data.items() if key not in ("format", "version")}
+    return config_from_dict(values, where=where)

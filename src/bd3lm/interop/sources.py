@@ -1,0 +1,92 @@
+"""Where a model lies: a folder, a file or a hub id, to a local path; and what such a folder must hold."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from huggingface_hub import snapshot_download
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+_PATTERNS = ("*.json", "*.safetensors")  # all that is ever downloaded: nothing in them can run
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILE_SUFFIXES = (*PICKLE_SUFFIXES, ".safetensors", ".json")
+
+_NO_PICKLES = (
+    "pickles are not loaded, because they can run any code. Load it once with the program that wrote it, "
+    "and save its tensors with safetensors.torch.save_file"
+)
+
+
+class HubOptions(TypedDict, total=False):
+    """How to download from the hub; of no concern to a local source."""
+
+    revision: str | None
+    cache_dir: str | Path | None
+    token: str | bool | None
+    force_download: bool
+    local_files_only: bool
+
+
+def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
+    """The local path of a source. Only a hub id, "owner/name", is ever downloaded."""
+    path = Path(source).expanduser()
+    if source != "" and path.exists():  # the path of an empty string would be the working folder
+        if hub.get("revision") is not None:
+            raise ValueError(f"revision is for a hub id, got {hub['revision']!r} with the local path {path}")
+        return path
+    if isinstance(source, Path) or not _is_hub_id(source):
+        raise ValueError(
+            f"source must be an existing folder, an existing .ckpt file or a hub id 'owner/name', "
+            f"got {str(source)!r}, which does not exist"
+        )
+    try:
+        return Path(snapshot_download(source, allow_patterns=list(_PATTERNS), **hub))
+    except Exception as error:  # the hub's client has many: offline, not found, no access, bad revision
+        raise ValueError(
+            f"source {source!r} is no local path, and could not be downloaded from the hub: {error}"
+        ) from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json."""
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        weights_file(folder)  # a folder of pickles is told so first
+        raise ValueError(f"folder {folder} must hold a {CONFIG_NAME}, got none")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must be valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {data!r:.80}")
+    return data
+
+
+def weights_file(folder: Path) -> Path:
+    """The folder's model.safetensors; a folder with pickles instead is refused."""
+    path = folder / WEIGHTS_NAME
+    if path.is_file():
+        return path
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        raise ValueError(
+            f"folder {folder} must hold a {WEIGHTS_NAME}, got {', '.join(pickles)}: {_NO_PICKLES}"
+        )
+    raise ValueError(f"folder {folder} must hold a {WEIGHTS_NAME}, got none (other weights are not loaded)")
+
+
+def refuse_file(path: Path) -> ValueError:
+    """Why a file that is no Lightning checkpoint is not loaded."""
+    if path.suffix in PICKLE_SUFFIXES:
+        return ValueError(f"source must be a folder, a .ckpt file or a hub id, got {path}: {_NO_PICKLES}")
+    return ValueError(
+        f"source must be a folder, a .ckpt file or a hub id, got the file {path}; try its folder"
+    )
+
+
+def _is_hub_id(source: str) -> bool:
+    return _HUB_ID.fullmatch(source) is not None and not source.endswith(_FILE_SUFFIXES)

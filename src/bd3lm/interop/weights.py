@@ -1,0 +1,140 @@
+"""Weights on their way in and out: shapes checked before a tensor is read, files that appear only when whole.
+
+A network is built without storage and then given its weights, so that loading draws no random numbers and
+holds one copy of each tensor.
+"""
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bd3lm.config import LanguageModelConfig
+from bd3lm.models import Transformer, TransformerConfig
+
+Shape = tuple[int, ...]
+
+_LISTED = 5  # how many tensors of each sort an error names
+
+
+def parameter_shapes(config: TransformerConfig) -> dict[str, Shape]:
+    """What a network stores: a tied matrix once, by the embedding's name."""
+    return {name: tuple(parameter.shape) for name, parameter in _skeleton(config).named_parameters()}
+
+
+def read_shapes(path: Path) -> dict[str, Shape]:
+    """Names and shapes in a safetensors file, from its header."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} must be a readable safetensors file: {error}") from error
+
+
+def read_tensors(path: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Some tensors of a safetensors file."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in names}
+
+
+def check_shapes(found: Mapping[str, Shape], expected: Mapping[str, Shape], *, where: str) -> None:
+    """Refuse weights that are not those of the config, naming what is missing, unexpected or mis-shaped."""
+    shared = [name for name in expected if name in found]
+    problems = {
+        "missing": [name for name in expected if name not in found],
+        "unexpected": [name for name in found if name not in expected],
+        "of another shape": [
+            f"{name} is {found[name]} and must be {expected[name]}"
+            for name in shared
+            if found[name] != expected[name]
+        ],
+    }
+    told = [f"{what}: {_listed(names)}" for what, names in problems.items() if names]
+    if told:
+        raise ValueError(f"weights in {where} must be those of its config; {'; '.join(told)}")
+
+
+def check_config(network: Transformer, config: LanguageModelConfig) -> None:
+    """Refuse a config that is not the network's own."""
+    if network.config != config.network:
+        raise ValueError(f"config.network must be the network's {network.config}, got {config.network}")
+
+
+def build(
+    config: TransformerConfig,
+    state: Mapping[str, Tensor],
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype | None,
+    where: str,
+) -> Transformer:
+    """A network in evaluation mode with these weights, which `check_shapes` has found to fit.
+
+    Without a dtype the weights keep the one they are stored in.
+    """
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating-point type or None, got {dtype}")
+    stored = sorted({str(tensor.dtype) for tensor in state.values()})
+    if not all(tensor.is_floating_point() for tensor in state.values()) or (
+        dtype is None and len(stored) > 1
+    ):
+        raise ValueError(
+            f"weights in {where} must be of one floating-point type (or of several, with dtype= to choose), "
+            f"got {', '.join(stored)}"
+        )
+    # A copy: what a file's reader gives may be a view of the file, which someone may write over.
+    weights = {name: tensor.to(device=device, dtype=dtype, copy=True) for name, tensor in state.items()}
+    network = _skeleton(config)
+    if config.tied:
+        weights["output.weight"] = weights["embedding.weight"]
+    network.load_state_dict(weights, assign=True)
+    if config.tied:  # assigning made two parameters of it
+        network.output.weight = network.embedding.weight
+    return network.eval()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A safetensors file that appears only when it is whole."""
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    _replace(path, lambda partial: save_file(stored, partial, metadata={"format": "pt"}))
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file that appears only when it is whole."""
+    _replace(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def make_folder(folder: str | Path) -> Path:
+    """The folder to save in, made when it is not there."""
+    path = Path(folder).expanduser()
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"folder must be a folder to save in, got the file {path}")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.touch()
+        mode = partial.stat().st_mode
+        write(partial)
+        partial.chmod(mode)  # safetensors makes its files readable to their owner alone
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _skeleton(config: TransformerConfig) -> Transformer:
+    """A network without storage."""
+    with torch.device("meta"):
+        return Transformer(config)
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")

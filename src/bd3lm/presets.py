@@ -1,0 +1,174 @@
+"""Named network sizes, and named runs: the paper's, the experiments', the demo's.
+
+A preset is one or more stages, each a recipe that starts from the stage before it. The paper trains a block
+diffusion model in two: at L' = L first, then at L' with the clip range searched (Suppl. C.3).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from bd3lm.config import did_you_mean, parse
+from bd3lm.models import TransformerConfig
+from bd3lm.recipe import merge
+
+SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "tiny": MappingProxyType({"layers": 8, "hidden": 256, "heads": 8}),
+        "small": MappingProxyType({"layers": 12, "hidden": 768, "heads": 12}),  # the paper's 110M
+        "medium": MappingProxyType({"layers": 24, "hidden": 1024, "heads": 16}),
+    }
+)
+
+
+def network_config(size: str, *, vocab_size: int, context: int, **overrides: Any) -> TransformerConfig:
+    """A network of a named size; `overrides` are fields of TransformerConfig, the size's own included."""
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}{did_you_mean(size, SIZES)}")
+    values = {**SIZES[size], "vocab_size": vocab_size, "context": context, **overrides}
+    return parse(TransformerConfig, values, where=f"network_config({size!r})")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A recipe, as plain values, and the name of its folder in the run's."""
+
+    name: str
+    recipe: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named run."""
+
+    description: str
+    stages: tuple[Stage, ...]
+
+
+def preset(name: str) -> Preset:
+    """A preset by name."""
+    if name not in PRESETS:
+        names = ", ".join(PRESETS)
+        raise ValueError(f"preset must be one of {names}, got {name!r}{did_you_mean(name, PRESETS)}")
+    return PRESETS[name]
+
+
+_AR = {"method": {"kind": "autoregressive"}}
+_MDLM = {"method": {"kind": "block_diffusion", "masking": {"kind": "times"}}}
+_COUNTS = {"method": {"kind": "block_diffusion", "masking": {"kind": "counts"}}}
+_SEARCHED = {
+    "method": {"kind": "block_diffusion", "masking": {"kind": "clipped", "redraw": True, "search": {}}}
+}
+_NEXT_TOKEN = {"method": {"kind": "block_diffusion", "causal_clean": True, "next_token": 1.0}}
+
+
+def _steps(steps: int, **settings: Any) -> dict[str, Any]:
+    return {"train": {"steps": steps, **settings}}
+
+
+def _block(size: int) -> dict[str, Any]:
+    return {"method": {"kind": "block_diffusion", "block_size": size}}
+
+
+# Suppl. C.2 and C.3: 12 x 768, AdamW at 3e-4 after 2,500 steps of warm-up, 512 sequences a step.
+_PAPER = {
+    "network": {"size": "small", "dropout": 0.1},
+    "optimizer": {"lr": 3e-4, "warmup_steps": 2500, "clip_norm": 1.0},
+    "train": {
+        "global_batch": 512,
+        "ema_decay": 0.9999,
+        "log_every": 100,
+        "validate_every": 5000,
+        "checkpoint_every": 5000,
+    },
+}
+_CORPORA = {
+    "lm1b": merge(_PAPER, {"data": {"path": "data/lm1b", "context": 128}}),
+    "owt": merge(_PAPER, {"data": {"path": "data/openwebtext", "context": 1024}}),
+    # The experiments of this project: 8 x 512, 128 sequences of 256 tokens a step.
+    "wikipedia": merge(
+        _PAPER,
+        {
+            "data": {"path": "data/wikipedia", "context": 256, "validation_sequences": 768},
+            "network": {"layers": 8, "hidden": 512, "heads": 8},
+            "optimizer": {"lr": 1e-3, "warmup_steps": 200, "decay": "cosine"},
+            "train": {
+                "global_batch": 128,
+                "log_every": 50,
+                "validate_every": 500,
+                "checkpoint_every": 500,
+                "ema_decay": 0.999,
+            },
+        },
+    ),
+}
+_LENGTHS = {"lm1b": (850_000, 150_000), "owt": (850_000, 150_000), "wikipedia": (1_200, 300)}
+
+
+def _corpus_presets(corpus: str) -> dict[str, Preset]:
+    common = _CORPORA[corpus]
+    first, second = _LENGTHS[corpus]
+    search = {"method": {"masking": {"search": {"every": common["train"]["validate_every"]}}}}
+
+    def single(method: Mapping[str, Any], description: str) -> Preset:
+        return Preset(description, (Stage("train", merge(common, _steps(first + second), method)),))
+
+    presets = {
+        f"{corpus}-ar": single(_AR, f"autoregressive on {corpus}"),
+        f"{corpus}-mdlm": single(_MDLM, f"MDLM (one block, linear schedule) on {corpus}"),
+    }
+    for size in (4, 8, 16):
+        base = Stage("base", merge(common, _steps(first), _MDLM))
+        tuned = Stage("finetune", merge(common, _steps(second), _SEARCHED, search, _block(size)))
+        presets[f"{corpus}-bd3lm-{size}"] = Preset(
+            f"BD3-LM with blocks of {size} on {corpus}, the paper's two stages", (base, tuned)
+        )
+    return presets
+
+
+# Small enough for two cores and a few minutes. Budgets are in steps, so that a slow machine gets the same
+# model later, not another one.
+_DEMO = {
+    "data": {"path": "builtin", "context": 128, "validation_batch": 32},
+    "network": {"size": "tiny", "layers": 4, "hidden": 128, "heads": 4, "dropout": 0.1},
+    "optimizer": {"lr": 3e-3, "warmup_steps": 30, "decay": "cosine", "weight_decay": 0.1},
+    "train": {
+        "global_batch": 32,
+        "ema_decay": 0.98,
+        "log_every": 20,
+        "validate_every": 10_000,
+        "checkpoint_every": 200,
+    },
+}
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "demo": Preset(
+            "autoregressive, then block diffusion from it with counts and a next-token loss; built-in corpus",
+            (
+                Stage("ar", merge(_DEMO, _steps(600), _AR)),
+                Stage("block", merge(_DEMO, _steps(500), _COUNTS, _NEXT_TOKEN, _block(4))),
+            ),
+        ),
+        "demo-paper": Preset(
+            "the paper's two stages at the demo's size: one block, then blocks of 4 with the clip search",
+            (
+                Stage("base", merge(_DEMO, _steps(900), _MDLM)),
+                Stage(
+                    "finetune",
+                    merge(
+                        _DEMO,
+                        _steps(300, validate_every=100),
+                        _SEARCHED,
+                        {"method": {"masking": {"search": {"every": 100, "batches": 8}}}},
+                        _block(4),
+                    ),
+                ),
+            ),
+        ),
+    }
+    | _corpus_presets("lm1b")
+    | _corpus_presets("owt")
+    | _corpus_presets("wikipedia")
+)

@@ -1,0 +1,240 @@
+"""Everything a training run needs, as plain values: what a YAML file or a preset says.
+
+A recipe holds no objects, only numbers and names; `build` turns it into a run. Where a choice has options of
+its own (the method, how masks are drawn) it is a union told apart by `kind`, so that no option exists where
+it would do nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator
+
+from bd3lm.config import parse, raise_problems
+from bd3lm.training import ClipSearch, OptimizerSettings, TrainSettings
+
+ScheduleName = Literal["linear", "square", "square_root", "logarithmic", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecipe:
+    """Where the tokens are."""
+
+    path: str = "builtin"
+    """A folder that `bd3lm data prepare` wrote; or builtin, prepared on the way."""
+    context: int = 1024
+    bos_eos: bool = False
+    """Put BOS and EOS at the ends of each sequence, as MDLM does."""
+    builtin_vocabulary: int = 1024
+    """Size of the BPE trained for the built-in corpus."""
+    validation_sequences: int | None = None
+    """How many held-out sequences to validate on; by default all."""
+    validation_batch: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("context", "builtin_vocabulary", "validation_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkRecipe:
+    """The shape of the network; vocabulary and context come from the data."""
+
+    size: str = "small"
+    """tiny, small or medium; the fields below replace parts of it."""
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    dropout: float = 0.1
+    tied: bool = False
+    adaln: bool = False
+    time_conditioning: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimesMasking:
+    """Uniform times under a noise schedule."""
+
+    kind: Literal["times"] = "times"
+    schedule: ScheduleName = "linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscreteMasking:
+    """T discrete steps under a noise schedule."""
+
+    kind: Literal["discrete"] = "discrete"
+    steps: int
+    schedule: ScheduleName = "linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedMasking:
+    """Mask rates uniform on [low, high]; with `search`, the range of least variance, found as it goes."""
+
+    kind: Literal["clipped"] = "clipped"
+    low: float = 0.0
+    high: float = 1.0
+    weight: Literal["reference", "derivative", "paper", "flat"] = "reference"
+    redraw: bool = False
+    search: ClipSearch | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountsMasking:
+    """Masks by how many tokens they hide."""
+
+    kind: Literal["counts"] = "counts"
+    complementary: bool = False
+    learn_proposal: bool = False
+
+
+MaskingRecipe = Annotated[
+    TimesMasking | DiscreteMasking | ClippedMasking | CountsMasking, Discriminator("kind")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoregressiveRecipe:
+    """Next-token prediction."""
+
+    kind: Literal["autoregressive"] = "autoregressive"
+    score_first: bool = False
+    random_batch: bool = False
+    """The paper's case study: keep each token's loss with a probability drawn for its sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDiffusionRecipe:
+    """Block diffusion; MDLM when no block size is given."""
+
+    kind: Literal["block_diffusion"] = "block_diffusion"
+    block_size: int | None = None
+    """Tokens in a block; by default the whole context is one block."""
+    masking: MaskingRecipe = field(default_factory=CountsMasking)
+    score_first: bool = False
+    causal_clean: bool = False
+    next_token: float = 0.0
+    """Weight of a next-token loss on the clean half, which must then be causal."""
+    algorithm: Literal["single_pass", "two_pass"] = "single_pass"
+    strata: Literal["permuted", "ordered", "none"] = "permuted"
+
+
+MethodRecipe = Annotated[AutoregressiveRecipe | BlockDiffusionRecipe, Discriminator("kind")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRecipe:
+    """How many checkpoints are kept."""
+
+    keep_last: int = 2
+    keep_best: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerRecipe:
+    """Who is told besides metrics.csv."""
+
+    tensorboard: bool = False
+    wandb_project: str | None = None
+    gradient_variance_batches: int = 0
+    """Measure the gradient's variance over this many batches at validation; 0 does not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A training run."""
+
+    train: TrainSettings
+    method: MethodRecipe
+    data: DataRecipe = field(default_factory=DataRecipe)
+    network: NetworkRecipe = field(default_factory=NetworkRecipe)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    checkpoint: CheckpointRecipe = field(default_factory=CheckpointRecipe)
+    trackers: TrackerRecipe = field(default_factory=TrackerRecipe)
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    """auto is one process alone, or DDP under torchrun."""
+    start_from: str | None = None
+    """A checkpoint whose (EMA) weights training starts from, with a fresh optimizer; also --from."""
+
+    def __post_init__(self) -> None:
+        raise_problems(self._conflicts())
+
+    def _conflicts(self) -> Iterator[str]:
+        method, context = self.method, self.data.context
+        if not isinstance(method, BlockDiffusionRecipe):
+            if self.network.time_conditioning:
+                yield "network.time_conditioning must be false for an autoregressive method"
+            return
+        size = context if method.block_size is None else method.block_size
+        if size < 1 or context % size:
+            yield f"method.block_size must divide data.context {context}, got {size}"
+        if method.next_token and not method.causal_clean:
+            yield "method.next_token needs method.causal_clean: otherwise tokens see what they predict"
+        if self.network.time_conditioning and isinstance(method.masking, CountsMasking):
+            yield "network.time_conditioning needs masks drawn by time: method.masking.kind counts draws none"
+
+
+def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
+    """Plain values, ready for YAML."""
+    plain: dict[str, Any] = _plain(asdict(recipe))
+    return plain
+
+
+def recipe_from_dict(data: Mapping[str, Any], *, where: str) -> Recipe:
+    """A recipe from plain values; one ValueError says all that is wrong."""
+    return parse(Recipe, data, where=where)
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts, later ones winning. A `kind` that changes drops the options of the kind before."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            before = merged.get(key)
+            if isinstance(value, Mapping) and isinstance(before, Mapping):
+                changed = "kind" in value and value["kind"] != before.get("kind")
+                merged[key] = merge({} if changed else before, value)
+            else:
+                merged[key] = merge(value) if isinstance(value, Mapping) else value
+    return merged
+
+
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
+    """`--train.steps 100 --method.masking.kind=times` as a nested dict; values are read as YAML."""
+    import yaml
+
+    overrides: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or len(word) < 3:
+            raise ValueError(f"expected --any.field value, got {word!r}")
+        name, equals, text = word[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ValueError(f"--{name} needs a value, got none")
+            text = rest.pop(0)
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        target = overrides
+        *parents, leaf = name.replace("-", "_").split(".")
+        for parent in parents:
+            target = target.setdefault(parent, {})
+            if not isinstance(target, dict):
+                raise ValueError(f"--{name} sets a part of something that another flag sets whole")
+        target[leaf] = value
+    return overrides
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, so that YAML needs no tags."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

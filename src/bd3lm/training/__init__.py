@@ -1,0 +1,40 @@
+"""Training: the loop, the engine under it, checkpoints, and who watches."""
+
+from bd3lm.training.callbacks import CsvLog, ProgressBar, TensorBoardLog, WandbLog
+from bd3lm.training.checkpoint import CheckpointStore
+from bd3lm.training.clipping import ClipChoice, ClipSearch, choose_range, range_moments
+from bd3lm.training.distributed import Engine
+from bd3lm.training.ema import EMA
+from bd3lm.training.optim import OptimizerSettings, learning_rate
+from bd3lm.training.trainer import Callback, Metrics, Trainer, TrainSettings, Validator
+from bd3lm.training.validation import (
+    ClipSearchValidator,
+    GradientVarianceValidator,
+    HeldOut,
+    LikelihoodValidator,
+)
+
+__all__ = [
+    "EMA",
+    "Callback",
+    "CheckpointStore",
+    "ClipChoice",
+    "ClipSearch",
+    "ClipSearchValidator",
+    "CsvLog",
+    "Engine",
+    "GradientVarianceValidator",
+    "HeldOut",
+    "LikelihoodValidator",
+    "Metrics",
+    "OptimizerSettings",
+    "ProgressBar",
+    "TensorBoardLog",
+    "TrainSettings",
+    "Trainer",
+    "Validator",
+    "WandbLog",
+    "choose_range",
+    "learning_rate",
+    "range_moments",
+]

@@ -1,0 +1,198 @@
+"""Who watches a run: a CSV file always, a progress bar on a terminal, TensorBoard and W&B when asked."""
+
+import csv
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from bd3lm.training.trainer import Metrics, Trainer
+
+# Dense bf16 matrix rates by the vendors' data sheets, for model-FLOP utilisation.
+_PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "A6000": 155e12,
+    "A5000": 111e12,
+    "L40S": 362e12,
+    "4090": 165e12,
+    "3090": 71e12,
+}
+
+
+class CsvLog:
+    """One row a log entry, columns as they come; a resumed run drops the rows after its checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._columns: list[str] = []
+
+    def on_start(self, trainer: "Trainer") -> None:
+        if trainer.engine.is_main:
+            kept = self.rows() if self._path.exists() else []
+            self._rewrite([row for row in kept if int(row["step"]) <= trainer.step])
+
+    def on_log(self, trainer: "Trainer", metrics: "Metrics") -> None:
+        if not trainer.engine.is_main:
+            return
+        row = {"step": str(trainer.step), "tokens": str(trainer.tokens_seen)}
+        row |= {name: format(value, ".9g") for name, value in metrics.items()}
+        if not set(row) <= set(self._columns):  # a first row, or the first with a validation in it
+            self._rewrite([*self.rows(), row])
+            return
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
+
+    def on_end(self, trainer: "Trainer") -> None:
+        pass
+
+    def rows(self) -> list[dict[str, str]]:
+        with self._path.open(newline="", encoding="utf-8") as file:
+            return [{k: v for k, v in row.items() if v} for row in csv.DictReader(file)]
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        """The whole file anew, under another name first: a crash leaves the old one."""
+        self._columns = list(dict.fromkeys(name for row in rows for name in row))
+        temporary = self._path.with_suffix(".tmp")
+        with temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(temporary, self._path)
+
+
+class ProgressBar:
+    """Steps, loss, speed and time left, on a terminal; a line at each validation elsewhere."""
+
+    def __init__(self, console: Console | None = None, *, description: str = "training") -> None:
+        self._console = console or Console()
+        self._description = description
+        self._progress: Progress | None = None
+        self._task: Any = None
+        self._began = time.perf_counter()
+
+    def on_start(self, trainer: "Trainer") -> None:
+        if not trainer.engine.is_main:
+            return
+        self._began = time.perf_counter()
+        if not self._console.is_terminal:
+            return
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._progress.start()
+        self._task = self._progress.add_task(
+            self._description, total=trainer.settings.steps, completed=trainer.step, figures=""
+        )
+
+    def on_log(self, trainer: "Trainer", metrics: "Metrics") -> None:
+        if not trainer.engine.is_main:
+            return
+        figures = describe(trainer, metrics)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=trainer.step, figures=figures)
+        elif "valid_nats" in metrics:
+            seconds = time.perf_counter() - self._began
+            where = f"step {trainer.step}/{trainer.settings.steps}, {seconds:.0f} s"
+            self._console.print(f"{self._description}: {where}, {figures}", soft_wrap=True)
+
+    def on_end(self, trainer: "Trainer") -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def describe(trainer: "Trainer", metrics: "Metrics") -> str:
+    """A log entry in a line. A training loss that is no bound says so."""
+    parts = []
+    if "train_nats" in metrics:
+        label = "loss" if trainer.objective.is_bound else "loss (no bound)"
+        parts.append(f"{label} {metrics['train_nats']:.3f}")
+    if "valid_perplexity" in metrics:
+        parts.append(f"valid perplexity {metrics['valid_perplexity']:.1f}")
+    if "tokens_per_second" in metrics:
+        parts.append(f"{metrics['tokens_per_second']:,.0f} tok/s")
+        utilisation = model_flop_utilisation(trainer, metrics["tokens_per_second"])
+        if utilisation is not None:
+            parts.append(f"{utilisation:.0%} MFU")
+    return ", ".join(parts)
+
+
+def model_flop_utilisation(trainer: "Trainer", tokens_per_second: float) -> float | None:
+    """6 FLOPs a parameter and text token (embeddings not counted) against the devices' data sheets.
+
+    None on devices that are not known. Work on the clean half and in attention is not counted: this is the
+    rate at which text is learned from.
+    """
+    if trainer.engine.device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(trainer.engine.device)
+    peak = next((flops for key, flops in _PEAK_FLOPS.items() if key in name), None)
+    if peak is None:
+        return None
+    parameters = sum(
+        p.numel() for key, p in trainer.network.named_parameters() if not key.startswith("embedding.")
+    )
+    return 6 * parameters * tokens_per_second / (peak * trainer.engine.world)
+
+
+class TensorBoardLog:
+    """Scalars for TensorBoard (extra `tensorboard`)."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError("tensorboard is not installed: pip install 'bd3lm[tensorboard]'") from error
+        self._make = lambda: SummaryWriter(str(folder))
+        self._writer: Any = None
+
+    def on_start(self, trainer: "Trainer") -> None:
+        if trainer.engine.is_main:
+            self._writer = self._make()
+
+    def on_log(self, trainer: "Trainer", metrics: "Metrics") -> None:
+        if self._writer is not None:
+            for name, value in metrics.items():
+                self._writer.add_scalar(name, value, trainer.step)
+
+    def on_end(self, trainer: "Trainer") -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandbLog:
+    """Scalars for Weights & Biases (extra `wandb`)."""
+
+    def __init__(self, *, project: str, name: str, folder: Path) -> None:
+        try:
+            import wandb  # type: ignore[import-not-found, unused-ignore]
+        except ImportError as error:
+            raise ValueError("wandb is not installed: pip install 'bd3lm[wandb]'") from error
+        self._wandb: Any = wandb
+        self._options = {"project": project, "name": name, "dir": str(folder), "resume": "allow"}
+        self._run: Any = None
+
+    def on_start(self, trainer: "Trainer") -> None:
+        if trainer.engine.is_main:
+            self._run = self._wandb.init(config=trainer.run_state, **self._options)
+
+    def on_log(self, trainer: "Trainer", metrics: "Metrics") -> None:
+        if self._run is not None:
+            self._run.log(metrics, step=trainer.step)
+
+    def on_end(self, trainer: "Trainer") -> None:
+        if self._run is not None:
+            self._run.finish()

@@ -1,0 +1,237 @@
+"""The distributed engine: which of the processes we are, and how they share parameters and gradients.
+
+torch.distributed itself, as `torchrun` starts it; no other file of this package calls it. A network knows
+nothing of it: DDP copies the parameters to every process, FSDP2 cuts each of them by rows, and everything
+after `wrap` works on either, and on a single process, through the same few methods.
+
+What several processes must agree on (stopping, errors, small texts) goes through gloo on CPU tensors, so
+that it never waits for an accelerator. Objects cross as JSON, never as pickle.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import TracebackType
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
+
+Parallel = Literal["none", "ddp", "fsdp"]
+Precision = Literal["fp32", "bf16"]
+
+# torchrun ends the survivors of a dead process within seconds and gloo notices a closed connection at once:
+# this is the last line, for a process that hangs. One process may write a large checkpoint meanwhile.
+_TIMEOUT = timedelta(minutes=20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """One process among `world`; by default the only one, on the CPU."""
+
+    parallel: Parallel = "none"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def from_environment(
+        cls,
+        *,
+        parallel: Parallel = "none",
+        device: torch.device | str | None = None,
+        timeout: timedelta = _TIMEOUT,
+    ) -> "Engine":
+        """The process that torchrun's variables describe, or a single one where there are none.
+
+        Without `device` it is this process's GPU, or the CPU where there is no GPU. With one process there is
+        nothing to share and `parallel` becomes "none", so that a configuration for a cluster also runs on
+        one device.
+        """
+        if parallel not in ("none", "ddp", "fsdp"):
+            raise ValueError(f"parallel must be 'none', 'ddp' or 'fsdp', got {parallel!r}")
+        rank, world, local_rank = (
+            _whole_number(name, least) for name, least in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+        )
+        here = _device(device, local_rank)
+        if here.type == "cuda":
+            torch.cuda.set_device(here)
+        if world == 1:
+            return cls(device=here)
+        if parallel == "none":
+            raise ValueError(f"parallel must be 'ddp' or 'fsdp' with {world} processes, got 'none'")
+        if here.type not in ("cpu", "cuda"):
+            raise ValueError(f"device must be a CPU or a CUDA GPU with {world} processes, got {here}")
+        backend = "cpu:gloo,cuda:nccl" if here.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timeout)
+        return cls(parallel=parallel, device=here, rank=rank, world=world, local_rank=local_rank)
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the group of processes. Waits for nobody, since another process may have died."""
+        if self.world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process prints, and writes what all have in common."""
+        return self.rank == 0
+
+    @property
+    def gradient_scale(self) -> float:
+        """Multiply a loss by this and its gradients are sums over the processes.
+
+        DDP and FSDP2 average gradients. Our losses are sums, divided once by a count over all processes, so
+        what one process would compute on the whole batch is the sum.
+        """
+        return float(self.world)
+
+    def wrap(self, module: nn.Module, *, layers: Sequence[nn.Module], precision: Precision) -> nn.Module:
+        """Move a module to the device and share its parameters; the module returned is the one to call.
+
+        Every use of a parameter must lie inside the wrapped module's `forward`. All processes start from the
+        first one's parameters. Under FSDP2 each of `layers`, and what is left, is gathered just before it is
+        used and freed after; the parameters become sharded in place, so take them from the module after
+        wrapping. There `precision` "bf16" gathers parameters and computes in bfloat16 and adds gradients in
+        float32; elsewhere parameters stay as they are and precision is a matter of autocast.
+        """
+        if precision not in ("fp32", "bf16"):
+            raise ValueError(f"precision must be 'fp32' or 'bf16', got {precision!r}")
+        if self.parallel == "fsdp":
+            return self._shard(module, layers, precision)
+        module.to(self.device)
+        if self.parallel == "none":
+            return module
+        return DistributedDataParallel(
+            module,
+            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+        )
+
+    def _shard(self, module: nn.Module, layers: Sequence[nn.Module], precision: Precision) -> nn.Module:
+        mesh = init_device_mesh(self.device.type, (self.world,))
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if precision == "bf16" else None,
+            reduce_dtype=torch.float32,
+            # Layers are handed rotary angles besides hidden states; those must stay in float32.
+            cast_forward_inputs=False,
+        )
+        for unit in (*layers, module):  # one at a time, so that the device never holds all of a large network
+            unit.to(self.device)
+            for parameter in unit.parameters():
+                if not isinstance(parameter, DTensor):
+                    dist.broadcast(parameter.detach(), src=0)
+            # By default FSDP2 leaves the root's parameters whole after a forward pass without a backward one.
+            # Weights exchanged after such a pass (EMA) would then not be seen by the next.
+            fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+        return module
+
+    @contextmanager
+    def accumulating(self, wrapped: nn.Module, *, last: bool) -> Iterator[None]:
+        """One micro-batch, forward and backward; gradients are exchanged only in the `last` of a step."""
+        if isinstance(wrapped, FSDPModule):
+            wrapped.set_requires_gradient_sync(last)
+            yield
+        elif isinstance(wrapped, DistributedDataParallel) and not last:
+            with wrapped.no_sync():
+                yield
+        else:
+            yield
+
+    @torch.no_grad()
+    def grad_norm(self, parameters: Iterable[Tensor]) -> Tensor:
+        """The L2 norm of all gradients as a float32 tensor on the device, without waiting for it."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+        shards = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+        square = _sum_of_squares(whole, self.device)
+        if shards:
+            square = square + self.all_reduce_sum(_sum_of_squares(shards, self.device))
+        return square.sqrt()
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Add a tensor up over the processes, in place and on its own device; returns it."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def any_true(self, flag: bool) -> bool:
+        """Whether any process says so. Every process gets the same answer."""
+        if self.world == 1:
+            return flag
+        seen = torch.tensor([flag], dtype=torch.int32)
+        dist.all_reduce(seen, op=dist.ReduceOp.MAX)
+        return bool(seen.item())
+
+    def barrier(self) -> None:
+        """Wait until every process is here (the host, not its accelerator)."""
+        self.any_true(False)
+
+    def gather_text(self, text: str) -> list[str]:
+        """The texts of all processes, by rank, on every process."""
+        if self.world == 1:
+            return [text]
+        data = torch.frombuffer(bytearray(text.encode()) or bytearray(1), dtype=torch.uint8)
+        size = torch.tensor([len(text.encode())])
+        sizes = [torch.zeros_like(size) for _ in range(self.world)]
+        dist.all_gather(sizes, size)
+        lengths = [int(size.item()) for size in sizes]
+        mine = torch.zeros(max(1, *lengths), dtype=torch.uint8)
+        mine[: len(data)] = data
+        parts = [torch.zeros_like(mine) for _ in range(self.world)]
+        dist.all_gather(parts, mine)
+        return [part[:length].numpy().tobytes().decode() for part, length in zip(parts, lengths, strict=True)]
+
+    def broadcast_text(self, text: str) -> str:
+        """The main process's text, on every process."""
+        return self.gather_text(text if self.is_main else "")[0]
+
+
+@torch.no_grad()
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds, in the same memory: all of it unless it is sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:
+    if not tensors:
+        return torch.zeros((), device=device)
+    return get_total_norm(tensors).to(device, torch.float32).square()
+
+
+def _whole_number(name: str, least: int) -> int:
+    text = os.environ.get(name, str(least))
+    if not text.isdecimal() or int(text) < least:
+        raise ValueError(f"the environment variable {name} must be a number from {least}, got {text!r}")
+    return int(text)
+
+
+def _device(device: torch.device | str | None, local_rank: int) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    asked = torch.device(device)
+    if asked.type != "cuda" or asked.index is not None:
+        return asked
+    if local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"device 'cuda' needs a GPU for each process of this machine: there are "
+            f"{torch.cuda.device_count()}, and LOCAL_RANK is {local_rank}"
+        )
+    return torch.device("cuda", local_rank)

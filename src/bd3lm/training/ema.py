@@ -1,0 +1,53 @@
+"""An exponential moving average of a network's parameters: the weights that are evaluated and released."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from bd3lm.training.distributed import local
+
+
+class EMA:
+    """shadow ← d · shadow + (1 − d) · parameter after each step, in float32.
+
+    d = min(decay, (1 + n) / (10 + n)) at update n = 1, 2, ..: early on, a long average would mostly hold
+    the initial weights. Sharded parameters have sharded averages; each process averages its own rows.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], *, decay: float = 0.9999) -> None:
+        """`parameters` are watched, not copied: take them from the module after it was wrapped."""
+        if not 0.0 <= decay < 1.0:
+            raise ValueError(f"decay must lie in [0, 1), got {decay}")
+        self.decay = decay
+        self.updates = 0
+        self._parameters = dict(parameters)
+        self._shadow = {
+            name: parameter.detach().to(torch.float32, copy=True) for name, parameter in parameters.items()
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The averages by name. With `updates` they are the whole state, and may be written to in place."""
+        return dict(self._shadow)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the parameters as they are now."""
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        averages = [local(average) for average in self._shadow.values()]
+        current = [local(parameter).float() for parameter in self._parameters.values()]
+        torch._foreach_lerp_(averages, current, 1.0 - decay)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """The parameters are the averages inside, and bit for bit what they were after."""
+        parameters = [local(parameter) for parameter in self._parameters.values()]
+        averages = [local(average) for average in self._shadow.values()]
+        raw = [parameter.clone() for parameter in parameters]
+        torch._foreach_copy_(parameters, averages)
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(parameters, raw)

@@ -1,0 +1,60 @@
+"""The module that a distributed engine wraps: every use of a parameter happens inside its `forward`.
+
+What is done with the network is handed in as a function, so that training, validation and the clip search
+all go through the same wrapper, whose hooks gather and free sharded parameters.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bd3lm.diffusion import Draws
+from bd3lm.models import Transformer
+from bd3lm.objectives import Objective, TokenBatch
+
+T = TypeVar("T")
+
+
+class NetworkRunner(nn.Module):
+    """Runs work on a network, in mixed precision when asked."""
+
+    def __init__(self, network: Transformer, *, autocast: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.network = network
+        self.autocast = autocast
+
+    def forward(self, work: Callable[[Transformer], T]) -> T:
+        device = self.network.embedding.weight.device.type
+        with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None):
+            return work(self.network)
+
+
+class StepSums(NamedTuple):
+    """Sums over a micro-batch, to be divided by the global sum of `weight`.
+
+    A tuple of tensors, because wrappers look for tensors in what `forward` returns.
+    """
+
+    loss: Tensor  # what is minimised: nats and auxiliary nats
+    nats: Tensor  # what is reported, detached
+    auxiliary: Tensor  # detached
+    weight: Tensor
+    statistics: Mapping[str, Tensor]
+
+
+def training_sums(
+    network: Transformer, objective: Objective, batch: TokenBatch, draws: Draws | None
+) -> StepSums:
+    """An objective's loss on a micro-batch."""
+    loss = objective.loss(network, batch, draws)
+    nats = loss.nats.sum()
+    auxiliary = torch.zeros_like(nats) if loss.auxiliary is None else loss.auxiliary.sum()
+    return StepSums(
+        loss=nats + auxiliary,
+        nats=nats.detach(),
+        auxiliary=auxiliary.detach(),
+        weight=loss.weight.sum().detach(),
+        statistics=loss.statistics,
+    )

@@ -1,0 +1,259 @@
+"""One checkpoint's folder: safetensors files that hold rows of named tensors, and the index of them.
+
+A sharded tensor is cut by rows (FSDP2's way); each process writes the rows it holds to a file of its own. The
+index, state.json, says which rows are where, so any number of processes can read what any other number wrote,
+each only its own rows. It carries the size and SHA-256 of every file, and its own. Nothing is pickled, so
+nothing runs when a file is read.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from bd3lm.training.distributed import Engine, local
+
+FORMAT = 1
+INDEX = "state.json"
+_CHUNK = 1 << 22  # bytes written at once
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class Damaged(ValueError):
+    """A checkpoint is not what was written; the message says in what way."""
+
+
+class File(TypedDict):
+    size: int
+    sha256: str
+
+
+class Stored(TypedDict):
+    dtype: str
+    shape: list[int]
+    pieces: list[tuple[str, int, int]]  # file, first row, row after the last
+
+
+class Part(TypedDict):
+    """What one process wrote."""
+
+    files: dict[str, File]
+    pieces: dict[str, tuple[str, int, int]]
+
+
+class Index(TypedDict):
+    """What state.json holds, besides its own digest."""
+
+    format: int
+    step: int
+    score: float | None
+    state: dict[str, Any]
+    files: dict[str, File]
+    tensors: dict[str, Stored]
+
+
+def held_rows(tensor: Tensor) -> tuple[int, int]:
+    """First row and row after the last that this process holds. A number counts as one row."""
+    rows = tensor.shape[0] if tensor.ndim else 1
+    if not isinstance(tensor, DTensor):
+        return 0, rows
+    if tensor.device_mesh.ndim != 1 or tensor.placements[0] != Shard(0):
+        raise ValueError(f"a sharded tensor must be cut by rows over one mesh, got {tensor.placements}")
+    each = -(-rows // tensor.device_mesh.size())  # as torch.chunk: the last processes may hold fewer, or none
+    start = min(rows, each * tensor.device_mesh.get_local_rank())
+    stop = min(rows, start + each)
+    if local(tensor).shape[0] != stop - start:
+        raise RuntimeError(f"expected to hold rows {start} to {stop}, but hold {local(tensor).shape[0]}")
+    return start, stop
+
+
+# --- Writing -----------------------------------------------------------------------------------------
+
+
+def write_tensors(folder: Path, named: Mapping[str, Tensor], engine: Engine) -> Part:
+    """Write this process's share: its rows of sharded tensors; the main process also writes the whole ones."""
+    sharded = {key for key, tensor in named.items() if isinstance(tensor, DTensor)}
+    rows = {key: held_rows(tensor) for key, tensor in named.items() if key in sharded or engine.is_main}
+    mine = {key: local(named[key]) for key, (start, stop) in sorted(rows.items()) if start < stop}
+    if not mine:
+        return Part(files={}, pieces={})
+    name = f"tensors-{engine.rank:05d}-of-{engine.world:05d}" if sharded else "tensors"
+    file = f"{name}.safetensors"
+    written = _write(folder / file, _safetensors(mine))
+    return Part(files={file: written}, pieces={key: (file, *rows[key]) for key in mine})
+
+
+def write_index(
+    folder: Path,
+    named: Mapping[str, Tensor],
+    parts: Iterable[Part],
+    *,
+    step: int,
+    score: float | None,
+    state: dict[str, Any],
+) -> None:
+    """Write state.json from what each process says it wrote, and force the folder to disk."""
+    parts = list(parts)
+    index = Index(
+        format=FORMAT,
+        step=step,
+        score=score,
+        state=state,
+        files={name: file for part in parts for name, file in part["files"].items()},
+        tensors={
+            key: Stored(
+                dtype=DTYPES[tensor.dtype],
+                shape=list(tensor.shape),
+                pieces=[part["pieces"][key] for part in parts if key in part["pieces"]],
+            )
+            for key, tensor in named.items()
+        },
+    )
+    text = json.dumps({**index, "sha256": _digest(index)}, indent=1)
+    _write(folder / INDEX, [text.encode()])
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> File:
+    """Write a file that must not be there yet, and force it to disk."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return File(size=size, sha256=digest.hexdigest())
+
+
+def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """A safetensors file, piece by piece: the length of a JSON header, the header, the tensors' bytes.
+
+    The library's own writer takes all tensors in host memory at once, cannot digest what it writes, and
+    reports a full disk as an error of its own kind.
+    """
+    order = sorted(tensors, key=lambda key: -tensors[key].element_size())  # so that every tensor is aligned
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for key in order:
+        tensor = tensors[key]
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[key] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for key in order:
+        data = memoryview(tensors[key].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for start in range(0, len(data), _CHUNK):
+            yield data[start : start + _CHUNK]
+
+
+def _digest(index: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+# --- Reading -----------------------------------------------------------------------------------------
+
+
+def read_index(folder: Path) -> Index:
+    """state.json, checked against its own digest."""
+    try:
+        index = json.loads((folder / INDEX).read_bytes())
+    except OSError as error:
+        raise Damaged(f"{INDEX} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise Damaged(f"{INDEX} is not JSON") from None
+    if not isinstance(index, dict) or index.pop("sha256", None) != _digest(index):
+        raise Damaged(f"{INDEX} is not what was written: its SHA-256 differs")
+    if index["format"] != FORMAT:
+        raise ValueError(
+            f"{folder} has format {index['format']}; this version of bd3lm reads format {FORMAT}"
+        )
+    return cast("Index", index)
+
+
+def check_file(path: Path, expected: File) -> None:
+    """Raise `Damaged` unless a file is what was written."""
+    try:
+        size = path.stat().st_size
+        if size != expected["size"]:
+            raise Damaged(f"{path.name} has {size} bytes instead of {expected['size']}")
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read: {error.strerror}") from None
+    if digest != expected["sha256"]:
+        raise Damaged(f"{path.name} is not what was written: its SHA-256 differs")
+
+
+def check_match(named: Mapping[str, Tensor], index: Index, folder: Path) -> None:
+    """Refuse tensors of another network, in one message that lists what differs.
+
+    Groups that are not asked for do not matter; those that are must match name by name.
+    """
+    groups = {key.partition("/")[0] for key in named}
+    stored = {key: entry for key, entry in index["tensors"].items() if key.partition("/")[0] in groups}
+    differing = [f"{key} is not stored" for key in named.keys() - stored.keys()]
+    differing += [f"{key} is not asked for" for key in stored.keys() - named.keys()]
+    for key in named.keys() & stored.keys():
+        dtype, shape = DTYPES[named[key].dtype], list(named[key].shape)
+        there = stored[key]
+        if (there["dtype"], there["shape"]) != (dtype, shape):
+            differing.append(f"{key} is {there['dtype']} {there['shape']} instead of {dtype} {shape}")
+    if differing:
+        more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+        raise ValueError(f"{folder} does not fit: {'; '.join(sorted(differing)[:5])}{more}")
+
+
+@torch.no_grad()
+def read_tensors(folder: Path, named: Mapping[str, Tensor], index: Index) -> None:
+    """Fill the rows that this process holds, reading no others."""
+    wanted: dict[str, list[tuple[str, int, int]]] = {}
+    for key, tensor in named.items():
+        first, last = held_rows(tensor)
+        for file, start, stop in index["tensors"][key]["pieces"]:
+            if max(first, start) < min(last, stop):
+                wanted.setdefault(file, []).append((key, start, stop))
+    for file, pieces in wanted.items():
+        with safe_open(folder / file, framework="pt") as stored:
+            for key, start, stop in pieces:
+                target, (first, last) = local(named[key]), held_rows(named[key])
+                low, high = max(first, start), min(last, stop)
+                if (low, high) == (first, last) == (start, stop):  # also a number, which has no rows to cut
+                    target.copy_(stored.get_tensor(key))
+                else:
+                    rows = stored.get_slice(key)[low - start : high - start]
+                    target[low - first : high - first].copy_(rows)

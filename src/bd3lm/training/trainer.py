@@ -1,0 +1,400 @@
+"""The training loop. It knows no method: an objective gives sums to minimise, callbacks watch.
+
+Data order, noise and dropout are functions of (seed, step): a run has no hidden state beyond its weights,
+optimizer, EMA and what the objective has learned, so a run that was stopped goes on as if it had not been.
+"""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion import Draws, derive_seed
+from bd3lm.models import Transformer
+from bd3lm.objectives import Objective, TokenBatch
+from bd3lm.training.checkpoint import CheckpointStore, optimizer_groups
+from bd3lm.training.distributed import Engine
+from bd3lm.training.ema import EMA
+from bd3lm.training.optim import OptimizerSettings, apply_gradients, learning_rate, make_optimizer
+from bd3lm.training.step import NetworkRunner, training_sums
+
+Precision = Literal["auto", "fp32", "bf16"]
+Metrics = dict[str, float]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """How long, how much at once, and how often to look."""
+
+    steps: int
+    global_batch: int = 512
+    """Sequences in a step, over all devices and micro-batches."""
+    micro_batch: int | None = None
+    """Sequences a device takes at once; by default its whole share of the global batch."""
+    seed: int = 0
+    precision: Precision = "auto"
+    """auto is bf16 on GPUs and fp32 on a CPU."""
+    compile: bool = False
+    ema_decay: float = 0.9999
+    log_every: int = 10
+    validate_every: int = 1000
+    checkpoint_every: int = 1000
+    adapt_every: int = 100
+    """How often an objective that learns (a proposal over counts) is updated."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "steps",
+            "global_batch",
+            "log_every",
+            "validate_every",
+            "checkpoint_every",
+            "adapt_every",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise ValueError(f"micro_batch must be at least 1, got {self.micro_batch}")
+        if not 0.0 <= self.ema_decay < 1.0:
+            raise ValueError(f"ema_decay must lie in [0, 1), got {self.ema_decay}")
+
+
+class Batches(Protocol):
+    """The global batch as a function of the step; ranks and micro-batches take its rows."""
+
+    @property
+    def context(self) -> int:
+        """Tokens in a sequence."""
+
+    def batch(self, step: int, rows: slice | None = None) -> Tensor:
+        """Token ids (rows, length) on the CPU."""
+
+
+class Callback(Protocol):
+    """Somebody who watches a run. Called on every rank; write on the main one only."""
+
+    def on_start(self, trainer: "Trainer") -> None:
+        """Before the first step, after a checkpoint was restored."""
+
+    def on_log(self, trainer: "Trainer", metrics: Metrics) -> None:
+        """Every `log_every` steps, and after each validation."""
+
+    def on_end(self, trainer: "Trainer") -> None:
+        """After the last step, also when stopped or failed."""
+
+
+Validator = Callable[["Trainer"], Metrics]
+"""Measures the network, in evaluation mode with its EMA weights; may replace `trainer.objective`."""
+
+
+class Trainer:
+    """A run: network, objective, data, optimizer, EMA and checkpoints, advanced step by step."""
+
+    def __init__(
+        self,
+        *,
+        network: Transformer,
+        objective: Objective,
+        data: Batches,
+        settings: TrainSettings,
+        optimizer: OptimizerSettings,
+        engine: Engine,
+        store: CheckpointStore,
+        score_first: bool = False,
+        validators: Sequence[Validator] = (),
+        callbacks: Sequence[Callback] = (),
+        run_state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`run_state` is JSON that travels in every checkpoint (the resolved config, fingerprints)."""
+        self.network, self.data, self.settings, self.engine, self.store = (
+            network,
+            data,
+            settings,
+            engine,
+            store,
+        )
+        self.optimizer_settings = optimizer
+        self.validators, self.callbacks = list(validators), list(callbacks)
+        self.score_first = score_first
+        self.run_state = dict(run_state or {})
+        self.step = 0
+        self.stopped_by: Literal["steps", "signal"] = "steps"
+        self._rows = _rank_rows(settings, engine)
+        self.precision = _resolve(settings.precision, engine.device)
+        self.objective = objective
+        if settings.compile:
+            network.compile_layers()
+        mixed = torch.bfloat16 if self.precision == "bf16" and engine.parallel != "fsdp" else None
+        self._wrapped = engine.wrap(
+            NetworkRunner(network, autocast=mixed), layers=list(network.layers), precision=self.precision
+        )
+        self._named: dict[str, Tensor] = dict(network.named_parameters())
+        self._optimizer = make_optimizer(optimizer, self._named, engine.device)
+        self.ema = EMA(self._named, decay=settings.ema_decay)
+        self._window = _Window()
+        self._statistics: dict[str, Tensor] = {}
+
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens read so far, over all devices."""
+        return self.step * self.settings.global_batch * self.data.context
+
+    def apply(self, work: Callable[[Transformer], T]) -> T:
+        """Work on the network as it is trained: wrapped, in mixed precision. All ranks must take part."""
+        done: T = self._wrapped(work)
+        return done
+
+    def run(self) -> None:
+        """Train to the last step, or until SIGTERM or Ctrl-C asks to stop; both save before returning."""
+        with _stop_requests() as stop_requested:
+            for callback in self.callbacks:
+                callback.on_start(self)
+            try:
+                self._window.restart()
+                while self.step < self.settings.steps:
+                    self._train_step()
+                    stopping = self.engine.any_true(stop_requested())
+                    self._after_step(stopping)
+                    if stopping:
+                        self.stopped_by = "signal"
+                        break
+            finally:
+                for callback in self.callbacks:
+                    callback.on_end(self)
+
+    def _train_step(self) -> None:
+        settings, engine = self.settings, self.engine
+        objective = self.objective
+        self.network.train()
+        rate = learning_rate(self.optimizer_settings, self.step, settings.steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        draws = self._draws()
+        totals = torch.zeros(3, dtype=torch.float64, device=engine.device)
+        # The exact denominator, the global sum of weights, is known only after the last micro-batch: losses
+        # are divided by a nominal one, which keeps gradients at a sane scale, and corrected once at the end.
+        nominal = float(settings.global_batch * self.data.context)
+        for index, rows in enumerate(self._rows):
+            batch = self._batch(rows)
+            torch.manual_seed(derive_seed(settings.seed, "dropout", self.step, rows.start))
+            with engine.accumulating(self._wrapped, last=index == len(self._rows) - 1):
+                own = None if draws is None else draws[rows]
+                sums = self.apply(partial(training_sums, objective=objective, batch=batch, draws=own))
+                (sums.loss * (engine.gradient_scale / nominal)).backward()
+            totals += torch.stack((sums.nats, sums.auxiliary, sums.weight)).double()
+            self._collect(sums.statistics)
+        engine.all_reduce_sum(totals)
+        factor = nominal / totals[2].clamp_min(1.0)
+        norm = apply_gradients(
+            self._optimizer,
+            list(self._named.values()),
+            factor=factor.float(),
+            clip_norm=self.optimizer_settings.clip_norm,
+            engine=engine,
+        )
+        self.ema.update()
+        self._window.add(totals, norm, rate)
+        self.step += 1
+
+    def _after_step(self, stopping: bool) -> None:
+        step, settings = self.step, self.settings
+        last = step == settings.steps
+        metrics: Metrics = {}
+        if step % settings.log_every == 0 or last or stopping:
+            metrics = self._logged()
+        if self._statistics and step % settings.adapt_every == 0:
+            self._adapt()
+        score = None
+        if self.validators and (step % settings.validate_every == 0 or last) and not stopping:
+            metrics |= self.validate()
+            score = metrics.get("valid_nats")
+        if metrics:
+            for callback in self.callbacks:
+                callback.on_log(self, metrics)
+        if step % settings.checkpoint_every == 0 or last or stopping:
+            self.save(score)
+
+    def validate(self) -> Metrics:
+        """Run the validators on the EMA weights, in evaluation mode."""
+        metrics: Metrics = {}
+        self.network.eval()
+        with torch.no_grad(), self.ema.swapped_in():
+            for validator in self.validators:
+                metrics |= validator(self)
+        self._window.restart()
+        return metrics
+
+    def save(self, score: float | None = None) -> None:
+        """Write a checkpoint, unless the run has gone bad since the last one."""
+        self._require_finite(self._window.last_norm())
+        state = {
+            "step": self.step,
+            "objective": self.objective.state(),
+            "statistics": {name: value.tolist() for name, value in self._pooled_statistics().items()},
+            "ema_updates": self.ema.updates,
+            "run": self.run_state,
+        }
+        self.store.save(self.step, self._tensors(), state, engine=self.engine, score=score)
+        self._window.restart()
+
+    def resume(self) -> bool:
+        """Go on from the newest intact checkpoint; False when there is none to go on from."""
+        state = self.store.load_into(self._tensors(), engine=self.engine, required=False)
+        if state is None:
+            return False
+        self.step = state["step"]
+        if self.engine.is_main:
+            self._statistics = {
+                name: torch.tensor(value, dtype=torch.float64, device=self.engine.device)
+                for name, value in state["statistics"].items()
+            }
+        self.ema.updates = state["ema_updates"]
+        self.objective = self.objective.restore(state["objective"])
+        return True
+
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything a checkpoint holds besides JSON; filled in place, it restores the run."""
+        groups = optimizer_groups(self._optimizer, self._named)
+        return {"model": self._named, "ema": self.ema.tensors(), **groups}
+
+    def _batch(self, rows: slice) -> TokenBatch:
+        tokens = self.data.batch(self.step, rows).to(self.engine.device, non_blocking=True)
+        return TokenBatch.of(tokens, score_first=self.score_first)
+
+    def _draws(self) -> Draws | None:
+        """The noise of the global batch: the same on every rank."""
+        device = self.engine.device
+        generator = torch.Generator(device).manual_seed(derive_seed(self.settings.seed, "masks", self.step))
+        return self.objective.draw(
+            self.settings.global_batch, self.data.context, generator=generator, device=device
+        )
+
+    def _collect(self, statistics: Mapping[str, Tensor]) -> None:
+        for name, value in statistics.items():
+            self._statistics[name] = self._statistics.get(name, torch.zeros_like(value)) + value
+
+    def _pooled_statistics(self) -> dict[str, Tensor]:
+        """The sum over ranks, which the main rank goes on with and the others from zero."""
+        pooled = {}
+        for name, value in self._statistics.items():
+            self.engine.all_reduce_sum(value)
+            pooled[name] = value
+            self._statistics[name] = value if self.engine.is_main else torch.zeros_like(value)
+        return pooled
+
+    def _adapt(self) -> None:
+        self.objective = self.objective.adapt(self._pooled_statistics())
+        self._statistics = {}
+
+    def _logged(self) -> Metrics:
+        """Averages since the last time; this is where the host waits for the device."""
+        metrics = self._window.averages()
+        self._require_finite(metrics["train_nats"])
+        return metrics
+
+    def _require_finite(self, value: float) -> None:
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"the loss or its gradient is not finite (seen at step {self.step}); the last checkpoint is "
+                "intact. Lower the learning rate, or look at the data around that step"
+            )
+
+
+class _Window:
+    """Sums on the device since the last log."""
+
+    def __init__(self) -> None:
+        self._totals: Tensor | None = None
+        self._norm: Tensor | None = None
+        self._rate = 0.0
+        self._steps = 0
+        self._seconds = 0.0
+        self._since = time.perf_counter()
+
+    def restart(self) -> None:
+        """Do not count the time since the last step (validation, saving) as training."""
+        self._since = time.perf_counter()
+
+    def add(self, totals: Tensor, norm: Tensor, rate: float) -> None:
+        self._totals = totals if self._totals is None else self._totals + totals
+        self._norm, self._rate, self._steps = norm, rate, self._steps + 1
+        now = time.perf_counter()
+        self._seconds += now - self._since
+        self._since = now
+
+    def last_norm(self) -> float:
+        return 0.0 if self._norm is None else self._norm.item()
+
+    def averages(self) -> Metrics:
+        if self._totals is None or self._norm is None:
+            raise RuntimeError("nothing was trained since the last log")
+        nats, auxiliary, tokens = self._totals.tolist()
+        norm = self._norm.item()
+        self._seconds += time.perf_counter() - self._since
+        metrics = {
+            "train_nats": nats / max(tokens, 1.0),
+            "learning_rate": self._rate,
+            "gradient_norm": norm,
+            "tokens_per_second": tokens / max(self._seconds, 1e-9),
+        }
+        if auxiliary:
+            metrics["auxiliary_nats"] = auxiliary / max(tokens, 1.0)
+        self._totals, self._steps, self._seconds = None, 0, 0.0
+        self.restart()
+        return metrics
+
+
+def _rank_rows(settings: TrainSettings, engine: Engine) -> list[slice]:
+    """This rank's rows of the global batch, cut into micro-batches."""
+    share, rest = divmod(settings.global_batch, engine.world)
+    if rest:
+        raise ValueError(
+            f"global_batch must be a multiple of the number of processes {engine.world}, "
+            f"got {settings.global_batch}"
+        )
+    micro = settings.micro_batch or share
+    if share % micro:
+        raise ValueError(
+            f"micro_batch must divide a process's share of the global batch, {share} sequences, got {micro}"
+        )
+    first = engine.rank * share
+    return [slice(start, start + micro) for start in range(first, first + share, micro)]
+
+
+def _resolve(precision: Precision, device: torch.device) -> Literal["fp32", "bf16"]:
+    if precision == "auto":
+        return "bf16" if device.type == "cuda" else "fp32"
+    return precision
+
+
+@contextmanager
+def _stop_requests() -> Iterator[Callable[[], bool]]:
+    """SIGTERM and Ctrl-C ask the loop to stop after the step; a second Ctrl-C stops at once."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked = True
+
+    previous = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            previous[number] = signal.signal(number, ask)
+        except ValueError:  # not in the main thread: whoever runs us there handles signals
+            break
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

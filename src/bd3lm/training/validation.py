@@ -1,0 +1,104 @@
+"""What is measured while training: held-out likelihood, the clip range, the gradient's variance.
+
+Every rank makes the same number of passes, since under FSDP2 a pass is a collective: a rank whose share is
+shorter evaluates a batch in which nothing is scored.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bd3lm.evaluation import gradient_variance, variance
+from bd3lm.evaluation.likelihood import loss_sums
+from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch
+from bd3lm.training.clipping import ClipSearch, choose_range, range_moments
+from bd3lm.training.trainer import Metrics, Trainer
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out sequences in batches, dealt out to ranks."""
+
+    batches: Sequence[Tensor]  # token ids (rows, length)
+    score_first: bool
+
+    def share(self, trainer: Trainer, limit: int | None = None) -> Iterator[tuple[int, TokenBatch]]:
+        """(index, batch) for this rank; as many for every rank."""
+        engine = trainer.engine
+        total = len(self.batches) if limit is None else min(limit, len(self.batches))
+        for turn in range(math.ceil(total / engine.world)):
+            index = turn * engine.world + engine.rank
+            tokens = self.batches[min(index, total - 1)].to(engine.device)
+            batch = TokenBatch.of(tokens, score_first=self.score_first)
+            if index >= total:
+                batch = TokenBatch(tokens=tokens, scored=torch.zeros_like(batch.scored))
+            yield index, batch
+
+
+@dataclass(frozen=True)
+class LikelihoodValidator:
+    """Perplexity of the held-out text, by uniformly drawn mask rates as in the paper; AR's is exact."""
+
+    held_out: HeldOut
+    objective: Objective
+    seed: int = 0
+
+    def __call__(self, trainer: Trainer) -> Metrics:
+        sums = torch.zeros(2, dtype=torch.float64, device=trainer.engine.device)
+        for index, batch in self.held_out.share(trainer):
+            draws = self.objective.seeded_draws(batch, self.seed, "validation", index)
+            sums += trainer.apply(lambda net, b=batch, d=draws: loss_sums(net, self.objective, b, d))  # type: ignore[misc]
+        trainer.engine.all_reduce_sum(sums)
+        nats, tokens = sums.tolist()
+        return {"valid_nats": nats / tokens, "valid_perplexity": math.exp(min(nats / tokens, 700.0))}
+
+
+@dataclass(frozen=True)
+class ClipSearchValidator:
+    """Searches the clip range again every `search.every` steps and lets training go on with it."""
+
+    held_out: HeldOut
+    search: ClipSearch
+    seed: int = 0
+
+    def __call__(self, trainer: Trainer) -> Metrics:
+        objective = trainer.objective
+        if not isinstance(objective, BlockDiffusionLoss):
+            raise ValueError(f"only block diffusion has a clip range to search, got {objective}")
+        if trainer.step % self.search.every:
+            return {}
+        ranges = self.search.ranges()
+        moments = torch.zeros(len(ranges), 3, dtype=torch.float64, device=trainer.engine.device)
+        for index, batch in self.held_out.share(trainer, self.search.batches):
+            draws = objective.seeded_draws(batch, self.seed, "clip search", trainer.step, index)
+            moments += trainer.apply(
+                lambda net, b=batch, d=draws: range_moments(net, objective, ranges, b, d)  # type: ignore[misc]
+            )
+        trainer.engine.all_reduce_sum(moments)
+        variances = dict(zip(ranges, map(variance, moments), strict=True))
+        choice = choose_range(ranges, variances.__getitem__)
+        trainer.objective = objective.clipped(choice.low, choice.high)
+        return {
+            "clip_low": choice.low,
+            "clip_high": choice.high,
+            "clip_variance": choice.variances[choice.low, choice.high],
+        }
+
+
+@dataclass(frozen=True)
+class GradientVarianceValidator:
+    """The variance of the training gradient over batches (eq. 10), on one process."""
+
+    held_out: HeldOut
+    batches: int
+
+    def __call__(self, trainer: Trainer) -> Metrics:
+        if trainer.engine.world > 1:
+            raise ValueError("trackers.gradient_variance_batches needs a run of one process")
+        batches = [batch for _, batch in self.held_out.share(trainer, self.batches)]
+        with torch.enable_grad():
+            value = gradient_variance(trainer.network, trainer.objective, batches, seed=trainer.step)
+        return {"gradient_variance": value}

@@ -1,0 +1,82 @@
+"""Variances by one pass are those of all the numbers at once."""
+
+import numpy as np
+import pytest
+import torch
+
+from bd3lm.diffusion import ClippedTimes, Counts, Times
+from bd3lm.evaluation import block_moments, gradient_variance, nelbo_variance, variance
+from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, TokenBatch
+from tests.oracles.likelihood import every_text
+from tests.oracles.networks import CLEAN, MASK, tiny_transformer
+
+MODEL = tiny_transformer(43)
+
+
+def corpus() -> list[TokenBatch]:
+    texts = every_text(CLEAN, 6)
+    return [TokenBatch.of(texts[:7]), TokenBatch.of(texts[300:304], lengths=torch.tensor([6, 2, 4, 6]))]
+
+
+def losses(objective: BlockDiffusionLoss):
+    for index, batch in enumerate(corpus()):
+        yield batch, objective.loss(MODEL, batch, objective.seeded_draws(batch, 0, index))
+
+
+@pytest.mark.parametrize("masking", [Times(), Counts()])
+def test_nelbo_variance_is_that_of_the_blocks_mean_nats(masking):
+    objective = BlockDiffusionLoss(block_size=3, mask_id=MASK, masking=masking)
+    means = []
+    for batch, loss in losses(objective):
+        for row in range(len(batch.tokens)):
+            for start in (0, 3):
+                tokens = batch.scored[row, start : start + 3].sum().item()
+                if tokens:
+                    means.append(loss.nats[row, start : start + 3].sum().item() / tokens)
+    found = nelbo_variance(MODEL, objective, corpus(), block_size=3)
+    assert len(means) == 7 * 2 + 2 + 1 + 2 + 2
+    assert found == pytest.approx(np.var(means, ddof=1))
+
+
+def test_moments_add_over_batches():
+    objective = BlockDiffusionLoss(block_size=3, mask_id=MASK)
+    batch = corpus()[0]
+    draws = objective.seeded_draws(batch, 0)
+    whole = block_moments(MODEL, objective, batch, draws, block_size=3)
+    parts = [
+        block_moments(MODEL, objective, batch[s], draws[s], block_size=3) for s in (slice(3), slice(3, 7))
+    ]
+    torch.testing.assert_close(parts[0] + parts[1], whole)
+
+
+@pytest.mark.parametrize("conditioning", [{}, {"adaln": True}])
+def test_gradient_variance_is_the_scatter_around_the_mean_gradient(conditioning):
+    model = tiny_transformer(43, **conditioning)
+    objective = BlockDiffusionLoss(block_size=3, mask_id=MASK)
+    batches = [TokenBatch.of(every_text(CLEAN, 6)[i : i + 4]) for i in (0, 100, 300, 500)]
+    gradients = []
+    for index, batch in enumerate(batches):
+        model.zero_grad()
+        objective.loss(model, batch, objective.seeded_draws(batch, 0, index)).mean().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]).clone())
+    scatter = torch.stack(gradients) - torch.stack(gradients).mean(0)
+    assert gradient_variance(model, objective, batches) == pytest.approx(
+        scatter.square().sum().item() / 3, rel=1e-9
+    )
+
+
+def test_full_masking_at_block_size_one_has_no_variance_over_masks():
+    """The same text again and again: all variance left is that of its tokens."""
+    batch = TokenBatch.of(every_text(CLEAN, 2)[[5]].repeat(8, 1))  # one scored token a row
+    for masking, none in ((ClippedTimes(low=1, high=1), True), (Counts(), True), (Times(), False)):
+        objective = BlockDiffusionLoss(block_size=1, mask_id=MASK, masking=masking)
+        assert (nelbo_variance(MODEL, objective, [batch], block_size=1) < 1e-20) == none
+
+
+def test_variances_of_too_little_are_refused():
+    with pytest.raises(ValueError, match="a variance needs at least 2 blocks, got 1"):
+        variance(torch.tensor([1.0, 2.0, 4.0]))
+    with pytest.raises(ValueError, match="batches must hold at least 2 batches, got 1"):
+        gradient_variance(MODEL, BlockDiffusionLoss(block_size=3, mask_id=MASK), corpus()[:1])
+    with pytest.raises(ValueError, match="Autoregressive draws nothing"):
+        nelbo_variance(MODEL, Autoregressive(mask_id=MASK), corpus(), block_size=3)

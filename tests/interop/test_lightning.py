@@ -1,0 +1,327 @@
+"""Lightning checkpoints: what they hold is found, and nothing they ask for is done."""
+
+import builtins
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod
+from bd3lm.interop import LightningFacts, load
+from bd3lm.interop.lightning import read
+from bd3lm.interop.reference import to_reference_state
+from bd3lm.models import Transformer
+from tests.interop.small import CONTEXT, assert_same, small_model
+
+FACTS = LightningFacts(context=CONTEXT, block_size=4)
+
+
+def reference_order(model: Transformer) -> "OrderedDict[str, Tensor]":
+    """The reference's state dict in the order of its modules, which safetensors files do not keep."""
+    state = to_reference_state(model)
+
+    def place(name: str) -> int:
+        modules = ("vocab_embed", "sigma_map", "rotary_emb", "blocks", "output_layer")
+        return modules.index(name.split(".")[1])
+
+    return OrderedDict((name, state[name]) for name in sorted(state, key=place))
+
+
+def checkpoint(model: Transformer, average: Transformer | None = None, **more: Any) -> dict[str, Any]:
+    """What the reference's training leaves behind."""
+    state = reference_order(model)
+    extra = {"sampling_eps_min": torch.tensor(0.3), "sampling_eps_max": torch.tensor(0.8)}
+    contents: dict[str, Any] = {"epoch": 3, "global_step": 17, "state_dict": OrderedDict(state, **extra)}
+    if average is not None:
+        shadow = [tensor for name, tensor in reference_order(average).items() if "inv_freq" not in name]
+        contents["ema"] = {"decay": 0.9999, "num_updates": 17, "shadow_params": shadow}
+    return contents | more
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "model.ckpt"
+
+
+@pytest.fixture
+def hyper_parameters() -> Iterator[Any]:
+    """An object like omegaconf's, of a module that can no longer be imported when it is read."""
+    module = types.ModuleType("foreign_config")
+
+    class Node:
+        def __init__(self, value: Any) -> None:
+            self.value, self.kind = value, type(value)
+            self.cache: Any = defaultdict(dict, resolved={"now": 1})
+
+        def __setstate__(self, state: Any) -> None:
+            raise AssertionError("foreign code ran")
+
+    class Flag(Node):
+        def __reduce__(self) -> tuple[Any, ...]:
+            return type(self), (self.value,), self.__dict__
+
+    for kind in (Node, Flag):
+        kind.__module__, kind.__qualname__ = module.__name__, kind.__name__
+        setattr(module, kind.__name__, kind)
+    sys.modules[module.__name__] = module
+    yield {"config": Node({"a": [Node(1), Node("b")]}), "flag": Flag(2), "type": Node, "any": Any}
+    sys.modules.pop(module.__name__, None)
+
+
+class TestWeights:
+    @pytest.mark.parametrize("adaln", [False, True])
+    def test_config_and_weights_are_found(self, adaln: bool, file: Path) -> None:
+        model, config = small_model(adaln=adaln, layers=3)
+        torch.save(checkpoint(model), file)
+        again, found = load(file, lightning=FACTS)
+        assert_same(model, again)
+        assert not again.training
+        assert found.method == config.method
+        expected = (
+            config.network
+            if adaln
+            else config.network.__class__(**{**config.network.__dict__, "conditioning_dim": 128})
+        )
+        assert found.network == expected
+
+    def test_the_average_is_preferred(self, file: Path) -> None:
+        raw, average = small_model(seed=1, adaln=True)[0], small_model(seed=2, adaln=True)[0]
+        torch.save(checkpoint(raw, average), file)
+        for weights, expected in ((None, average), ("ema", average), ("raw", raw)):
+            facts = LightningFacts(context=CONTEXT, block_size=4, weights=weights)  # type: ignore[arg-type]
+            assert_same(expected, load(file, lightning=facts)[0])
+
+    def test_no_average(self, file: Path) -> None:
+        model, _ = small_model()
+        torch.save(checkpoint(model, ema=None), file)
+        assert_same(model, load(file, lightning=FACTS)[0])
+        facts = LightningFacts(context=CONTEXT, block_size=4, weights="ema")
+        with pytest.raises(ValueError, match=r"weights='ema' needs ema\.shadow_params"):
+            load(file, lightning=facts)
+
+    def test_an_average_of_another_network(self, file: Path) -> None:
+        model, _ = small_model()
+        contents = checkpoint(model, model)
+        shadow = contents["ema"]["shadow_params"]
+        contents["ema"]["shadow_params"] = shadow[:-1]
+        torch.save(contents, file)
+        with pytest.raises(ValueError, match=r"must be the 20 parameters of the backbone, got 19$"):
+            load(file, lightning=FACTS)
+        contents["ema"]["shadow_params"] = shadow[::-1]
+        torch.save(contents, file)
+        message = r"got 20: backbone\.vocab_embed\.embedding is \(11,\) there and must be \(11, 16\)"
+        with pytest.raises(ValueError, match=message):
+            load(file, lightning=FACTS)
+
+    def test_compiled_models(self, file: Path) -> None:
+        model, _ = small_model()
+        contents = checkpoint(model, model)
+        contents["state_dict"] = OrderedDict(
+            (name.replace("backbone.", "backbone._orig_mod."), tensor)
+            for name, tensor in contents["state_dict"].items()
+        )
+        torch.save(contents, file)
+        assert_same(model, load(file, lightning=FACTS)[0])
+
+    def test_what_is_not_of_the_backbone_is_left(self, file: Path) -> None:
+        model, _ = small_model()
+        contents = checkpoint(model)
+        contents["state_dict"]["metrics.total"] = torch.ones(3)
+        torch.save(contents, file)
+        assert_same(model, load(file, lightning=FACTS)[0])
+
+    def test_the_file_may_go(self, file: Path) -> None:
+        """Weights are copied out of the file, which is only mapped into memory."""
+        model, _ = small_model()
+        torch.save(checkpoint(model), file)
+        again, _ = load(file, lightning=FACTS)
+        file.write_bytes(b"\0" * file.stat().st_size)
+        assert_same(model, again)
+
+    @pytest.mark.parametrize(
+        ("change", "named"),
+        [
+            ({"backbone.vocab_embed.embedding": None}, r"must hold a backbone\.vocab_embed\.embedding"),
+            ({"backbone.rotary_emb.inv_freq": None}, r"must hold a backbone\.rotary_emb\.inv_freq"),
+            ({"backbone.rotary_emb.inv_freq": torch.ones(0)}, r"of 1 dimensions, none of them 0"),
+            ({"backbone.vocab_embed.embedding": torch.ones(3)}, r"of 2 dimensions.* got one of shape \(3,\)"),
+            ({"backbone.rotary_emb.inv_freq": torch.ones(3)}, r"half a head of the 16 units, got 3"),
+            ({"backbone.rotary_emb.inv_freq": torch.ones(4)}, r"must be those of base 10000"),
+            (
+                {"backbone.rotary_emb.inv_freq": torch.ones(4, dtype=torch.int)},
+                r"must be those of base 10000",
+            ),
+            ({"backbone.blocks.1.norm1.weight": None}, r"missing: backbone\.blocks\.1\.norm1\.weight"),
+            ({"backbone.blocks.0.other": torch.ones(1)}, r"unexpected: backbone\.blocks\.0\.other"),
+            (
+                {"backbone.blocks.0.norm1.weight": torch.ones(3)},
+                r"norm1\.weight is \(3,\) and must be \(16,\)",
+            ),
+            ({"backbone.blocks.0.norm1.weight": "text"}, r"must hold tensors named backbone\.\*"),
+        ],
+    )
+    def test_damaged(self, change: dict[str, Any], named: str, file: Path) -> None:
+        contents = checkpoint(small_model()[0])
+        for name, tensor in change.items():
+            contents["state_dict"].pop(name, None)
+            if tensor is not None:
+                contents["state_dict"][name] = tensor
+        torch.save(contents, file)
+        with pytest.raises(ValueError, match=named):
+            load(file, lightning=FACTS)
+
+    @pytest.mark.parametrize("contents", [{}, {"state_dict": {}}, {"state_dict": {"w": torch.ones(1)}}, [1]])
+    def test_other_files(self, contents: Any, file: Path) -> None:
+        torch.save(contents, file)
+        with pytest.raises(ValueError, match=r"must hold (a dict|tensors named backbone\.\*)"):
+            load(file, lightning=FACTS)
+
+
+class TestFacts:
+    def test_they_are_needed(self, file: Path) -> None:
+        torch.save(checkpoint(small_model()[0]), file)
+        with pytest.raises(ValueError, match=r"lightning must be given .*=LightningFacts\(context="):
+            load(file)
+
+    def test_they_are_not_for_folders(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"lightning is for a \.ckpt file"):
+            load(tmp_path, lightning=FACTS)
+
+    def test_one_block(self, file: Path) -> None:
+        torch.save(checkpoint(small_model()[0]), file)
+        facts = LightningFacts(context=CONTEXT, block_size=CONTEXT)
+        assert load(file, lightning=facts)[1].method == BlockDiffusionMethod(mask_id=10, block_size=CONTEXT)
+
+    def test_autoregressive(self, file: Path) -> None:
+        torch.save(checkpoint(small_model()[0]), file)
+        facts = LightningFacts(context=CONTEXT, causal=True)
+        assert load(file, lightning=facts)[1].method == AutoregressiveMethod(mask_id=10)
+
+    def test_time_conditioning(self, file: Path) -> None:
+        torch.save(checkpoint(small_model(adaln=True)[0]), file)
+        facts = LightningFacts(context=CONTEXT, block_size=4, time_conditioning=True)
+        assert load(file, lightning=facts)[0].uses_noise
+        torch.save(checkpoint(small_model()[0]), file)
+        with pytest.raises(ValueError, match="time_conditioning needs adaln"):
+            load(file, lightning=facts)
+
+    @pytest.mark.parametrize("arguments", [{}, {"block_size": 4, "causal": True}])
+    def test_the_method_is_named_once(self, arguments: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match=r"either block_size must be given .* or causal=True"):
+            LightningFacts(context=CONTEXT, **arguments)
+
+    def test_bad_values(self, file: Path) -> None:
+        with pytest.raises(ValueError, match="weights must be 'ema', 'raw' or None, got 'best'"):
+            LightningFacts(context=CONTEXT, block_size=4, weights="best")  # type: ignore[arg-type]
+        torch.save(checkpoint(small_model()[0]), file)
+        with pytest.raises(ValueError, match=r"block_size must divide network\.context 16, got 5"):
+            load(file, lightning=LightningFacts(context=CONTEXT, block_size=5))
+        with pytest.raises(ValueError, match="context must be at least 1, got 0"):
+            load(file, lightning=LightningFacts(context=0, block_size=5))
+
+
+class Calls:
+    """Pickled, asks for a call."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.call
+
+
+class Restores(dict[str, Any]):
+    """Pickled, asks for a call with its items and state."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, ("dict()",), {"state": 1}, None, iter({"a": 1}.items())
+
+
+class TestNothingRuns:
+    def test_foreign_classes_are_inert(self, hyper_parameters: Any, file: Path) -> None:
+        model, _ = small_model()
+        torch.save(checkpoint(model, hyper_parameters=hyper_parameters), file)
+        del sys.modules["foreign_config"]
+        allowed = set(torch.serialization.get_safe_globals())
+        assert_same(model, load(file, lightning=FACTS)[0])
+        found = read(file)["hyper_parameters"]
+        assert not hasattr(found["config"], "value")
+        assert set(torch.serialization.get_safe_globals()) == allowed  # stand-ins last for one load
+
+    @pytest.mark.parametrize(
+        "ask",
+        [
+            lambda target: Calls(os.system, f"touch {target}"),
+            lambda target: Calls(eval, f"open({str(target)!r}, 'w')"),
+            lambda target: Calls(exec, f"open({str(target)!r}, 'w')"),
+            lambda target: Calls(builtins.open, str(target), "w"),
+            lambda target: Calls(subprocess.check_call, ["touch", str(target)]),
+            lambda target: Calls(os.mkdir, str(target)),
+            lambda target: Calls(shutil.copy, __file__, str(target)),
+            lambda target: Calls(Path.touch, target),
+            lambda target: Calls(map, Calls(eval, f"open({str(target)!r}, 'w')"), [1]),
+            lambda target: Calls(torch.storage._load_from_bytes, pickle.dumps(Calls(os.mkdir, str(target)))),
+        ],
+    )
+    @pytest.mark.parametrize("zipped", [True, False])
+    def test_hostile_files(
+        self, ask: Callable[[Path], Any], zipped: bool, file: Path, tmp_path: Path
+    ) -> None:
+        """Refused, or loaded with the call replaced by one that does nothing: never made."""
+        target = tmp_path / "made"
+        model, _ = small_model()
+        contents = checkpoint(model, hyper_parameters={"nested": [ask(target)]})
+        torch.save(contents, file, _use_new_zipfile_serialization=zipped)
+        try:
+            assert_same(model, load(file, lightning=FACTS)[0])
+        except ValueError as error:
+            assert "pickles are not loaded, because they can run any code" in str(error)  # noqa: PT017
+            assert "weights_only=False" not in str(error)  # noqa: PT017
+        assert not target.exists()
+
+    def test_the_hostile_file_would_have_worked(self, file: Path, tmp_path: Path) -> None:
+        """So that the test above says something."""
+        target = tmp_path / "made"
+        torch.save(Calls(os.mkdir, str(target)), file)
+        torch.load(file, weights_only=False)
+        assert target.exists()
+
+    def test_what_cannot_be_made_inert_is_refused(self, file: Path) -> None:
+        torch.save(checkpoint(small_model()[0], hyper_parameters=Restores()), file)
+        with pytest.raises(ValueError, match="pickles are not loaded, because they can run any code"):
+            load(file, lightning=FACTS)
+
+    @pytest.mark.parametrize("contents", [b"", b"text", pickle.dumps({"state_dict": {}})])
+    def test_other_files_are_refused(self, contents: bytes, file: Path) -> None:
+        file.write_bytes(contents)
+        with pytest.raises(ValueError, match="pickles are not loaded, because they can run any code"):
+            load(file, lightning=FACTS)
+
+    def test_a_cut_file_is_refused(self, file: Path) -> None:
+        torch.save(checkpoint(small_model()[0]), file)
+        file.write_bytes(file.read_bytes()[:-2000])
+        with pytest.raises(ValueError, match="pickles are not loaded"):
+            load(file, lightning=FACTS)
+
+    def test_only_weights_are_ever_asked_for(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch.save(checkpoint(small_model()[0]), file)
+        calls = []
+        real = torch.load
+
+        def spy(*arguments: Any, **options: Any) -> Any:
+            calls.append(options["weights_only"])
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(torch, "load", spy)
+        load(file, lightning=FACTS)
+        assert calls == [True]

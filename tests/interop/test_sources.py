@@ -1,0 +1,137 @@
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+from bd3lm.interop import load, save, sources
+from tests.interop.small import assert_same, small_model
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """A hub with one model; each download is noted."""
+    calls: list[dict[str, Any]] = []
+    save(*small_model(), tmp_path / "snapshot")
+
+    def download(repo_id: str, **options: Any) -> str:
+        calls.append({"repo_id": repo_id, **options})
+        return str(tmp_path / "snapshot")
+
+    monkeypatch.setattr(sources, "snapshot_download", download)
+    return calls
+
+
+class TestHub:
+    def test_only_json_and_safetensors_are_downloaded(self, downloads: list[dict[str, Any]]) -> None:
+        model, _ = load("owner/name")
+        assert downloads == [{"repo_id": "owner/name", "allow_patterns": ["*.json", "*.safetensors"]}]
+        assert_same(model, small_model()[0])
+
+    def test_options(self, downloads: list[dict[str, Any]], tmp_path: Path) -> None:
+        load("owner/name", revision="v2", cache_dir=tmp_path, local_files_only=True)
+        assert downloads[0]["revision"] == "v2"
+        assert downloads[0]["cache_dir"] == tmp_path
+        assert downloads[0]["local_files_only"] is True
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "./owner/name",
+            "/owner/name",
+            "~/owner/name",
+            "../name",
+            "owner/name/deeper",
+            "owner\\name",
+            "name",
+            "owner/model.ckpt",
+            "owner/model.safetensors",
+            "owner/",
+            "",
+            Path("owner/name"),
+        ],
+    )
+    def test_paths_are_never_downloaded(self, source: str | Path, downloads: list[dict[str, Any]]) -> None:
+        with pytest.raises(ValueError, match=r"source must be an existing folder.*which does not exist"):
+            load(source)
+        assert downloads == []
+
+    def test_local_folders_come_first(
+        self, downloads: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        save(*small_model(seed=5), "owner/name")
+        assert_same(load("owner/name")[0], small_model(seed=5)[0])
+        assert downloads == []
+        with pytest.raises(ValueError, match="revision is for a hub id, got 'v2' with the local path"):
+            load("owner/name", revision="v2")
+
+    @pytest.mark.parametrize(
+        "error", [LocalEntryNotFoundError("offline"), OfflineModeIsEnabled("offline"), OSError("offline")]
+    )
+    def test_failures_are_one_clear_error(self, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any, **__: Any) -> str:
+            raise error
+
+        monkeypatch.setattr(sources, "snapshot_download", fail)
+        message = r"source 'owner/name' is no local path, and could not be downloaded from the hub: offline"
+        with pytest.raises(ValueError, match=message):
+            load("owner/name")
+
+    def test_without_a_network(self, tmp_path: Path) -> None:
+        """The real client, told to stay at home."""
+        with pytest.raises(ValueError, match="could not be downloaded from the hub"):
+            load("owner/name", local_files_only=True, cache_dir=tmp_path)
+
+
+class TestPickles:
+    @pytest.mark.parametrize(
+        "name", ["pytorch_model.bin", "model.pt", "model.pth", "weights.pkl", "last.ckpt"]
+    )
+    @pytest.mark.parametrize("with_config", [True, False])
+    def test_folders_of_pickles(self, name: str, with_config: bool, tmp_path: Path) -> None:
+        save(*small_model(), tmp_path)
+        (tmp_path / "model.safetensors").unlink()
+        if not with_config:
+            (tmp_path / "config.json").unlink()
+        torch.save({}, tmp_path / name)
+        with pytest.raises(ValueError, match="pickles are not loaded") as caught:
+            load(tmp_path)
+        assert name in str(caught.value)
+        assert "save_file" in str(caught.value)
+
+    def test_folders_of_pickles_of_the_reference(self, tmp_path: Path) -> None:
+        shutil.copy(Path(__file__).parents[1] / "data/parity/bd3lm-block4/config.json", tmp_path)
+        torch.save({}, tmp_path / "pytorch_model.bin")
+        with pytest.raises(ValueError, match=r"got pytorch_model\.bin: pickles are not loaded"):
+            load(tmp_path)
+
+    def test_pickles_beside_safetensors_are_no_matter(self, tmp_path: Path) -> None:
+        save(*small_model(), tmp_path)
+        (tmp_path / "pytorch_model.bin").write_bytes(b"anything")
+        load(tmp_path)
+
+    @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pkl"])
+    def test_files(self, name: str, tmp_path: Path) -> None:
+        torch.save({}, tmp_path / name)
+        with pytest.raises(ValueError, match="pickles are not loaded"):
+            load(tmp_path / name)
+
+
+def test_other_files(tmp_path: Path) -> None:
+    save(*small_model(), tmp_path)
+    with pytest.raises(ValueError, match=r"got the file .*model\.safetensors; try its folder"):
+        load(tmp_path / "model.safetensors")
+
+
+def test_unknown_configs(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 768}')
+    with pytest.raises(ValueError, match=r"must have format 'bd3lm'.* got the fields model_type, n_embd"):
+        load(tmp_path)
+
+
+def test_empty_folders(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"must hold a model\.safetensors, got none"):
+        load(tmp_path)

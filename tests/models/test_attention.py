@@ -1,0 +1,86 @@
+"""One rule, whichever kernel runs it."""
+
+import pytest
+import torch
+
+from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal
+from bd3lm.models.attention import attend, render
+from bd3lm.models.layouts import _dense
+from tests.oracles.networks import logits_of, tiny_transformer
+
+CPU = torch.device("cpu")
+LAYOUTS = [
+    Causal(12),
+    Bidirectional(100),
+    BlockCausal(130, 5),
+    BlockDiffusion(12, 4),
+    BlockDiffusion(132, 4),
+    BlockDiffusion(130, 10, copies=2, causal_clean=True),
+    BlockDiffusion(260, 20, read_clean=True),
+]
+
+
+def written_out(q, k, v, mask):
+    """softmax(q kᵀ / √d) v over the visible keys, one query at a time."""
+    out = torch.zeros_like(q)
+    for i in range(q.shape[2]):
+        scores = (q[:, :, i : i + 1] * k[:, :, mask[i]]).sum(-1) / q.shape[-1] ** 0.5
+        weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+        out[:, :, i] = (weights.unsqueeze(-1) * v[:, :, mask[i]]).sum(2)
+    return out
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("backend", ["auto", "dense", "flex"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_attention_is_the_softmax_over_what_the_layout_allows(layout, backend):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, layout.size, 8, generator=generator, dtype=torch.float64)
+    start, stop = layout.read
+    attended = attend(q[:, :, start:stop], k, v, render(layout, (start, stop), CPU, backend))
+    expected = written_out(q[:, :, start:stop], k, v, layout.dense((start, stop)))
+    torch.testing.assert_close(attended, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_network_gives_the_same_logits_with_either_backend(layout):
+    model = tiny_transformer(1)
+    tokens = torch.randint(0, 4, (2, layout.size), generator=torch.Generator().manual_seed(0))
+    outputs = {}
+    with torch.no_grad():
+        for backend in ("auto", "dense", "flex"):
+            model.attention_backend = backend
+            outputs[backend] = logits_of(model, tokens, layout)
+    torch.testing.assert_close(outputs["flex"], outputs["dense"], rtol=0, atol=1e-10)
+    torch.testing.assert_close(outputs["auto"], outputs["dense"], rtol=0, atol=1e-10)
+
+
+def test_layouts_with_a_kernel_of_their_own_need_no_mask():
+    assert render(Bidirectional(5), (0, 5), CPU).dense is None
+    causal = render(Causal(5), (0, 5), CPU)
+    assert causal.causal
+    assert causal.dense is None
+    assert render(Causal(5), (2, 5), CPU).dense is not None  # the kernel would align a part at its start
+
+
+def test_renderings_are_kept():
+    assert BlockDiffusion(6, 2).dense() is BlockDiffusion(6, 2).dense()
+    assert BlockDiffusion(6, 2).block_mask() is BlockDiffusion(6, 2).block_mask()
+    assert BlockDiffusion(6, 2).dense() is not BlockDiffusion(6, 3).dense()
+    assert not torch.equal(Causal(6).dense(), Bidirectional(6).dense())  # equal fields, other layout
+
+
+def test_a_mask_first_made_in_inference_mode_can_still_be_trained_with():
+    _dense.cache_clear()
+    model, layout = tiny_transformer(0), BlockDiffusion(6, 3)
+    tokens = torch.zeros(1, 12, dtype=torch.long)
+    with torch.inference_mode():
+        model(tokens, layout=layout)
+    logits_of(model, tokens, layout).sum().backward()
+    assert model.embedding.weight.grad.abs().sum() > 0
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="backend must be 'auto', 'dense' or 'flex', got 'fast'"):
+        render(Causal(3), (0, 3), CPU, "fast")

@@ -1,0 +1,273 @@
+"""Decoding with a cache gives the logits of a network that sees the whole text at once."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal, KVCache, KVTape, Transformer
+from tests.oracles.networks import MASK, Written, block_after_clean, logits_of, tiny_transformer
+
+MODEL = tiny_transformer(7)
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def random_tokens(rows: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 4, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def commit(cache: KVCache, tokens: Tensor, block_size: int, model: Transformer = MODEL) -> None:
+    """Write finished blocks behind the text."""
+    length = tokens.shape[1]
+    model(tokens, layout=BlockCausal(length, block_size, keys_only=True), cache=cache)
+    cache.advance(length)
+
+
+def sliding(length: int, block_size: int, window: int) -> Written:
+    """Each block sees itself and the `window` positions before it, each of which saw as much in its turn."""
+
+    def sees(query: int, key: int) -> bool:
+        start = query // block_size * block_size
+        return start - window <= key < start + block_size
+
+    return Written(length, sees)
+
+
+def assert_same(cached: Tensor, uncached: Tensor, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(cached, uncached, rtol=0, atol=atol)
+
+
+def test_blocks_decoded_one_by_one_are_those_of_the_whole_text():
+    """Several noisy passes over a block leave no trace; the finished one stays."""
+    text, cache = random_tokens(2, 12), MODEL.new_cache(2, segment=3)
+    for start in range(0, 12, 3):
+        for seed in (1, 2):
+            noisy = random_tokens(2, 3, seed)
+            cached = logits_of(MODEL, noisy, Bidirectional(3), cache=cache)
+            uncached = logits_of(MODEL, torch.cat((text[:, :start], noisy), 1), BlockCausal(start + 3, 3))
+            assert_same(cached, uncached[:, start:])
+        commit(cache, text[:, start : start + 3], 3)
+    assert cache.lengths.tolist() == [12, 12]
+
+
+def test_autoregressive_decoding_token_by_token():
+    text, cache = random_tokens(2, 10), MODEL.new_cache(2, segment=1)
+    whole = logits_of(MODEL, text, Causal(10))
+    for i in range(10):
+        assert_same(logits_of(MODEL, text[:, i : i + 1], Causal(1), cache=cache), whole[:, i : i + 1])
+        cache.advance(1)
+
+
+def test_causal_text_before_a_bidirectional_block():
+    """What `causal_clean` networks decode: the finished block is written causally."""
+    text, cache = random_tokens(2, 6), MODEL.new_cache(2, segment=6)
+    MODEL(text, layout=Causal(6, keys_only=True), cache=cache)
+    cache.advance(6)
+    noisy = random_tokens(2, 3, seed=1)
+    uncached = logits_of(MODEL, torch.cat((text, noisy), 1), block_after_clean(6, 3, causal_clean=True))
+    assert_same(logits_of(MODEL, noisy, Bidirectional(3), cache=cache), uncached[:, 6:])
+
+
+def test_rows_of_different_lengths_decode_as_if_alone():
+    """Prompts of 0, 1, 2 and 3 blocks, filled in one padded pass, then three more blocks."""
+    lengths = torch.tensor([0, 2, 4, 6])
+    prompts = random_tokens(4, 6).masked_fill(torch.arange(6) >= lengths.unsqueeze(1), MASK)
+    cache = MODEL.new_cache(4, segment=6)
+    MODEL(prompts, layout=BlockCausal(6, 2, keys_only=True), cache=cache)
+    cache.advance(lengths)
+    texts = [prompts[row, :length] for row, length in enumerate(lengths)]
+    for seed in (1, 2, 3):
+        noisy, block = random_tokens(4, 2, seed), random_tokens(4, 2, seed + 10)
+        cached = logits_of(MODEL, noisy, Bidirectional(2), cache=cache)
+        for row, text in enumerate(texts):
+            whole = torch.cat((text, noisy[row])).unsqueeze(0)
+            assert_same(cached[row], logits_of(MODEL, whole, BlockCausal(whole.shape[1], 2))[0, -2:])
+            texts[row] = torch.cat((text, block[row]))
+        commit(cache, block, 2)
+    assert cache.lengths.tolist() == [6, 8, 10, 12]
+
+
+def test_rows_may_finish_different_numbers_of_tokens():
+    """advance(tensor) keeps what each row says, also none."""
+    text, cache = random_tokens(3, 8), MODEL.new_cache(3, segment=1)
+    done = torch.zeros(3, dtype=torch.long)
+    for step in range(8):
+        going = torch.tensor([True, step % 2 == 0, step % 3 == 0])
+        cached = logits_of(MODEL, text.gather(1, done.unsqueeze(1)), Causal(1), cache=cache)
+        for row in range(3):
+            whole = logits_of(MODEL, text[row : row + 1, : done[row] + 1], Causal(int(done[row]) + 1))
+            assert_same(cached[row], whole[0, -1:])
+        cache.advance(going.long())
+        done += going
+    assert cache.ends.tolist() == done.tolist() == [8, 4, 3]
+
+
+def test_the_pass_that_writes_a_block_can_be_the_first_over_the_next():
+    text = random_tokens(2, 9)
+    fused, plain = MODEL.new_cache(2, segment=6), MODEL.new_cache(2, segment=6)
+    for start in (0, 3, 6):
+        block, noisy = text[:, start : start + 3], random_tokens(2, 3, seed=start)
+        both = logits_of(MODEL, torch.cat((block, noisy), 1), BlockCausal(6, 3), cache=fused)
+        fused.advance(3)
+        commit(plain, block, 3)
+        assert_same(both[:, 3:], logits_of(MODEL, noisy, Bidirectional(3), cache=plain))
+        assert_same(  # and a second pass over the next block sees what the first one wrote
+            logits_of(MODEL, noisy, Bidirectional(3), cache=fused), both[:, 3:]
+        )
+
+
+@pytest.mark.parametrize(("block_size", "window"), [(1, 5), (2, 4), (2, 5), (3, 3)])
+def test_a_full_ring_slides_on_as_a_window_over_the_whole_text(block_size, window):
+    """Keys outlive what they were computed from, so the comparison is with a sliding mask over everything."""
+    length = 24
+    text, cache = random_tokens(2, length), MODEL.new_cache(2, segment=block_size, window=window)
+    whole = logits_of(MODEL, text, sliding(length, block_size, window))
+    for start in range(0, length, block_size):
+        span = slice(start, start + block_size)
+        noisy = random_tokens(2, block_size, seed=start)
+        replaced = torch.cat((text[:, :start], noisy), 1)
+        uncached = logits_of(MODEL, replaced, sliding(start + block_size, block_size, window))
+        assert_same(logits_of(MODEL, noisy, Bidirectional(block_size), cache=cache), uncached[:, span])
+        assert_same(logits_of(MODEL, text[:, span], Bidirectional(block_size), cache=cache), whole[:, span])
+        cache.advance(block_size)
+    assert cache.lengths.tolist() == [window, window]
+    assert cache.keys.shape[3] == window + block_size  # it never grew
+    assert (whole - logits_of(MODEL, text, BlockCausal(length, block_size))).abs().max() > 1e-3
+
+
+def test_rows_of_different_lengths_slide_independently():
+    text, cache = random_tokens(2, 20), MODEL.new_cache(2, segment=8, window=4)
+    MODEL(text[:, :8], layout=BlockCausal(8, 2, keys_only=True), cache=cache)
+    cache.advance(torch.tensor([8, 2]))
+    done = [8, 2]
+    seen = [[text[row, :count]] for row, count in enumerate(done)]
+    for step in range(6):
+        block = random_tokens(2, 2, seed=step)
+        cached = logits_of(MODEL, block, Bidirectional(2), cache=cache)
+        for row in range(2):
+            seen[row].append(block[row])
+            whole = torch.cat(seen[row]).unsqueeze(0)
+            first = done[row]  # the prompt was one pass, and saw all of itself
+
+            def sees(query: int, key: int, first: int = first) -> bool:
+                start = query // 2 * 2
+                return key < start + 2 and (query < first or key >= start - 4)
+
+            assert_same(cached[row], logits_of(MODEL, whole, Written(whole.shape[1], sees))[0, -2:])
+        cache.advance(2)
+
+
+def test_a_hundred_thousand_positions_later_the_same_text_has_the_same_logits():
+    """In float32, through a sliding window, rows at different places."""
+    model = tiny_transformer(7, dtype=torch.float32, hidden=64)
+    text = random_tokens(2, 40)
+    near, far = (model.new_cache(2, segment=2, window=10) for _ in range(2))
+    far.starts = far.ends = torch.tensor([100_000, 99_999])
+    for start in range(0, 40, 2):
+        block = text[:, start : start + 2]
+        here, there = (logits_of(model, block, Bidirectional(2), cache=cache) for cache in (near, far))
+        assert_same(there, here, atol=1e-4)
+        near.advance(2)
+        far.advance(2)
+    assert far.ends.tolist() == [100_040, 100_039]
+
+
+def test_a_text_that_ends_at_position_100_000_decodes_as_the_uncached_text():
+    model = tiny_transformer(7, dtype=torch.float32)
+    text, cache = random_tokens(1, 6), model.new_cache(1, segment=2, window=4)
+    cache.advance(99_994)
+    cache.evict(4)  # nothing was written there
+    for start in (0, 2, 4):
+        commit(cache, text[:, start : start + 2], 2, model)
+    assert (cache.starts.item(), cache.ends.item()) == (99_996, 100_000)
+    noisy = random_tokens(1, 2, seed=1)
+    whole = logits_of(model, torch.cat((text, noisy), 1), sliding(8, 2, 4))
+    assert_same(logits_of(model, noisy, Bidirectional(2), cache=cache), whole[:, 6:], atol=1e-4)
+
+
+def test_evicted_positions_are_no_longer_seen():
+    text, cache = random_tokens(2, 6), MODEL.new_cache(2, segment=6)
+    commit(cache, text, 2)
+    cache.evict(torch.tensor([0, 3]))
+    assert cache.lengths.tolist() == [6, 3]
+    noisy = random_tokens(2, 2, seed=1)
+    cached = logits_of(MODEL, noisy, Bidirectional(2), cache=cache)
+    for row, gone in ((0, 0), (1, 3)):
+
+        def sees(query: int, key: int, gone: int = gone) -> bool:
+            return key // 2 <= query // 2 and (query < 6 or key >= gone)
+
+        whole = torch.cat((text[row], noisy[row])).unsqueeze(0)
+        assert_same(cached[row], logits_of(MODEL, whole, Written(8, sees))[0, 6:])
+    cache.evict(100)
+    assert cache.lengths.tolist() == [0, 0]
+    assert_same(
+        logits_of(MODEL, noisy, Bidirectional(2), cache=cache), logits_of(MODEL, noisy, Bidirectional(2))
+    )
+
+
+def test_rows_can_leave_and_change_places():
+    lengths = torch.tensor([2, 4, 6])
+    text, cache = random_tokens(3, 6), MODEL.new_cache(3, segment=6)
+    MODEL(text, layout=BlockCausal(6, 2, keys_only=True), cache=cache)
+    cache.advance(lengths)
+    noisy = random_tokens(3, 2, seed=1)
+    before = logits_of(MODEL, noisy, Bidirectional(2), cache=cache)
+    cache.keep_rows(torch.tensor([2, 0]))
+    assert cache.rows == 2
+    assert cache.lengths.tolist() == [6, 2]
+    assert_same(logits_of(MODEL, noisy[[2, 0]], Bidirectional(2), cache=cache), before[[2, 0]])
+
+
+def test_the_default_window_leaves_room_for_the_segment_in_the_context():
+    cache = tiny_transformer(context=64).new_cache(1, segment=16)
+    assert (cache.window, cache.capacity) == (48, 64)
+
+
+def test_a_network_whose_keys_are_rounded_keeps_its_cache_in_its_own_precision():
+    model = tiny_transformer(7, dtype=torch.float32, gain=0.7)
+    text, noisy, cache = random_tokens(2, 4), random_tokens(2, 2, seed=1), model.new_cache(2, segment=4)
+    with torch.autocast("cpu", torch.bfloat16):
+        commit(cache, text, 2, model)
+        cached = logits_of(model, noisy, Bidirectional(2), cache=cache)
+        whole = logits_of(model, torch.cat((text, noisy), 1), BlockCausal(6, 2))[:, 4:]
+    assert cache.keys.dtype == torch.float32
+    assert (cached - whole).abs().max() < 0.05 * whole.abs().max()
+
+
+def test_a_replayed_tape_must_fill_the_layout():
+    tape = KVTape()
+    MODEL(random_tokens(2, 4), layout=BlockCausal(4, 2, keys_only=True), cache=tape)
+    with pytest.raises(
+        ValueError, match=r"tokens and tape must fill the 8 positions .* got 2 tokens and 4 recorded"
+    ):
+        MODEL(random_tokens(2, 2), layout=BlockDiffusion(4, 2), cache=tape.replay())
+    with pytest.raises(RuntimeError, match="a KVTape records one pass"):
+        MODEL(random_tokens(2, 4), layout=BlockCausal(4, 2), cache=tape)
+
+
+@pytest.mark.parametrize("size", ["rows", "window", "segment"])
+def test_empty_caches_are_refused(size):
+    sizes = {"rows": 1, "window": 1, "segment": 1} | {size: 0}
+    with pytest.raises(ValueError, match=f"{size} must be at least 1, got 0"):
+        MODEL.new_cache(**sizes)
+
+
+def test_a_pass_longer_than_the_segment_is_refused():
+    with pytest.raises(ValueError, match="a pass through this cache may have 2 tokens, got 3"):
+        MODEL(random_tokens(1, 3), layout=Bidirectional(3), cache=MODEL.new_cache(1, segment=2))
+    with pytest.raises(ValueError, match=r"tokens must have 2 positions .* got 1"):
+        MODEL(random_tokens(1, 1), layout=Bidirectional(2), cache=MODEL.new_cache(1, segment=2))
+
+
+@pytest.mark.parametrize(("cache_rows", "token_rows"), [(1, 3), (2, 3), (3, 2), (2, 1)])
+def test_a_pass_with_other_rows_than_the_cache_is_refused(cache_rows, token_rows):
+    cache = MODEL.new_cache(cache_rows, segment=2)
+    with pytest.raises(
+        ValueError, match=f"tokens must have {cache_rows} rows, as the cache, got {token_rows}"
+    ):
+        MODEL(random_tokens(token_rows, 2), layout=Bidirectional(2), cache=cache)

@@ -1,0 +1,220 @@
+"""Layouts say who may attend to whom exactly as the paper writes it, in every rendering."""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal, Layout
+from tests.oracles.networks import MASK, logits_of, tiny_transformer
+
+
+def written(layout: Layout) -> Tensor:
+    """The rule of a layout, pair by pair, from the paper's definitions (Suppl. B.6)."""
+    match layout:
+        case Bidirectional():
+            sees = lambda i, j: True  # noqa: E731
+        case Causal():
+            sees = lambda i, j: j <= i  # noqa: E731
+        case BlockCausal(block_size=n):
+            sees = lambda i, j: j // n <= i // n  # noqa: E731
+        case BlockDiffusion():
+            sees = lambda i, j: _sees_full(layout, i, j)  # noqa: E731
+    size = layout.size
+    return torch.tensor([[sees(i, j) for j in range(size)] for i in range(size)])
+
+
+def _sees_full(layout: BlockDiffusion, i: int, j: int) -> bool:
+    """[[M_BD, M_OBC], [0, M_BC]], with a row of M_BD and M_OBC for each noisy copy."""
+    (copy_i, i), (copy_j, j) = divmod(i, layout.length), divmod(j, layout.length)
+    block_i, block_j = i // layout.block_size, j // layout.block_size
+    clean = layout.copies
+    if copy_i == clean and copy_j == clean:
+        return j <= i if layout.causal_clean else block_j <= block_i  # M_BC
+    if copy_i == clean:
+        return False
+    if copy_j == clean:
+        return block_j < block_i  # M_OBC
+    return copy_i == copy_j and block_i == block_j  # M_BD
+
+
+SMALL = [
+    Causal(5),
+    Bidirectional(5),
+    BlockCausal(6, 1),
+    BlockCausal(6, 2),
+    BlockCausal(6, 6),
+    *(
+        BlockDiffusion(length, n, copies=copies, causal_clean=causal)
+        for length, n in ((1, 1), (4, 1), (6, 2), (6, 3), (4, 4))
+        for copies in (1, 2, 3)
+        for causal in (False, True)
+    ),
+]
+ODD = [  # none a multiple of 128
+    Causal(130),
+    Bidirectional(100),
+    BlockCausal(100, 4),
+    BlockCausal(260, 13),
+    BlockDiffusion(12, 4),
+    BlockDiffusion(100, 5, copies=2),
+    BlockDiffusion(130, 1, causal_clean=True),
+    BlockDiffusion(132, 4),
+    BlockDiffusion(132, 4, copies=2, causal_clean=True),
+    BlockDiffusion(260, 20),
+]
+
+
+@pytest.mark.parametrize("layout", SMALL + ODD, ids=str)
+def test_dense_mask_is_the_written_rule(layout):
+    assert torch.equal(layout.dense(), written(layout))
+
+
+def test_figure_of_the_paper_with_six_tokens_in_blocks_of_two():
+    figure = """
+        ##..........
+        ##..........
+        ..##..##....
+        ..##..##....
+        ....######..
+        ....######..
+        ......##....
+        ......##....
+        ......####..
+        ......####..
+        ......######
+        ......######"""
+    drawn = torch.tensor([[cell == "#" for cell in line.strip()] for line in figure.strip().splitlines()])
+    assert torch.equal(BlockDiffusion(6, 2).dense(), drawn)
+
+
+@pytest.mark.parametrize("layout", SMALL, ids=str)
+def test_dense_mask_of_a_span_is_a_slice_of_the_whole(layout):
+    start, stop = layout.size // 3, layout.size
+    assert torch.equal(layout.dense((start, stop)), written(layout)[start:stop])
+    assert layout.dense((0, 0)).shape == (0, layout.size)
+
+
+def expanded(mask: BlockMask, queries: int, keys: int) -> Tensor:
+    """What a kernel that trusts the block mask computes: skips, asks the rule, or takes whole tiles."""
+    tile_q, tile_k = mask.BLOCK_SIZE
+    q, k = torch.arange(queries).unsqueeze(1), torch.arange(keys)
+    asked = mask.mask_mod(torch.tensor(0), torch.tensor(0), q, k)
+    seen = torch.zeros(queries, keys, dtype=torch.bool)
+    for row in range(-(-queries // tile_q)):
+        rows = slice(row * tile_q, (row + 1) * tile_q)
+        for i in mask.kv_indices[0, 0, row, : mask.kv_num_blocks[0, 0, row]].tolist():
+            tile = slice(i * tile_k, (i + 1) * tile_k)
+            seen[rows, tile] = asked[rows, tile]
+        for i in mask.full_kv_indices[0, 0, row, : mask.full_kv_num_blocks[0, 0, row]].tolist():
+            seen[rows, i * tile_k : (i + 1) * tile_k] = True
+    return seen
+
+
+@pytest.mark.parametrize("layout", [*ODD, BlockDiffusion(256, 64), BlockCausal(384, 128)], ids=str)
+def test_block_mask_skips_no_pair_and_adds_none(layout):
+    for start, stop in ((0, layout.size), layout.read, (layout.size // 3, layout.size)):
+        seen = expanded(layout.block_mask((start, stop)), stop - start, layout.size)
+        assert torch.equal(seen, layout.dense((start, stop)))
+
+
+def test_block_mask_skips_most_of_a_long_layout():
+    assert BlockDiffusion(1024, 4).block_mask().sparsity() > 60
+
+
+@pytest.mark.parametrize("layout", ODD, ids=str)
+def test_flex_attention_on_a_cpu_is_dense_attention(layout):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, layout.size, 8, generator=generator, dtype=torch.float64)
+    for start, stop in {(0, layout.size), layout.read, (layout.size // 3, layout.size)}:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is not compiled
+            flex = flex_attention(q[:, :, start:stop], k, v, block_mask=layout.block_mask((start, stop)))
+        dense = F.scaled_dot_product_attention(
+            q[:, :, start:stop], k, v, attn_mask=written(layout)[start:stop]
+        )
+        torch.testing.assert_close(flex, dense, rtol=0, atol=1e-12)
+
+
+def test_text_positions_start_again_in_every_copy():
+    assert BlockDiffusion(3, 1, copies=2).text_positions().tolist() == [0, 1, 2] * 3
+    for layout in (Causal(4), Bidirectional(4), BlockCausal(4, 2)):
+        assert layout.text_positions().tolist() == [0, 1, 2, 3]
+
+
+def test_only_what_is_needed_is_read():
+    assert BlockDiffusion(6, 2, copies=2).read == (0, 12)
+    assert BlockDiffusion(6, 2, copies=2, read_clean=True).read == (0, 18)
+    assert BlockDiffusion(6, 2, keys_only=True).read == (0, 0)
+    assert BlockCausal(6, 2).read == (0, 6)
+    assert BlockCausal(6, 2, keys_only=True).read == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Causal(0), "length must be at least 1, got 0"),
+        (lambda: BlockCausal(6, 4), "block_size must be a positive divisor of the length 6, got 4"),
+        (lambda: BlockCausal(6, 0), "block_size must be .* got 0"),
+        (lambda: BlockDiffusion(6, 12), "block_size must be .* got 12"),
+        (lambda: BlockDiffusion(6, 2, copies=0), "copies must be at least 1, got 0"),
+    ],
+)
+def test_impossible_layouts_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# --- what a change of one token can reach, through a whole network ---
+
+NETWORK = tiny_transformer(3)
+
+
+@st.composite
+def block_diffusion_layouts(draw):
+    n, blocks = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    copies, causal = draw(st.integers(1, 3)), draw(st.booleans())
+    return BlockDiffusion(n * blocks, n, copies=copies, causal_clean=causal, read_clean=True)
+
+
+def changed_positions(layout: Layout, position: int, seed: int) -> Tensor:
+    """Which logits move when the token at `position` becomes another one."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 4, (1, layout.size), generator=generator)
+    other = tokens.clone()
+    other[0, position] = MASK if tokens[0, position] != MASK else 0
+    with torch.no_grad():
+        before, after = (logits_of(NETWORK, t, layout) for t in (tokens, other))
+    return (before - after).abs().amax(-1)[0] > 1e-12
+
+
+@given(block_diffusion_layouts(), st.data())
+def test_a_noisy_token_reaches_its_own_block_of_its_own_copy_only(layout, data):
+    position = data.draw(st.integers(0, layout.noisy - 1))
+    changed = changed_positions(layout, position, seed=layout.size)
+    block = position // layout.block_size  # blocks are counted through all copies
+    expected = torch.arange(layout.size) // layout.block_size == block
+    assert torch.equal(changed, expected)
+
+
+@given(block_diffusion_layouts(), st.data())
+def test_a_clean_token_reaches_later_blocks_only(layout, data):
+    text = data.draw(st.integers(0, layout.length - 1))
+    changed = changed_positions(layout, layout.noisy + text, seed=layout.size)
+    place = torch.arange(layout.length)
+    later = place // layout.block_size > text // layout.block_size
+    clean = place >= (text if layout.causal_clean else text // layout.block_size * layout.block_size)
+    assert torch.equal(changed, torch.cat((later.repeat(layout.copies), clean)))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.data())
+def test_a_token_under_block_causal_attention_reaches_its_block_and_later_ones(n, blocks, data):
+    layout = BlockCausal(n * blocks, n)
+    position = data.draw(st.integers(0, layout.size - 1))
+    expected = torch.arange(layout.size) >= position // n * n
+    assert torch.equal(changed_positions(layout, position, seed=n), expected)

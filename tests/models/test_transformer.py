@@ -1,0 +1,217 @@
+"""The network: its size, its parts, and what its options change."""
+
+import pytest
+import torch
+
+from bd3lm.models import (
+    Bidirectional,
+    BlockCausal,
+    BlockDiffusion,
+    Causal,
+    KVTape,
+    Transformer,
+    TransformerConfig,
+)
+from tests.oracles.networks import logits_of, tiny_transformer
+
+CONDITIONINGS = {"plain": {}, "adaln": {"adaln": True}, "time": {"adaln": True, "time_conditioning": True}}
+
+
+def random_tokens(rows: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 4, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_the_default_is_the_papers_110_million_parameters():
+    with torch.device("meta"):
+        model = Transformer(TransformerConfig(vocab_size=30_522))
+        tied = Transformer(TransformerConfig(vocab_size=30_522, tied=True))
+    layer = 3 * 768**2 + 768**2 + (768 * 3072 + 3072) + (3072 * 768 + 768) + 2 * 768
+    without_head = 30_522 * 768 + 12 * layer + 768
+    assert without_head == 108_440_832
+    assert parameters(model) - parameters(model.output) == without_head
+    assert parameters(model) == without_head + 30_522 * 768 + 30_522
+    assert parameters(tied) == without_head + 30_522
+
+
+def test_a_network_is_its_written_out_formula():
+    """One layer, one head, in plain operations."""
+    model = tiny_transformer(5, layers=1, heads=1, hidden=4, mlp_ratio=2)
+    tokens = random_tokens(2, 5)
+    w = dict(model.named_parameters())
+
+    def norm(x, name):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * w[name + ".weight"]
+
+    def turned(x):
+        angle = torch.arange(5.0, dtype=torch.float64)[:, None] * torch.tensor(
+            [1.0, 0.01], dtype=torch.float64
+        )
+        z = torch.complex(x[..., :2], x[..., 2:]) * torch.polar(torch.ones_like(angle), angle)
+        return torch.cat((z.real, z.imag), -1)
+
+    x = w["embedding.weight"][tokens]
+    q, k, v = (norm(x, "layers.0.attention_norm") @ w["layers.0.qkv.weight"].T).split(4, -1)
+    scores = turned(q) @ turned(k).transpose(-1, -2) / 4**0.5
+    weights = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf).softmax(-1)
+    x = x + weights @ v @ w["layers.0.attention_out.weight"].T
+    h = norm(x, "layers.0.mlp_norm") @ w["layers.0.mlp_in.weight"].T + w["layers.0.mlp_in.bias"]
+    h = 0.5 * h * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (h + 0.044715 * h**3)))
+    x = x + h @ w["layers.0.mlp_out.weight"].T + w["layers.0.mlp_out.bias"]
+    logits = norm(x, "final_norm") @ w["output.weight"].T + w["output.bias"]
+    torch.testing.assert_close(logits_of(model, tokens, Causal(5)), logits, rtol=0, atol=1e-10)
+
+
+def test_tied_networks_share_the_embedding_and_untied_ones_do_not():
+    tied, untied = tiny_transformer(tied=True), tiny_transformer(tied=False)
+    assert tied.output.weight is tied.embedding.weight
+    assert untied.output.weight is not untied.embedding.weight
+    assert tiny_transformer(head_bias=False).output.bias is None
+
+
+def test_initial_weights_shrink_residual_branches_with_depth():
+    model = Transformer(TransformerConfig(vocab_size=100, layers=8, hidden=128, heads=2))
+    layer = model.layers[3]
+    assert layer.qkv.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert layer.attention_out.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+    assert layer.mlp_out.weight.std().item() == pytest.approx(0.02 / 4, rel=0.05)
+    assert not layer.mlp_in.bias.any()
+
+
+def test_dropout_acts_in_training_only():
+    model, tokens = tiny_transformer(dropout=0.5), random_tokens(2, 6)
+    still = tiny_transformer(dropout=0.0)(tokens, layout=Causal(6))
+    assert torch.equal(model(tokens, layout=Causal(6)), still)
+    model.train()
+    torch.manual_seed(0)
+    first, second = model(tokens, layout=Causal(6)), model(tokens, layout=Causal(6))
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, still)
+
+
+@pytest.mark.parametrize("time", [False, True])
+def test_adaptive_norms_start_as_plain_ones(time):
+    plain = Transformer(TransformerConfig(vocab_size=4, layers=2, hidden=16, heads=2)).eval()
+    adaptive = Transformer(
+        TransformerConfig(vocab_size=4, layers=2, hidden=16, heads=2, adaln=True, time_conditioning=time)
+    ).eval()
+    missing = adaptive.load_state_dict(plain.state_dict(), strict=False).missing_keys
+    assert all("modulation" in name or "noise_embedding" in name for name in missing)
+    tokens = random_tokens(3, 6)
+    adapted = adaptive(tokens, layout=Causal(6), noise=torch.tensor([0.1, 1.0, 5.0]) if time else None)
+    torch.testing.assert_close(adapted, plain(tokens, layout=Causal(6)), rtol=0, atol=1e-6)
+
+
+def test_the_noise_level_matters_only_with_time_conditioning():
+    tokens = random_tokens(2, 6).repeat(2, 1)
+    noise = torch.tensor([0.5, 0.5, 2.0, 2.0])
+    for name, config in CONDITIONINGS.items():
+        model = tiny_transformer(1, **config)
+        quiet, loud = logits_of(model, tokens, Bidirectional(6), noise=noise).chunk(2)
+        assert model.uses_noise == (name == "time")
+        assert torch.equal(quiet, loud) == (name != "time")
+
+
+def test_a_noise_level_a_row_is_the_same_one_at_every_token():
+    model, tokens = tiny_transformer(1, **CONDITIONINGS["time"]), random_tokens(2, 6)
+    noise = torch.tensor([0.3, 1.7])
+    a_row = logits_of(model, tokens, Causal(6), noise=noise)
+    a_token = logits_of(model, tokens, Causal(6), noise=noise.unsqueeze(1).expand(2, 6))
+    torch.testing.assert_close(a_row, a_token, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("conditioning", CONDITIONINGS)
+def test_the_gradient_reaches_every_parameter(conditioning, tied):
+    model = tiny_transformer(2, tied=tied, **CONDITIONINGS[conditioning])
+    layout = BlockDiffusion(6, 2)
+    noise = torch.rand(3, 12, generator=torch.Generator().manual_seed(0))
+    logits_of(model, random_tokens(3, 12), layout, noise=noise).log_softmax(-1)[..., 0].sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+@pytest.mark.parametrize("conditioning", CONDITIONINGS)
+@pytest.mark.parametrize("causal_clean", [False, True])
+def test_skipping_the_clean_positions_of_the_last_layer_changes_nothing(causal_clean, conditioning):
+    model = tiny_transformer(3, **CONDITIONINGS[conditioning])
+    tokens = random_tokens(2, 18)
+    noise = torch.rand(2, 18, generator=torch.Generator().manual_seed(1))
+    every = {"length": 6, "block_size": 2, "copies": 2, "causal_clean": causal_clean}
+    noisy = model(tokens, layout=BlockDiffusion(**every), noise=noise)
+    whole = model(tokens, layout=BlockDiffusion(**every, read_clean=True), noise=noise)
+    assert noisy.shape == (2, 12, 16)
+    torch.testing.assert_close(noisy, whole[:, :12], rtol=0, atol=1e-12)
+    alone = Causal(6) if causal_clean else BlockCausal(6, 2)
+    clean = model(tokens[:, 12:], layout=alone, noise=noise[:, 12:])
+    torch.testing.assert_close(whole[:, 12:], clean, rtol=0, atol=1e-12)
+
+
+def test_a_pass_for_keys_only_leaves_the_keys_of_a_whole_pass():
+    model, tokens = tiny_transformer(4), random_tokens(2, 6)
+    whole, keys_only = KVTape(), KVTape()
+    assert model(tokens, layout=BlockCausal(6, 2), cache=whole).shape == (2, 6, 16)
+    assert model(tokens, layout=BlockCausal(6, 2, keys_only=True), cache=keys_only).shape == (2, 0, 16)
+    assert len(keys_only.layers) == 2
+    for one, other in zip(whole.layers, keys_only.layers, strict=True):
+        for a, b in zip(one, other, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("conditioning", CONDITIONINGS)
+def test_bfloat16_autocast_runs_and_stays_close(conditioning):
+    model = tiny_transformer(0, dtype=torch.float32, gain=0.7, **CONDITIONINGS[conditioning])
+    tokens, layout = random_tokens(4, 12), BlockDiffusion(6, 2)
+    noise = torch.rand(4, 12, generator=torch.Generator().manual_seed(0))
+    exact = logits_of(model, tokens, layout, noise=noise)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = logits_of(model, tokens, layout, noise=noise)
+    assert rounded.dtype == torch.bfloat16
+    assert 0 < (rounded - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"hidden": 10, "heads": 4}, "hidden must be a multiple of heads .* got hidden 10 and heads 4"),
+        ({"hidden": 6, "heads": 2}, "even quotient .* got hidden 6 and heads 2"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        ({"time_conditioning": True}, "time_conditioning needs adaln=True"),
+    ],
+)
+def test_impossible_shapes_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerConfig(**({"vocab_size": 4} | change))
+
+
+def test_bad_input_is_refused():
+    model = tiny_transformer()
+    for bad in (-1, 4):
+        with pytest.raises(ValueError, match=rf"token ids must lie in 0..3, got values from .*{bad}"):
+            model(torch.tensor([[0, bad]]), layout=Causal(2))
+    with pytest.raises(ValueError, match=r"tokens must be \(rows, positions\) .* got \(3,\)"):
+        model(torch.zeros(3, dtype=torch.long), layout=Causal(3))
+    with pytest.raises(ValueError, match=r"tokens must be .* got \(0, 3\)"):
+        model(torch.zeros(0, 3, dtype=torch.long), layout=Causal(3))
+    with pytest.raises(ValueError, match=r"tokens must have 3 positions for Causal.* got 2"):
+        model(torch.zeros(1, 2, dtype=torch.long), layout=Causal(3))
+
+
+def test_tokens_without_positions_are_refused():
+    with pytest.raises(ValueError, match="tokens must"):
+        tiny_transformer()(torch.zeros(1, 0, dtype=torch.long), layout=Causal(1))
+
+
+def test_a_time_conditioned_network_refuses_missing_and_misshapen_noise():
+    model, tokens = tiny_transformer(**CONDITIONINGS["time"]), random_tokens(2, 6)
+    with pytest.raises(ValueError, match="noise must be given"):
+        model(tokens, layout=Causal(6))
+    with pytest.raises(
+        ValueError, match=r"noise must have shape \(rows,\) or \(rows, positions\) .* got \(2, 3\)"
+    ):
+        model(tokens, layout=Causal(6), noise=torch.zeros(2, 3))

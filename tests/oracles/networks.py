@@ -1,0 +1,100 @@
+"""Tiny networks with strong opinions, and attention rules written out pair by pair."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bd3lm.models import Denoiser, Layout, Transformer, TransformerConfig
+
+MASK = 2  # in the middle of the vocabulary, where a mistake about which token it is shows
+CLEAN = (0, 1, 3)
+
+
+def tiny_transformer(
+    seed: int = 0, *, dtype: torch.dtype = torch.float64, gain: float = 1.5, **config: Any
+) -> Transformer:
+    """A random network whose distributions are far from uniform and change with every token it sees."""
+    shape: dict[str, Any] = {
+        "vocab_size": 4,
+        "layers": 2,
+        "hidden": 16,
+        "heads": 2,
+        "context": 64,
+        "dropout": 0.0,
+    }
+    model = Transformer(TransformerConfig(**(shape | config))).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if name.endswith("norm.weight"):
+                noise = 1 + 0.3 * noise
+            elif parameter.ndim == 2 and name != "embedding.weight":
+                noise *= gain / parameter.shape[1] ** 0.5
+            elif parameter.ndim == 1:
+                noise *= 0.5
+            parameter.copy_(noise)
+    return model.eval()
+
+
+@dataclass(frozen=True)
+class Written(Layout):
+    """A layout given by a plain function of two positions, asked pair by pair."""
+
+    sees: Callable[[int, int], bool]
+
+    def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        table = [[self.sees(q, k) for k in range(self.length)] for q in range(self.length)]
+        return torch.tensor(table)[query, key]
+
+
+def block_after_clean(past: int, block_size: int, *, causal_clean: bool = False) -> Written:
+    """`past` clean tokens and one block after them: what a network called once a block would see."""
+
+    def sees(query: int, key: int) -> bool:
+        if query >= past:
+            return True
+        return key <= query if causal_clean else key // block_size <= query // block_size
+
+    return Written(past + block_size, sees)
+
+
+def log_probabilities(logits: Tensor, mask_id: int = MASK) -> Tensor:
+    """Over the vocabulary without the mask; −inf at the mask."""
+    others = [v for v in range(logits.shape[-1]) if v != mask_id]
+    log_p = torch.full_like(logits, -torch.inf)
+    log_p[..., others] = logits[..., others] - logits[..., others].exp().sum(-1, keepdim=True).log()
+    return log_p
+
+
+def logits_of(model: Transformer, tokens: Tensor, layout: Layout, **options: Any) -> Tensor:
+    return model.head(model(tokens, layout=layout, **options))
+
+
+class CopyNetwork:
+    """Knows that the two tokens of a block are equal, and nothing else: blocks of 2, p = 1/V or 1.
+
+    Here NLL = NELBO = log V, all of it paid when both tokens are hidden.
+    """
+
+    uses_noise = False
+
+    def __init__(self, vocab_size: int = 4, mask_id: int = MASK) -> None:
+        self.vocab_size, self.mask_id = vocab_size, mask_id
+
+    def __call__(
+        self, tokens: Tensor, *, layout: Layout, noise: Tensor | None = None, cache: object = None
+    ) -> Tensor:
+        start, stop = layout.read
+        partner = tokens[:, torch.arange(start, stop) ^ 1]
+        certain = 1e3 * torch.eye(self.vocab_size, dtype=torch.float64)
+        certain[self.mask_id] = 0.0
+        return certain[partner]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    new_cache = Denoiser.new_cache

@@ -1,0 +1,201 @@
+import json
+from dataclasses import FrozenInstanceError, dataclass, replace
+from typing import Any
+
+import pytest
+
+from bd3lm.config import (
+    AutoregressiveMethod,
+    BlockDiffusionMethod,
+    LanguageModelConfig,
+    Method,
+    config_from_dict,
+    config_to_dict,
+    did_you_mean,
+    parse,
+)
+from bd3lm.models import TransformerConfig
+
+NETWORK = TransformerConfig(vocab_size=11, context=16)
+METHODS: list[Method] = [
+    AutoregressiveMethod(mask_id=10),
+    AutoregressiveMethod(mask_id=0, score_first=True),
+    BlockDiffusionMethod(mask_id=10, block_size=4),
+    BlockDiffusionMethod(mask_id=10, block_size=16, causal_clean=True, score_first=True),
+]
+
+
+def plain(**changes: Any) -> dict[str, Any]:
+    """A valid config as plain values, with changes to its two parts."""
+    data: dict[str, Any] = {
+        "network": {"vocab_size": 11, "context": 16},
+        "method": {"kind": "block_diffusion", "mask_id": 10, "block_size": 4},
+    }
+    return {**data, **{part: data.get(part, {}) | change for part, change in changes.items()}}
+
+
+def problems(data: Any) -> list[str]:
+    with pytest.raises(ValueError, match="config has") as caught:
+        config_from_dict(data)
+    heading, *listed = str(caught.value).split("\n  ")
+    assert heading == ("config has a problem:" if len(listed) == 1 else f"config has {len(listed)} problems:")
+    return listed
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_round_trip_through_json(method: Method) -> None:
+    config = LanguageModelConfig(network=replace(NETWORK, adaln=True, dropout=0.25), method=method)
+    data = json.loads(json.dumps(config_to_dict(config)))
+    assert config_from_dict(data) == config
+    assert next(iter(data["method"])) == "kind"
+
+
+def test_defaults_may_be_left_out() -> None:
+    expected = LanguageModelConfig(network=NETWORK, method=BlockDiffusionMethod(mask_id=10, block_size=4))
+    assert config_from_dict(plain()) == expected
+
+
+def test_configs_are_frozen_values() -> None:
+    config = config_from_dict(plain())
+    assert hash(config) == hash(config_from_dict(plain()))
+    with pytest.raises(FrozenInstanceError):
+        config.network = NETWORK  # type: ignore[misc]
+
+
+class TestErrors:
+    def test_all_are_told_at_once(self) -> None:
+        data = plain(
+            network={"layers": "many", "hiden": 3}, method={"block_size": 2.5, "masks": 1}, extras={}
+        )
+        del data["network"]["vocab_size"]
+        listed = problems(data)
+        assert len(listed) == 6
+        for start, part in [
+            ("network.hiden: ", "unknown key, did you mean 'hidden'? allowed are vocab_size, layers, hidden"),
+            ("method.masks: ", "unknown key, did you mean 'mask_id'? allowed are kind, mask_id"),
+            ("extras: ", "unknown key, allowed are network, method"),
+            ("network.vocab_size: ", "must be given, but is missing"),
+            ("network.layers: ", "integer, unable to parse string as an integer, got 'many'"),
+            ("method.block_size: ", "integer, got a number with a fractional part, got 2.5"),
+        ]:
+            assert any(line.startswith(start) and part in line for line in listed), (start, listed)
+
+    def test_both_parts_are_checked_when_one_is_wrong(self) -> None:
+        listed = problems(plain(network={"layers": 0}, method={"mask_id": -1, "block_size": 0}))
+        assert listed == [
+            "network: layers must be at least 1, got 0",
+            "method: mask_id must be a token id, at least 0, got -1; block_size must be at least 1, got 0",
+        ]
+
+    @pytest.mark.parametrize(
+        ("method", "said"),
+        [
+            ({"kind": "blockdiffusion"}, "got 'blockdiffusion', did you mean 'block_diffusion'?"),
+            ({"kind": "sedd"}, "got 'sedd'"),
+            ({"kind": None}, "got None"),
+            ({"kind": []}, "got []"),
+        ],
+    )
+    def test_unknown_methods(self, method: dict[str, Any], said: str) -> None:
+        (problem,) = problems(plain(method=method))
+        assert problem.startswith("method.kind: must be one of 'autoregressive', 'block_diffusion', ")
+        assert problem.endswith(said)
+
+    def test_no_method(self) -> None:
+        assert problems(plain() | {"method": {}}) == [
+            "method.kind: must be one of 'autoregressive', 'block_diffusion', but is missing"
+        ]
+        assert problems({"network": {"vocab_size": 11}}) == ["method: must be given, but is missing"]
+
+    @pytest.mark.parametrize("part", ["network", "method"])
+    @pytest.mark.parametrize("value", [None, 3, "text", []])
+    def test_parts_that_are_no_dicts(self, part: str, value: object) -> None:
+        (problem,) = problems(plain() | {part: value})
+        assert problem.startswith(f"{part}: input should be a ")
+        assert problem.endswith(f"got {value!r}")
+
+    @pytest.mark.parametrize("data", [None, [], "text"])
+    def test_no_dict_at_all(self, data: object) -> None:
+        (problem,) = problems(data)
+        assert problem.startswith("input should be a dictionary")
+
+    def test_a_dict_where_a_number_belongs(self) -> None:
+        (problem,) = problems(plain(network={"layers": {"kind": "many"}}))
+        assert problem.startswith("network.layers: ")
+
+    def test_fields_of_another_method(self) -> None:
+        listed = problems(plain(method={"kind": "autoregressive"}))
+        assert listed == ["method.block_size: unknown key, allowed are kind, mask_id, score_first"]
+
+    def test_the_origin_is_named(self) -> None:
+        with pytest.raises(ValueError, match=r"^run\.yaml has a problem"):
+            config_from_dict({"network": {"vocab_size": 11}}, where="run.yaml")
+
+
+class TestCrossChecks:
+    @pytest.mark.parametrize("method", METHODS)
+    def test_mask_id_is_a_token(self, method: Method) -> None:
+        with pytest.raises(ValueError, match=r"method\.mask_id must be below network\.vocab_size 11, got 11"):
+            LanguageModelConfig(network=NETWORK, method=replace(method, mask_id=11))
+
+    def test_block_size_divides_the_context(self) -> None:
+        with pytest.raises(ValueError, match=r"method\.block_size must divide network\.context 16, got 5"):
+            LanguageModelConfig(network=NETWORK, method=BlockDiffusionMethod(mask_id=1, block_size=5))
+
+    def test_autoregression_has_no_noise(self) -> None:
+        network = replace(NETWORK, adaln=True, time_conditioning=True)
+        with pytest.raises(ValueError, match=r"network\.time_conditioning must be false"):
+            LanguageModelConfig(network=network, method=AutoregressiveMethod(mask_id=1))
+        LanguageModelConfig(network=network, method=BlockDiffusionMethod(mask_id=1, block_size=4))
+
+    def test_they_are_told_at_once_from_dicts_too(self) -> None:
+        (problem,) = problems(plain(method={"mask_id": 50, "block_size": 5}))
+        assert "method.mask_id must be below network.vocab_size 11, got 50" in problem
+        assert "method.block_size must divide network.context 16, got 5" in problem
+
+    @pytest.mark.parametrize("mask_id", [-1, -100])
+    def test_methods_check_themselves(self, mask_id: int) -> None:
+        with pytest.raises(ValueError, match=f"mask_id must be a token id, at least 0, got {mask_id}"):
+            AutoregressiveMethod(mask_id=mask_id)
+
+
+def test_parse_takes_any_dataclass() -> None:
+    assert parse(TransformerConfig, {"vocab_size": 11, "context": 16}, where="network") == NETWORK
+    with pytest.raises(
+        ValueError, match=r"^network has a problem:\n  contex: unknown key, did you mean 'context'"
+    ):
+        parse(TransformerConfig, {"vocab_size": 11, "contex": 16}, where="network")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    method: Method
+    count: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    inner: Inner | None = None
+
+
+def test_parse_looks_into_optional_and_nested_parts() -> None:
+    method = {"kind": "autoregressive", "mask_id": 3}
+    assert parse(Outer, {}, where="it") == Outer()
+    assert parse(Outer, {"inner": None}, where="it") == Outer()
+    expected = Outer(inner=Inner(method=AutoregressiveMethod(mask_id=3), count=2))
+    assert parse(Outer, {"inner": {"method": method, "count": 2}}, where="it") == expected
+    wrong = {"inner": {"method": method | {"mask_id": "x", "mask": 1}, "count": {"a": 1}, "counts": 1}}
+    with pytest.raises(ValueError, match="it has 4 problems") as caught:
+        parse(Outer, wrong, where="it")
+    for start in (
+        "inner.method.mask: unknown",
+        "inner.counts: unknown",
+        "inner.method.mask_id: ",
+        "inner.count: ",
+    ):
+        assert f"\n  {start}" in str(caught.value)
+
+
+def test_did_you_mean() -> None:
+    assert did_you_mean("smal", ["small", "tiny"]) == ", did you mean 'small'?"
+    assert did_you_mean("zebra", ["small", "tiny"]) == ""

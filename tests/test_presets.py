@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.presets import SIZES, network_config
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"), [("tiny", (8, 256, 8)), ("small", (12, 768, 12)), ("medium", (24, 1024, 16))]
+)
+def test_sizes(size: str, shape: tuple[int, int, int]) -> None:
+    config = network_config(size, vocab_size=50258, context=1024)
+    assert (config.layers, config.hidden, config.heads) == shape
+    assert (config.vocab_size, config.context) == (50258, 1024)
+
+
+def test_every_size_is_named() -> None:
+    assert set(SIZES) == {"tiny", "small", "medium"}
+
+
+def test_small_is_the_papers() -> None:
+    """GPT-2 small: 124M parameters without the output head; and the defaults of TransformerConfig."""
+    config = network_config("small", vocab_size=50258, context=1024)
+    assert config == TransformerConfig(vocab_size=50258)
+    with torch.device("meta"):
+        network = Transformer(config)
+    counted = sum(p.numel() for p in network.parameters()) - sum(
+        p.numel() for p in network.output.parameters()
+    )
+    assert counted == pytest.approx(124e6, rel=0.01)
+
+
+def test_overrides() -> None:
+    config = network_config("tiny", vocab_size=11, context=16, layers=2, tied=True, dropout=0.0)
+    assert (config.layers, config.hidden, config.tied, config.dropout) == (2, 256, True, 0.0)
+
+
+def test_unknown_sizes() -> None:
+    message = "size must be one of tiny, small, medium, got 'smal', did you mean 'small'"
+    with pytest.raises(ValueError, match=message):
+        network_config("smal", vocab_size=11, context=16)
+    with pytest.raises(ValueError, match=r"size must be one of tiny, small, medium, got 'xxl'$"):
+        network_config("xxl", vocab_size=11, context=16)
+
+
+def test_unknown_and_impossible_overrides() -> None:
+    with pytest.raises(ValueError, match="droput: unknown key, did you mean 'dropout'"):
+        network_config("small", vocab_size=11, context=16, droput=0.1)
+    with pytest.raises(ValueError, match="got hidden 768 and heads 5"):
+        network_config("small", vocab_size=11, context=16, heads=5)
+
+
+def test_sizes_cannot_be_changed_by_accident() -> None:
+    with pytest.raises(TypeError):
+        SIZES["small"]["layers"] = 3  # type: ignore[index]
