@@ -25,5 +25,3 @@ def test_make_targets_exist() -> None:
     assert {"demo", "test"} <= set(targets)
     for target in targets:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
-
-

@@ -37,15 +37,33 @@ def test_the_default_is_the_papers_110_million_parameters():
     assert parameters(tied) == without_head + 30_522
 
 
-def test_a_network_is_its_written_out_formula():
+@pytest.mark.parametrize("conditioning", CONDITIONINGS)
+def test_a_network_is_its_written_out_formula(conditioning):
     """One layer, one head, in plain operations."""
-    model = tiny_transformer(5, layers=1, heads=1, hidden=4, mlp_ratio=2)
-    tokens = random_tokens(2, 5)
+    model = tiny_transformer(
+        5, layers=1, heads=1, hidden=4, mlp_ratio=2, conditioning_dim=3, **CONDITIONINGS[conditioning]
+    )
+    tokens, noise = random_tokens(2, 5), torch.tensor([[0.0, 0.3, 0.3, 1.0, 6.9], [2.0, 0.0, 0.1, 0.5, 3.0]])
     w = dict(model.named_parameters())
+
+    def linear(x, name):
+        return x @ w[name + ".weight"].T + w.get(name + ".bias", 0.0)
 
     def norm(x, name):
         centred = x - x.mean(-1, keepdim=True)
         return centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * w[name + ".weight"]
+
+    def silu(x):
+        return x / (1 + torch.exp(-x))
+
+    def modulation(name, parts):
+        """Shifts, scales and gates; without adaptive norms 0, 0 and 1."""
+        if conditioning == "plain":
+            return (0.0, 0.0, 1.0, 0.0, 0.0, 1.0)[:parts]
+        level = noise.double() if conditioning == "time" else torch.zeros(2, 5, dtype=torch.float64)
+        waves = level.unsqueeze(-1) * 10000.0 ** -(torch.arange(128, dtype=torch.float64) / 128)
+        embedded = silu(linear(torch.cat((waves.cos(), waves.sin()), -1), "noise_embedding.first"))
+        return linear(silu(linear(embedded, "noise_embedding.second")), name).split(4, -1)
 
     def turned(x):
         angle = torch.arange(5.0, dtype=torch.float64)[:, None] * torch.tensor(
@@ -54,16 +72,20 @@ def test_a_network_is_its_written_out_formula():
         z = torch.complex(x[..., :2], x[..., 2:]) * torch.polar(torch.ones_like(angle), angle)
         return torch.cat((z.real, z.imag), -1)
 
+    shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = modulation("layers.0.modulation", 6)
     x = w["embedding.weight"][tokens]
-    q, k, v = (norm(x, "layers.0.attention_norm") @ w["layers.0.qkv.weight"].T).split(4, -1)
+    normed = norm(x, "layers.0.attention_norm") * (1 + scale) + shift
+    q, k, v = linear(normed, "layers.0.qkv").split(4, -1)
     scores = turned(q) @ turned(k).transpose(-1, -2) / 4**0.5
     weights = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf).softmax(-1)
-    x = x + weights @ v @ w["layers.0.attention_out.weight"].T
-    h = norm(x, "layers.0.mlp_norm") @ w["layers.0.mlp_in.weight"].T + w["layers.0.mlp_in.bias"]
+    x = x + gate * linear(weights @ v, "layers.0.attention_out")
+    h = linear(norm(x, "layers.0.mlp_norm") * (1 + scale_mlp) + shift_mlp, "layers.0.mlp_in")
     h = 0.5 * h * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (h + 0.044715 * h**3)))
-    x = x + h @ w["layers.0.mlp_out.weight"].T + w["layers.0.mlp_out.bias"]
-    logits = norm(x, "final_norm") @ w["output.weight"].T + w["output.bias"]
-    torch.testing.assert_close(logits_of(model, tokens, Causal(5)), logits, rtol=0, atol=1e-10)
+    x = x + gate_mlp * linear(h, "layers.0.mlp_out")
+    shift, scale = modulation("final_modulation", 2)
+    logits = linear(norm(x, "final_norm") * (1 + scale) + shift, "output")
+    found = logits_of(model, tokens, Causal(5), noise=noise)
+    torch.testing.assert_close(found, logits, rtol=0, atol=1e-10 if conditioning == "plain" else 1e-6)
 
 
 def test_tied_networks_share_the_embedding_and_untied_ones_do_not():

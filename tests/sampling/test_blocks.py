@@ -61,9 +61,7 @@ def test_frequencies_match_the_exact_likelihood(
 ) -> None:
     texts = every_text(prompt)
     batch = TokenBatch.of(texts, prompts=torch.full((len(texts),), len(prompt)))
-    exact = exact_likelihood(
-        model, batch, block_size=block_size, mask_id=MASK, causal_clean=causal_clean
-    )
+    exact = exact_likelihood(model, batch, block_size=block_size, mask_id=MASK, causal_clean=causal_clean)
     p = (-exact.nll.sum(1)).exp()
     drawn = draw(model, prompt, 8_000, block_size, causal_clean=causal_clean)
     assert chi2_p_value(drawn, texts, p) > 1e-3

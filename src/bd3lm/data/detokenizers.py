@@ -1,9 +1,9 @@
 """Undo what corpora did to their text: the detokenizers of the papers that report perplexities on them.
 
-These corpora come with spaces around punctuation, `@-@` for a hyphen or N for a number. A model of web text would
-be charged for reading that, so papers since GPT-2 restore the text first. The rules, their order and their
-oddities (every number of the Penn Treebank is 1) are part of the published perplexities and are kept. Each table
-is applied from top to bottom.
+These corpora come with spaces around punctuation, `@-@` for a hyphen or N for a number. A model of web text
+would be charged for reading that, so papers since GPT-2 restore the text first. The rules, their order and
+their oddities (every number of the Penn Treebank is 1) are part of the published perplexities and are kept.
+Each table is applied from top to bottom.
 """
 
 import re

@@ -1,33 +1,33 @@
 """Documents in local files: .txt, .jsonl and .parquet, the first two also as .gz, .xz or .zst.
 
-**Documents.** A line of a .jsonl file is an object with the document in its field `text` (or another, `field`); a
-row of a .parquet file likewise. A .txt file is one document in a folder of them (`text_unit="file"`); where it is
-the corpus or a whole split of it, blank lines separate documents ("paragraph"). "line" makes each line one. Blank
-documents are left out. Text is UTF-8; line ends become "\\n".
+**Documents.** A line of a .jsonl file is an object with the document in its field `text` (or another,
+`field`); a row of a .parquet file likewise. A .txt file is one document in a folder of them
+(`text_unit="file"`); where it is the corpus or a whole split of it, blank lines separate documents
+("paragraph"). "line" makes each line one. Blank documents are left out. Text is UTF-8; line ends become
+"\\n".
 
-**Splits.** A folder whose files say train, valid (validation, val, dev) or test in their names, as train.jsonl.xz
-or wiki.valid.txt do, or in the name of a folder above them, is split that way. Everything else is one sequence of
-rows, in the order of the sorted file names, whose last part is the valid split: `held_out` rows if it is a whole
-number, that fraction of the rows if it is less than 1. Giving `held_out` overrides names.
+**Splits.** A folder whose files say train, valid (validation, val, dev) or test in their names, as
+train.jsonl.xz or wiki.valid.txt do, or in the name of a folder above them, is split that way. Everything else
+is one sequence of rows, in the order of the sorted file names, whose last part is the valid split: `held_out`
+rows if it is a whole number, that fraction of the rows if it is less than 1. Giving `held_out` overrides
+names.
 """
 
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, cast, get_args
+from typing import IO, Any, Literal, cast, get_args
 
-from bd3lm.data.corpus import Corpus, digest
-
-if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetFile
+from bd3lm.data.corpus import Corpus, digest, import_extra
 
 TextUnit = Literal["file", "line", "paragraph"]
 
@@ -87,7 +87,7 @@ class FileCorpus(Corpus):
 
     def count(self, split: str) -> int | None:
         files = self._by_split.get(split, self._files)
-        if any(format_of(file)[0] != ".parquet" for file in files):
+        if any(_format(file)[0] != ".parquet" for file in files):
             return None
         return self._part(split)[1] if self._held_out else sum(map(count_rows, files))
 
@@ -123,7 +123,7 @@ class FileCorpus(Corpus):
 
 
 def find_files(path: Path) -> list[Path]:
-    """The file, or all files of a folder that can be read, in the order of their names; hidden ones left out."""
+    """The file, or all files of a folder that can be read, sorted by name; hidden ones are left out."""
     allowed = f"{', '.join(FORMATS)}, the first two also with {', '.join(COMPRESSIONS)}"
     if path.is_file():
         if format_of(path) is None:
@@ -141,7 +141,7 @@ def find_files(path: Path) -> list[Path]:
 def split_by_name(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
     """The files of each split where their names say it; empty where none does."""
     named: dict[str, list[Path]] = {split: [] for split in SPLIT_ORDER}
-    unnamed = []
+    unnamed: list[Path] = []
     for file in files:
         split = _split_named(file.relative_to(root))
         (unnamed if split is None else named[split]).append(file)
@@ -239,27 +239,59 @@ def _open_text(path: Path) -> IO[str]:
     if compression == ".xz":
         return lzma.open(path, "rt", encoding=encoding)
     if compression == ".zst":
-        return _open_zstd(path, encoding)
+        unpacked = _ZstdStream(path, import_extra("zstandard", f"reading {path.name}"))
+        return io.TextIOWrapper(io.BufferedReader(unpacked), encoding=encoding)
     return open(path, encoding=encoding)
 
 
-def _open_zstd(path: Path, encoding: str) -> IO[str]:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise missing_extra("zstandard", f"reading {path.name}") from error
-    return cast(IO[str], zstandard.open(path, "rt", encoding=encoding))
+class _ZstdStream(io.RawIOBase):
+    """A .zst file unpacked: the package's reader stops after one frame and takes a cut one for the end."""
+
+    def __init__(self, path: Path, zstandard: Any) -> None:
+        self._chunks = self._unpack(path, zstandard)
+        self._chunk = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._chunk:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._chunk = memoryview(chunk)
+        count = min(len(buffer), len(self._chunk))
+        buffer[:count], self._chunk = self._chunk[:count], self._chunk[count:]
+        return count
+
+    def close(self) -> None:
+        self._chunks.close()
+        super().close()
+
+    @staticmethod
+    def _unpack(path: Path, zstandard: Any) -> Generator[bytes]:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+        frame = None
+        with open(path, "rb") as file:
+            while packed := file.read(1 << 14):
+                while packed:
+                    frame = frame or decompressor.decompressobj()
+                    try:
+                        yield frame.decompress(packed)
+                    except zstandard.ZstdError as error:
+                        raise EOFError(str(error)) from error
+                    packed = frame.unused_data
+                    if frame.eof:
+                        frame = None
+        if frame is not None:
+            raise EOFError("its last frame does not end")
 
 
-def _open_parquet(path: Path) -> "ParquetFile":
+def _open_parquet(path: Path) -> Any:
+    parquet = import_extra("pyarrow.parquet", f"reading {path.name}")
     try:
-        from pyarrow import ArrowInvalid
-        from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise missing_extra("pyarrow", f"reading {path.name}") from error
-    try:
-        return ParquetFile(path)
-    except ArrowInvalid as error:
+        return parquet.ParquetFile(path)
+    except ValueError as error:  # ArrowInvalid is one
         raise ValueError(f"{path} is damaged or cut off: {error}") from error
 
 
@@ -299,8 +331,3 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
         elif paragraph:
             yield "".join(paragraph).rstrip("\n")
             paragraph = []
-
-
-def missing_extra(package: str, purpose: str) -> ImportError:
-    """The one line that says how to get a package that is not installed with bd3lm itself."""
-    return ImportError(f"{purpose} needs {package}: pip install 'bd3lm[data]'")

@@ -1,28 +1,25 @@
 """The corpora of the paper by name, through Hugging Face `datasets`, read as their papers read them.
 
-`datasets` runs no scripts any more, so a data set whose main revision is a script is read from the parquet files
-that the hub makes of it (revision refs/convert/parquet, where they lie under configuration/split/). All are
-streamed, and pinned to a commit, which the fingerprint holds.
+`datasets` runs no scripts any more, so a data set whose main revision is a script is read from the parquet
+files that the hub makes of it (revision refs/convert/parquet, where they lie under configuration/split/). All
+are streamed, and pinned to a commit, which the fingerprint holds.
 
-**Untested against the hub**: these loaders are tested on small local files of the same schemas. To read a copy of
-your own, give its `folder` of parquet files, named or foldered by split; it goes the same way.
+**Untested against the hub**: these loaders are tested on small local files of the same schemas. To read a
+copy of your own, give its `folder` of parquet files, named or foldered by split; it goes the same way.
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bd3lm.data import detokenizers
-from bd3lm.data.corpus import Corpus, digest
+from bd3lm.data.corpus import Corpus, digest, import_extra
 from bd3lm.data.detokenizers import Detokenizer
-from bd3lm.data.files import find_files, fingerprint_files, missing_extra, split_by_name
-
-if TYPE_CHECKING:
-    from datasets import IterableDataset
+from bd3lm.data.files import find_files, fingerprint_files, split_by_name
 
 CONVERTED = "refs/convert/parquet"
 _THREE = {"train": "train", "valid": "validation", "test": "test"}
@@ -35,7 +32,7 @@ class Recipe:
     repo: str
     config: str
     field: str = "text"
-    splits: dict[str, str] = field(default_factory=lambda: dict(_THREE))  # ours to theirs
+    splits: Mapping[str, str]  # ours to theirs
     detokenize: Detokenizer | None = None
     script: bool = False  # the main revision is a script: take the converted one
     held_out: int = 0  # the last rows of train are valid
@@ -60,6 +57,7 @@ RECIPES = {
     "ptb": Recipe(
         repo="ptb-text-only/ptb_text_only",
         config="penn_treebank",
+        splits=_THREE,
         field="sentence",
         detokenize=detokenizers.ptb,
         script=True,
@@ -67,6 +65,7 @@ RECIPES = {
     "wikitext103": Recipe(
         repo="Salesforce/wikitext",
         config="wikitext-103-raw-v1",
+        splits=_THREE,
         detokenize=detokenizers.wikitext,
         articles=True,
     ),
@@ -84,6 +83,7 @@ RECIPES = {
     "pubmed": Recipe(
         repo="armanc/scientific_papers",
         config="pubmed",
+        splits=_THREE,
         field="article",
         detokenize=detokenizers.scientific_papers,
         script=True,
@@ -91,6 +91,7 @@ RECIPES = {
     "arxiv": Recipe(
         repo="armanc/scientific_papers",
         config="arxiv",
+        splits=_THREE,
         field="article",
         detokenize=detokenizers.scientific_papers,
         script=True,
@@ -115,7 +116,7 @@ class NamedCorpus(Corpus):
     @cached_property
     def fingerprint(self) -> str:
         recipe = self._recipe
-        options = [self.name, recipe.repo, recipe.config, recipe.field, recipe.splits, recipe.held_out]
+        options = [self.name, recipe.repo, recipe.config, recipe.field, dict(recipe.splits), recipe.held_out]
         if self._folder is None:
             return digest([options, self._commit])
         return digest([options, fingerprint_files(self._folder, find_files(self._folder))])
@@ -152,15 +153,12 @@ class NamedCorpus(Corpus):
         return rows.skip(total - held_out) if split == "valid" else islice(rows, total - held_out)
 
     @staticmethod
-    def _stated_rows(rows: "IterableDataset", theirs: str) -> int | None:
+    def _stated_rows(rows: Any, theirs: str) -> int | None:
         stated = (rows.info.splits or {}).get(theirs)
         return stated.num_examples if stated is not None and stated.num_examples else None
 
-    def _dataset(self, theirs: str) -> "IterableDataset":
-        try:
-            from datasets import load_dataset
-        except ImportError as error:
-            raise missing_extra("datasets", f"corpus {self.name!r}") from error
+    def _dataset(self, theirs: str) -> Any:
+        load_dataset = import_extra("datasets", f"corpus {self.name!r}").load_dataset
         recipe = self._recipe
         try:
             if self._folder is not None:

@@ -1,28 +1,20 @@
 """Text to token shards: parallel, bounded in memory, the same bytes every time, and never work lost.
 
-Documents are read in order by this process and tokenized in batches, by worker processes when there are more than
-one; the results are taken in the order of the documents, so the number of workers changes nothing. At most a few
-batches a worker are under way. A shard is finished at the first end of a document where it holds `shard_tokens`
-tokens; then meta.json is rewritten. After an interruption the finished shards stay, their documents are skipped
-(read, not tokenized), and the result is bit for bit that of an uninterrupted run.
+Documents are read in order by this process and tokenized in batches, by worker processes when there are more
+than one; the results are taken in the order of the documents, so the number of workers changes nothing. At
+most a few batches a worker are under way. A shard is finished at the first end of a document where it holds
+`shard_tokens` tokens; then meta.json is rewritten. After an interruption the finished shards stay, their
+documents are skipped (read, not tokenized), and the result is bit for bit that of an uninterrupted run.
 """
 
 import io
-import os
-import signal
 import sys
-import threading
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import sha256
-from itertools import chain, islice
-from multiprocessing import get_context, parent_process
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +30,7 @@ from rich.progress import (
 
 from bd3lm.data.corpus import Corpus
 from bd3lm.data.disk import AtomicFile, full_disk_explained, only_writer, write_atomically
+from bd3lm.data.encoding import Encode, Encoded, Encoder, encoding
 from bd3lm.data.shards import (
     META_FILE,
     DType,
@@ -48,13 +41,11 @@ from bd3lm.data.shards import (
     TokenShards,
     check_shard,
     dtype_for,
-    on_disk,
+    load_lengths,
 )
 from bd3lm.data.tokenizers import Tokenizer
 
 SHARD_TOKENS = 1 << 26  # 128 MB of uint16; at most this much tokenizing is repeated after an interruption
-BATCH_CHARACTERS = 1 << 19
-BATCHES_AHEAD = 2  # of each worker
 
 
 def prepare(
@@ -72,9 +63,10 @@ def prepare(
     """Tokenize the `splits` of a corpus (all of them) into shards in the folder `out`, and open it.
 
     EOS follows every document, BOS precedes it where asked for. On a folder that is finished, from the same
-    inputs, nothing is done; on one that was interrupted, or whose shards are missing or cut off, the work goes
-    on; from other inputs it is an error. With more than one worker processes are spawned, so a script needs the
-    `if __name__ == "__main__":` of multiprocessing. `progress` shows a bar, by default on a terminal only.
+    inputs, nothing is done; on one that was interrupted, or whose shards are missing or cut off, the work
+    goes on; from other inputs it is an error. With more than one worker processes are spawned, so a script
+    needs the `if __name__ == "__main__":` of multiprocessing. `progress` shows a bar, by default on a
+    terminal only.
     """
     splits = tuple(corpus.splits if splits is None else splits)
     for split in splits:
@@ -107,7 +99,7 @@ def prepare(
         splits=splits,
         shard_tokens=shard_tokens,
     )
-    encoder = _Encoder(
+    encoder = Encoder(
         tokenizer,
         dtype=dtype_for(tokenizer.vocab_size),
         before=(tokenizer.bos_id,) if bos_before_documents and tokenizer.bos_id is not None else (),
@@ -118,10 +110,10 @@ def prepare(
         meta = _begin(out, inputs)
         if not meta.complete:
             tokenizer.save(out)
-            with _bar(progress) as bar:
+            with _bar(progress) as bar, encoding(encoder, workers) as encode:
                 for split in splits:
                     if not meta.splits[split].complete:
-                        meta = _prepare_split(out, meta, split, corpus, encoder, workers, bar)
+                        meta = _prepare_split(out, meta, split, corpus, encode, bar)
     return TokenShards(out)
 
 
@@ -133,7 +125,9 @@ def _begin(out: Path, inputs: Inputs) -> Meta:
             raise FileExistsError(
                 f"{out} holds .bin files and no {META_FILE}: prepare into a folder of its own"
             )
-        return Meta(dtype=dtype_for(inputs.vocab_size), inputs=inputs, splits=empty)
+        meta = Meta(dtype=dtype_for(inputs.vocab_size), inputs=inputs, splits=empty)
+        meta.write(out)
+        return meta
     meta = Meta.read(out)
     if differences := meta.inputs.differences(inputs):
         raise ValueError(
@@ -144,24 +138,22 @@ def _begin(out: Path, inputs: Inputs) -> Meta:
 
 
 def _kept(out: Path, split: Split, dtype: DType) -> Split:
-    kept = []
+    kept: list[Shard] = []
     for shard in split.shards:
         try:
             check_shard(out, shard, dtype)
-            (out / shard.lengths_file).stat()
+            load_lengths(out, shard)
         except (FileNotFoundError, ValueError):
             return Split.of(kept, complete=False)
         kept.append(shard)
     return split
 
 
-def _prepare_split(
-    out: Path, meta: Meta, name: str, corpus: Corpus, encoder: "_Encoder", workers: int, bar: "_Bar"
-) -> Meta:
+def _prepare_split(out: Path, meta: Meta, name: str, corpus: Corpus, encode: Encode, bar: "_Bar") -> Meta:
     shards = list(meta.splits[name].shards)
     done = meta.splits[name].documents
     bar.start(name, corpus.count(name), meta.splits[name])
-    batches = _batched(islice(corpus.documents(name), done, None))
+    documents = islice(corpus.documents(name), done, None)
     writer: _ShardWriter | None = None
 
     def finish(shard: "_ShardWriter | None", *, complete: bool) -> Meta:
@@ -172,15 +164,14 @@ def _prepare_split(
         return now
 
     try:
-        with closing(_encode_all(batches, encoder, workers)) as encoded:
-            for batch in encoded:
-                bar.advance(batch)
-                while len(batch.lengths):
-                    if writer is None:
-                        writer = _ShardWriter(out / f"{name}-{len(shards):05d}.bin", meta.inputs.shard_tokens)
-                    batch = writer.take(batch)
-                    if writer.full:
-                        meta, writer = finish(writer, complete=False), None
+        for batch in encode(documents):
+            bar.advance(batch)
+            while len(batch.lengths):
+                if writer is None:
+                    writer = _ShardWriter(out / f"{name}-{len(shards):05d}.bin", meta.inputs.shard_tokens)
+                batch = writer.take(batch)
+                if writer.full:
+                    meta, writer = finish(writer, complete=False), None
         if writer is None and not shards:
             raise ValueError(f"split {name!r} of corpus {corpus.name!r} has no documents")
         meta, writer = finish(writer, complete=True), None
@@ -190,136 +181,8 @@ def _prepare_split(
     return meta
 
 
-def _batched(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Documents in batches of about equal work."""
-    batch: list[str] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document)
-        if characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """The tokens of some documents, one after the other, BOS and EOS included."""
-
-    tokens: NDArray[Any]
-    ends: NDArray[np.int64]  # where each document ends among the tokens
-    lengths: NDArray[np.uint32]  # of each document's text
-    text_bytes: NDArray[np.int64]  # of each document's text
-
-    def split_at(self, documents: int) -> tuple["_Encoded", "_Encoded"]:
-        cut = int(self.ends[documents - 1]) if documents else 0
-        return (
-            _Encoded(
-                self.tokens[:cut],
-                self.ends[:documents],
-                self.lengths[:documents],
-                self.text_bytes[:documents],
-            ),
-            _Encoded(
-                self.tokens[cut:],
-                self.ends[documents:] - cut,
-                self.lengths[documents:],
-                self.text_bytes[documents:],
-            ),
-        )
-
-
-@dataclass(frozen=True)
-class _Encoder:
-    """What a worker does: texts in, tokens out."""
-
-    tokenizer: Tokenizer
-    dtype: DType
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-
-    def __call__(self, texts: list[str]) -> _Encoded:
-        ids = self.tokenizer.encode_batch(texts)
-        lengths = np.fromiter(map(len, ids), np.uint32, len(ids))
-        ends = np.cumsum(lengths + np.uint32(len(self.before) + len(self.after)), dtype=np.int64)
-        framed = chain.from_iterable(chain(self.before, document, self.after) for document in ids)
-        return _Encoded(
-            np.fromiter(framed, on_disk(self.dtype), int(ends[-1]) if len(ends) else 0),
-            ends,
-            lengths,
-            np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts)),
-        )
-
-
-def _encode_all(batches: Iterable[list[str]], encoder: _Encoder, workers: int) -> Iterator[_Encoded]:
-    """Encode batches in their order, with a bounded number under way."""
-    with _one_thread_each():
-        if workers == 1:
-            yield from map(encoder, batches)
-            return
-        # Not fork: this process has threads, torch's and the tokenizer's, which a fork would copy half-alive.
-        pool = ProcessPoolExecutor(
-            workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(encoder,)
-        )
-        waiting: deque[Future[_Encoded]] = deque()
-        try:
-            for batch in batches:
-                waiting.append(pool.submit(_encode_in_worker, batch))
-                if len(waiting) > BATCHES_AHEAD * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        except BrokenProcessPool as error:
-            raise RuntimeError(
-                "a worker process ended before its work was done: it ran out of memory, was killed, or the script "
-                'that called prepare lacks its `if __name__ == "__main__":`; what is finished is kept'
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-_encoder: _Encoder | None = None  # of this worker process
-
-
-def _start_worker(encoder: _Encoder) -> None:
-    global _encoder
-    _encoder = encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _encode_in_worker(texts: list[str]) -> _Encoded:
-    assert _encoder is not None
-    return _encoder(texts)
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """The tokenizer's own threads off, here and in the workers: `workers` alone says how many cores are used."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
-
-
 class _ShardWriter:
-    """The shard being written: its tokens go to the disk as they come, its document lengths stay until the end."""
+    """The shard being written: tokens go to the disk as they come, document lengths wait until the end."""
 
     def __init__(self, path: Path, shard_tokens: int) -> None:
         self._file = AtomicFile(path)
@@ -333,7 +196,7 @@ class _ShardWriter:
     def full(self) -> bool:
         return self._tokens >= self._room
 
-    def take(self, batch: _Encoded) -> _Encoded:
+    def take(self, batch: Encoded) -> Encoded:
         """Write documents until the shard is full; the rest is given back."""
         fitting = int(np.searchsorted(batch.ends, self._room - self._tokens)) + 1
         mine, rest = batch.split_at(min(fitting, len(batch.ends)))
@@ -375,7 +238,7 @@ class _Bar:
         self._tokens, self._text_bytes = done.tokens, done.text_bytes
         self._task = self._progress.add_task(split, total=total, completed=done.documents, counts="")
 
-    def advance(self, batch: _Encoded) -> None:
+    def advance(self, batch: Encoded) -> None:
         self._tokens += len(batch.tokens)
         self._text_bytes += int(batch.text_bytes.sum())
         counts = f"{self._text_bytes / 1e6:,.1f} MB, {self._tokens / 1e6:,.2f} M tokens"

@@ -5,9 +5,9 @@ A folder holds, for each split,
     train-00000.bin           token ids, raw little-endian uint16 or uint32, whichever the vocabulary needs
     train-00000.lengths.npy   the length in tokens of each document of that shard, without its BOS and EOS
 
-then the tokenizer (tokenizer.json, tokenizer_config.json) and meta.json: the counts and the sha256 of every shard,
-and the fingerprints of the tokenizer and of the source. A shard ends where a document ends. meta.json is written
-last, after each shard, so it never names a file that is not complete; `prepare` goes on from it.
+then the tokenizer (tokenizer.json, tokenizer_config.json) and meta.json: the counts and the sha256 of every
+shard, and the fingerprints of the tokenizer and of the source. A shard ends where a document ends. meta.json
+is written last, after each shard, so it never names a file that is not complete; `prepare` goes on from it.
 """
 
 import hashlib
@@ -25,8 +25,6 @@ from bd3lm.data.disk import write_atomically
 from bd3lm.data.tokenizers import Tokenizer, load_tokenizer
 
 META_FILE = "meta.json"
-VERSION = 1
-
 DType = Literal["uint16", "uint32"]
 
 
@@ -96,7 +94,7 @@ class Meta:
     """The contents of meta.json."""
 
     format: Literal["bd3lm-tokens"] = "bd3lm-tokens"
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     dtype: DType
     inputs: Inputs
     splits: dict[str, Split] = field(default_factory=dict)
@@ -116,7 +114,7 @@ class Meta:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the file"
             raise ValueError(
-                f"{path} does not describe token shards of version {VERSION}: {where}: {first['msg']}"
+                f"{path} does not describe token shards that can be read here: {where}: {first['msg']}"
             ) from None
 
     def write(self, folder: Path) -> None:
@@ -176,8 +174,8 @@ class TokenShards:
         made_with = self.meta.inputs.tokenizer_fingerprint
         if given != made_with:
             raise ValueError(
-                f"the shards in {self.folder} were made with another tokenizer (fingerprint {made_with[:12]}, "
-                f"{self.meta.inputs.vocab_size} ids), got {given[:12]}"
+                f"the shards in {self.folder} were made with another tokenizer: {made_with[:12]}, "
+                f"not {given[:12]}"
             )
 
     def split(self, name: str) -> Split:
@@ -204,23 +202,7 @@ class TokenShards:
 
     def lengths(self, split: str) -> NDArray[np.uint32]:
         """How many tokens the text of each document has, in order."""
-        arrays = []
-        for shard in self.split(split).shards:
-            path = self.folder / shard.lengths_file
-            try:
-                lengths = np.load(path, allow_pickle=False)
-            except FileNotFoundError:
-                raise FileNotFoundError(
-                    f"{path} is missing: prepare the folder again to restore it"
-                ) from None
-            except (ValueError, EOFError, OSError) as error:
-                raise ValueError(f"{path} is damaged: {error}") from error
-            if lengths.shape != (shard.documents,):
-                raise ValueError(
-                    f"{path} is damaged: it has {lengths.size} lengths for {shard.documents} documents"
-                )
-            arrays.append(lengths)
-        return np.concatenate(arrays) if arrays else np.empty(0, np.uint32)
+        return np.concatenate([load_lengths(self.folder, shard) for shard in self.split(split).shards])
 
     def verify(self) -> None:
         """Read every shard and compare it with its sha256."""
@@ -251,3 +233,17 @@ def check_shard(folder: Path, shard: Shard, dtype: DType) -> Path:
             f"shard {path} is damaged: it has {size} bytes, not {expected}; prepare the folder again"
         )
     return path
+
+
+def load_lengths(folder: Path, shard: Shard) -> NDArray[np.uint32]:
+    """The document lengths of a shard, one for each of its documents."""
+    path = folder / shard.lengths_file
+    try:
+        lengths: NDArray[np.uint32] = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing: prepare the folder again to restore it") from None
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path} is damaged: {error}; prepare the folder again") from error
+    if lengths.shape != (shard.documents,):
+        raise ValueError(f"{path} is damaged: it has {lengths.size} lengths for {shard.documents} documents")
+    return lengths

@@ -1,9 +1,9 @@
 """Batches as a function of (seed, step) and nothing else.
 
-There is no loader with a state to save: epoch e is a pseudo-random permutation of the sequences keyed by (seed, e),
-which a Feistel network computes for single places in no memory, and the rows of step s are places s·rows to
-(s + 1)·rows of the epochs laid end to end. A run resumes at any step, on any number of devices: ranks and
-micro-batches take slices of the global batch.
+There is no loader with a state to save: epoch e is a pseudo-random permutation of the sequences keyed by
+(seed, e), which a Feistel network computes for single places in no memory, and the rows of step s are places
+s·rows to (s + 1)·rows of the epochs laid end to end. A run resumes at any step, on any number of devices:
+ranks and micro-batches take slices of the global batch.
 
 torch is imported where a tensor is made, so that the workers that tokenize do not load it.
 """
@@ -26,23 +26,24 @@ Words = NDArray[np.uint64]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
-_ROUNDS = 12  # on domains of a few bits fewer leave some permutations out of reach
+_ROUNDS = 12
+_SMALLEST_HALF = 3  # with 12 rounds; halves of two bits favour some permutations of five or six
 
 
 def permute(places: NDArray[np.integer], size: int, key: tuple[int, int]) -> NDArray[np.int64]:
     """Where a pseudo-random permutation of 0..size−1, chosen by `key`, sends each of `places`.
 
-    A Feistel network is a bijection of 2h-bit numbers for any round function; here that is SplitMix64's mixing
-    of one half with a key. h is the smallest with 4^h ≥ size. A number that falls outside 0..size−1 is sent
-    through again until it does not (cycle walking), fewer than four times on average; that restricts the
-    bijection to the numbers inside.
+    A Feistel network is a bijection of 2h-bit numbers for any round function; here that is SplitMix64's
+    mixing of one half with a key. h is the smallest with 4^h ≥ size, and at least 3. A number that falls
+    outside 0..size−1 is sent through again until it does not (cycle walking), fewer than four times on
+    average unless size is tiny; that restricts the bijection to the numbers inside.
     """
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")
     values = np.asarray(places).astype(np.uint64)
     if (values >= size).any():
         raise ValueError(f"places must lie in 0..{size - 1}, got {values.max()}")
-    half = max(1, -(-(size - 1).bit_length() // 2))
+    half = max(_SMALLEST_HALF, -(-(size - 1).bit_length() // 2))
     keys = _round_keys(key)
     outside = np.ones(values.shape, bool)
     while outside.any():
@@ -52,7 +53,7 @@ def permute(places: NDArray[np.integer], size: int, key: tuple[int, int]) -> NDA
 
 
 class BatchStream:
-    """The global batch of each step: `rows` sequences, every sequence once an epoch, epochs without a seam."""
+    """The global batch of each step: `rows` sequences, each once an epoch, epochs without a seam."""
 
     def __init__(self, sequences: WrappedTokens, *, rows: int, seed: int) -> None:
         if rows < 1:
@@ -61,6 +62,11 @@ class BatchStream:
         self.sequences = sequences
         self.rows = rows
         self.seed = seed
+
+    @property
+    def context(self) -> int:
+        """Tokens in a sequence."""
+        return self.sequences.context
 
     def batch(self, step: int, rows: slice | None = None) -> "Tensor":
         """Rows of the global batch of a step, all of them or a slice, as an int64 tensor (rows, context)."""
@@ -85,7 +91,7 @@ class BatchStream:
 
 
 def ordered_batches(sequences: WrappedTokens, rows: int, *, limit: int | None = None) -> Iterator["Tensor"]:
-    """The sequences of a split in their order, `rows` at a time, the last batch as it falls; `limit` in all."""
+    """The sequences of a split in order, `rows` at a time, the last batch as it falls; `limit` in all."""
     import torch
 
     if rows < 1:
@@ -119,7 +125,7 @@ def check_not_empty(sequences: WrappedTokens) -> None:
     if not len(sequences):
         tokens = sequences.shards.split(sequences.split).tokens
         raise ValueError(
-            f"split {sequences.split!r} has {tokens} tokens, not enough for one sequence of {sequences.context}"
+            f"split {sequences.split!r} has {tokens} tokens, fewer than one sequence of {sequences.context}"
         )
 
 

@@ -1,16 +1,17 @@
 """Text to token ids and back: any Hugging Face tokenizer, bytes, or a byte-level BPE of one's own.
 
 A tokenizer is a value: the text of its tokenizer.json and the ids of its special tokens. Nothing else decides
-what it does, so its fingerprint is a hash of these, it can be sent to another process, and what is saved beside
-the shards is what made them. The fast library (`tokenizers`) does the work; `transformers` is not needed.
+what it does, so its fingerprint is a hash of these, it can be sent to another process, and what is saved
+beside the shards is what made them. The fast library (`tokenizers`) does the work; `transformers` is not
+needed.
 
 Three rules hold for every tokenizer here:
 
 - The vocabulary has a mask token. Where there is none it is appended, after all other ids.
-- Encoding adds no special token: documents are wrapped raw, so a post-processor that would put [CLS] and [SEP]
-  around them does not run, and truncation and padding are off.
-- Encoding makes no special token either: "<|mask|>" in a text is harmless punctuation and letters, not a mask, so
-  no text can put a mask or an end of document into the training data.
+- Encoding adds no special token: documents are wrapped raw, so a post-processor that would put [CLS] and
+  [SEP] around them does not run, and truncation and padding are off.
+- Encoding makes no special token either: "<|mask|>" in a text is harmless punctuation and letters, not a
+  mask, so no text can put a mask or an end of document into the training data.
 """
 
 import hashlib
@@ -104,8 +105,8 @@ class Tokenizer:
 def load_tokenizer(source: str | Path) -> Tokenizer:
     """The tokenizer in a local folder, "bytes", or one of the hub by its name ("gpt2", "bert-base-uncased").
 
-    A folder needs a tokenizer.json; tokenizer_config.json beside it names the special tokens. Only a name that
-    is no folder here is asked of the hub.
+    A folder needs a tokenizer.json; tokenizer_config.json beside it names the special tokens. Only a name
+    that is no folder here is asked of the hub.
     """
     if source == BYTES:
         return byte_tokenizer()
@@ -130,11 +131,17 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
 
 def byte_tokenizer() -> Tokenizer:
     """One id for each of the 256 bytes, then the end of a document, then the mask."""
+    # Written out, since the library's versions write the same tokenizer differently: the fingerprint stays.
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
-    backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return _with_own_specials(backend)
+    spec = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    return _with_own_specials(spec)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
@@ -160,11 +167,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) 
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    return _with_own_specials(backend)
+    return _with_own_specials(json.loads(backend.to_str()))
 
 
-def _with_own_specials(backend: Backend) -> Tokenizer:
-    spec = json.loads(backend.to_str())
+def _with_own_specials(spec: dict[str, Any]) -> Tokenizer:
     eos, mask = _append(spec, END), _append(spec, MASK)
     return Tokenizer(_canonical(spec), mask_id=mask, eos_id=eos, bos_id=eos)
 
@@ -172,7 +178,6 @@ def _with_own_specials(backend: Backend) -> Tokenizer:
 def _from_json(text: str, config_text: str, source: str | Path) -> Tokenizer:
     try:
         spec, config = json.loads(text), json.loads(config_text)
-        spec["truncation"] = spec["padding"] = None
         vocabulary = Backend.from_str(_canonical(spec)).get_vocab(with_added_tokens=True)
     except Exception as error:  # the library raises plain Exception
         raise ValueError(f"{source} holds no tokenizer that can be read: {error}") from error
@@ -204,7 +209,8 @@ def _from_hub(name: str) -> Tokenizer:
     except (OSError, EntryNotFoundError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise FileNotFoundError(
-            f"tokenizer {name!r} is no folder here, and the Hugging Face hub did not give its {TOKENIZER_FILE}: {reason}"
+            f"tokenizer {name!r} is no folder here, and the Hugging Face hub did not give its "
+            f"{TOKENIZER_FILE}: {reason}"
         ) from error
     return _from_json(text, config, name)
 
@@ -246,7 +252,9 @@ def _append(spec: dict[str, Any], content: str) -> int:
 
 
 def _canonical(spec: Mapping[str, Any]) -> str:
-    return json.dumps(spec, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    """The same text for the same tokenizer; truncation and padding are not wanted here."""
+    kept = {key: value for key, value in spec.items() if key not in ("truncation", "padding")}
+    return json.dumps(kept, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def _byte_characters() -> list[str]:

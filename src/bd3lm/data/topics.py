@@ -1,4 +1,4 @@
-"""The built-in corpus: the language reference every CPython carries, its repetitions removed before it is split."""
+"""The built-in corpus: the language reference every CPython carries, without its repetitions."""
 
 import hashlib
 import re
@@ -16,9 +16,9 @@ class PydocCorpus(Corpus):
     """The language reference that every CPython carries (`pydoc_data.topics`): about 0.4 MB, and no network.
 
     Its topics quote one another: a fifth of the text is a second copy of a paragraph, so two fifths lie in
-    paragraphs that occur more than once, and topics held out as they stand would be read in training. Repeated
-    paragraphs are therefore removed before the split. The size varies with the version of Python, and so does
-    the fingerprint.
+    paragraphs that occur more than once, and topics held out as they stand would be read in training.
+    Repeated paragraphs are therefore removed before the split. The size varies with the version of Python,
+    and so does the fingerprint.
     """
 
     name = PYDOC
@@ -51,10 +51,11 @@ def split_topics(
     """Remove repeated paragraphs, then hold out about `held_out` of the text, in groups of paragraphs.
 
     A paragraph ends at a blank line; two are the same when they differ in white space only. The longest topic
-    keeps the paragraph, since short topics are mostly extracts of long ones. The rest of each topic is cut into
-    groups of about `group_length` characters, and the groups whose hash comes first are held out: a document
-    of the valid split is such a group, a document of the train split is what remains of a topic. Last, a
-    held-out paragraph of `leak_length` characters that is part of a longer one in training is dropped too.
+    keeps the paragraph, since short topics are mostly extracts of long ones. The rest of each topic is cut
+    into groups of about `group_length` characters, and the groups whose hash comes first are held out: a
+    document of the valid split is such a group, a document of the train split is what remains of a topic.
+    Last, a held-out paragraph of `leak_length` characters that is part of a longer one in training is dropped
+    too.
     """
     groups = [group for topic in _without_repeats(topics) for group in _grouped(topic, group_length)]
     allowance = held_out * sum(_length(paragraphs) for _, paragraphs in groups)

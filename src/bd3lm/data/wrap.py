@@ -1,7 +1,7 @@
 """Sequences of one length: documents end to end, cut every `context` tokens, with no padding (Suppl. C.1).
 
-The cut does not respect documents: a sequence may hold the end of one and the start of the next, with EOS between
-them where the shards have it. The tokens after the last whole sequence are left out.
+The cut does not respect documents: a sequence may hold the end of one and the start of the next, with EOS
+between them where the shards have it. The tokens after the last whole sequence are left out.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from bd3lm.data.shards import TokenShards
 
 
 class WrappedTokens:
-    """A split as sequences of `context` tokens, indexed like an array: sequences[i], [start:stop], [[3, 1, 4]].
+    """A split as sequences of `context` tokens, indexed like an array: [i], [start:stop], [[3, 1, 4]].
 
     With `bos_eos` each sequence is BOS, `context` − 2 tokens of text, EOS, as MDLM trains; such a model ends
     every sample at its context length, which is why the paper does without.
@@ -21,9 +21,11 @@ class WrappedTokens:
 
     def __init__(self, shards: TokenShards, split: str, context: int, *, bos_eos: bool = False) -> None:
         inputs = shards.meta.inputs
-        if bos_eos and (inputs.bos_id is None or inputs.eos_id is None):
-            raise ValueError("bos_eos must be False for a tokenizer without BOS and EOS")
-        self._frame = (inputs.bos_id, inputs.eos_id) if bos_eos else None
+        self._frame: tuple[int, int] | None = None
+        if bos_eos:
+            if inputs.bos_id is None or inputs.eos_id is None:
+                raise ValueError("bos_eos must be False for a tokenizer without BOS and EOS")
+            self._frame = inputs.bos_id, inputs.eos_id
         smallest = 1 if self._frame is None else 3
         if context < smallest:
             raise ValueError(f"context must be at least {smallest}, got {context}")

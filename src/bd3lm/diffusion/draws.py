@@ -57,6 +57,11 @@ class LevelSampler:
         if self.assignment not in ("permuted", "ordered"):
             raise ValueError(f"assignment must be 'permuted' or 'ordered', got {self.assignment!r}")
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the level of each block, taken alone, is uniform: without it no estimate is unbiased."""
+        return not self.stratified or self.assignment == "permuted"
+
     def sample(
         self,
         rows: int,

@@ -78,7 +78,7 @@ class DiscreteTimes(MaskingRule):
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
     def is_unbiased(self, block_size: int) -> bool:
-        """Of the T-step NELBO, which is itself an upper bound of the negative log-likelihood."""
+        """Of the T-step NELBO, which bounds the negative log-likelihood of the sampler that takes T steps."""
         return True
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:

@@ -71,19 +71,17 @@ def importance_weighted_nll(
     """−log of the mean over `orders` random orders of p(x^b along the order), (rows, blocks).
 
     In expectation between the NLL and the NELBO (its value at one order), and falling with `orders`.
-    Each order costs as many passes as a block has tokens.
+    Each order costs as many passes as a block has tokens, and one clean pass serves all.
     """
+    _refuse_noise(model)
     if orders < 1:
         raise ValueError(f"orders must be at least 1, got {orders}")
     rows, length = batch.tokens.shape
+    denoiser = _denoiser(model, batch, block_size, mask_id, causal_clean)
     log_p = []
     for _ in range(orders):
         draws = LevelSampler().draw(rows, length, block_size, generator=generator, device=batch.tokens.device)
-        log_p.append(
-            order_log_likelihood(
-                model, batch, draws, block_size=block_size, mask_id=mask_id, causal_clean=causal_clean
-            )
-        )
+        log_p.append(_along_order(denoiser, draws))
     return math.log(orders) - torch.logsumexp(torch.stack(log_p), dim=0)
 
 
@@ -99,7 +97,11 @@ def order_log_likelihood(
 ) -> Tensor:
     """log p(x^b | x^{<b}) along one order: the token of a block with the smallest draw is revealed first."""
     _refuse_noise(model)
-    denoiser = _denoiser(model, batch, block_size, mask_id, causal_clean)
+    return _along_order(_denoiser(model, batch, block_size, mask_id, causal_clean), draws)
+
+
+def _along_order(denoiser: BlockDenoiser, draws: Draws) -> Tensor:
+    batch, block_size = denoiser.batch, denoiser.block_size
     rank = token_ranks(draws, batch.scored).masked_fill(~batch.scored, block_size)
     log_p = torch.zeros(
         batch.tokens.shape[0], denoiser.blocks, dtype=torch.float64, device=batch.tokens.device

@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from bd3lm.models.layouts import Bidirectional, Causal, Layout, Span
 
 Backend = Literal["auto", "dense", "flex"]
+_FLEX_GRAPHS = 256
 
 
 @dataclass(frozen=True)
@@ -54,4 +55,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Te
 
 @lru_cache(maxsize=1)
 def _compiled_flex() -> Any:
+    """FlexAttention compiled, one graph for each layout, dtype and shape that it meets.
+
+    Dynamo gives up after eight graphs of a function and runs it eagerly, which for FlexAttention means the
+    whole score matrix, without a word. A process that evaluates several block sizes meets more than eight.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _FLEX_GRAPHS)
     return torch.compile(flex_attention, dynamic=False)

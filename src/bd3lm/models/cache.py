@@ -16,7 +16,7 @@ from bd3lm.models.layouts import Layout, Span
 class KVStore(Protocol):
     """What the network asks of anything that keeps keys and values."""
 
-    def text_positions(self, layout: Layout, segment: int, device: torch.device) -> Tensor:
+    def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
         """Rotary positions of the tokens of this pass: (segment,) or (rows, segment)."""
 
     def mask(self, layout: Layout, queries: Span, device: torch.device, backend: Backend) -> AttentionMask:
@@ -26,13 +26,18 @@ class KVStore(Protocol):
         """Take a layer's new keys and values; return all that its queries attend to."""
 
 
+def check_fills(layout: Layout, tokens: Tensor) -> None:
+    """Refuse tokens that are not as many as the layout has positions."""
+    if tokens.shape[1] != layout.size:
+        raise ValueError(f"tokens must have {layout.size} positions for {layout}, got {tokens.shape[1]}")
+
+
 class NoStore:
     """A pass on its own: nothing kept, nothing remembered."""
 
-    def text_positions(self, layout: Layout, segment: int, device: torch.device) -> Tensor:
-        if segment != layout.size:
-            raise ValueError(f"tokens must have {layout.size} positions for {layout}, got {segment}")
-        return layout.text_positions(device)
+    def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
+        check_fills(layout, tokens)
+        return layout.text_positions(tokens.device)
 
     def mask(self, layout: Layout, queries: Span, device: torch.device, backend: Backend) -> AttentionMask:
         return render(layout, queries, device, backend)
@@ -64,14 +69,14 @@ class KVReplay:
     def __init__(self, tape: KVTape) -> None:
         self._tape = tape
 
-    def text_positions(self, layout: Layout, segment: int, device: torch.device) -> Tensor:
-        recorded = self._tape.layers[0][0].shape[2]
+    def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
+        segment, recorded = tokens.shape[1], self._tape.layers[0][0].shape[2]
         if segment + recorded != layout.size:
             raise ValueError(
                 f"tokens and tape must fill the {layout.size} positions of {layout}, "
                 f"got {segment} tokens and {recorded} recorded"
             )
-        return layout.text_positions(device)[:segment]
+        return layout.text_positions(tokens.device)[:segment]
 
     def mask(self, layout: Layout, queries: Span, device: torch.device, backend: Backend) -> AttentionMask:
         return render(layout, queries, device, backend)
@@ -130,9 +135,11 @@ class KVCache:
         """How many positions of each row's text are visible."""
         return self.ends - self.starts
 
-    def text_positions(self, layout: Layout, segment: int, device: torch.device) -> Tensor:
-        if segment != layout.size:
-            raise ValueError(f"tokens must have {layout.size} positions for {layout}, got {segment}")
+    def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
+        check_fills(layout, tokens)
+        rows, segment = tokens.shape
+        if rows != self.rows:
+            raise ValueError(f"tokens must have {self.rows} rows, as the cache, got {rows}")
         if segment > self.segment:
             raise ValueError(f"a pass through this cache may have {self.segment} tokens, got {segment}")
         positions = self.ends.unsqueeze(1) + torch.arange(segment, device=self.ends.device)
@@ -151,8 +158,8 @@ class KVCache:
         return AttentionMask(dense=(text.unsqueeze(1) | own).unsqueeze(1))
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if self._slots is None or key.shape[0] != self.rows:
-            raise ValueError(f"tokens must have {self.rows} rows, as the cache, got {key.shape[0]}")
+        if self._slots is None:
+            raise RuntimeError("extend comes after text_positions of the same pass")
         index = self._slots[:, None, :, None].expand_as(key)
         self.keys[layer].scatter_(2, index, key.to(self.keys.dtype))
         self.values[layer].scatter_(2, index, value.to(self.values.dtype))

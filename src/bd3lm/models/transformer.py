@@ -128,7 +128,7 @@ class Transformer(nn.Module):
         self._check(tokens)
         store = cache if cache is not None else NoStore()
         segment, device, read = tokens.shape[1], tokens.device, layout.read
-        positions = store.text_positions(layout, segment, device)
+        positions = store.text_positions(layout, tokens)
         every = (0, segment)
         mask = store.mask(layout, every, device, self.attention_backend)
         last_mask = (
@@ -191,7 +191,7 @@ class Transformer(nn.Module):
         return embedded.unsqueeze(1) if noise.ndim == 1 else embedded
 
     def _check(self, tokens: Tensor) -> None:
-        if tokens.ndim != 2 or tokens.shape[0] < 1:
+        if tokens.ndim != 2 or not tokens.numel():
             raise ValueError(
                 f"tokens must be (rows, positions) with at least one row, got {tuple(tokens.shape)}"
             )

@@ -51,7 +51,7 @@ class Autoregressive(Objective):
             if draws is None:
                 raise ValueError("draws must be given: random_batch keeps tokens at random")
             scored = scored & (draws.tokens <= draws.levels)
-        return TokenLoss(nats=nats * scored, weight=scored.to(nats.dtype))
+        return TokenLoss(nats=nats.masked_fill(~scored, 0.0), weight=scored.to(nats.dtype))
 
     def _nats(self, model: Denoiser, inputs: Tensor, targets: Tensor) -> Tensor:
         hidden = model(inputs, layout=Causal(inputs.shape[1]))

@@ -48,6 +48,8 @@ class TokenBatch:
 
         Without prompts one token is given, or none with `score_first`; without lengths every row is full.
         """
+        if tokens.ndim != 2:
+            raise ValueError(f"tokens must be (rows, length), got {tuple(tokens.shape)}")
         rows, length = tokens.shape
         position = torch.arange(length, device=tokens.device)
         for name, limits in (("prompts", prompts), ("lengths", lengths)):
@@ -141,4 +143,11 @@ class Objective(ABC):
 
 def token_nats(logits: Tensor, targets: Tensor, mask_id: int) -> Tensor:
     """−log p(target), for a network that never predicts the mask."""
+    # As in the network, looking at values would stall an accelerator, where `gather` itself traps.
+    if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
+        low, high = int(targets.min()), int(targets.max())
+        if low < 0 or high >= logits.shape[-1]:
+            raise ValueError(
+                f"token ids must lie in 0..{logits.shape[-1] - 1}, got values from {low} to {high}"
+            )
     return -subs_at_masks(logits, mask_id).gather(-1, targets.unsqueeze(-1)).squeeze(-1)

@@ -54,7 +54,7 @@ class BlockDiffusionLoss(Objective):
 
     @property
     def is_bound(self) -> bool:
-        return self.masking.is_unbiased(self.block_size)
+        return self.masking.is_unbiased(self.block_size) and self.levels.is_uniform
 
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str
@@ -64,6 +64,10 @@ class BlockDiffusionLoss(Objective):
     def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None) -> TokenLoss:
         if draws is None:
             raise ValueError("draws must be given: block diffusion masks at random")
+        if draws.block_size != self.block_size:
+            raise ValueError(
+                f"draws must be for blocks of {self.block_size}, got blocks of {draws.block_size}"
+            )
         masks = self.masking(draws, batch.scored)
         noise = None
         if model.uses_noise:
@@ -84,12 +88,13 @@ class BlockDiffusionLoss(Objective):
         )
         hidden_nats = denoiser.nats(masks.hidden, noise=noise)
         nats = (hidden_nats * masks.weight).sum(1)
+        auxiliary = None
+        if self.next_token:
+            auxiliary = self.next_token * denoiser.next_token_nats().masked_fill(~batch.scored, 0.0)
         return TokenLoss(
             nats=nats,
             weight=batch.scored.to(nats.dtype),
-            auxiliary=self.next_token * denoiser.next_token_nats() * batch.scored
-            if self.next_token
-            else None,
+            auxiliary=auxiliary,
             statistics=self._count_moments(hidden_nats, masks) if self.learn_proposal else {},
         )
 

@@ -37,6 +37,8 @@ class BlockDenoiser:
             raise ValueError(
                 "next_token needs causal_clean=True: a clean token that sees its block sees the next"
             )
+        if algorithm not in ("single_pass", "two_pass"):
+            raise ValueError(f"algorithm must be 'single_pass' or 'two_pass', got {algorithm!r}")
         self.model, self.batch = model, batch
         self.block_size, self.mask_id, self.causal_clean = block_size, mask_id, causal_clean
         self.next_token = next_token

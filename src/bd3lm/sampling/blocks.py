@@ -1,11 +1,12 @@
 """The block loop (the paper's Algorithm 2) with first-hitting steps and a KV cache."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import Purpose, counter_uniform, gumbel_max, subs_at_masks
+from bd3lm.diffusion import Purpose, counter_uniform, gumbel_max, nucleus, subs_at_masks, temper
 from bd3lm.models import Bidirectional, BlockCausal, Causal, Denoiser, KVCache
 
 
@@ -27,8 +28,12 @@ def sample_blocks(
     block_size: int,
     mask_id: int,
     causal_clean: bool = False,
+    temperature: float = 1.0,
+    nucleus_p: float = 1.0,
 ) -> Samples:
-    """Continue each prompt (rows, prompt length) to `length` tokens, by the law whose likelihood is exact.
+    """Continue each prompt (rows, prompt length) to `length` tokens.
+
+    At temperature 1 with the whole nucleus this is the law whose likelihood is exact.
 
     In the first-hitting sampler the order in which a block's tokens are revealed does not depend on the
     network, for a network that ignores time: it is drawn first, and each pass computes logits only at the
@@ -44,15 +49,18 @@ def sample_blocks(
         _commit(model, cache, tokens[:, start : start + block_size], causal_clean)
     for start in range(done, length, block_size):
         block = tokens[:, start : start + block_size]
-        _reveal(model, cache, block, start, max(given - start, 0), seeds, mask_id)
+        for place, log_p in _reveals(model, cache, block, start, max(given - start, 0), seeds, mask_id):
+            sharpened = nucleus(temper(log_p, temperature), nucleus_p)
+            uniform = counter_uniform(seeds, start + place, Purpose.TOKEN, log_p.shape[-1])
+            block[torch.arange(rows, device=block.device), place] = gumbel_max(sharpened, uniform)
         _commit(model, cache, block, causal_clean)
     return Samples(tokens=tokens, evaluations=torch.full((rows,), length - given, device=prompts.device))
 
 
-def _reveal(
+def _reveals(
     model: Denoiser, cache: KVCache, block: Tensor, start: int, given: int, seeds: Tensor, mask_id: int
-) -> None:
-    """Fill the masked positions of a block in place, one a pass, in an order of each row's own."""
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The place each row reveals next and log p of its token, until the caller has filled the block."""
     rows, size = block.shape
     positions = torch.arange(start + given, start + size, device=block.device)
     keys = counter_uniform(seeds.unsqueeze(1), positions, Purpose.ORDER, 1).squeeze(-1)
@@ -60,9 +68,7 @@ def _reveal(
     for offset in keys.argsort(dim=1).unbind(1):
         place = given + offset
         states = model(block, layout=Bidirectional(size), cache=cache)[every_row, place]
-        log_p = subs_at_masks(model.head(states), mask_id)
-        uniform = counter_uniform(seeds, start + place, Purpose.TOKEN, log_p.shape[-1])
-        block[every_row, place] = gumbel_max(log_p, uniform)
+        yield place, subs_at_masks(model.head(states), mask_id)
 
 
 def _commit(model: Denoiser, cache: KVCache, block: Tensor, causal_clean: bool) -> None:

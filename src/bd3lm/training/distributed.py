@@ -121,7 +121,6 @@ class Engine:
         return DistributedDataParallel(
             module,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
-            broadcast_buffers=False,
             gradient_as_bucket_view=True,
         )
 
@@ -208,6 +207,12 @@ class Engine:
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds, in the same memory: all of it unless it is sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+@torch.no_grad()
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, on the CPU. Where it is sharded, every process must ask."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()).cpu()
 
 
 def _sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:

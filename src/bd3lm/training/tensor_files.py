@@ -90,7 +90,7 @@ def held_rows(tensor: Tensor) -> tuple[int, int]:
 
 
 def write_tensors(folder: Path, named: Mapping[str, Tensor], engine: Engine) -> Part:
-    """Write this process's share: its rows of sharded tensors; the main process also writes the whole ones."""
+    """Write this process's rows of sharded tensors; the main process also writes the whole ones."""
     sharded = {key for key, tensor in named.items() if isinstance(tensor, DTensor)}
     rows = {key: held_rows(tensor) for key, tensor in named.items() if key in sharded or engine.is_main}
     mine = {key: local(named[key]) for key, (start, stop) in sorted(rows.items()) if start < stop}

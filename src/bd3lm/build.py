@@ -1,0 +1,275 @@
+"""From a recipe to a run: the only place where plain values become objects."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from bd3lm import diffusion, interop
+from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig, Method
+from bd3lm.data import (
+    BatchStream,
+    PydocCorpus,
+    Tokenizer,
+    TokenShards,
+    WrappedTokens,
+    load_tokenizer,
+    ordered_batches,
+    prepare,
+    train_bpe,
+)
+from bd3lm.diffusion import LevelSampler, MaskingRule, NoiseSchedule, derive_seed
+from bd3lm.models import Transformer
+from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, Objective
+from bd3lm.presets import network_config
+from bd3lm.recipe import (
+    AutoregressiveRecipe,
+    BlockDiffusionRecipe,
+    ClippedMasking,
+    CountsMasking,
+    DataRecipe,
+    DiscreteMasking,
+    MaskingRecipe,
+    MethodRecipe,
+    Recipe,
+    ScheduleName,
+    TimesMasking,
+    recipe_to_dict,
+)
+from bd3lm.training import (
+    CheckpointStore,
+    ClipSearchValidator,
+    CsvLog,
+    Engine,
+    GradientVarianceValidator,
+    HeldOut,
+    LikelihoodValidator,
+    ProgressBar,
+    TensorBoardLog,
+    Trainer,
+    WandbLog,
+)
+from bd3lm.training.distributed import whole
+
+_SCHEDULES: dict[ScheduleName, NoiseSchedule] = {
+    "linear": diffusion.Linear(),
+    "square": diffusion.Square(),
+    "square_root": diffusion.SquareRoot(),
+    "logarithmic": diffusion.Logarithmic(),
+    "cosine": diffusion.Cosine(),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run ready to start, and what is needed to release its model."""
+
+    trainer: Trainer
+    config: LanguageModelConfig
+    shards: TokenShards
+    out: Path
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.shards.tokenizer
+
+    def export(self) -> Path:
+        """Write the EMA weights, config and tokenizer to out/model, in this project's format."""
+        weights = {name: whole(tensor) for name, tensor in self.trainer.ema.tensors().items()}
+        folder = self.out / "model"
+        if self.trainer.engine.is_main:
+            network = Transformer(self.config.network)
+            network.load_state_dict(weights, strict=not self.config.network.tied)
+            interop.save(network, self.config, folder)
+            self.tokenizer.save(folder)
+        self.trainer.engine.barrier()
+        return folder
+
+
+def build_run(
+    recipe: Recipe,
+    out: Path,
+    *,
+    engine: Engine,
+    data_folder: Path | None = None,
+    console: Console | None = None,
+    label: str = "training",
+) -> Run:
+    """Everything a recipe describes, writing under `out`; the built-in corpus goes to `data_folder`."""
+    shards = open_data(recipe.data, data_folder or out / "data", engine)
+    context = recipe.data.context
+    train = WrappedTokens(shards, "train", context, bos_eos=recipe.data.bos_eos)
+    network, config = _network(recipe, shards)
+    method = recipe.method
+    objective = build_objective(method, context=context, mask_id=shards.tokenizer.mask_id)
+    held_out = HeldOut(_held_out_batches(recipe, shards), method.score_first)
+    trainer = Trainer(
+        network=network,
+        objective=objective,
+        data=BatchStream(train, rows=recipe.train.global_batch, seed=recipe.train.seed),
+        settings=recipe.train,
+        optimizer=recipe.optimizer,
+        engine=engine,
+        store=CheckpointStore(
+            out / "checkpoints",
+            keep_last=recipe.checkpoint.keep_last,
+            keep_best=recipe.checkpoint.keep_best,
+        ),
+        score_first=method.score_first,
+        validators=_validators(recipe, objective, held_out) if held_out.batches else (),
+        callbacks=_callbacks(recipe, out, console, label),
+        run_state={
+            "recipe": recipe_to_dict(recipe),
+            "data_fingerprint": shards.fingerprint,
+            "tokenizer_fingerprint": shards.tokenizer.fingerprint,
+        },
+    )
+    return Run(trainer=trainer, config=config, shards=shards, out=out)
+
+
+def open_data(recipe: DataRecipe, builtin_folder: Path, engine: Engine) -> TokenShards:
+    """The shards a recipe names; the built-in corpus is prepared first, by one process."""
+    if recipe.path != "builtin":
+        return TokenShards(recipe.path)
+    if engine.is_main:
+        corpus = PydocCorpus()
+        tokenizer = train_bpe(corpus.documents("train"), recipe.builtin_vocabulary)
+        prepare(corpus, tokenizer, builtin_folder, progress=False)
+    engine.barrier()
+    return TokenShards(builtin_folder)
+
+
+def build_objective(method: MethodRecipe, *, context: int, mask_id: int) -> Objective:
+    """What a method recipe trains with."""
+    if isinstance(method, AutoregressiveRecipe):
+        return Autoregressive(
+            mask_id=mask_id, score_first=method.score_first, random_batch=method.random_batch
+        )
+    levels = (
+        LevelSampler(stratified=False) if method.strata == "none" else LevelSampler(assignment=method.strata)
+    )
+    return BlockDiffusionLoss(
+        block_size=method.block_size or context,
+        mask_id=mask_id,
+        masking=build_masking(method.masking),
+        levels=levels,
+        algorithm=method.algorithm,
+        causal_clean=method.causal_clean,
+        next_token=method.next_token,
+        learn_proposal=isinstance(method.masking, CountsMasking) and method.masking.learn_proposal,
+    )
+
+
+def build_masking(masking: MaskingRecipe) -> MaskingRule:
+    """How masks are drawn."""
+    match masking:
+        case TimesMasking():
+            return diffusion.Times(_SCHEDULES[masking.schedule])
+        case DiscreteMasking():
+            return diffusion.DiscreteTimes(steps=masking.steps, schedule=_SCHEDULES[masking.schedule])
+        case ClippedMasking():
+            return diffusion.ClippedTimes(
+                low=masking.low, high=masking.high, weight=masking.weight, redraw=masking.redraw
+            )
+        case CountsMasking():
+            return diffusion.Counts(complementary=masking.complementary)
+
+
+def validation_objective(objective: Objective) -> Objective:
+    """What a method is judged by: its likelihood, or the paper's bound under uniformly drawn mask rates."""
+    if isinstance(objective, Autoregressive):
+        return Autoregressive(mask_id=objective.mask_id, score_first=objective.score_first)
+    if isinstance(objective, BlockDiffusionLoss):
+        masking = objective.masking
+        return BlockDiffusionLoss(
+            block_size=objective.block_size,
+            mask_id=objective.mask_id,
+            # A network trained in T steps is judged in T steps.
+            masking=masking if isinstance(masking, diffusion.DiscreteTimes) else diffusion.Times(),
+            causal_clean=objective.causal_clean,
+        )
+    raise ValueError(f"no validation objective is known for {type(objective).__name__}")
+
+
+def _network(recipe: Recipe, shards: TokenShards) -> tuple[Transformer, LanguageModelConfig]:
+    """A fresh network, or that of `start_from`, with the config its checkpoints are released with."""
+    overrides: dict[str, Any] = {
+        name: value
+        for name in ("layers", "hidden", "heads", "dropout", "tied", "adaln", "time_conditioning")
+        if (value := getattr(recipe.network, name)) is not None
+    }
+    tokenizer = shards.tokenizer
+    shape = network_config(
+        recipe.network.size, vocab_size=tokenizer.vocab_size, context=recipe.data.context, **overrides
+    )
+    config = LanguageModelConfig(
+        network=shape, method=_method(recipe.method, recipe.data.context, tokenizer.mask_id)
+    )
+    torch.manual_seed(derive_seed(recipe.train.seed, "weights"))
+    network = Transformer(shape)
+    if recipe.start_from is not None:
+        _start_from(network, recipe.start_from, shards)
+    return network, config
+
+
+def _start_from(network: Transformer, source: str, shards: TokenShards) -> None:
+    """Take another model's weights, after making sure that its tokens mean the same."""
+    path = Path(source)
+    path = path / "model" if (path / "model" / "config.json").is_file() else path
+    if (path / "tokenizer.json").is_file():
+        shards.require_tokenizer(load_tokenizer(path))
+    other, _ = interop.load(path if path.exists() else source)
+    theirs = {name: tuple(p.shape) for name, p in other.named_parameters()}
+    ours = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    if theirs != ours:
+        names = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
+        first = names[0]
+        raise ValueError(
+            f"start_from must have the network of this recipe, got {source}, where {len(names)} parameters "
+            f"differ ({first}: {theirs.get(first, 'missing')} there, {ours.get(first, 'missing')} here)"
+        )
+    network.load_state_dict(other.state_dict())
+
+
+def _method(method: MethodRecipe, context: int, mask_id: int) -> Method:
+    if isinstance(method, AutoregressiveRecipe):
+        return AutoregressiveMethod(mask_id=mask_id, score_first=method.score_first)
+    return BlockDiffusionMethod(
+        mask_id=mask_id,
+        score_first=method.score_first,
+        block_size=method.block_size or context,
+        causal_clean=method.causal_clean,
+    )
+
+
+def _held_out_batches(recipe: Recipe, shards: TokenShards) -> list[torch.Tensor]:
+    split = next((name for name in ("valid", "test") if name in shards.splits), None)
+    if split is None:
+        return []
+    sequences = WrappedTokens(shards, split, recipe.data.context, bos_eos=recipe.data.bos_eos)
+    return list(
+        ordered_batches(sequences, recipe.data.validation_batch, limit=recipe.data.validation_sequences)
+    )
+
+
+def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut) -> list[Any]:
+    seed = recipe.train.seed
+    validators: list[Any] = [LikelihoodValidator(held_out, validation_objective(objective), seed)]
+    method = recipe.method
+    masking = method.masking if isinstance(method, BlockDiffusionRecipe) else None
+    if isinstance(masking, ClippedMasking) and masking.search is not None:
+        validators.append(ClipSearchValidator(held_out, masking.search, seed))
+    if recipe.trackers.gradient_variance_batches:
+        validators.append(GradientVarianceValidator(held_out, recipe.trackers.gradient_variance_batches))
+    return validators
+
+
+def _callbacks(recipe: Recipe, out: Path, console: Console | None, label: str) -> list[Any]:
+    callbacks: list[Any] = [CsvLog(out / "metrics.csv"), ProgressBar(console, description=label)]
+    if recipe.trackers.tensorboard:
+        callbacks.append(TensorBoardLog(out / "tensorboard"))
+    if recipe.trackers.wandb_project:
+        callbacks.append(WandbLog(project=recipe.trackers.wandb_project, name=out.name, folder=out))
+    return callbacks

@@ -1,0 +1,160 @@
+"""Documents to tokens, in their order, by one process or several, with little under way at a time.
+
+The order and the tokens do not depend on the number of workers. Workers are processes, each with one thread:
+the tokenizer's own threads share one interpreter, which then becomes the limit.
+"""
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from multiprocessing import get_context, parent_process
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bd3lm.data.shards import DType, on_disk
+from bd3lm.data.tokenizers import Tokenizer
+
+BATCH_CHARACTERS = 1 << 19
+BATCHES_AHEAD = 2  # of each worker
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The tokens of some documents, one after the other, BOS and EOS included."""
+
+    tokens: NDArray[Any]
+    ends: NDArray[np.int64]  # where each document ends among the tokens
+    lengths: NDArray[np.uint32]  # of each document's text, in tokens
+    text_bytes: NDArray[np.int64]  # of each document's text
+
+    def split_at(self, documents: int) -> tuple["Encoded", "Encoded"]:
+        """The first documents, and the others."""
+        cut = int(self.ends[documents - 1]) if documents else 0
+        first, rest = slice(None, documents), slice(documents, None)
+        return (
+            Encoded(self.tokens[:cut], self.ends[first], self.lengths[first], self.text_bytes[first]),
+            Encoded(self.tokens[cut:], self.ends[rest] - cut, self.lengths[rest], self.text_bytes[rest]),
+        )
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Texts in, tokens out, each document between `before` and `after`."""
+
+    tokenizer: Tokenizer
+    dtype: DType
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def __call__(self, texts: list[str]) -> Encoded:
+        ids = self.tokenizer.encode_batch(texts)
+        lengths = np.fromiter(map(len, ids), np.uint32, len(ids))
+        ends = np.cumsum(lengths.astype(np.int64) + len(self.before) + len(self.after))
+        framed = chain.from_iterable(chain(self.before, document, self.after) for document in ids)
+        return Encoded(
+            np.fromiter(framed, on_disk(self.dtype), int(ends[-1])),
+            ends,
+            lengths,
+            np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts)),
+        )
+
+
+Encode = Callable[[Iterable[str]], Iterator[Encoded]]
+
+
+@contextmanager
+def encoding(encoder: Encoder, workers: int) -> Iterator[Encode]:
+    """A function from documents to their tokens, both streamed; its processes end with the block."""
+    with _one_thread_each():
+        if workers == 1:
+            yield partial(_encode_here, encoder)
+            return
+        # Not fork: this process has threads, torch's and the tokenizer's, which a fork would copy half-alive.
+        pool = ProcessPoolExecutor(
+            workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(encoder,)
+        )
+        try:
+            yield partial(_encode_in, pool, BATCHES_AHEAD * workers)
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "a worker process ended before its work was done: it ran out of memory, was killed, or the "
+                'script that called prepare lacks `if __name__ == "__main__":`; what is finished is kept'
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _encode_here(encoder: Encoder, documents: Iterable[str]) -> Iterator[Encoded]:
+    return map(encoder, _batches(documents))
+
+
+def _encode_in(pool: ProcessPoolExecutor, ahead: int, documents: Iterable[str]) -> Iterator[Encoded]:
+    waiting: deque[Future[Encoded]] = deque()
+    for batch in _batches(documents):
+        waiting.append(pool.submit(_encode_in_worker, batch))
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Documents in batches of about equal work, none of them empty."""
+    batch: list[str] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+_encoder: Encoder | None = None  # of this worker process
+
+
+def _start_worker(encoder: Encoder) -> None:
+    global _encoder
+    _encoder = encoder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _encode_in_worker(texts: list[str]) -> Encoded:
+    assert _encoder is not None
+    return _encoder(texts)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """The tokenizer's own threads off, here and in the workers: `workers` says how many cores are used."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

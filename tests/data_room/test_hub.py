@@ -1,0 +1,241 @@
+"""The named corpora on small local files of the same schemas, read by `datasets`; the hub is imitated."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bd3lm.data import NamedCorpus, hub
+from bd3lm.data.hub import RECIPES, join_articles
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+datasets = pytest.importorskip("datasets")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def write(path: Path, **columns: Sequence[object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=3)
+
+
+def documents(corpus: NamedCorpus) -> dict[str, list[str]]:
+    return {split: list(corpus.documents(split)) for split in corpus.splits}
+
+
+def test_lm1b(tmp_path: Path) -> None:
+    write(tmp_path / "train" / "0000.parquet", text=["It 's one .", "A second ."])
+    write(tmp_path / "train" / "0001.parquet", text=["A third ."])
+    write(tmp_path / "test" / "0000.parquet", text=["Held out , it is ."])
+    test = ["Held out, it is."]
+    expected = {"train": ["It's one.", "A second.", "A third."], "valid": test, "test": test}
+    assert documents(NamedCorpus("lm1b", folder=tmp_path)) == expected
+
+
+def test_openwebtext_holds_out_its_last_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RECIPES["openwebtext"].held_out == 100_000
+    monkeypatch.setitem(hub.RECIPES, "openwebtext", replace(RECIPES["openwebtext"], held_out=4))
+    texts = [f"Page {i} , as it was ." for i in range(10)]
+    write(tmp_path / "train-00000-of-00002.parquet", text=texts[:7])
+    write(tmp_path / "train-00001-of-00002.parquet", text=texts[7:])
+    corpus = NamedCorpus("openwebtext", folder=tmp_path)
+    assert documents(corpus) == {"train": texts[:6], "valid": texts[6:]}
+
+
+def test_openwebtext_must_be_larger_than_what_it_holds_out(tmp_path: Path) -> None:
+    write(tmp_path / "train.parquet", text=["only"])
+    with pytest.raises(ValueError, match="openwebtext holds out its last 100000 rows and has only 1"):
+        list(NamedCorpus("openwebtext", folder=tmp_path).documents("valid"))
+
+
+def test_ptb_reads_sentences(tmp_path: Path) -> None:
+    for split in ("train", "validation", "test"):
+        write(
+            tmp_path / f"{split}-00000-of-00001.parquet", sentence=[f"the {split} does n't cost $ N million"]
+        )
+    expected = {
+        ours: [f"the {theirs} doesn't cost $1 million"] for ours, theirs in RECIPES["ptb"].splits.items()
+    }
+    assert documents(NamedCorpus("ptb", folder=tmp_path)) == expected
+
+
+def test_wikitext103_joins_lines_into_articles(tmp_path: Path) -> None:
+    rows = ["", " = Robert = \n", "", " A well @-@ known man . \n", " = = Life = = \n", "", " He lived . \n"]
+    second = ["", " = Valkyria = \n", "", " A game , in 1 @,@ 000 parts . \n"]
+    for split in ("train", "validation", "test"):
+        write(tmp_path / f"{split}-00000-of-00001.parquet", text=rows + second)
+    articles = [
+        " = Robert =\n A well-known man.\n == Life ==\n He lived.\n",
+        " = Valkyria =\n A game, in 1,000 parts.\n",
+    ]
+    corpus = NamedCorpus("wikitext103", folder=tmp_path)
+    assert documents(corpus) == dict.fromkeys(("train", "valid", "test"), articles)
+
+
+def test_lambada(tmp_path: Path) -> None:
+    write(tmp_path / "test.parquet", text=["“ yes , ” she said"])
+    assert documents(NamedCorpus("lambada", folder=tmp_path)) == {"test": ['\n" yes , " she said']}
+
+
+def test_ag_news(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}.parquet", text=[f"News of {split} ."], label=[2])
+    expected = {"train": ["News of train ."], "test": ["News of test ."]}
+    assert documents(NamedCorpus("ag_news", folder=tmp_path)) == expected
+
+
+@pytest.mark.parametrize("name", ["pubmed", "arxiv"])
+def test_scientific_papers_are_their_articles(tmp_path: Path, name: str) -> None:
+    for split in ("train", "validation", "test"):
+        write(
+            tmp_path / split / "0.parquet",
+            article=["it 's found ( here ) , and seen ."],
+            abstract=["no"],
+            section_names=["no"],
+        )
+    assert set(map(tuple, documents(NamedCorpus(name, folder=tmp_path)).values())) == {
+        ("it's found (here), and seen.",)
+    }
+
+
+def test_every_name_of_the_issue_is_there() -> None:
+    assert {"lm1b", "openwebtext", "ptb", "wikitext103", "lambada", "ag_news", "pubmed", "arxiv"} == set(
+        RECIPES
+    )
+
+
+def test_blank_rows_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "test.parquet", text=["a", None, " ", "b"])
+    write(tmp_path / "train.parquet", text=["c"])
+    assert documents(NamedCorpus("ag_news", folder=tmp_path))["test"] == ["a", "b"]
+
+
+def test_the_fingerprint_follows_the_files_and_the_corpus(tmp_path: Path) -> None:
+    for place, text in (("a", "x"), ("b", "x"), ("c", "y")):
+        write(tmp_path / place / "train.parquet", text=[text])
+    a, b, c = (NamedCorpus("openwebtext", folder=tmp_path / place).fingerprint for place in "abc")
+    assert a == b != c
+    assert NamedCorpus("ag_news", folder=tmp_path / "a").fingerprint != a
+
+
+@pytest.mark.parametrize("lines", [[], ["no title\n"], [" = = Only a section = = \n"]])
+def test_lines_without_a_title_are_one_article(lines: list[str]) -> None:
+    assert list(join_articles(lines)) == lines
+
+
+# --- the hub, imitated ------------------------------------------------------------------------------
+
+
+class Hub:
+    """Stands for `load_dataset` and `HfApi`, and keeps what it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rows: int = 10) -> None:
+        self.loaded: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.revisions: list[str | None] = []
+        self.rows = rows
+        monkeypatch.setattr(datasets, "load_dataset", self.load)
+        monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=self.info))
+
+    def info(self, repo: str, revision: str | None) -> SimpleNamespace:
+        self.revisions.append(revision)
+        return SimpleNamespace(sha="c0ffee")
+
+    def load(self, *arguments: Any, **options: Any) -> Any:
+        self.loaded.append((arguments, options))
+        rows = datasets.Dataset.from_dict({"text": [f"row {i}" for i in range(self.rows)]})
+        streamed = rows.to_iterable_dataset()
+        split = datasets.SplitInfo(name=options["split"], num_examples=self.rows)
+        streamed.info.splits = datasets.SplitDict({options["split"]: split})
+        return streamed
+
+
+def test_a_script_is_read_from_its_converted_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    imitation = Hub(monkeypatch)
+    corpus = NamedCorpus("lm1b")
+    assert len(list(corpus.documents("valid"))) == 10
+    (arguments, options), *_ = imitation.loaded
+    assert arguments == ("parquet",)
+    pattern = "hf://datasets/billion-word-benchmark/lm1b@c0ffee/plain_text/test/*.parquet"
+    assert options == {"data_files": {"test": pattern}, "split": "test", "streaming": True}
+    assert imitation.revisions == ["refs/convert/parquet"]
+
+
+def test_others_are_read_at_the_commit_of_their_main_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    imitation = Hub(monkeypatch)
+    corpus = NamedCorpus("wikitext103")
+    list(corpus.documents("valid"))
+    (arguments, options), *_ = imitation.loaded
+    assert arguments == ("Salesforce/wikitext", "wikitext-103-raw-v1")
+    assert options == {"revision": "c0ffee", "split": "validation", "streaming": True}
+    assert imitation.revisions == [None]
+
+
+def test_the_stated_number_of_rows_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    Hub(monkeypatch)
+    monkeypatch.setitem(hub.RECIPES, "openwebtext", replace(RECIPES["openwebtext"], held_out=3))
+    corpus = NamedCorpus("openwebtext")
+    assert (corpus.count("train"), corpus.count("valid")) == (7, 3)
+    assert list(corpus.documents("valid")) == ["row 7", "row 8", "row 9"]
+    assert NamedCorpus("ag_news").count("test") == 10
+
+
+def test_the_commit_is_in_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    imitation = Hub(monkeypatch)
+    first = NamedCorpus("lm1b").fingerprint
+    assert NamedCorpus("lm1b").fingerprint == first
+    imitation.info = lambda repo, revision: SimpleNamespace(sha="another")  # type: ignore[method-assign]
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=imitation.info))
+    assert NamedCorpus("lm1b").fingerprint != first
+
+
+# --- errors -----------------------------------------------------------------------------------------
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"name must be one of lm1b, openwebtext.*got 'c4'"):
+        NamedCorpus("c4")
+
+
+def test_an_unknown_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="split must be one of test for corpus 'lambada', got 'train'"):
+        NamedCorpus("lambada").documents("train")
+
+
+def test_a_folder_without_the_split_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "train.parquet", text=["x"])
+    with pytest.raises(FileNotFoundError, match="holds no parquet file whose name says test"):
+        list(NamedCorpus("lm1b", folder=tmp_path).documents("test"))
+
+
+def test_a_folder_of_another_schema_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "test.parquet", text=["x"])
+    with pytest.raises(ValueError, match="has no column 'sentence', which ptb reads: it has text"):
+        list(NamedCorpus("ptb", folder=tmp_path).documents("test"))
+
+
+def test_without_a_network_the_error_names_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("cannot reach the hub\nand more")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=fail))
+    with pytest.raises(
+        FileNotFoundError, match=r"corpus 'lm1b' could not be read from .*: cannot reach the hub$"
+    ):
+        list(NamedCorpus("lm1b").documents("train"))
+
+
+def test_without_datasets_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "test.parquet", text=["x"])
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        ImportError, match=r"corpus 'lm1b' needs the package datasets: pip install 'bd3lm\[data\]'"
+    ):
+        list(NamedCorpus("lm1b", folder=tmp_path).documents("test"))

@@ -1,0 +1,259 @@
+"""The stream of batches: a permutation an epoch, the same whoever asks, whenever, for whichever rows."""
+
+import threading
+import time
+from collections import Counter
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from bd3lm.data import (
+    BatchStream,
+    TokenShards,
+    WrappedTokens,
+    byte_tokenizer,
+    ordered_batches,
+    prefetch,
+    prepare,
+)
+from bd3lm.data.stream import permute
+from tests.data_room.documents import run_python, small_corpus
+
+
+@pytest.fixture(scope="module")
+def sequences(tmp_path_factory: pytest.TempPathFactory) -> WrappedTokens:
+    folder = tmp_path_factory.mktemp("stream")
+    return WrappedTokens(prepare(small_corpus(), byte_tokenizer(), folder), "train", 100)
+
+
+# --- the permutation --------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 5000), st.integers(-(2**70), 2**70), st.integers(0, 2**40))
+def test_it_is_a_bijection(size: int, seed: int, epoch: int) -> None:
+    images = permute(np.arange(size), size, (seed, epoch))
+    assert sorted(images.tolist()) == list(range(size))
+
+
+@given(st.integers(2**20, 2**62), st.integers(0, 2**32), st.data())
+def test_large_domains_need_no_memory_and_do_not_collide(size: int, seed: int, data: st.DataObject) -> None:
+    places = data.draw(st.lists(st.integers(0, size - 1), unique=True, max_size=50))
+    images = permute(np.array(places, np.int64), size, (seed, 0))
+    assert len(set(images.tolist())) == len(places)
+    assert all(0 <= image < size for image in images.tolist())
+
+
+def test_places_are_permuted_one_by_one() -> None:
+    together = permute(np.arange(777), 777, (5, 1))
+    assert [int(permute(np.array([place]), 777, (5, 1))[0]) for place in range(777)] == together.tolist()
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_every_permutation_of_a_few_is_as_likely(size: int) -> None:
+    seen = Counter(tuple(permute(np.arange(size), size, (seed, 0)).tolist()) for seed in range(720))
+    counts = [seen[order] for order in permutations(range(size))]
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("vary", ["seed", "epoch"])
+def test_where_a_place_goes_is_uniform_over_keys(vary: str) -> None:
+    size, places = 37, np.array([0, 1, 36])
+    keys = [(key, 4) if vary == "seed" else (4, key) for key in range(740)]
+    images = np.stack([permute(places, size, key) for key in keys])
+    for column in images.T:
+        assert stats.chisquare(np.bincount(column, minlength=size)).pvalue > 1e-3
+
+
+def test_neighbours_part() -> None:
+    """Consecutive places go to places without order: serial correlation and monotone runs as by chance."""
+    size = 100_003
+    images = permute(np.arange(size), size, (1, 2))
+    correlation = np.corrcoef(images[:-1], images[1:])[0, 1]
+    assert abs(correlation) < 5 / size**0.5
+    ups = (np.diff(images) > 0).mean()
+    assert abs(ups - 0.5) < 5 * (1 / 12 / size) ** 0.5
+
+
+def test_epochs_and_seeds_are_unrelated() -> None:
+    size = 20_011
+    orders = [permute(np.arange(size), size, key) for key in ((0, 0), (0, 1), (1, 0), (1, 1), (-1, 0))]
+    for i, one in enumerate(orders):
+        for other in orders[:i]:
+            assert abs(np.corrcoef(one, other)[0, 1]) < 5 / size**0.5
+            assert (one == other).sum() < 10
+
+
+def test_the_permutation_is_for_ever() -> None:
+    """A run that resumes under another version must read on where it stopped."""
+    assert permute(np.arange(10), 10, (0, 0)).tolist() == [4, 0, 8, 9, 7, 1, 6, 3, 2, 5]
+    assert permute(np.arange(5), 10**12, (42, 7)).tolist() == [
+        995860604794,
+        108771760241,
+        53041313502,
+        670907917227,
+        792289965067,
+    ]
+
+
+def test_the_permutation_refuses() -> None:
+    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
+        permute(np.arange(0), 0, (0, 0))
+    with pytest.raises(ValueError, match=r"places must lie in 0\.\.4, got 5"):
+        permute(np.arange(6), 5, (0, 0))
+
+
+# --- batches ----------------------------------------------------------------------------------------
+
+
+def test_an_epoch_holds_every_sequence_once_and_epochs_have_no_seam(sequences: WrappedTokens) -> None:
+    n = len(sequences)
+    for rows in (1, 7, n, n + 3, 3 * n):
+        stream = BatchStream(sequences, rows=rows, seed=11)
+        steps = -(-4 * n // rows)
+        indices = np.concatenate([stream.indices(step) for step in range(steps)])
+        epochs = [indices[i * n : (i + 1) * n].tolist() for i in range(4)]
+        assert all(sorted(epoch) == list(range(n)) for epoch in epochs)
+        assert len(set(map(tuple, epochs))) == 4
+
+
+def test_the_order_does_not_depend_on_the_batch_size(sequences: WrappedTokens) -> None:
+    flat = [
+        np.concatenate(
+            [BatchStream(sequences, rows=rows, seed=5).indices(step) for step in range(240 // rows)]
+        )
+        for rows in (1, 8, 60)
+    ]
+    assert flat[0].tolist() == flat[1].tolist() == flat[2].tolist()
+
+
+def test_batches_hold_the_sequences(sequences: WrappedTokens) -> None:
+    stream = BatchStream(sequences, rows=6, seed=3)
+    batch = stream.batch(17)
+    assert batch.shape == (6, 100)
+    assert batch.dtype == torch.int64
+    assert batch.tolist() == sequences[stream.indices(17)].tolist()
+
+
+@given(st.integers(0, 10**9), st.integers(1, 40), st.data())
+def test_ranks_and_micro_batches_take_slices(
+    sequences: WrappedTokens, step: int, rows: int, data: st.DataObject
+) -> None:
+    stream = BatchStream(sequences, rows=rows, seed=3)
+    whole = stream.batch(step)
+    start = data.draw(st.integers(0, rows))
+    stop = data.draw(st.integers(start, rows))
+    assert torch.equal(stream.batch(step, slice(start, stop)), whole[start:stop])
+    strided = slice(start, None, 3)
+    assert torch.equal(stream.batch(step, strided), whole[strided])
+
+
+def test_the_stream_has_no_state(sequences: WrappedTokens) -> None:
+    stream = BatchStream(sequences, rows=4, seed=3)
+    forwards = [stream.batch(step).tolist() for step in range(30)]
+    again = BatchStream(sequences, rows=4, seed=3)
+    backwards = [again.batch(step).tolist() for step in reversed(range(30))]
+    assert forwards == backwards[::-1]
+
+
+def test_seeds_differ_and_equal_seeds_do_not(sequences: WrappedTokens) -> None:
+    orders = {seed: BatchStream(sequences, rows=50, seed=seed).indices(0).tolist() for seed in (0, 1, 2, -1)}
+    assert len(set(map(tuple, orders.values()))) == 4
+
+
+def test_epoch_counts_passes(sequences: WrappedTokens) -> None:
+    stream = BatchStream(sequences, rows=len(sequences), seed=0)
+    assert [stream.epoch(step) for step in range(3)] == [0.0, 1.0, 2.0]
+
+
+def test_the_stream_refuses(sequences: WrappedTokens) -> None:
+    with pytest.raises(ValueError, match="rows must be at least 1, got 0"):
+        BatchStream(sequences, rows=0, seed=0)
+    with pytest.raises(ValueError, match="step must not be negative, got -1"):
+        BatchStream(sequences, rows=1, seed=0).batch(-1)
+    empty = WrappedTokens(sequences.shards, "valid", 10**6)
+    for make in (lambda: BatchStream(empty, rows=1, seed=0), lambda: ordered_batches(empty, 1)):
+        with pytest.raises(
+            ValueError, match=r"split 'valid' has .* tokens, fewer than one sequence of 1000000"
+        ):
+            make()
+
+
+def test_a_shard_that_vanished_is_one_clear_line(tmp_path: Path) -> None:
+    prepare(small_corpus(), byte_tokenizer(), tmp_path, shard_tokens=2000)
+    stream = BatchStream(WrappedTokens(TokenShards(tmp_path), "train", 100), rows=200, seed=0)
+    (tmp_path / "train-00002.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"^shard .*train-00002\.bin is missing"):
+        stream.batch(0)
+
+
+# --- in order ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 100), st.integers(1, 150) | st.none())
+def test_validation_goes_in_order_to_the_end(sequences: WrappedTokens, rows: int, limit: int | None) -> None:
+    batches = list(ordered_batches(sequences, rows, limit=limit))
+    total = min(limit or len(sequences), len(sequences))
+    assert torch.cat(batches).tolist() == sequences[:total].tolist()
+    assert all(len(batch) == rows for batch in batches[:-1])
+    assert len(batches[-1]) == (total - 1) % rows + 1
+
+
+def test_validation_refuses(sequences: WrappedTokens) -> None:
+    with pytest.raises(ValueError, match="rows must be at least 1, got 0"):
+        ordered_batches(sequences, 0)
+    with pytest.raises(ValueError, match="limit must be at least 1 or None, got 0"):
+        ordered_batches(sequences, 1, limit=0)
+
+
+# --- read ahead -------------------------------------------------------------------------------------
+
+
+def test_prefetching_gives_the_same_in_order(sequences: WrappedTokens) -> None:
+    stream = BatchStream(sequences, rows=3, seed=0)
+    ahead = list(prefetch(stream.batch, range(5, 25)))
+    assert [batch.tolist() for batch in ahead] == [stream.batch(step).tolist() for step in range(5, 25)]
+    assert list(prefetch(stream.batch, [])) == []
+
+
+def test_prefetching_reads_ahead_but_not_far() -> None:
+    loaded: list[int] = []
+    steps = prefetch(lambda step: loaded.append(step) or step, iter(range(1000)), depth=3)
+    assert next(steps) == 0
+    deadline = time.monotonic() + 10
+    while len(loaded) < 4 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert loaded == [0, 1, 2, 3]
+
+
+def test_prefetching_passes_errors_on_and_its_thread_ends() -> None:
+    before = threading.active_count()
+
+    def load(step: int) -> int:
+        if step == 3:
+            raise FileNotFoundError("shard gone")
+        return step
+
+    steps = prefetch(load, range(10))
+    assert [next(steps) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(FileNotFoundError, match="shard gone"):
+        next(steps)
+    steps = prefetch(load, range(3))
+    next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+
+
+def test_prefetching_refuses_no_depth() -> None:
+    with pytest.raises(ValueError, match="depth must be at least 1, got 0"):
+        prefetch(lambda step: step, range(3), depth=0)
+
+
+def test_the_room_does_not_load_torch() -> None:
+    """The workers that tokenize import it, and torch would cost each a few hundred megabytes."""
+    assert run_python("import sys, bd3lm.data; print('torch' in sys.modules)").strip() == "False"

@@ -1,0 +1,289 @@
+"""Tokenizers: lossless, a mask in each, no special token made by text, one fingerprint everywhere."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from bd3lm.data import Tokenizer, byte_tokenizer, load_tokenizer, train_bpe
+from tests.data_room.documents import random_texts, run_python
+
+TEXTS = random_texts(80)
+BYTES = byte_tokenizer()
+BPE = train_bpe(TEXTS, 300)
+
+any_text = st.text(st.characters(exclude_categories=["Cs"]))  # all but lone surrogates, which are no text
+
+
+@given(any_text)
+@example("<|endoftext|><|mask|>")
+@example("\r\n \t \x00 \ufeff e\u0301 \u200d 👩‍👩‍👧")
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])
+def test_every_text_comes_back_unchanged(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == tokenizer.decode(ids, skip_special=False) == text
+    assert not {tokenizer.mask_id, tokenizer.eos_id} & set(ids)
+    assert tokenizer.encode_batch([text, "x", text]) == [ids, tokenizer.encode("x"), ids]
+
+
+@given(any_text)
+def test_bytes_are_their_own_ids(text: str) -> None:
+    assert BYTES.encode(text) == list(text.encode())
+
+
+def test_the_byte_tokenizer_has_256_bytes_an_end_and_a_mask() -> None:
+    assert (BYTES.vocab_size, BYTES.eos_id, BYTES.bos_id, BYTES.mask_id) == (258, 256, 256, 257)
+    assert load_tokenizer("bytes") == BYTES
+
+
+def test_the_fingerprint_of_bytes_is_for_ever() -> None:
+    """Shards and checkpoints hold it: a change of the library must not change it."""
+    assert BYTES.fingerprint == "67620c83afe21b12bcbd976615b61645acb132e31f739dd5eeb31ee58e836c7d"
+
+
+def test_a_trained_tokenizer_has_its_specials_last() -> None:
+    assert BPE.vocab_size == 300
+    assert (BPE.eos_id, BPE.bos_id, BPE.mask_id) == (298, 298, 299)
+    assert BPE.decode([BPE.eos_id, BPE.mask_id], skip_special=False) == "<|endoftext|><|mask|>"
+    assert BPE.decode([BPE.eos_id, BPE.mask_id]) == ""
+
+
+def test_training_merges_what_is_frequent_and_stops_when_nothing_is() -> None:
+    tokenizer = train_bpe(["aaaa bbbb " * 20], 1000)
+    assert 258 < tokenizer.vocab_size < 270
+    assert len(tokenizer.encode("aaaa bbbb")) == 2
+
+
+def test_training_is_deterministic_across_processes() -> None:
+    """The library counts in hash maps whose order changes with every process."""
+    program = (
+        "from tests.data_room.documents import random_texts\n"
+        "from bd3lm.data import train_bpe\n"
+        "print(train_bpe(random_texts(80), 300).fingerprint)"
+    )
+    for _ in range(2):
+        assert run_python(program).strip() == BPE.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "min_frequency", "argument"), [(257, 2, "vocab_size"), (300, 0, "min_frequency")]
+)
+def test_training_refuses(vocab_size: int, min_frequency: int, argument: str) -> None:
+    with pytest.raises(ValueError, match=f"^{argument} must be at least"):
+        train_bpe(TEXTS, vocab_size, min_frequency=min_frequency)
+
+
+# --- other people's tokenizers ----------------------------------------------------------------------
+
+
+def gpt_like(folder: Path, config: dict[str, Any] | None = None) -> Backend:
+    """A byte-level BPE whose last id is <|endoftext|>, as GPT-2's."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=299, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(TEXTS, trainer)
+    backend.add_special_tokens(["<|endoftext|>"])
+    return written(backend, folder, config)
+
+
+def bert_like(folder: Path, config: dict[str, Any] | None = None) -> Backend:
+    """A lower-casing WordPiece that frames what it encodes, truncates it and pads it."""
+    backend = Backend(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=200, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], show_progress=False
+    )
+    backend.train_from_iterator(TEXTS, trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    backend.enable_truncation(max_length=5)
+    backend.enable_padding(length=5)
+    return written(backend, folder, config)
+
+
+def written(backend: Backend, folder: Path, config: dict[str, Any] | None) -> Backend:
+    folder.mkdir(parents=True, exist_ok=True)
+    backend.save(str(folder / "tokenizer.json"))
+    if config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return backend
+
+
+GPT_CONFIG = {"eos_token": "<|endoftext|>", "bos_token": {"content": "<|endoftext|>", "special": True}}
+BERT_CONFIG = {"sep_token": "[SEP]", "cls_token": "[CLS]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
+
+
+@pytest.mark.parametrize(
+    "config", [None, {"model_max_length": 1024}, GPT_CONFIG], ids=["none", "bare", "full"]
+)
+def test_a_mask_is_appended_where_there_is_none(tmp_path: Path, config: dict[str, Any] | None) -> None:
+    backend = gpt_like(tmp_path, config)
+    tokenizer = load_tokenizer(tmp_path)
+    assert backend.get_vocab_size() == 300
+    assert (tokenizer.vocab_size, tokenizer.mask_id) == (301, 300)
+    assert tokenizer.eos_id == tokenizer.bos_id == 299
+    for text in TEXTS:
+        assert tokenizer.encode(text) == backend.encode(text).ids
+
+
+@pytest.mark.parametrize("config", [None, {"do_lower_case": True}, BERT_CONFIG], ids=["none", "bare", "full"])
+def test_a_mask_is_found_where_there_is_one_and_documents_are_not_framed(
+    tmp_path: Path, config: dict[str, Any] | None
+) -> None:
+    backend = bert_like(tmp_path, config)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.vocab_size == backend.get_vocab_size()
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.mask_id) == (2, 3, 4)
+    backend.no_truncation()
+    backend.no_padding()
+    text = " ".join(TEXTS)
+    assert len(tokenizer.encode(text)) > 5
+    assert [2, *tokenizer.encode(text), 3] == backend.encode(text).ids
+
+
+def test_text_that_looks_special_is_text(tmp_path: Path) -> None:
+    bert_like(tmp_path)
+    ids = load_tokenizer(tmp_path).encode("[MASK] [SEP] [CLS]")
+    assert not {2, 3, 4} & set(ids)
+
+
+def test_specials_may_be_absent(tmp_path: Path) -> None:
+    backend = Backend(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    written(backend, tmp_path, None)
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.eos_id, tokenizer.bos_id, tokenizer.mask_id, tokenizer.vocab_size) == (None, None, 2, 3)
+    tokenizer.save(tmp_path / "copy")
+    assert load_tokenizer(tmp_path / "copy") == tokenizer
+
+
+@pytest.mark.parametrize("make", [gpt_like, bert_like])
+def test_saving_and_loading_keeps_value_and_fingerprint(tmp_path: Path, make: Any) -> None:
+    make(tmp_path / "theirs")
+    tokenizer = load_tokenizer(tmp_path / "theirs")
+    tokenizer.save(tmp_path / "ours")
+    again = load_tokenizer(str(tmp_path / "ours"))
+    assert again == tokenizer
+    assert again.fingerprint == tokenizer.fingerprint
+    again.save(tmp_path / "ours")
+    assert load_tokenizer(tmp_path / "ours") == tokenizer
+
+
+def test_fingerprints_tell_tokenizers_apart(tmp_path: Path) -> None:
+    gpt_like(tmp_path / "gpt")
+    gpt = load_tokenizer(tmp_path / "gpt")
+    others = [BYTES, BPE, gpt, train_bpe(TEXTS, 299), Tokenizer(gpt.spec, gpt.mask_id, gpt.eos_id, None)]
+    assert len({t.fingerprint for t in others}) == len(others)
+
+
+def test_the_order_of_keys_in_the_file_does_not_matter(tmp_path: Path) -> None:
+    gpt_like(tmp_path)
+    before = load_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    spec = json.loads(file.read_text())
+    file.write_text(json.dumps(dict(reversed(spec.items())), indent=3))
+    assert load_tokenizer(tmp_path).fingerprint == before.fingerprint
+
+
+def test_a_tokenizer_travels_to_another_process_as_its_value() -> None:
+    BPE.encode("the library's object exists now")
+    travelled = pickle.loads(pickle.dumps(BPE))
+    assert travelled == BPE
+    assert travelled.encode("the <|mask|> of") == BPE.encode("the <|mask|> of")
+    assert "spec" not in repr(BPE)
+
+
+def test_decoding_takes_lists_arrays_and_tensors() -> None:
+    ids = BPE.encode("the mask of noise")
+    for form in (ids, tuple(ids), np.array(ids), np.array(ids, np.uint16), torch.tensor(ids)):
+        assert BPE.decode(form) == "the mask of noise"
+
+
+# --- errors -----------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds no tokenizer.json"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("source", [Path("nowhere"), "./nowhere", "~/nowhere", "/no/where", "a/b/c"])
+def test_a_path_is_never_asked_of_the_hub(source: str | Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no tokenizer folder"):
+        load_tokenizer(source)
+
+
+@pytest.mark.parametrize("text", ["", "not json", "{}", '{"model": {"type": "BPE"}}', "[]"])
+def test_a_damaged_file_is_one_clear_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(ValueError, match="holds no tokenizer that can be read"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_special_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    gpt_like(tmp_path, {"eos_token": "<end>"})
+    with pytest.raises(ValueError, match="names '<end>' as eos_token, which its vocabulary does not hold"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_vocabulary_with_gaps_gets_no_mask(tmp_path: Path) -> None:
+    written(Backend(models.WordLevel({"a": 0, "b": 7}, unk_token="a")), tmp_path, None)
+    with pytest.raises(ValueError, match="has gaps in its ids"):
+        load_tokenizer(tmp_path)
+
+
+# --- the hub, as far as it goes without one ---------------------------------------------------------
+
+
+def test_a_hub_name_fetches_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpt_like(tmp_path, GPT_CONFIG)
+    asked = []
+
+    def download(name: str, file: str) -> str:
+        asked.append((name, file))
+        return str(tmp_path / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert load_tokenizer("someone/gpt") == load_tokenizer(tmp_path)
+    assert asked == [("someone/gpt", "tokenizer.json"), ("someone/gpt", "tokenizer_config.json")]
+
+
+def test_a_hub_tokenizer_may_lack_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.errors import EntryNotFoundError
+
+    gpt_like(tmp_path)
+
+    def download(_: str, file: str) -> str:
+        if file != "tokenizer.json":
+            raise EntryNotFoundError("404")
+        return str(tmp_path / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert load_tokenizer("gpt") == load_tokenizer(tmp_path)
+
+
+def test_without_a_network_the_error_names_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def download(*_: str) -> str:
+        raise LocalEntryNotFoundError("cannot reach the hub\nand many more lines")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(
+        FileNotFoundError, match=r"tokenizer 'gpt2' is no folder here.*: cannot reach the hub$"
+    ):
+        load_tokenizer("gpt2")
