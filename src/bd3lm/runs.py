@@ -102,8 +102,8 @@ def _saved_recipe(folder: Path, recipe: Recipe, *, resume: bool, engine: Engine)
         saved = recipe_from_dict(_read_yaml(file), where=str(file))
         if changed := _differences(recipe_to_dict(saved), recipe_to_dict(recipe)):
             raise ValueError(
-                f"{folder} was started with another recipe; --resume needs the same, but for train.steps, how "
-                f"often to look and where to run. Different: {', '.join(changed)}"
+                f"{folder} was started with another recipe; --resume needs the same, but for train.steps, how"
+                f" often to look and where to run. Different: {', '.join(changed)}"
             )
     engine.barrier()  # nobody writes before everybody has looked
     if engine.is_main:

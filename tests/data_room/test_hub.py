@@ -223,11 +223,11 @@ def test_a_folder_of_another_schema_is_refused(tmp_path: Path) -> None:
 
 def test_without_a_network_the_error_names_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise ConnectionError("cannot reach the hub\nand more")
+        raise Exception("cannot reach the hub\nand more")  # as plain as httpx's
 
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=fail))
     with pytest.raises(
-        FileNotFoundError, match=r"corpus 'lm1b' could not be read from .*: cannot reach the hub$"
+        FileNotFoundError, match=r"^corpus 'lm1b' could not be read from [^:]*: cannot reach the hub$"
     ):
         list(NamedCorpus("lm1b").documents("train"))
 

@@ -55,6 +55,7 @@ class Run:
             vocab_size=VOCABULARY, layers=2, hidden=6, heads=1, context=LENGTH, dropout=0.0, tied=tied
         )
         self.network = Transformer(config)
+        self.network.attention_backend = "dense"  # compiled attention takes no heads as small as these
         with torch.no_grad():
             for parameter in self.network.parameters():  # the usual initialisation has tiny gradients
                 parameter.normal_(std=0.5)
@@ -64,20 +65,22 @@ class Run:
         self.named: dict[str, Tensor] = dict(self.network.named_parameters())
         self.optimizer = make_optimizer(SETTINGS, self.named, engine.device)
         self.ema = EMA(self.named, decay=0.5)
+        self.factor = torch.tensor(1.25, device=engine.device)
 
     def sums(self, step: int, rows: slice) -> Tensor:
         """Nats over this rank's rows of the global batch of a step."""
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(VOCABULARY - 1, (ROWS, LENGTH), generator=generator)
-        draws = self.objective.draw(ROWS, LENGTH, generator=generator, device="cpu")
-        nats: Tensor = self.wrapped(TokenBatch.of(tokens)[rows], draws[rows])[0]
+        draws = self.objective.draw(ROWS, LENGTH, generator=generator, device="cpu").to(self.engine.device)
+        batch = TokenBatch.of(tokens.to(self.engine.device))
+        nats: Tensor = self.wrapped(batch[rows], draws[rows])[0]
         return nats
 
     def backward(self, step: int, micro_batches: int = 1) -> Tensor:
         """Gradients of the whole batch's nats / NOMINAL; returns those nats."""
         each = ROWS // self.engine.world // micro_batches
         first = self.engine.rank * each * micro_batches
-        total = torch.zeros(())
+        total = torch.zeros((), device=self.engine.device)
         for micro in range(micro_batches):
             last = micro == micro_batches - 1
             rows = slice(first + micro * each, first + (micro + 1) * each)
@@ -99,10 +102,15 @@ class Run:
 
     def train(self, step: int, micro_batches: int = 1) -> Tensor:
         self.backward(step, micro_batches)
-        parameters = list(self.named.values())
-        factor = torch.tensor(1.25)
+        return self.update()
+
+    def update(self) -> Tensor:
         norm = apply_gradients(
-            self.optimizer, parameters, factor=factor, clip_norm=SETTINGS.clip_norm, engine=self.engine
+            self.optimizer,
+            list(self.named.values()),
+            factor=self.factor,
+            clip_norm=SETTINGS.clip_norm,
+            engine=self.engine,
         )
         self.ema.update()
         return norm
@@ -131,7 +139,7 @@ def fingerprint(groups: Mapping[str, Mapping[str, Tensor]]) -> str:
     for group, tensors in sorted(groups.items()):
         for name, tensor in sorted(tensors.items()):
             digest.update(f"{group}/{name}".encode())
-            digest.update(whole(tensor).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(whole(tensor).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -317,11 +325,15 @@ def lose_a_rank(folder: str) -> dict[str, Any]:
     }
 
 
-def killed_everywhere(base: str, step: int) -> list[dict[str, Any]]:
-    """Kill a save before and after each of the things it does to the disk; what is left each time.
+def killed_everywhere(base: str) -> list[list[dict[str, Any]]]:
+    """What killed saves leave, of step 3 and of step 2 again, in a folder with checkpoints of 1 and 2."""
+    return [_killed_everywhere(base, 3), _killed_everywhere(base, 2)]
 
-    `base` holds checkpoints of steps 1 and 2. A save of `step` is forked and kills itself (SIGKILL) at
-    event 1, 2, .. until one gets through.
+
+def _killed_everywhere(base: str, step: int) -> list[dict[str, Any]]:
+    """Fork a save that kills itself (SIGKILL) at event 1, 2, .. until one gets through.
+
+    The events are before and after each of the things it does to the disk.
     """
     outcomes: list[dict[str, Any]] = []
     while not outcomes or outcomes[-1]["killed"]:

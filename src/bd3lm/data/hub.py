@@ -160,18 +160,18 @@ class NamedCorpus(Corpus):
     def _dataset(self, theirs: str) -> Any:
         load_dataset = import_extra("datasets", f"corpus {self.name!r}").load_dataset
         recipe = self._recipe
+        what: tuple[str, ...] = ("parquet",)
+        where: dict[str, Any]
+        if self._folder is not None:
+            where = {"data_files": {theirs: [str(file) for file in self._local_files(theirs)]}}
+        elif recipe.script:
+            folder = f"hf://datasets/{recipe.repo}@{self._commit}/{recipe.config}/{theirs}"
+            where = {"data_files": {theirs: f"{folder}/*.parquet"}}
+        else:
+            what, where = (recipe.repo, recipe.config), {"revision": self._commit}
         try:
-            if self._folder is not None:
-                files = [str(file) for file in self._local_files(theirs)]
-                rows = load_dataset("parquet", data_files={theirs: files}, split=theirs, streaming=True)
-            elif recipe.script:
-                pattern = f"hf://datasets/{recipe.repo}@{self._commit}/{recipe.config}/{theirs}/*.parquet"
-                rows = load_dataset("parquet", data_files={theirs: pattern}, split=theirs, streaming=True)
-            else:
-                rows = load_dataset(
-                    recipe.repo, recipe.config, revision=self._commit, split=theirs, streaming=True
-                )
-        except (OSError, RuntimeError) as error:
+            rows = load_dataset(*what, **where, split=theirs, streaming=True)
+        except Exception as error:  # of the library, of the network's library, of the system
             raise self._unreachable(error) from error
         if rows.column_names is not None and recipe.field not in rows.column_names:
             raise ValueError(
@@ -196,7 +196,7 @@ class NamedCorpus(Corpus):
         revision = CONVERTED if self._recipe.script else None
         try:
             commit = HfApi().dataset_info(self._recipe.repo, revision=revision).sha
-        except OSError as error:
+        except Exception as error:  # not all errors of the network are OSErrors
             raise self._unreachable(error) from error
         if commit is None:
             raise FileNotFoundError(f"the hub names no commit of {self._recipe.repo}")

@@ -206,8 +206,8 @@ def _from_hub(name: str) -> Tokenizer:
             raise
         except EntryNotFoundError:
             config = "{}"
-    except (OSError, EntryNotFoundError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # not all errors of the network are OSErrors
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FileNotFoundError(
             f"tokenizer {name!r} is no folder here, and the Hugging Face hub did not give its "
             f"{TOKENIZER_FILE}: {reason}"

@@ -9,6 +9,7 @@ that it never waits for an accelerator. Objects cross as JSON, never as pickle.
 """
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,10 @@ Precision = Literal["fp32", "bf16"]
 # torchrun ends the survivors of a dead process within seconds and gloo notices a closed connection at once:
 # this is the last line, for a process that hangs. One process may write a large checkpoint meanwhile.
 _TIMEOUT = timedelta(minutes=20)
+
+# gloo's threads let go of a collective's tensors only after it has returned, and need the interpreter for it.
+# One that comes too late, when the interpreter has ended, aborts the process after all its work was done.
+_FAREWELL = 0.2  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +92,7 @@ class Engine:
         """Leave the group of processes. Waits for nobody, since another process may have died."""
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()
+            time.sleep(_FAREWELL)
 
     @property
     def is_main(self) -> bool:
