@@ -15,9 +15,9 @@ from bd3lm.data import (
     Tokenizer,
     TokenShards,
     WrappedTokens,
-    load_tokenizer,
     ordered_batches,
     prepare,
+    saved_tokenizer,
     train_bpe,
 )
 from bd3lm.diffusion import LevelSampler, MaskingRule, NoiseSchedule, derive_seed
@@ -78,7 +78,7 @@ class Run:
     def export(self) -> Path:
         """Write the EMA weights, config and tokenizer to out/model, in this project's format."""
         weights = {name: whole(tensor) for name, tensor in self.trainer.ema.tensors().items()}
-        folder = self.out / "model"
+        folder = self.out / interop.RUN_MODEL
         if self.trainer.engine.is_main:
             network = Transformer(self.config.network)
             network.load_state_dict(weights, strict=not self.config.network.tied)
@@ -216,11 +216,10 @@ def _network(recipe: Recipe, shards: TokenShards) -> tuple[Transformer, Language
 
 def _start_from(network: Transformer, source: str, shards: TokenShards) -> None:
     """Take another model's weights, after making sure that its tokens mean the same."""
-    path = Path(source)
-    path = path / "model" if (path / "model" / "config.json").is_file() else path
-    if (path / "tokenizer.json").is_file():
-        shards.require_tokenizer(load_tokenizer(path))
-    other, _ = interop.load(path if path.exists() else source)
+    path = interop.resolve(source)
+    if (tokenizer := saved_tokenizer(path)) is not None:
+        shards.require_tokenizer(tokenizer)
+    other, _ = interop.load(path)
     theirs = {name: tuple(p.shape) for name, p in other.named_parameters()}
     ours = {name: tuple(p.shape) for name, p in network.named_parameters()}
     if theirs != ours:

@@ -13,16 +13,24 @@ from huggingface_hub import HfApi
 
 from bd3lm import interop
 from bd3lm.config import LanguageModelConfig
+from bd3lm.data import Tokenizer, saved_tokenizer
 from bd3lm.interop import HubOptions, LightningFacts, check_config
 from bd3lm.models import Transformer
 
 
 class LanguageModel:
-    """A network and the method it was trained by."""
+    """A network, the method it was trained by, and its tokenizer where it was saved with one."""
 
-    def __init__(self, network: Transformer, config: LanguageModelConfig) -> None:
+    def __init__(
+        self, network: Transformer, config: LanguageModelConfig, tokenizer: Tokenizer | None = None
+    ) -> None:
         check_config(network, config)
-        self.network, self.config = network, config
+        if tokenizer is not None and tokenizer.vocab_size != config.network.vocab_size:
+            raise ValueError(
+                f"tokenizer must have the network's {config.network.vocab_size} tokens, "
+                f"got {tokenizer.vocab_size}"
+            )
+        self.network, self.config, self.tokenizer = network, config, tokenizer
 
     @classmethod
     def from_pretrained(
@@ -36,13 +44,18 @@ class LanguageModel:
     ) -> "LanguageModel":
         """A saved model, in evaluation mode: a folder, a hub id "owner/name" or a Lightning `.ckpt` file.
 
-        `lightning` says what a `.ckpt` leaves open; without a dtype weights keep theirs.
+        A training run's folder is one too. `lightning` says what a `.ckpt` leaves open; without a dtype
+        weights keep theirs.
         """
-        return cls(*interop.load(source, device=device, dtype=dtype, lightning=lightning, **hub))
+        path = interop.resolve(source, **hub)
+        network, config = interop.load(path, device=device, dtype=dtype, lightning=lightning)
+        return cls(network, config, saved_tokenizer(path))
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save in a folder, in our own format."""
+        """Save in a folder, in our own format, the tokenizer with it."""
         interop.save(self.network, self.config, folder)
+        if self.tokenizer is not None:
+            self.tokenizer.save(folder)
 
     def push_to_hub(
         self,

@@ -96,7 +96,7 @@ _CORPORA = {
             "train": {
                 "global_batch": 128,
                 "log_every": 50,
-                "validate_every": 500,
+                "validate_every": 100,
                 "checkpoint_every": 500,
                 "ema_decay": 0.999,
             },
@@ -131,10 +131,17 @@ def _corpus_presets(corpus: str) -> dict[str, Preset]:
 # model later, not another one.
 _DEMO = {
     "data": {"path": "builtin", "context": 128, "validation_batch": 32},
-    "network": {"size": "tiny", "layers": 4, "hidden": 128, "heads": 4, "dropout": 0.1},
-    "optimizer": {"lr": 3e-3, "warmup_steps": 30, "decay": "cosine", "weight_decay": 0.1},
+    "network": {"size": "tiny", "layers": 4, "hidden": 128, "heads": 4, "dropout": 0.1, "tied": True},
+    "optimizer": {
+        "lr": 4e-3,
+        "betas": [0.9, 0.95],
+        "warmup_steps": 30,
+        "decay": "cosine",
+        "weight_decay": 0.1,
+        "clip_norm": 0.5,
+    },
     "train": {
-        "global_batch": 32,
+        "global_batch": 8,
         "ema_decay": 0.98,
         "log_every": 20,
         "validate_every": 10_000,
@@ -147,21 +154,31 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "demo": Preset(
             "autoregressive, then block diffusion from it with counts and a next-token loss; built-in corpus",
             (
-                Stage("ar", merge(_DEMO, _steps(600), _AR)),
-                Stage("block", merge(_DEMO, _steps(500), _COUNTS, _NEXT_TOKEN, _block(4))),
+                Stage("ar", merge(_DEMO, _steps(560), _AR)),
+                Stage(
+                    "block",
+                    merge(
+                        _DEMO,
+                        _steps(350),
+                        _COUNTS,
+                        _NEXT_TOKEN,
+                        _block(4),
+                        {"optimizer": {"lr": 6e-3}},
+                    ),
+                ),
             ),
         ),
         "demo-paper": Preset(
             "the paper's two stages at the demo's size: one block, then blocks of 4 with the clip search",
             (
-                Stage("base", merge(_DEMO, _steps(900), _MDLM)),
+                Stage("base", merge(_DEMO, _steps(560), _MDLM)),
                 Stage(
                     "finetune",
                     merge(
                         _DEMO,
-                        _steps(300, validate_every=100),
+                        _steps(350, validate_every=100),
                         _SEARCHED,
-                        {"method": {"masking": {"search": {"every": 100, "batches": 8}}}},
+                        {"method": {"masking": {"search": {"every": 100, "batches": 4}}}},
                         _block(4),
                     ),
                 ),

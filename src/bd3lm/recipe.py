@@ -173,6 +173,8 @@ class Recipe:
             yield f"method.block_size must divide data.context {context}, got {size}"
         if method.next_token and not method.causal_clean:
             yield "method.next_token needs method.causal_clean: otherwise tokens see what they predict"
+        if method.algorithm == "two_pass" and self.parallel == "fsdp":
+            yield "method.algorithm two_pass does not run under parallel fsdp, which frees keys early"
         if self.network.time_conditioning and isinstance(method.masking, CountsMasking):
             yield "network.time_conditioning needs masks drawn by time: method.masking.kind counts draws none"
 

@@ -80,3 +80,10 @@ def test_variances_of_too_little_are_refused():
         gradient_variance(MODEL, BlockDiffusionLoss(block_size=3, mask_id=MASK), corpus()[:1])
     with pytest.raises(ValueError, match="Autoregressive draws nothing"):
         nelbo_variance(MODEL, Autoregressive(mask_id=MASK), corpus(), block_size=3)
+
+
+def test_what_is_not_finite_has_no_small_variance():
+    """A range whose loss overflows must not be the quietest of all in the clip search."""
+    for bad in (float("nan"), float("inf")):
+        found = variance(torch.tensor([4.0, bad, bad], dtype=torch.float64))
+        assert not found < 1e300

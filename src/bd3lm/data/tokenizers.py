@@ -144,6 +144,11 @@ def byte_tokenizer() -> Tokenizer:
     return _with_own_specials(spec)
 
 
+def saved_tokenizer(folder: str | Path) -> Tokenizer | None:
+    """The tokenizer beside a model, or None where it was saved without one."""
+    return load_tokenizer(folder) if (Path(folder) / TOKENIZER_FILE).is_file() else None
+
+
 def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
     """A byte-level BPE of at most `vocab_size` ids, the two special ones included; equal texts, equal result.
 

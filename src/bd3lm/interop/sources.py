@@ -9,6 +9,7 @@ from huggingface_hub import snapshot_download
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
+RUN_MODEL = "model"  # where a training run puts its model
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _PATTERNS = ("*.json", "*.safetensors")  # all that is ever downloaded: nothing in them can run
@@ -32,12 +33,16 @@ class HubOptions(TypedDict, total=False):
 
 
 def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
-    """The local path of a source. Only a hub id, "owner/name", is ever downloaded."""
+    """The local path of a source; of a training run's folder, that of the model in it.
+
+    Only a hub id, "owner/name", is ever downloaded.
+    """
     path = Path(source).expanduser()
     if source != "" and path.exists():  # the path of an empty string would be the working folder
         if hub.get("revision") is not None:
             raise ValueError(f"revision is for a hub id, got {hub['revision']!r} with the local path {path}")
-        return path
+        released = path / RUN_MODEL
+        return released if (released / CONFIG_NAME).is_file() else path
     if isinstance(source, Path) or not _is_hub_id(source):
         raise ValueError(
             f"source must be an existing folder, an existing .ckpt file or a hub id 'owner/name', "

@@ -1,0 +1,246 @@
+"""From a recipe to a run: each choice becomes its object, and weights are taken from where they fit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bd3lm import diffusion
+from bd3lm.build import build_masking, build_objective, build_run, open_data, validation_objective
+from bd3lm.data import TokenShards, train_bpe
+from bd3lm.diffusion import ClippedTimes, Counts, DiscreteTimes, LevelSampler, Times
+from bd3lm.interop import load
+from bd3lm.objectives import Autoregressive, BlockDiffusionLoss
+from bd3lm.recipe import (
+    AutoregressiveRecipe,
+    BlockDiffusionRecipe,
+    ClippedMasking,
+    CountsMasking,
+    DataRecipe,
+    DiscreteMasking,
+    TimesMasking,
+)
+from bd3lm.training import ClipSearchValidator, Engine, GradientVarianceValidator, LikelihoodValidator
+from tests.data_room.documents import random_texts
+from tests.tiny_recipes import BLOCK, prepared, tiny_recipe
+from tests.training.tiny import rows
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return prepared(tmp_path_factory.mktemp("data") / "shards")
+
+
+@pytest.fixture(scope="module")
+def ar(data, tmp_path_factory) -> Path:
+    """A trained autoregressive run, exported."""
+    out = tmp_path_factory.mktemp("ar") / "run"
+    run = build_run(tiny_recipe(data), made(out), engine=Engine())
+    run.trainer.run()
+    run.export()
+    return out
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def build(data: Path, out: Path, *changes):
+    return build_run(tiny_recipe(data, *changes), made(out), engine=Engine())
+
+
+# --- objectives ---
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        (TimesMasking(), Times()),
+        (TimesMasking(schedule="cosine"), Times(diffusion.Cosine())),
+        (TimesMasking(schedule="square_root"), Times(diffusion.SquareRoot())),
+        (TimesMasking(schedule="square"), Times(diffusion.Square())),
+        (TimesMasking(schedule="logarithmic"), Times(diffusion.Logarithmic())),
+        (DiscreteMasking(steps=7, schedule="square"), DiscreteTimes(steps=7, schedule=diffusion.Square())),
+        (
+            ClippedMasking(low=0.3, high=0.8, weight="flat", redraw=True),
+            ClippedTimes(low=0.3, high=0.8, weight="flat", redraw=True),
+        ),
+        (CountsMasking(), Counts()),
+        (CountsMasking(complementary=True), Counts(complementary=True)),
+    ],
+)
+def test_each_masking_becomes_its_rule(recipe, expected):
+    assert build_masking(recipe) == expected
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        (AutoregressiveRecipe(), Autoregressive(mask_id=9)),
+        (
+            AutoregressiveRecipe(score_first=True, random_batch=True),
+            Autoregressive(mask_id=9, score_first=True, random_batch=True),
+        ),
+        (BlockDiffusionRecipe(), BlockDiffusionLoss(block_size=16, mask_id=9)),
+        (
+            BlockDiffusionRecipe(block_size=4, strata="none", algorithm="two_pass"),
+            BlockDiffusionLoss(
+                block_size=4, mask_id=9, levels=LevelSampler(stratified=False), algorithm="two_pass"
+            ),
+        ),
+        (
+            BlockDiffusionRecipe(block_size=4, strata="ordered", causal_clean=True, next_token=0.5),
+            BlockDiffusionLoss(
+                block_size=4,
+                mask_id=9,
+                levels=LevelSampler(assignment="ordered"),
+                causal_clean=True,
+                next_token=0.5,
+            ),
+        ),
+        (
+            BlockDiffusionRecipe(block_size=4, masking=CountsMasking(learn_proposal=True)),
+            BlockDiffusionLoss(block_size=4, mask_id=9, learn_proposal=True),
+        ),
+    ],
+)
+def test_each_method_becomes_its_objective(recipe, expected):
+    assert build_objective(recipe, context=16, mask_id=9) == expected
+
+
+def test_models_are_judged_by_the_papers_bound_whatever_trained_them():
+    clipped = BlockDiffusionLoss(
+        block_size=4, mask_id=9, masking=ClippedTimes(low=0.3, high=0.8), causal_clean=True, next_token=1.0
+    )
+    assert validation_objective(clipped) == BlockDiffusionLoss(
+        block_size=4, mask_id=9, masking=Times(), causal_clean=True
+    )
+    discrete = BlockDiffusionLoss(block_size=4, mask_id=9, masking=DiscreteTimes(steps=5))
+    assert validation_objective(discrete) == discrete
+    ar = Autoregressive(mask_id=9, random_batch=True, score_first=True)
+    assert validation_objective(ar) == Autoregressive(mask_id=9, score_first=True)
+    assert all(validation_objective(o).is_bound for o in (clipped, discrete, ar))
+
+
+def test_validators_follow_the_recipe(data, tmp_path):
+    searched = {"method": {"masking": {"kind": "clipped", "search": {"every": 3, "batches": 2}}}}
+    gradient = {"trackers": {"gradient_variance_batches": 2}}
+    run = build(data, tmp_path, BLOCK, searched, gradient)
+    assert [type(v) for v in run.trainer.validators] == [
+        LikelihoodValidator,
+        ClipSearchValidator,
+        GradientVarianceValidator,
+    ]
+    run.trainer.run()
+    last = rows(tmp_path)[-1]
+    assert all(last[name] for name in ("valid_nats", "clip_low", "clip_high", "gradient_variance"))
+    assert [type(v) for v in build(data, tmp_path / "b").trainer.validators] == [LikelihoodValidator]
+
+
+def test_the_first_weights_are_the_seeds(data, tmp_path):
+    first, same, other = (
+        build(data, tmp_path / str(i), {"train": {"seed": seed}}) for i, seed in enumerate((1, 1, 2))
+    )
+    weight = [run.trainer.network.output.weight for run in (first, same, other)]
+    assert torch.equal(weight[0], weight[1])
+    assert not torch.equal(weight[0], weight[2])
+
+
+# --- export ---
+
+
+def test_what_is_exported_is_the_averaged_model(data, tmp_path):
+    run = build(data, tmp_path, BLOCK)
+    run.trainer.run()
+    network, config = load(run.export())
+    assert config == run.config
+    for name, parameter in network.named_parameters():
+        assert torch.equal(parameter, run.trainer.ema.tensors()[name])
+
+
+def test_a_tied_network_is_exported_too(data, tmp_path):
+    run = build(data, tmp_path, {"network": {"tied": True}})
+    run.trainer.run()
+    network, config = load(run.export())
+    assert config.network.tied
+    assert torch.equal(network.output.weight, run.trainer.ema.tensors()["embedding.weight"])
+
+
+# --- starting from another model ---
+
+
+@pytest.mark.parametrize("folder", ["", "model"])
+def test_a_block_model_starts_from_the_averages_of_an_autoregressive_run(folder, data, ar, tmp_path):
+    run = build(data, tmp_path, BLOCK, {"start_from": str(ar / folder), "train": {"seed": 5}})
+    stored = load_file(ar / "model" / "model.safetensors")
+    named = dict(run.trainer.network.named_parameters())
+    assert stored.keys() == named.keys()
+    assert all(torch.equal(named[name], stored[name]) for name in stored)
+    assert isinstance(run.trainer.objective, BlockDiffusionLoss)
+    assert all(torch.equal(average, named[name]) for name, average in run.trainer.ema.tensors().items())
+    run.trainer.run()
+
+
+def test_another_shape_is_refused_with_the_parameters_that_differ(data, ar, tmp_path):
+    with pytest.raises(ValueError, match=r"start_from must have the network .* parameters differ \(.* there, .* here"):
+        build(data, tmp_path, BLOCK, {"start_from": str(ar), "network": {"hidden": 32}})
+    with pytest.raises(ValueError, match=r"layers\.1.*missing there"):
+        build(data, tmp_path, BLOCK, {"start_from": str(ar), "network": {"layers": 2}})
+
+
+def test_another_tokenizer_is_refused(data, ar, tmp_path):
+    other = prepared(tmp_path / "other", train_bpe(random_texts(50), 270))
+    assert TokenShards(other).tokenizer.vocab_size != TokenShards(data).tokenizer.vocab_size
+    with pytest.raises(ValueError, match="were made with another tokenizer"):
+        build(other, tmp_path / "out", BLOCK, {"start_from": str(ar)})
+
+
+def test_a_place_without_a_model_is_refused(data, tmp_path):
+    with pytest.raises((ValueError, OSError), match="nowhere") as caught:
+        build(data, tmp_path, BLOCK, {"start_from": str(tmp_path / "nowhere")})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_context_of_another_length_may_be_started_from(data, ar, tmp_path):
+    """No parameter knows the context: rotary positions are computed."""
+    run = build(data, tmp_path, BLOCK, {"start_from": str(ar), "data": {"context": 32}})
+    assert run.config.network.context == 32
+
+
+# --- data ---
+
+
+def test_the_built_in_corpus_is_prepared_once(tmp_path):
+    recipe = DataRecipe(context=16, builtin_vocabulary=300)
+    first = open_data(recipe, tmp_path / "data", Engine())
+    stamp = (tmp_path / "data" / "meta.json").stat().st_mtime_ns
+    again = open_data(recipe, tmp_path / "data", Engine())
+    assert again.fingerprint == first.fingerprint
+    assert first.tokenizer.vocab_size == 300
+    assert (tmp_path / "data" / "meta.json").stat().st_mtime_ns == stamp
+
+
+def test_data_that_is_not_there_is_one_clear_line(tmp_path):
+    with pytest.raises(OSError, match="holds no token shards") as caught:
+        open_data(DataRecipe(path=str(tmp_path)), tmp_path, Engine())
+    assert "\n" not in str(caught.value)
+
+
+def test_without_held_out_text_there_is_nothing_to_validate(data, tmp_path):
+    from bd3lm.data import byte_tokenizer, prepare
+    from tests.data_room.documents import ListCorpus
+
+    prepare(ListCorpus({"train": random_texts(40)}), byte_tokenizer(), tmp_path / "d", progress=False)
+    run = build(tmp_path / "d", tmp_path / "out")
+    run.trainer.run()
+    assert run.trainer.validators == []
+    assert "valid_nats" not in rows(tmp_path / "out")[-1]
+
+
+def test_what_only_one_process_can_measure_is_refused_before_training(data, tmp_path):
+    """Not at the first validation, hours later and before the first checkpoint."""
+    recipe = tiny_recipe(data, {"trackers": {"gradient_variance_batches": 2}})
+    with pytest.raises(ValueError, match="gradient_variance_batches needs a run of one process"):
+        build_run(recipe, made(tmp_path), engine=Engine(world=2))

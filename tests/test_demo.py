@@ -1,0 +1,177 @@
+"""The demo, shrunk: every line it prints, and that what it suggests can be done."""
+
+import io
+import os
+import re
+import shlex
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bd3lm import demo, presets
+from bd3lm.build import Run
+from bd3lm.cli import main
+from bd3lm.evaluation import monte_carlo_likelihood
+from bd3lm.interop import load
+from bd3lm.objectives import Autoregressive, TokenBatch
+from bd3lm.recipe import merge
+from bd3lm.runs import resolve_stages, train_stages
+from bd3lm.training import Trainer
+
+SMALL = {
+    "data": {"context": 32, "builtin_vocabulary": 300, "validation_sequences": 8, "validation_batch": 4},
+    "network": {"layers": 1, "hidden": 32, "heads": 2},
+    "train": {"steps": 12, "global_batch": 8, "checkpoint_every": 4, "log_every": 4},
+    "optimizer": {"warmup_steps": 2},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small() -> Iterator[None]:
+    """The demo's presets with fewer steps of a smaller network."""
+    shrunk = {
+        name: presets.Preset(
+            found.description,
+            tuple(presets.Stage(stage.name, merge(stage.recipe, SMALL)) for stage in found.stages),
+        )
+        for name, found in presets.PRESETS.items()
+        if name.startswith("demo")
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(presets, "PRESETS", {**presets.PRESETS, **shrunk})
+        yield
+
+
+def screen() -> Console:
+    return Console(file=io.StringIO(), width=160)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, _small) -> tuple[Path, str]:
+    console, folder = screen(), tmp_path_factory.mktemp("runs") / "demo"
+    demo.run_demo(folder, console=console)
+    return folder, console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def autoregressive(finished) -> Run:
+    """Its first stage, opened again."""
+    return train_stages(resolve_stages("demo"), finished[0], resume=True, console=screen(), device="cpu")[0]
+
+
+def table(printed: str) -> dict[str, list[str]]:
+    """The cells of each row after its name."""
+    lines = [line for line in printed.splitlines() if line.startswith("│") and line.count("│") == 5]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    return {name: cells for name, *cells in rows}
+
+
+def test_the_table(finished):
+    _, printed = finished
+    rows = table(printed)
+    assert list(rows) == ["unigram frequencies", "autoregressive", "block diffusion, blocks of 4"]
+    unigram, ar, block = rows.values()
+    assert unigram[0] == unigram[2] == ""
+    assert float(unigram[1]) > 20
+    assert (ar[0], ar[2]) == ("12", "")
+    assert block[0] == "12"
+    assert 1.0 < float(block[1]) <= float(block[2])  # exact, then its bound
+
+
+def test_the_figures_are_those_of_the_averaged_weights(finished, autoregressive):
+    folder, printed = finished
+    batches = [TokenBatch.of(tokens) for tokens in autoregressive.trainer.validators[0].held_out.batches]
+    network, config = load(folder / "ar" / "model")
+    judge = Autoregressive(mask_id=config.method.mask_id)
+    assert f"{monte_carlo_likelihood(network, judge, batches).perplexity:.1f}" == table(printed)["autoregressive"][1]
+    counted = demo.unigram_perplexity(autoregressive)
+    assert f"{counted:.1f}" == table(printed)["unigram frequencies"][1]
+
+
+def test_the_unigram_by_hand(autoregressive):
+    ar = autoregressive
+    vocabulary = ar.config.network.vocab_size
+    train = ar.shards.read("train", 0, ar.shards.split("train").tokens).tolist()
+    tally = [train.count(token) + 1 for token in range(vocabulary)]
+    tally[ar.config.method.mask_id] = 0
+    scored = [
+        int(token) for tokens in ar.trainer.validators[0].held_out.batches for row in tokens for token in row[1:]
+    ]
+    product = 1.0
+    for token in scored:
+        product *= (sum(tally) / tally[token]) ** (1 / len(scored))
+    assert demo.unigram_perplexity(ar) == pytest.approx(product, rel=1e-9)
+
+
+def test_a_sample_past_the_training_context(finished):
+    _, printed = finished
+    assert "64 tokens, 2 training contexts" in printed
+
+
+def test_it_ends_with_where_everything_is_and_three_commands_that_work(finished, capsys):
+    folder, printed = finished
+    assert f"Everything is in {folder}: recipes, metrics.csv, checkpoints" in printed
+    assert (folder / "block" / "model" / "config.json").is_file()
+    commands = [shlex.split(found) for found in re.findall(r"^  \d\. [^:]+: +(bd3lm .*)$", printed, re.M)]
+    assert [command[:2] for command in commands] == [["bd3lm", "train"]] * 3
+    for command in commands:
+        assert main([*command[1:], "--show"]) == 0, command
+    shown = capsys.readouterr().out
+    assert "complementary: true" in shown
+    assert "block_size: 8" in shown
+    assert f"start_from: {folder / 'ar'}" in shown
+
+
+def test_the_second_suggestion_trains(finished, tmp_path, capsys):
+    """Blocks of 8 from the autoregressive model; what it says at the end is about its own folder."""
+    folder, _ = finished
+    out = tmp_path / "runs" / "block8"
+    words = ["train", "demo", "--out", str(out), "--from", str(folder / "ar"), "--method.block_size", "8"]
+    assert main([*words, "--device", "cpu"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "block diffusion, blocks of 8" in printed
+    assert f"Everything is in {out}:" in printed
+
+
+def test_a_second_demo_finds_the_first_done(finished, monkeypatch):
+    folder, printed = finished
+    monkeypatch.setattr(Trainer, "_train_step", lambda trainer: pytest.fail("trained again"))
+    console = screen()
+    demo.run_demo(folder, console=console)
+    assert table(console.file.getvalue()) == table(printed)
+
+
+@pytest.mark.parametrize("words", [["demo"], ["train", "demo", "--device", "cpu"]], ids=" ".join)
+def test_stopped_it_says_how_to_go_on_and_measures_nothing(words, tmp_path, monkeypatch, capsys):
+    step = Trainer._train_step
+
+    def interrupted(trainer):
+        step(trainer)
+        if trainer.step == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Trainer, "_train_step", interrupted)
+    code = main([*words, "--out", str(tmp_path / "demo")])
+    printed = capsys.readouterr().out
+    assert "stopped at step 5 of 12" in printed
+    assert "Perplexity of held-out text" not in printed
+    assert code == 130
+
+
+def test_the_papers_recipe_reports_both_stages(tmp_path, capsys):
+    """One block of 32 has no exact likelihood; blocks of 4 have, after a clip search."""
+    words = ["train", "demo-paper", "--out", str(tmp_path / "paper"), "--device", "cpu"]
+    assert main([*words, "--finetune.train.validate_every", "6", "--finetune.method.masking.search.every", "6"]) == 0
+    rows = table(capsys.readouterr().out)
+    assert list(rows) == ["unigram frequencies", "diffusion, one block (MDLM)", "block diffusion, blocks of 4"]
+    assert rows["diffusion, one block (MDLM)"][1] == ""
+    exact, bound = map(float, rows["block diffusion, blocks of 4"][1:])
+    assert exact <= bound
+    assert "clip_low" in (tmp_path / "paper" / "finetune" / "metrics.csv").read_text().splitlines()[0]
+
+
+def test_text_is_shown_as_it_is():
+    assert demo._escape("a[bold]b[/]") == "a\\[bold]b\\[/]"

@@ -1,0 +1,70 @@
+"""The proof is convinced by what is right, and not by what is wrong."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+from scipy import stats
+
+from bd3lm import proof
+
+
+def run(**options) -> tuple[bool, str]:
+    console = Console(file=io.StringIO(), width=200)
+    return proof.run_proof(console=console, **options), console.file.getvalue()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_holds(seed):
+    agreed, printed = run(seed=seed, samples=2000)
+    assert agreed
+    assert "Everything agrees." in printed
+    assert "The likelihoods of all 729 texts sum to 1.000000000000." in printed
+
+
+def test_it_notices_a_sampler_of_another_model(monkeypatch):
+    honest = proof.sample_blocks
+    other = proof._tiny_model(5)
+    monkeypatch.setattr(proof, "sample_blocks", lambda model, *args, **kw: honest(other, *args, **kw))
+    agreed, printed = run(samples=2000)
+    assert not agreed
+    assert "Something disagrees." in printed
+
+
+def test_it_notices_probabilities_that_do_not_sum_to_one(monkeypatch):
+    honest = proof.exact_likelihood
+
+    def generous(*args, **options):
+        exact = honest(*args, **options)
+        return type(exact)(nll=exact.nll - 1e-6, nelbo=exact.nelbo, tokens=exact.tokens)
+
+    monkeypatch.setattr(proof, "exact_likelihood", generous)
+    assert not run(samples=500)[0]
+
+
+def test_it_notices_a_bound_below_the_likelihood(monkeypatch):
+    honest = proof.exact_likelihood
+
+    def too_low(*args, **options):
+        exact = honest(*args, **options)
+        return type(exact)(nll=exact.nll, nelbo=0.9 * exact.nll, tokens=exact.tokens)
+
+    monkeypatch.setattr(proof, "exact_likelihood", too_low)
+    assert not run(samples=500)[0]
+
+
+def test_the_test_of_fit_is_pearsons():
+    observed = torch.tensor([18.0, 22.0, 30.0, 30.0], dtype=torch.float64)
+    expected = torch.tensor([25.0, 25.0, 25.0, 25.0], dtype=torch.float64)
+    chi2, freedom, p = proof._chi_squared(observed, expected)
+    theirs = stats.chisquare(observed.numpy(), expected.numpy())
+    assert (chi2, p) == pytest.approx((theirs.statistic, theirs.pvalue))
+    assert freedom == 3
+    rare = torch.tensor([50.0, 40.0, 4.0, 4.0, 2.0], dtype=torch.float64)  # the last three count as one
+    assert proof._chi_squared(rare, rare)[1] == 2
+
+
+def test_too_few_samples_are_refused():
+    with pytest.raises(ValueError, match="samples must be at least 100 .*, got 99"):
+        proof.run_proof(samples=99)

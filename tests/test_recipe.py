@@ -1,0 +1,212 @@
+"""Recipes: plain values in and out, layers that replace one another, and errors that come all at once."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from bd3lm.presets import PRESETS, preset
+from bd3lm.recipe import (
+    BlockDiffusionRecipe,
+    ClippedMasking,
+    CountsMasking,
+    DiscreteMasking,
+    Recipe,
+    TimesMasking,
+    merge,
+    parse_overrides,
+    recipe_from_dict,
+    recipe_to_dict,
+)
+from bd3lm.training import ClipSearch
+
+SMALLEST: dict[str, Any] = {"train": {"steps": 5}, "method": {"kind": "autoregressive"}}
+
+
+def parse(*layers: dict[str, Any]) -> Recipe:
+    return recipe_from_dict(merge(SMALLEST, *layers), where="recipe")
+
+
+def problems(*layers: dict[str, Any]) -> list[str]:
+    with pytest.raises(ValueError, match="^recipe has") as caught:
+        parse(*layers)
+    return str(caught.value).split("\n  ")[1:]
+
+
+# --- presets ---
+
+STAGES = [(name, stage.name) for name, found in PRESETS.items() for stage in found.stages]
+
+
+@pytest.mark.parametrize(("name", "stage"), STAGES)
+def test_every_stage_of_every_preset_is_a_recipe_and_survives_yaml(name, stage):
+    data = next(s.recipe for s in preset(name).stages if s.name == stage)
+    recipe = recipe_from_dict(data, where=name)
+    written = yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False)
+    assert recipe_from_dict(yaml.safe_load(written), where=name) == recipe
+
+
+def test_the_presets_there_are():
+    corpora = [
+        f"{corpus}-{method}"
+        for corpus in ("lm1b", "owt", "wikipedia")
+        for method in ("ar", "mdlm", "bd3lm-4", "bd3lm-8", "bd3lm-16")
+    ]
+    assert list(PRESETS) == ["demo", "demo-paper", *corpora]
+
+
+@pytest.mark.parametrize(("corpus", "context"), [("lm1b", 128), ("owt", 1024)])
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_the_papers_two_stages(corpus, context, size):
+    """Suppl. C.2 and C.3, as printed."""
+    base, tuned = (recipe_from_dict(s.recipe, where="p") for s in preset(f"{corpus}-bd3lm-{size}").stages)
+    for recipe in (base, tuned):
+        assert (recipe.data.context, recipe.network.size, recipe.network.dropout) == (context, "small", 0.1)
+        assert (recipe.optimizer.lr, recipe.optimizer.warmup_steps) == (3e-4, 2500)
+        assert (recipe.optimizer.decay, recipe.optimizer.weight_decay) == ("constant", 0.0)
+        assert (recipe.train.global_batch, recipe.train.ema_decay) == (512, 0.9999)
+    assert (base.train.steps, tuned.train.steps) == (850_000, 150_000)
+    assert isinstance(base.method, BlockDiffusionRecipe)
+    assert isinstance(tuned.method, BlockDiffusionRecipe)
+    assert base.method.block_size is None
+    assert base.method.masking == TimesMasking(schedule="linear")
+    assert tuned.method.block_size == size
+    assert tuned.method.masking == ClippedMasking(redraw=True, search=ClipSearch(every=5000, batches=100))
+
+
+def test_an_unknown_preset_suggests_the_nearest():
+    with pytest.raises(ValueError, match="got 'lm1b-bd3lm4', did you mean 'lm1b-bd3lm-4'"):
+        preset("lm1b-bd3lm4")
+
+
+# --- reading ---
+
+
+def test_defaults_are_the_papers():
+    recipe = parse()
+    assert (recipe.optimizer.lr, recipe.optimizer.warmup_steps, recipe.train.ema_decay) == (3e-4, 2500, 0.9999)
+    assert (recipe.train.global_batch, recipe.network.dropout, recipe.data.context) == (512, 0.1, 1024)
+
+
+def test_a_misspelt_key_suggests_the_right_one():
+    assert problems({"train": {"warmup": 3, "stepz": 4}, "optimiser": {}}) == [
+        "train.warmup: unknown key, allowed are " + ", ".join(recipe_to_dict(parse())["train"]),
+        "train.stepz: unknown key, did you mean 'steps'? allowed are " + ", ".join(recipe_to_dict(parse())["train"]),
+        "optimiser: unknown key, did you mean 'optimizer'? allowed are " + ", ".join(recipe_to_dict(parse())),
+    ]
+
+
+def test_all_errors_come_at_once():
+    found = problems(
+        {
+            "train": {"steps": 0},
+            "optimizer": {"lr": -1.0, "lrr": 2},
+            "network": {"dropout": "much"},
+            "method": {"kind": "block_diffusion", "masking": {"kind": "count"}},
+        }
+    )
+    text = "\n".join(found)
+    assert len(found) == 5
+    for expected in (
+        "train: steps must be at least 1, got 0",
+        "optimizer: lr must be positive and finite, got -1.0",
+        "optimizer.lrr: unknown key, did you mean 'lr'?",
+        "network.dropout: ",
+        "method.masking.kind: must be one of 'times', 'discrete', 'clipped', 'counts', got 'count', "
+        "did you mean 'counts'?",
+    ):
+        assert expected in text
+
+
+def test_an_option_that_would_do_nothing_does_not_exist():
+    assert "method.block_size: unknown key" in problems({"method": {"block_size": 4}})[0]
+    block = {"method": {"kind": "block_diffusion", "masking": {"kind": "times", "low": 0.3}}}
+    assert "method.masking.low: unknown key" in problems(block)[0]
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ({"method": {"block_size": 3}}, "method.block_size must divide data.context 1024, got 3"),
+        ({"method": {"next_token": 1.0}}, "method.next_token needs method.causal_clean"),
+        ({"network": {"adaln": True, "time_conditioning": True}}, "needs masks drawn by time"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(layer, message):
+    assert message in problems({"method": {"kind": "block_diffusion"}}, layer)[0]
+
+
+def test_an_autoregressive_network_knows_no_time():
+    assert "time_conditioning must be false" in problems({"network": {"time_conditioning": True}})[0]
+
+
+# --- layers ---
+
+
+def test_later_layers_win_key_by_key():
+    assert merge({"a": {"x": 1, "y": 2}, "b": 3}, {"a": {"y": 4}}, {"b": {"z": 5}}) == {
+        "a": {"x": 1, "y": 4},
+        "b": {"z": 5},
+    }
+
+
+def test_layers_are_not_changed_by_merging():
+    first, second = {"a": {"x": 1}}, {"a": {"y": {"z": 2}}}
+    merged = merge(first, second)
+    merged["a"]["y"]["z"] = 3
+    assert first == {"a": {"x": 1}}
+    assert second == {"a": {"y": {"z": 2}}}
+
+
+def test_another_kind_drops_the_options_of_the_one_before():
+    clipped = {"method": {"kind": "block_diffusion", "masking": {"kind": "clipped", "low": 0.3, "redraw": True}}}
+    counts = {"method": {"masking": {"kind": "counts"}}}
+    method = parse(clipped, counts).method
+    assert isinstance(method, BlockDiffusionRecipe)
+    assert method.masking == CountsMasking()
+    same = parse(clipped, {"method": {"masking": {"kind": "clipped", "high": 0.8}}}).method
+    assert isinstance(same, BlockDiffusionRecipe)
+    assert same.masking == ClippedMasking(low=0.3, high=0.8, redraw=True)
+    discrete = parse(clipped, {"method": {"masking": {"kind": "discrete", "steps": 5}}}).method
+    assert isinstance(discrete, BlockDiffusionRecipe)
+    assert discrete.masking == DiscreteMasking(steps=5)
+    assert merge(clipped, {"method": {"kind": "autoregressive"}}) == {"method": {"kind": "autoregressive"}}
+
+
+# --- flags ---
+
+
+def test_flags_are_paths_and_yaml():
+    words = "--train.steps 100 --method.masking.kind=times --optimizer.betas [0.9,0.95] --network.tied true"
+    assert parse_overrides([*words.split(), "--start-from", "runs/a b", "--optimizer.clip_norm", "null"]) == {
+        "train": {"steps": 100},
+        "method": {"masking": {"kind": "times"}},
+        "optimizer": {"betas": [0.9, 0.95], "clip_norm": None},
+        "network": {"tied": True},
+        "start_from": "runs/a b",
+    }
+
+
+@pytest.mark.parametrize("word", ["3e-4", "1e-3", "3E-4"])
+def test_a_number_may_be_written_with_an_exponent(word):
+    """YAML 1.1 reads 3e-4 as a text; a learning rate is written so."""
+    assert parse(parse_overrides(["--optimizer.lr", word])).optimizer.lr == float(word)
+
+
+def test_negative_numbers_are_values():
+    assert parse_overrides(["--a", "-1", "--b=-2.5"]) == {"a": -1, "b": -2.5}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["steps", "3"], "expected --any.field value, got 'steps'"),
+        (["--train.steps"], "--train.steps needs a value, got none"),
+        (["--train.steps", "--show"], "--train.steps needs a value, got none"),
+        (["--train", "3", "--train.steps", "3"], "--train.steps sets a part of something"),
+        (["--"], "expected --any.field value"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(words, message):
+    with pytest.raises(ValueError, match=message):
+        parse_overrides(words)

@@ -1,0 +1,338 @@
+"""A run from its command: whose word counts, what is written beside it, and what it refuses."""
+
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+
+from bd3lm import presets
+from bd3lm.data import TokenShards
+from bd3lm.recipe import BlockDiffusionRecipe, CountsMasking, TimesMasking, recipe_from_dict, recipe_to_dict
+from bd3lm.runs import resolve_stages, train_stages
+from tests.tiny_recipes import BLOCK, prepared, tiny_recipe, two_stages
+from tests.training.tiny import checkpoint, rows, state
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return prepared(tmp_path_factory.mktemp("data") / "shards")
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory) -> Path:
+    """An autoregressive run that others start from."""
+    out = tmp_path_factory.mktemp("finished") / "ar"
+    train(out, tiny_recipe(data))
+    return out
+
+
+def train(out: Path, recipe, *, resume: bool = False, console: Console | None = None):
+    return train_stages([("train", recipe)], out, resume=resume, console=console or quiet(), device="cpu")[-1]
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=300)
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def write(path: Path, data: Any) -> Path:
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+# --- whose word counts ---
+
+
+@pytest.fixture
+def staged(monkeypatch, data):
+    monkeypatch.setattr(presets, "PRESETS", {**presets.PRESETS, "two": two_stages(data)})
+
+
+def test_flag_over_file_over_preset_over_default(staged, tmp_path):
+    file = write(tmp_path / "c.yaml", {"optimizer": {"lr": 0.5, "warmup_steps": 7}, "train": {"seed": 5}})
+    (_, first), (_, second) = resolve_stages("two", config=file, overrides={"optimizer": {"lr": 0.25}})
+    for recipe in (first, second):
+        assert recipe.optimizer.lr == 0.25  # the flag's
+        assert recipe.optimizer.warmup_steps == 7  # the file's
+        assert recipe.train.seed == 5
+        assert recipe.train.ema_decay == 0.8  # the preset's
+        assert recipe.optimizer.eps == 1e-8  # nobody's
+
+
+def test_a_stages_name_limits_a_setting_to_it(staged, tmp_path):
+    file = write(tmp_path / "c.yaml", {"ar": {"train": {"steps": 11}}, "train": {"steps": 12}})
+    stages = dict(resolve_stages("two", config=file, overrides={"block": {"optimizer": {"lr": 0.5}}}))
+    assert (stages["ar"].train.steps, stages["block"].train.steps) == (11, 12)
+    assert (stages["ar"].optimizer.lr, stages["block"].optimizer.lr) == (0.01, 0.5)
+
+
+def test_a_stages_own_setting_in_a_file_yields_to_a_flag_for_all(staged, tmp_path):
+    file = write(tmp_path / "c.yaml", {"ar": {"train": {"steps": 11}}})
+    stages = resolve_stages("two", config=file, overrides={"train": {"steps": 13}})
+    assert [recipe.train.steps for _, recipe in stages] == [13, 13]
+
+
+@pytest.mark.parametrize("name", ["lm1b-ar", "wikipedia-mdlm"])
+def test_fields_of_train_can_be_set_where_the_only_stage_is_called_so(name):
+    [(_, recipe)] = resolve_stages(name, overrides={"train": {"steps": 5}})
+    assert recipe.train.steps == 5
+
+
+def test_another_kind_of_masking_brings_its_own_options(staged):
+    stages = dict(resolve_stages("two", overrides={"block": {"method": {"masking": {"kind": "times"}}}}))
+    method = stages["block"].method
+    assert isinstance(method, BlockDiffusionRecipe)
+    assert method.masking == TimesMasking()
+    assert method.next_token == 1.0  # the method's own stay
+
+
+def test_from_runs_the_last_stage_only(staged):
+    [(name, recipe)] = resolve_stages("two", start_from="somewhere")
+    assert (name, recipe.start_from) == ("block", "somewhere")
+
+
+def test_errors_name_the_preset_the_file_and_the_stage(staged, tmp_path):
+    file = write(tmp_path / "c.yaml", {"block": {"trian": {}}})
+    with pytest.raises(ValueError, match=r"preset two with .*c.yaml \(stage block\) has a problem:\n  trian: .*'train'"):
+        resolve_stages("two", config=file)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n- b\n", "must hold a mapping of settings, got list"),
+        ("a: [", "is not YAML: "),
+        ("", "must hold a mapping of settings, got NoneType"),
+    ],
+)
+def test_files_that_hold_no_settings_are_refused(text, message, tmp_path):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        resolve_stages("demo", config=tmp_path / "c.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="config must be a YAML file, got .*none.yaml, which does not exist"):
+        resolve_stages("demo", config=tmp_path / "none.yaml")
+
+
+def test_a_stage_that_is_given_a_plain_value_is_refused():
+    with pytest.raises(ValueError, match="block"):
+        resolve_stages("demo", overrides={"block": 3})
+
+
+# --- what is written, and that it is enough ---
+
+
+@pytest.mark.parametrize("method", [{}, BLOCK], ids=["ar", "block"])
+def test_a_run_is_reproducible_from_its_saved_recipe(method, data, tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    train(first, tiny_recipe(data, method, {"train": {"seed": 3}}))
+    [(_, recipe)] = resolve_stages(None, config=first / "recipe.yaml")
+    train(again, recipe)
+    assert rows(first) == rows(again)
+    assert checkpoint(first, 6) == checkpoint(again, 6)
+    assert weights(first) == weights(again)
+    other = tmp_path / "other"
+    train(other, tiny_recipe(data, method, {"train": {"seed": 4}}))
+    assert weights(first) != weights(other)
+
+
+def test_every_checkpoint_carries_the_resolved_recipe_and_the_fingerprints(data, finished):
+    shards = TokenShards(data)
+    for step in (4, 6):
+        run = state(finished, step)["run"]
+        assert recipe_from_dict(run["recipe"], where="checkpoint") == tiny_recipe(data)
+        assert run["data_fingerprint"] == shards.fingerprint
+        assert run["tokenizer_fingerprint"] == shards.tokenizer.fingerprint
+    assert yaml.safe_load((finished / "recipe.yaml").read_text()) == recipe_to_dict(tiny_recipe(data))
+
+
+def test_what_a_run_leaves_behind(finished):
+    assert sorted(p.name for p in finished.iterdir()) == ["checkpoints", "metrics.csv", "model", "recipe.yaml"]
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (finished / "model").iterdir()}
+
+
+# --- resuming ---
+
+
+def test_a_folder_that_holds_a_run_is_refused(data, finished):
+    before = weights(finished)
+    with pytest.raises(ValueError, match="holds a run; give --resume to go on with it, or another --out"):
+        train(finished, tiny_recipe(data))
+    assert weights(finished) == before
+
+
+def test_another_recipe_is_refused_by_the_names_of_its_fields(data, finished):
+    changed = tiny_recipe(data, {"optimizer": {"lr": 0.5}, "train": {"seed": 1}, "network": {"dropout": 0.2}})
+    with pytest.raises(ValueError, match="was started with another recipe") as caught:
+        train(finished, changed, resume=True)
+    message = str(caught.value)
+    for difference in (
+        "optimizer.lr (0.01 then, 0.5 now)",
+        "train.seed (0 then, 1 now)",
+        "network.dropout (0.1 then, 0.2 now)",
+    ):
+        assert difference in message
+    assert "\n" not in message
+    assert yaml.safe_load((finished / "recipe.yaml").read_text())["optimizer"]["lr"] == 0.01
+
+
+def test_a_longer_run_goes_on_from_a_finished_one(data, finished, tmp_path):
+    """With a constant learning rate it is the run that was long from the start."""
+    longer = tiny_recipe(data, {"train": {"steps": 10}})
+    train(tmp_path / "whole", longer)
+    shutil.copytree(finished, tmp_path / "parts")
+    console = quiet()
+    train(tmp_path / "parts", longer, resume=True, console=console)
+    assert "resumed at step 6" in console.file.getvalue()
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+def test_other_data_is_refused_on_resuming(data, finished, tmp_path):
+    """The same path, other tokens: the fingerprint in the checkpoint tells."""
+    moved, out = tmp_path / "shards", tmp_path / "run"
+    shutil.copytree(data, moved)
+    train(out, tiny_recipe(moved))
+    shutil.rmtree(moved)
+    from bd3lm.data import byte_tokenizer, prepare
+    from tests.data_room.documents import small_corpus
+
+    prepare(small_corpus(train=40, valid=6, seed=9), byte_tokenizer(), moved, progress=False)
+    with pytest.raises(ValueError, match="fingerprint|other data|another"):
+        train(out, tiny_recipe(moved, {"train": {"steps": 8}}), resume=True)
+
+
+def stop_at(monkeypatch, step: int, stage: str | None = None) -> None:
+    """SIGTERM comes while `step` is trained, in the folder of `stage` where one is named."""
+    from bd3lm.training import Trainer
+
+    plain_step = Trainer._train_step
+
+    def watched(trainer: Trainer) -> None:
+        plain_step(trainer)
+        if trainer.step == step and (stage is None or trainer.store.folder.parent.name == stage):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Trainer, "_train_step", watched)
+
+
+def test_a_stopped_run_says_so_and_goes_on(data, tmp_path, monkeypatch):
+    train(tmp_path / "whole", tiny_recipe(data))
+    console = quiet()
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5)
+        run = train(tmp_path / "parts", tiny_recipe(data), console=console)
+    assert run.trainer.step == 5
+    assert "stopped at step 5 of 6; everything is saved in" in console.file.getvalue()
+    train(tmp_path / "parts", tiny_recipe(data), resume=True)
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("stage", "finished_stages"), [("ar", 1), ("block", 2)])
+def test_two_stages_stop_and_go_on(stage, finished_stages, staged, tmp_path, monkeypatch):
+    stages = resolve_stages("two")
+    train_stages(stages, tmp_path / "whole", console=quiet(), device="cpu")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5, stage)
+        runs = train_stages(stages, tmp_path / "parts", console=quiet(), device="cpu")
+    assert len(runs) == finished_stages
+    runs = train_stages(stages, tmp_path / "parts", resume=True, console=quiet(), device="cpu")
+    assert len(runs) == 2
+    for name in ("ar", "block"):
+        assert weights(tmp_path / "parts" / name) == weights(tmp_path / "whole" / name)
+        assert rows(tmp_path / "parts" / name) == rows(tmp_path / "whole" / name)
+
+
+def test_the_second_stage_starts_from_the_averages_of_the_first(staged, data, tmp_path):
+    stages = resolve_stages("two", overrides={"block": {"train": {"steps": 1}, "optimizer": {"warmup_steps": 1}}})
+    ar, block = train_stages(stages, tmp_path, console=quiet(), device="cpu")
+    # The first step of a warm-up has a rate of zero: the weights are still those it started from.
+    for name, parameter in block.trainer.network.named_parameters():
+        assert torch.equal(parameter, ar.trainer.ema.tensors()[name]), name
+    saved = recipe_from_dict(yaml.safe_load((tmp_path / "block/recipe.yaml").read_text()), where="recipe")
+    assert saved.start_from == str(tmp_path / "ar" / "model")
+    assert isinstance(saved.method, BlockDiffusionRecipe)
+    assert saved.method.masking == CountsMasking()
+
+
+def test_a_run_of_two_stages_can_be_moved(staged, tmp_path, monkeypatch):
+    """Stopped, carried to another disk, resumed there."""
+    stages = resolve_stages("two")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5, "block")
+        train_stages(stages, tmp_path / "here", console=quiet(), device="cpu")
+    (tmp_path / "here").rename(tmp_path / "there")
+    runs = train_stages(stages, tmp_path / "there", resume=True, console=quiet(), device="cpu")
+    assert runs[-1].trainer.step == 6
+
+
+# --- kill -9 ---
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_and_resumed_it_is_the_same_run(data, tmp_path):
+    """`python -m bd3lm train` in two stages, killed three times and then left alone."""
+    command = [
+        *(sys.executable, "-m", "bd3lm", "train", "demo", "--device", "cpu"),
+        *("--data.path", str(data), "--data.context", "16", "--data.validation_sequences", "8"),
+        *("--network.layers", "1", "--network.hidden", "16", "--network.heads", "2"),
+        *("--train.steps", "150", "--train.global_batch", "4", "--train.log_every", "1"),
+        *("--train.checkpoint_every", "2", "--train.validate_every", "40"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+
+    def start(out: Path) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [*command, "--out", str(out), "--resume"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def finish(out: Path) -> None:
+        process = start(out)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output.decode()
+
+    def last_step(folder: Path) -> int:
+        steps = [int(p.name[5:]) for p in folder.glob("checkpoints/step-*")]
+        return max(steps, default=0)
+
+    parts, chance, killed = tmp_path / "parts", random.Random(0), []
+    for stage, least in (("ar", 10), ("ar", 70), ("block", 20)):
+        process = start(parts)
+        until = time.monotonic() + 60
+        while last_step(parts / stage) < least and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(chance.random() * 0.2)
+        process.kill()
+        process.communicate()
+        killed.append(process.returncode == -signal.SIGKILL)
+        if stage == "ar":
+            assert 0 < last_step(parts / "ar") < 150, "a test that killed nothing"
+    assert all(killed)
+    finish(parts)
+    finish(tmp_path / "whole")
+    for stage in ("ar", "block"):
+        ours, theirs = (checkpoint(where / stage, 150) for where in (parts, tmp_path / "whole"))
+        assert ours["tensors.safetensors"] == theirs["tensors.safetensors"]
+        assert rows(parts / stage) == rows(tmp_path / "whole" / stage)
+        assert weights(parts / stage) == weights(tmp_path / "whole" / stage)
+    assert json.loads(checkpoint(parts / "block", 150)["state.json"])["step"] == 150
+
+

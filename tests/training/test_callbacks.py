@@ -1,0 +1,200 @@
+"""Who watches a run: what is written down, what is shown, and to whom."""
+
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from bd3lm.diffusion import ClippedTimes
+from bd3lm.training import CsvLog, Engine, ProgressBar, TensorBoardLog, WandbLog
+from bd3lm.training.callbacks import describe, model_flop_utilisation
+from tests.training.tiny import AR, COUNTS, Crash, crash_at, tiny_trainer
+
+
+def at(step: int, *, main: bool = True) -> SimpleNamespace:
+    """As much of a trainer as a log looks at."""
+    engine = SimpleNamespace(is_main=main, device=SimpleNamespace(type="cpu"), world=1)
+    settings = SimpleNamespace(steps=100)
+    return SimpleNamespace(step=step, tokens_seen=32 * step, engine=engine, settings=settings, objective=AR)
+
+
+def screen(*, terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=200)
+
+
+def shown(console: Console) -> str:
+    return console.file.getvalue()
+
+
+# --- metrics.csv ---
+
+
+def test_a_row_an_entry_and_a_column_a_figure(tmp_path):
+    log = CsvLog(tmp_path / "metrics.csv")
+    log.on_start(at(0))
+    log.on_log(at(1), {"train_nats": 2.5, "learning_rate": 1e-4})
+    log.on_log(at(2), {"train_nats": 1 / 3, "learning_rate": 2e-4})
+    log.on_log(at(3), {"train_nats": 2.0, "learning_rate": 2e-4, "valid_nats": 1.5})  # a column more
+    log.on_log(at(4), {"train_nats": 1.0, "learning_rate": 2e-4})
+    assert (tmp_path / "metrics.csv").read_text().splitlines() == [
+        "step,tokens,train_nats,learning_rate,valid_nats",
+        "1,32,2.5,0.0001,",
+        "2,64,0.333333333,0.0002,",
+        "3,96,2,0.0002,1.5",
+        "4,128,1,0.0002,",
+    ]
+    assert log.rows()[0] == {"step": "1", "tokens": "32", "train_nats": "2.5", "learning_rate": "0.0001"}
+
+
+def test_the_columns_of_a_real_run(tmp_path):
+    tiny_trainer(tmp_path, replace(COUNTS, causal_clean=True, next_token=1.0), steps=3).run()
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[0].split(",") == [
+        "step",
+        "tokens",
+        "train_nats",
+        "learning_rate",
+        "gradient_norm",
+        "tokens_per_second",
+        "auxiliary_nats",
+        "valid_nats",
+        "valid_perplexity",
+    ]
+
+
+def test_a_resumed_run_drops_the_rows_after_its_checkpoint(tmp_path):
+    with pytest.raises(Crash):
+        tiny_trainer(tmp_path, COUNTS, crash_at(7)).run()
+    log = CsvLog(tmp_path / "metrics.csv")
+    assert [int(row["step"]) for row in log.rows()] == [1, 2, 3, 4, 5, 6, 7]
+    log.on_start(at(4))
+    assert [int(row["step"]) for row in log.rows()] == [1, 2, 3, 4]
+
+
+def test_rows_cut_short_by_a_full_disk_are_dropped(tmp_path):
+    """Whatever byte the file ends at, a resumed run keeps whole rows and does not stumble."""
+    path = tmp_path / "metrics.csv"
+    log = CsvLog(path)
+    log.on_start(at(0))
+    for step in (8, 9, 10, 11):
+        log.on_log(at(step), {"train_nats": 2.5, "learning_rate": 1e-4})
+    data, rows = path.read_bytes(), log.rows()
+    for end in range(len(data)):
+        path.write_bytes(data[:end])
+        again = CsvLog(path)
+        again.on_start(at(100))
+        kept = again.rows()
+        assert kept == rows[: len(kept)], f"the file ended in {data[max(0, end - 20) : end]!r}"
+
+
+def test_only_the_main_process_writes(tmp_path):
+    log = CsvLog(tmp_path / "metrics.csv")
+    log.on_start(at(0, main=False))
+    log.on_log(at(1, main=False), {"train_nats": 1.0})
+    assert not (tmp_path / "metrics.csv").exists()
+    console = screen(terminal=True)
+    bar = ProgressBar(console)
+    bar.on_start(at(0, main=False))
+    bar.on_log(at(1, main=False), {"train_nats": 1.0, "valid_nats": 1.0})
+    bar.on_end(at(1, main=False))
+    assert shown(console) == ""
+
+
+# --- the progress bar ---
+
+
+def test_off_a_terminal_only_validations_make_a_line(tmp_path):
+    console = screen(terminal=False)
+    tiny_trainer(tmp_path, COUNTS, ProgressBar(console, description="block")).run()
+    lines = shown(console).splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"block: step {step}/10" for step in (3, 6, 9, 10)]
+    assert all("valid perplexity" in line and "tok/s" in line for line in lines)
+    assert "\x1b" not in shown(console)
+
+
+def test_on_a_terminal_there_is_a_bar_that_goes_away():
+    console = screen(terminal=True)
+    bar = ProgressBar(console, description="block")
+    bar.on_start(at(0))
+    bar.on_log(at(40), {"train_nats": 1.25, "tokens_per_second": 1234.0})
+    bar.on_end(at(40))
+    assert "40/100" in shown(console)
+    assert "loss 1.250, 1,234 tok/s" in shown(console)
+    bar.on_end(at(40))  # also when a run failed before
+
+
+# --- one line for people ---
+
+
+@pytest.mark.parametrize(("low", "label"), [(0.3, "loss (no bound) 1.500"), (0.0, "loss 1.500")])
+def test_a_clipped_loss_is_called_no_bound(low, label):
+    trainer = at(1)
+    trainer.objective = replace(COUNTS, masking=ClippedTimes(low=low, high=1.0))
+    assert describe(trainer, {"train_nats": 1.5}) == label
+
+
+def test_a_line_has_what_was_measured():
+    figures = {"train_nats": 1.5, "valid_perplexity": 12.34, "tokens_per_second": 98765.4}
+    assert describe(at(1), figures) == "loss 1.500, valid perplexity 12.3, 98,765 tok/s"
+    assert describe(at(1), {"valid_nats": 2.0}) == ""
+
+
+def test_flop_utilisation(tmp_path, monkeypatch):
+    trainer = tiny_trainer(tmp_path, COUNTS)
+    assert model_flop_utilisation(trainer, 1e6) is None  # nobody knows a CPU's data sheet
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H200")
+    gpu = SimpleNamespace(
+        engine=SimpleNamespace(device=SimpleNamespace(type="cuda"), world=2), network=trainer.network
+    )
+    counted = sum(p.numel() for p in trainer.network.parameters()) - trainer.network.embedding.weight.numel()
+    assert model_flop_utilisation(gpu, 1e9) == pytest.approx(6 * counted * 1e9 / (2 * 989e12))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Voodoo 2")
+    assert model_flop_utilisation(gpu, 1e9) is None
+
+
+# --- trackers that are options ---
+
+
+def test_trackers_that_are_not_installed_say_how_to_get_them(tmp_path, monkeypatch):
+    for module in ("torch.utils.tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=r"tensorboard is not installed: pip install 'bd3lm\[tensorboard\]'"):
+        TensorBoardLog(tmp_path)
+    with pytest.raises(ValueError, match=r"wandb is not installed: pip install 'bd3lm\[wandb\]'"):
+        WandbLog(project="p", name="n", folder=tmp_path)
+
+
+def test_trackers_are_given_every_figure(tmp_path: Path, monkeypatch):
+    """Stand-ins, since neither is installed here: what is called with what."""
+    calls = []
+
+    class Writer:
+        def __init__(self, folder):
+            calls.append(("open", folder))
+
+        def add_scalar(self, *scalar):
+            calls.append(scalar)
+
+        def close(self):
+            calls.append(("close",))
+
+    class Run:
+        def log(self, metrics, step):
+            calls.append((metrics, step))
+
+        def finish(self):
+            calls.append(("finish",))
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: Run()))
+    trainer = tiny_trainer(tmp_path, steps=2, validate=False)
+    trainer.callbacks = [TensorBoardLog(tmp_path), WandbLog(project="p", name="n", folder=tmp_path)]
+    trainer.run()
+    assert calls[0] == ("open", str(tmp_path))
+    assert [call[2] for call in calls if call[0] == "train_nats"] == [1, 2]
+    assert [call[1] for call in calls if isinstance(call[0], dict)] == [1, 2]
+    assert calls[-2:] == [("close",), ("finish",)]
+    assert Engine().is_main

@@ -1,0 +1,159 @@
+"""Two processes and the real trainer: the same run as on one, whatever shares the parameters.
+
+Without dropout, since its noise is drawn for each micro-batch. Sums run in another order, hence a tolerance:
+1e-5 on weights, averages and moments after ten steps, 1e-5 relative on losses.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from bd3lm.training import Engine
+from bd3lm.training.distributed import whole
+from tests.training.processes import run_processes
+from tests.training.tiny import AR, CLIPPED, LEARNED, NEXT_TOKEN, checkpoint, rows, state, tiny_trainer
+
+CASES = {
+    "next token": NEXT_TOKEN,
+    "clip search": CLIPPED,
+    "learned proposal": LEARNED,
+    "random batch": replace(AR, random_batch=True),
+}
+FIGURES = ("train_nats", "gradient_norm", "valid_nats", "clip_low", "clip_high", "clip_variance")
+
+
+def train(folder: Path, engine: Engine, case: str, **options: Any) -> Any:
+    trainer = tiny_trainer(folder / case, CASES[case], dropout=0.0, engine=engine, **options)
+    trainer.resume()
+    trainer.run()
+    return trainer
+
+
+def on_rank(parallel: str, folder: str) -> dict[str, Any]:
+    """What each of the processes does: every case, and one more cut short for a single process to go on with."""
+    results: dict[str, Any] = {}
+    with Engine.from_environment(parallel=parallel, device="cpu") as engine:
+        for case in CASES:
+            trainer = train(Path(folder), engine, case, micro_batch=1)
+            results[case] = trainer.objective.state()
+        short = train(Path(folder) / "short", engine, "clip search", steps=7)
+        results["sharded"] = any(
+            tuple(local.to_local().shape) != tuple(local.shape)
+            for local in short.network.parameters()
+            if hasattr(local, "to_local")
+        )
+        results["averages"] = sum(whole(t).double().sum().item() for t in short.ema.tensors().values())
+    return results
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    for case in CASES:
+        train(folder, Engine(), case)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def together(request, tmp_path_factory) -> tuple[str, Path, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp(request.param)
+    found = run_processes("tests.training.test_scale.on_rank", request.param, str(folder), world=2)
+    return request.param, folder, found
+
+
+def tensors(folder: Path, tmp_path: Path, case: str) -> dict[str, torch.Tensor]:
+    """A run's last checkpoint as one process reads it, and writes it again."""
+    trainer = tiny_trainer(folder, CASES[case], dropout=0.0)
+    assert trainer.resume()
+    trainer.store.folder = tmp_path / "rewritten" / folder.name / "checkpoints"
+    trainer.save()
+    return load(checkpoint(tmp_path / "rewritten" / folder.name, trainer.step)["tensors.safetensors"])
+
+
+def worst_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max((one[name].double() - other[name].double()).abs().max().item() for name in one)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_train_as_one(case, alone, together, tmp_path):
+    """Losses of every step, validation figures, and all that the last checkpoint holds."""
+    _, folder, _ = together
+    ours, theirs = rows(folder / case), rows(alone / case)
+    assert [row["step"] for row in ours] == [row["step"] for row in theirs] == [str(i + 1) for i in range(10)]
+    for one, other in zip(ours, theirs, strict=True):
+        for figure in FIGURES:
+            if other.get(figure):
+                assert float(one[figure]) == pytest.approx(float(other[figure]), rel=1e-5), (one["step"], figure)
+    assert any(row["valid_nats"] for row in theirs)
+    two, one = tensors(folder / case, tmp_path / "two", case), tensors(alone / case, tmp_path / "one", case)
+    assert worst_difference(two, one) < 1e-5
+
+
+def test_all_ranks_learn_the_same(alone, together):
+    _, folder, (first, second) = together
+    for case in CASES:
+        assert first[case] == second[case], case
+    assert first["clip search"] == state(alone / "clip search")["objective"]  # a choice among few: exactly
+    assert first["clip search"] != {"low": 0.0, "high": 1.0}
+    assert first["learned proposal"]["second_moments"] == pytest.approx(
+        state(alone / "learned proposal")["objective"]["second_moments"], rel=1e-5
+    )
+    counted = [
+        state(where / "learned proposal")["statistics"]["count_moments"][1] for where in (alone, folder)
+    ]
+    assert counted[0] == counted[1]  # blocks seen since the last update, over both ranks
+
+
+def test_parameters_are_cut_under_fsdp_only(together):
+    parallel, folder, results = together
+    assert {result["sharded"] for result in results} == {parallel == "fsdp"}
+    files = sorted(p.name for p in (folder / "next token/checkpoints/step-00000010").iterdir())
+    assert ("tensors-00001-of-00002.safetensors" in files) == (parallel == "fsdp")
+    assert results[0]["averages"] == results[1]["averages"]
+
+
+def test_a_run_of_two_processes_goes_on_alone(alone, together, tmp_path):
+    """Stopped after 7 steps by two, finished by one: the checkpoint is the same kind of thing."""
+    _, folder, _ = together
+    copy = tmp_path / "short"
+    copy.mkdir()
+    for path in sorted((folder / "short" / "clip search").rglob("*")):
+        target = copy / path.relative_to(folder / "short" / "clip search")
+        target.mkdir() if path.is_dir() else target.write_bytes(path.read_bytes())
+    trainer = tiny_trainer(copy, CLIPPED, dropout=0.0)
+    assert trainer.resume()
+    assert trainer.step == 7
+    trainer.run()
+    one = tensors(alone / "clip search", tmp_path / "one", "clip search")
+    assert worst_difference(tensors(copy, tmp_path / "two", "clip search"), one) < 1e-5
+    assert state(copy)["objective"] == state(alone / "clip search")["objective"]
+    assert json.loads(checkpoint(copy)["state.json"])["step"] == 10
+
+
+def back_on_two(parallel: str, folder: str) -> int:
+    with Engine.from_environment(parallel=parallel, device="cpu") as engine:
+        trainer = tiny_trainer(Path(folder), LEARNED, dropout=0.0, engine=engine)
+        assert trainer.resume()
+        before = trainer.step
+        trainer.run()
+        return before
+
+
+@pytest.mark.slow
+def test_a_run_of_one_process_goes_on_with_two(alone, tmp_path):
+    """Stopped after 5 steps, with statistics of the proposal in flight."""
+    tiny_trainer(tmp_path / "run", LEARNED, dropout=0.0, steps=5).run()
+    found = run_processes("tests.training.test_scale.back_on_two", "fsdp", str(tmp_path / "run"), world=2)
+    assert found == [5, 5]
+    two = tensors(tmp_path / "run", tmp_path / "two", "learned proposal")
+    one = tensors(alone / "learned proposal", tmp_path / "one", "learned proposal")
+    assert worst_difference(two, one) < 1e-5
+    assert state(tmp_path / "run")["objective"]["second_moments"] == pytest.approx(
+        state(alone / "learned proposal")["objective"]["second_moments"], rel=1e-5
+    )

@@ -1,0 +1,174 @@
+"""A run small enough to be trained in a second: the real trainer on a language made up as it goes."""
+
+import csv
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion import ClippedTimes
+from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, Objective
+from bd3lm.training import (
+    CheckpointStore,
+    ClipSearch,
+    ClipSearchValidator,
+    CsvLog,
+    Engine,
+    HeldOut,
+    LikelihoodValidator,
+    OptimizerSettings,
+    Trainer,
+    TrainSettings,
+)
+
+VOCABULARY, MASK, CONTEXT = 13, 12, 8
+ROWS = 4
+
+AR = Autoregressive(mask_id=MASK)
+COUNTS = BlockDiffusionLoss(block_size=4, mask_id=MASK)
+NEXT_TOKEN = BlockDiffusionLoss(block_size=4, mask_id=MASK, causal_clean=True, next_token=0.5)
+LEARNED = BlockDiffusionLoss(block_size=4, mask_id=MASK, learn_proposal=True)
+CLIPPED = BlockDiffusionLoss(
+    block_size=4, mask_id=MASK, masking=ClippedTimes(low=0.0, high=1.0, redraw=True)
+)
+
+
+def sentences(rows: int, seed: int, length: int = CONTEXT) -> Tensor:
+    """Texts in which each token is mostly the one before it plus three."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(MASK, (rows, length), generator=generator)
+    follows = torch.rand(rows, length, generator=generator) < 0.8
+    for i in range(1, length):
+        tokens[:, i] = torch.where(follows[:, i], (tokens[:, i - 1] + 3) % MASK, tokens[:, i])
+    return tokens
+
+
+class Sentences:
+    """An endless stream of them, a function of the step as a `BatchStream` is."""
+
+    def __init__(self, context: int = CONTEXT, rows: int = ROWS, seed: int = 0) -> None:
+        self.context, self.rows, self.seed = context, rows, seed
+
+    def batch(self, step: int, rows: slice | None = None) -> Tensor:
+        return sentences(self.rows, 1000 * self.seed + step + 1, self.context)[rows or slice(None)]
+
+
+class Watcher:
+    """Does something at every log entry."""
+
+    def __init__(self, do: Callable[[Trainer], None]) -> None:
+        self.do = do
+
+    def on_start(self, trainer: Trainer) -> None:
+        pass
+
+    def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        self.do(trainer)
+
+    def on_end(self, trainer: Trainer) -> None:
+        pass
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_at(step: int) -> Watcher:
+    """The process ends here, as far as anybody can tell."""
+
+    def crash(trainer: Trainer) -> None:
+        if trainer.step == step:
+            raise Crash
+
+    return Watcher(crash)
+
+
+def signal_at(step: int, number: int) -> Watcher:
+    """A signal that comes while `step` is trained (after the log of the step before it)."""
+
+    def send(trainer: Trainer) -> None:
+        if trainer.step == step - 1:
+            os.kill(os.getpid(), number)
+
+    return Watcher(send)
+
+
+HELD_OUT = HeldOut([sentences(6, 10**6), sentences(6, 10**6 + 1), sentences(5, 10**6 + 2)], score_first=False)
+SEARCH = ClipSearch(every=6, batches=3, widths=(0.4, 0.6, 0.8), step=0.2)
+
+
+def network(*, dropout: float = 0.1, seed: int = 0, **shape: Any) -> Transformer:
+    torch.manual_seed(seed)
+    values: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 2, "context": CONTEXT, **shape}
+    model = Transformer(TransformerConfig(vocab_size=VOCABULARY, dropout=dropout, **values))
+    with torch.no_grad():
+        for parameter in model.parameters():  # the usual initialisation has tiny gradients
+            if parameter.ndim == 2:
+                parameter.normal_(std=0.3)
+    return model
+
+
+def tiny_trainer(
+    folder: Path,
+    objective: Objective = COUNTS,
+    *callbacks: Any,
+    model: Transformer | None = None,
+    dropout: float = 0.1,
+    engine: Engine | None = None,
+    validate: bool = True,
+    data: Any = None,
+    optimizer: OptimizerSettings | None = None,
+    **settings: Any,
+) -> Trainer:
+    """10 steps; checkpoints after 4, 8 and 10, validation after 3, 6, 9 and 10, statistics used after 3, .."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values: dict[str, Any] = {
+        "steps": 10,
+        "global_batch": ROWS,
+        "ema_decay": 0.8,
+        "log_every": 1,
+        "validate_every": 3,
+        "checkpoint_every": 4,
+        "adapt_every": 3,
+        **settings,
+    }
+    validators: list[Any] = []
+    if validate:
+        judge = AR if isinstance(objective, Autoregressive) else COUNTS
+        validators.append(LikelihoodValidator(HELD_OUT, judge))
+    if isinstance(objective, BlockDiffusionLoss) and isinstance(objective.masking, ClippedTimes) and validate:
+        validators.append(ClipSearchValidator(HELD_OUT, SEARCH))
+    return Trainer(
+        network=model or network(dropout=dropout),
+        objective=objective,
+        data=data or Sentences(),
+        settings=TrainSettings(**values),
+        optimizer=optimizer or OptimizerSettings(lr=0.02, warmup_steps=3, weight_decay=0.1, clip_norm=1.0),
+        engine=engine or Engine(),
+        store=CheckpointStore(folder / "checkpoints", keep_last=3, keep_best=1),
+        validators=validators,
+        callbacks=[CsvLog(folder / "metrics.csv"), *callbacks],
+        run_state={"recipe": "tiny"},
+    )
+
+
+def checkpoint(folder: Path, step: int = 10) -> dict[str, bytes]:
+    """Every byte of a checkpoint: weights, averages, moments, what the objective learned and counted."""
+    where = folder / "checkpoints" / f"step-{step:08d}"
+    return {path.name: path.read_bytes() for path in where.iterdir()}
+
+
+def state(folder: Path, step: int = 10) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(checkpoint(folder, step)["state.json"])["state"]
+    return found
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """The metrics without what a clock decides."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [{k: v for k, v in row.items() if k != "tokens_per_second"} for row in csv.DictReader(file)]
