@@ -184,7 +184,9 @@ def test_a_block_model_starts_from_the_averages_of_an_autoregressive_run(folder,
 
 
 def test_another_shape_is_refused_with_the_parameters_that_differ(data, ar, tmp_path):
-    with pytest.raises(ValueError, match=r"start_from must have the network .* parameters differ \(.* there, .* here"):
+    with pytest.raises(
+        ValueError, match=r"start_from must have the network .* parameters differ \(.* there, .* here"
+    ):
         build(data, tmp_path, BLOCK, {"start_from": str(ar), "network": {"hidden": 32}})
     with pytest.raises(ValueError, match=r"layers\.1.*missing there"):
         build(data, tmp_path, BLOCK, {"start_from": str(ar), "network": {"layers": 2}})

@@ -155,7 +155,12 @@ def test_train_from_another_run(two, tmp_path, capsys):
     assert main(["train", "two", "--out", str(tmp_path / "a"), "--device", "cpu", "--train.steps", "2"]) == 0
     words = ["train", "two", "--out", str(tmp_path / "b"), "--device", "cpu", "--train.steps", "2"]
     assert main([*words, "--from", str(tmp_path / "a" / "ar")]) == 0
-    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == ["checkpoints", "metrics.csv", "model", "recipe.yaml"]
+    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == [
+        "checkpoints",
+        "metrics.csv",
+        "model",
+        "recipe.yaml",
+    ]
     saved = yaml.safe_load((tmp_path / "b" / "recipe.yaml").read_text())
     assert saved["start_from"] == str(tmp_path / "a" / "ar")
 
@@ -300,7 +305,13 @@ def test_data_prepare_and_train_tokenizer(tmp_path, capsys):
 
 def test_data_prepare_says_what_is_wrong(tmp_path, capsys):
     assert "nowhere" in fails(
-        capsys, "data", "prepare", str(tmp_path / "nowhere.jsonl"), str(tmp_path / "out"), "--tokenizer", "bytes"
+        capsys,
+        "data",
+        "prepare",
+        str(tmp_path / "nowhere.jsonl"),
+        str(tmp_path / "out"),
+        "--tokenizer",
+        "bytes",
     )
 
 
@@ -318,7 +329,9 @@ def test_convert_the_reference_layout(name, tmp_path, capsys):
 
 
 def test_convert_refuses_what_does_not_fit(tmp_path, capsys):
-    assert "are for a .ckpt file" in fails(capsys, "convert", str(tmp_path), str(tmp_path / "o"), "--context", "8")
+    assert "are for a .ckpt file" in fails(
+        capsys, "convert", str(tmp_path), str(tmp_path / "o"), "--context", "8"
+    )
     assert "--context must be given for a .ckpt" in fails(capsys, "convert", "a.ckpt", str(tmp_path / "o"))
 
 

@@ -86,7 +86,10 @@ def test_the_figures_are_those_of_the_averaged_weights(finished, autoregressive)
     batches = [TokenBatch.of(tokens) for tokens in autoregressive.trainer.validators[0].held_out.batches]
     network, config = load(folder / "ar" / "model")
     judge = Autoregressive(mask_id=config.method.mask_id)
-    assert f"{monte_carlo_likelihood(network, judge, batches).perplexity:.1f}" == table(printed)["autoregressive"][1]
+    assert (
+        f"{monte_carlo_likelihood(network, judge, batches).perplexity:.1f}"
+        == table(printed)["autoregressive"][1]
+    )
     counted = demo.unigram_perplexity(autoregressive)
     assert f"{counted:.1f}" == table(printed)["unigram frequencies"][1]
 
@@ -98,7 +101,10 @@ def test_the_unigram_by_hand(autoregressive):
     tally = [train.count(token) + 1 for token in range(vocabulary)]
     tally[ar.config.method.mask_id] = 0
     scored = [
-        int(token) for tokens in ar.trainer.validators[0].held_out.batches for row in tokens for token in row[1:]
+        int(token)
+        for tokens in ar.trainer.validators[0].held_out.batches
+        for row in tokens
+        for token in row[1:]
     ]
     product = 1.0
     for token in scored:
@@ -164,9 +170,16 @@ def test_stopped_it_says_how_to_go_on_and_measures_nothing(words, tmp_path, monk
 def test_the_papers_recipe_reports_both_stages(tmp_path, capsys):
     """One block of 32 has no exact likelihood; blocks of 4 have, after a clip search."""
     words = ["train", "demo-paper", "--out", str(tmp_path / "paper"), "--device", "cpu"]
-    assert main([*words, "--finetune.train.validate_every", "6", "--finetune.method.masking.search.every", "6"]) == 0
+    assert (
+        main([*words, "--finetune.train.validate_every", "6", "--finetune.method.masking.search.every", "6"])
+        == 0
+    )
     rows = table(capsys.readouterr().out)
-    assert list(rows) == ["unigram frequencies", "diffusion, one block (MDLM)", "block diffusion, blocks of 4"]
+    assert list(rows) == [
+        "unigram frequencies",
+        "diffusion, one block (MDLM)",
+        "block diffusion, blocks of 4",
+    ]
     assert rows["diffusion, one block (MDLM)"][1] == ""
     exact, bound = map(float, rows["block diffusion, blocks of 4"][1:])
     assert exact <= bound

@@ -66,5 +66,5 @@ def test_the_test_of_fit_is_pearsons():
 
 
 def test_too_few_samples_are_refused():
-    with pytest.raises(ValueError, match="samples must be at least 100 .*, got 99"):
+    with pytest.raises(ValueError, match=r"samples must be at least 100 .*, got 99"):
         proof.run_proof(samples=99)

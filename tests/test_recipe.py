@@ -28,7 +28,7 @@ def parse(*layers: dict[str, Any]) -> Recipe:
 
 
 def problems(*layers: dict[str, Any]) -> list[str]:
-    with pytest.raises(ValueError, match="^recipe has") as caught:
+    with pytest.raises(ValueError, match=r"^recipe has") as caught:
         parse(*layers)
     return str(caught.value).split("\n  ")[1:]
 
@@ -84,14 +84,19 @@ def test_an_unknown_preset_suggests_the_nearest():
 
 def test_defaults_are_the_papers():
     recipe = parse()
-    assert (recipe.optimizer.lr, recipe.optimizer.warmup_steps, recipe.train.ema_decay) == (3e-4, 2500, 0.9999)
+    assert (recipe.optimizer.lr, recipe.optimizer.warmup_steps, recipe.train.ema_decay) == (
+        3e-4,
+        2500,
+        0.9999,
+    )
     assert (recipe.train.global_batch, recipe.network.dropout, recipe.data.context) == (512, 0.1, 1024)
 
 
 def test_a_misspelt_key_suggests_the_right_one():
     assert problems({"train": {"warmup": 3, "stepz": 4}, "optimiser": {}}) == [
         "train.warmup: unknown key, allowed are " + ", ".join(recipe_to_dict(parse())["train"]),
-        "train.stepz: unknown key, did you mean 'steps'? allowed are " + ", ".join(recipe_to_dict(parse())["train"]),
+        "train.stepz: unknown key, did you mean 'steps'? allowed are "
+        + ", ".join(recipe_to_dict(parse())["train"]),
         "optimiser: unknown key, did you mean 'optimizer'? allowed are " + ", ".join(recipe_to_dict(parse())),
     ]
 
@@ -159,7 +164,9 @@ def test_layers_are_not_changed_by_merging():
 
 
 def test_another_kind_drops_the_options_of_the_one_before():
-    clipped = {"method": {"kind": "block_diffusion", "masking": {"kind": "clipped", "low": 0.3, "redraw": True}}}
+    clipped = {
+        "method": {"kind": "block_diffusion", "masking": {"kind": "clipped", "low": 0.3, "redraw": True}}
+    }
     counts = {"method": {"masking": {"kind": "counts"}}}
     method = parse(clipped, counts).method
     assert isinstance(method, BlockDiffusionRecipe)

@@ -108,7 +108,9 @@ def test_from_runs_the_last_stage_only(staged):
 
 def test_errors_name_the_preset_the_file_and_the_stage(staged, tmp_path):
     file = write(tmp_path / "c.yaml", {"block": {"trian": {}}})
-    with pytest.raises(ValueError, match=r"preset two with .*c.yaml \(stage block\) has a problem:\n  trian: .*'train'"):
+    with pytest.raises(
+        ValueError, match=r"preset two with .*c.yaml \(stage block\) has a problem:\n  trian: .*'train'"
+    ):
         resolve_stages("two", config=file)
 
 
@@ -128,7 +130,9 @@ def test_files_that_hold_no_settings_are_refused(text, message, tmp_path):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="config must be a YAML file, got .*none.yaml, which does not exist"):
+    with pytest.raises(
+        ValueError, match=r"config must be a YAML file, got .*none.yaml, which does not exist"
+    ):
         resolve_stages("demo", config=tmp_path / "none.yaml")
 
 
@@ -165,8 +169,15 @@ def test_every_checkpoint_carries_the_resolved_recipe_and_the_fingerprints(data,
 
 
 def test_what_a_run_leaves_behind(finished):
-    assert sorted(p.name for p in finished.iterdir()) == ["checkpoints", "metrics.csv", "model", "recipe.yaml"]
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (finished / "model").iterdir()}
+    assert sorted(p.name for p in finished.iterdir()) == [
+        "checkpoints",
+        "metrics.csv",
+        "model",
+        "recipe.yaml",
+    ]
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        p.name for p in (finished / "model").iterdir()
+    }
 
 
 # --- resuming ---
@@ -215,7 +226,7 @@ def test_other_data_is_refused_on_resuming(data, finished, tmp_path):
     from tests.data_room.documents import small_corpus
 
     prepare(small_corpus(train=40, valid=6, seed=9), byte_tokenizer(), moved, progress=False)
-    with pytest.raises(ValueError, match="fingerprint|other data|another"):
+    with pytest.raises(ValueError, match=r"fingerprint|other data|another"):
         train(out, tiny_recipe(moved, {"train": {"steps": 8}}), resume=True)
 
 
@@ -261,8 +272,19 @@ def test_two_stages_stop_and_go_on(stage, finished_stages, staged, tmp_path, mon
         assert rows(tmp_path / "parts" / name) == rows(tmp_path / "whole" / name)
 
 
+def test_a_signal_in_the_last_step_of_a_stage_is_not_forgotten(staged, tmp_path, monkeypatch):
+    stages = resolve_stages("two")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6, "ar")
+        runs = train_stages(stages, tmp_path / "parts", console=quiet(), device="cpu")
+    assert len(runs) == 1, "the next stage was trained all the same"
+    assert len(train_stages(stages, tmp_path / "parts", resume=True, console=quiet(), device="cpu")) == 2
+
+
 def test_the_second_stage_starts_from_the_averages_of_the_first(staged, data, tmp_path):
-    stages = resolve_stages("two", overrides={"block": {"train": {"steps": 1}, "optimizer": {"warmup_steps": 1}}})
+    stages = resolve_stages(
+        "two", overrides={"block": {"train": {"steps": 1}, "optimizer": {"warmup_steps": 1}}}
+    )
     ar, block = train_stages(stages, tmp_path, console=quiet(), device="cpu")
     # The first step of a warm-up has a rate of zero: the weights are still those it started from.
     for name, parameter in block.trainer.network.named_parameters():
@@ -301,7 +323,10 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run(data, tmp_path)
 
     def start(out: Path) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
-            [*command, "--out", str(out), "--resume"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            [*command, "--out", str(out), "--resume"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
 
     def finish(out: Path) -> None:
@@ -334,5 +359,3 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run(data, tmp_path)
         assert rows(parts / stage) == rows(tmp_path / "whole" / stage)
         assert weights(parts / stage) == weights(tmp_path / "whole" / stage)
     assert json.loads(checkpoint(parts / "block", 150)["state.json"])["step"] == 150
-
-

@@ -1,5 +1,6 @@
 """From a recipe to a run: the only place where plain values become objects."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from bd3lm.data import (
     Tokenizer,
     TokenShards,
     WrappedTokens,
-    ordered_batches,
     prepare,
     saved_tokenizer,
     train_bpe,
@@ -46,6 +46,7 @@ from bd3lm.training import (
     GradientVarianceValidator,
     HeldOut,
     LikelihoodValidator,
+    NelboVarianceValidator,
     ProgressBar,
     TensorBoardLog,
     Trainer,
@@ -77,14 +78,19 @@ class Run:
 
     def export(self) -> Path:
         """Write the EMA weights, config and tokenizer to out/model, in this project's format."""
-        weights = {name: whole(tensor) for name, tensor in self.trainer.ema.tensors().items()}
+        engine = self.trainer.engine
+        weights = {}
+        for name, tensor in self.trainer.ema.tensors().items():
+            gathered = whole(tensor)  # by all processes, one tensor at a time; one of them keeps it
+            if engine.is_main:
+                weights[name] = gathered
         folder = self.out / interop.RUN_MODEL
-        if self.trainer.engine.is_main:
+        if engine.is_main:
             network = Transformer(self.config.network)
             network.load_state_dict(weights, strict=not self.config.network.tied)
             interop.save(network, self.config, folder)
             self.tokenizer.save(folder)
-        self.trainer.engine.barrier()
+        engine.barrier()
         return folder
 
 
@@ -101,10 +107,14 @@ def build_run(
     shards = open_data(recipe.data, data_folder or out / "data", engine)
     context = recipe.data.context
     train = WrappedTokens(shards, "train", context, bos_eos=recipe.data.bos_eos)
-    network, config = _network(recipe, shards)
+    store = CheckpointStore(
+        out / "checkpoints", keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
+    )
+    # A run that has a checkpoint goes on from it, and needs what it started from no more.
+    network, config = _network(recipe, shards, recipe.start_from if store.latest() is None else None)
     method = recipe.method
     objective = build_objective(method, context=context, mask_id=shards.tokenizer.mask_id)
-    held_out = HeldOut(_held_out_batches(recipe, shards), method.score_first)
+    held_out = HeldOut(_HeldOutBatches(recipe.data, shards), method.score_first)
     trainer = Trainer(
         network=network,
         objective=objective,
@@ -112,13 +122,9 @@ def build_run(
         settings=recipe.train,
         optimizer=recipe.optimizer,
         engine=engine,
-        store=CheckpointStore(
-            out / "checkpoints",
-            keep_last=recipe.checkpoint.keep_last,
-            keep_best=recipe.checkpoint.keep_best,
-        ),
+        store=store,
         score_first=method.score_first,
-        validators=_validators(recipe, objective, held_out) if held_out.batches else (),
+        validators=_validators(recipe, objective, held_out, engine),
         callbacks=_callbacks(recipe, out, console, label),
         run_state={
             "recipe": recipe_to_dict(recipe),
@@ -132,6 +138,11 @@ def build_run(
 def open_data(recipe: DataRecipe, builtin_folder: Path, engine: Engine) -> TokenShards:
     """The shards a recipe names; the built-in corpus is prepared first, by one process."""
     if recipe.path != "builtin":
+        if not Path(recipe.path).is_dir():
+            raise ValueError(
+                f"data.path must be a folder of token shards, got {recipe.path}, which does not exist; make it "
+                f"with `bd3lm data prepare SOURCE {recipe.path}`"
+            )
         return TokenShards(recipe.path)
     if engine.is_main:
         corpus = PydocCorpus()
@@ -193,7 +204,9 @@ def validation_objective(objective: Objective) -> Objective:
     raise ValueError(f"no validation objective is known for {type(objective).__name__}")
 
 
-def _network(recipe: Recipe, shards: TokenShards) -> tuple[Transformer, LanguageModelConfig]:
+def _network(
+    recipe: Recipe, shards: TokenShards, start_from: str | None
+) -> tuple[Transformer, LanguageModelConfig]:
     """A fresh network, or that of `start_from`, with the config its checkpoints are released with."""
     overrides: dict[str, Any] = {
         name: value
@@ -209,8 +222,8 @@ def _network(recipe: Recipe, shards: TokenShards) -> tuple[Transformer, Language
     )
     torch.manual_seed(derive_seed(recipe.train.seed, "weights"))
     network = Transformer(shape)
-    if recipe.start_from is not None:
-        _start_from(network, recipe.start_from, shards)
+    if start_from is not None:
+        _start_from(network, start_from, shards)
     return network, config
 
 
@@ -243,25 +256,47 @@ def _method(method: MethodRecipe, context: int, mask_id: int) -> Method:
     )
 
 
-def _held_out_batches(recipe: Recipe, shards: TokenShards) -> list[torch.Tensor]:
-    split = next((name for name in ("valid", "test") if name in shards.splits), None)
-    if split is None:
+class _HeldOutBatches(Sequence[torch.Tensor]):
+    """The held-out sequences in batches, read from the shards when asked for."""
+
+    def __init__(self, recipe: DataRecipe, shards: TokenShards) -> None:
+        split = next((name for name in ("valid", "test") if name in shards.splits), None)
+        self._rows, self._sequences, self._total = recipe.validation_batch, None, 0
+        if split is not None:
+            self._sequences = WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)
+            limit = recipe.validation_sequences
+            self._total = len(self._sequences) if limit is None else min(limit, len(self._sequences))
+
+    def __len__(self) -> int:
+        return -(-self._total // self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._sequences is None or not 0 <= index < len(self):
+            raise IndexError(index)
+        start = index * self._rows
+        return torch.from_numpy(self._sequences[start : min(start + self._rows, self._total)])
+
+
+def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut, engine: Engine) -> list[Any]:
+    seed, trackers = recipe.train.seed, recipe.trackers
+    masking = recipe.method.masking if isinstance(recipe.method, BlockDiffusionRecipe) else None
+    search = masking.search if isinstance(masking, ClippedMasking) else None
+    if not len(held_out.batches):
+        if search is not None or trackers.gradient_variance_batches or trackers.nelbo_variance_batches:
+            raise ValueError(
+                f"the data in {recipe.data.path} has no sequence held out, which the clip search and the "
+                "variance trackers need; prepare it with --held-out"
+            )
         return []
-    sequences = WrappedTokens(shards, split, recipe.data.context, bos_eos=recipe.data.bos_eos)
-    return list(
-        ordered_batches(sequences, recipe.data.validation_batch, limit=recipe.data.validation_sequences)
-    )
-
-
-def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut) -> list[Any]:
-    seed = recipe.train.seed
+    if trackers.gradient_variance_batches and engine.world > 1:
+        raise ValueError("trackers.gradient_variance_batches needs a run of one process")
     validators: list[Any] = [LikelihoodValidator(held_out, validation_objective(objective), seed)]
-    method = recipe.method
-    masking = method.masking if isinstance(method, BlockDiffusionRecipe) else None
-    if isinstance(masking, ClippedMasking) and masking.search is not None:
-        validators.append(ClipSearchValidator(held_out, masking.search, seed))
-    if recipe.trackers.gradient_variance_batches:
-        validators.append(GradientVarianceValidator(held_out, recipe.trackers.gradient_variance_batches))
+    if search is not None:
+        validators.append(ClipSearchValidator(held_out, search, seed))
+    if trackers.nelbo_variance_batches:
+        validators.append(NelboVarianceValidator(held_out, trackers.nelbo_variance_batches, seed))
+    if trackers.gradient_variance_batches:
+        validators.append(GradientVarianceValidator(held_out, trackers.gradient_variance_batches))
     return validators
 
 

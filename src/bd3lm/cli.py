@@ -1,20 +1,21 @@
 """The command `bd3lm`. Nothing imports this module."""
 
 import sys
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import tyro
-from tyro.conf import Positional, arg, subcommand
+from tyro.conf import OmitArgPrefixes, Positional, Suppress, arg, subcommand
 
 import bd3lm
 
 
 class _Command(Protocol):
-    def run(self, rest: list[str]) -> int:
-        """Do it; `rest` are words that no flag took."""
+    def run(self) -> int:
+        """Do it, and say how it went."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,10 @@ class Demo:
     out: Path = Path("runs/demo")
     """Where to write the run."""
 
-    def run(self, rest: list[str]) -> int:
-        _refuse(rest)
+    def run(self) -> int:
         from bd3lm.demo import run_demo
 
-        run_demo(self.out)
-        return 0
+        return run_demo(self.out)
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class Prove:
     samples: int = 20_000
     """How many texts to draw for the comparison."""
 
-    def run(self, rest: list[str]) -> int:
-        _refuse(rest)
+    def run(self) -> int:
         from bd3lm.proof import run_proof
 
         return 0 if run_proof(seed=self.seed, samples=self.samples) else 1
@@ -69,47 +67,57 @@ class Train:
     """cpu, cuda or cuda:1; by default a GPU where there is one."""
     show: bool = False
     """Print the resolved recipe and stop."""
+    overrides: Suppress[tuple[str, ...]] = ()
+    """The words --any.field value, which `main` sets aside before tyro sees them."""
 
-    def run(self, rest: list[str]) -> int:
-        from bd3lm.recipe import parse_overrides, recipe_to_dict
-        from bd3lm.runs import resolve_stages, train_stages
+    def run(self) -> int:
+        from bd3lm.recipe import parse_overrides
+        from bd3lm.runs import is_run, resolve_stages, train_stages
 
         if self.preset is None and self.config is None:
             raise ValueError("a preset or --config must be given; `bd3lm presets` lists the presets")
         stages = resolve_stages(
             self.preset,
             config=self.config,
-            overrides=parse_overrides(rest),
+            overrides=parse_overrides(self.overrides),
             start_from=self.start_from,
         )
         if self.show:
-            import yaml
-
-            for name, recipe in stages:
-                print(f"# stage {name}\n{yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False)}")
+            _show(stages)
             return 0
-        name = self.preset or (self.config.stem if self.config else "run")
-        out = self.out or Path("runs") / name
+        out = self.out or Path("runs") / (self.preset or (self.config.stem if self.config else "run"))
+        if self.resume and not is_run(out):
+            raise ValueError(f"--resume needs a run to go on with, but {out} holds none")
         runs = train_stages(stages, out, resume=self.resume, device=self.device)
         last = runs[-1].trainer
-        if not last.engine.is_main:
-            return 0
-        if last.step < last.settings.steps:
+        if last.stopped_by == "signal":
             return 130
-        print(f"wrote {runs[-1].out / 'model'}")
-        if (self.preset or "").startswith("demo"):
-            from bd3lm.demo import report
+        if last.engine.is_main:
+            print(f"wrote {runs[-1].out / 'model'}")
+            if self.preset in ("demo", "demo-paper"):
+                from bd3lm.demo import report
 
-            report(runs)
+                report(runs, out)
         return 0
+
+
+def _show(stages: Sequence[tuple[str, Any]]) -> None:
+    """Print recipes as a file that --config takes: one as it is, several each under its stage."""
+    import yaml
+
+    from bd3lm.recipe import recipe_to_dict
+
+    recipes = {name: recipe_to_dict(recipe) for name, recipe in stages}
+    print(
+        yaml.safe_dump(recipes if len(recipes) > 1 else next(iter(recipes.values())), sort_keys=False), end=""
+    )
 
 
 @dataclass(frozen=True)
 class Presets:
     """List the named runs."""
 
-    def run(self, rest: list[str]) -> int:
-        _refuse(rest)
+    def run(self) -> int:
         from bd3lm.presets import PRESETS
 
         width = max(map(len, PRESETS))
@@ -126,8 +134,8 @@ class Prepare:
     """A file or folder (txt, jsonl, parquet; also .gz .xz .zst), or a named corpus such as lm1b."""
     out: Positional[Path]
     """The folder to write."""
-    tokenizer: str = "gpt2"
-    """A folder with tokenizer.json, a name on the hub, or bytes."""
+    tokenizer: str | None = None
+    """A folder with tokenizer.json, a name on the hub, or bytes; by default the paper's for the corpus."""
     workers: int = 1
     """Processes that tokenize."""
     eos: bool = True
@@ -141,14 +149,13 @@ class Prepare:
     held_out: float | None = None
     """Share of the documents, the last ones, to hold out where there is no validation file."""
 
-    def run(self, rest: list[str]) -> int:
-        _refuse(rest)
+    def run(self) -> int:
         from bd3lm.data import load_corpus, load_tokenizer, prepare
 
         corpus = load_corpus(self.source, folder=self.folder, field=self.field, held_out=self.held_out)
         shards = prepare(
             corpus,
-            load_tokenizer(self.tokenizer),
+            load_tokenizer(self.tokenizer or ("bert-base-uncased" if self.source == "lm1b" else "gpt2")),
             self.out,
             workers=self.workers,
             eos_between_documents=self.eos,
@@ -176,8 +183,7 @@ class TrainTokenizer:
     field: str | None = None
     """The field that holds the text, in jsonl and parquet; text by default."""
 
-    def run(self, rest: list[str]) -> int:
-        _refuse(rest)
+    def run(self) -> int:
         from bd3lm.data import load_corpus, train_bpe
 
         corpus = load_corpus(self.source, folder=self.folder, field=self.field)
@@ -187,17 +193,20 @@ class TrainTokenizer:
         return 0
 
 
-Data = Annotated[Prepare, subcommand("prepare")] | Annotated[TrainTokenizer, subcommand("train-tokenizer")]
+Data = (
+    Annotated[Prepare, subcommand("prepare", prefix_name=False)]
+    | Annotated[TrainTokenizer, subcommand("train-tokenizer", prefix_name=False)]
+)
 
 
 @dataclass(frozen=True)
 class DataCommand:
     """Prepare text for training."""
 
-    command: Data
+    command: OmitArgPrefixes[Data]
 
-    def run(self, rest: list[str]) -> int:
-        return self.command.run(rest)
+    def run(self) -> int:
+        return self.command.run()
 
 
 @dataclass(frozen=True)
@@ -217,8 +226,7 @@ class Convert:
     weights: Literal["ema", "raw"] | None = None
     """Which weights of a .ckpt to take; by default the EMA's where there are any."""
 
-    def run(self, rest: list[str]) -> int:
-        _refuse(rest)
+    def run(self) -> int:
         from bd3lm.interop import LightningFacts
         from bd3lm.lm import load
 
@@ -266,13 +274,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"bd3lm {bd3lm.__version__}")
         return 0
-    parsed: Any = tyro.cli(
-        Command, prog="bd3lm", description=_DESCRIPTION, args=words or ["--help"], return_unknown_args=True
-    )
-    command: _Command = parsed[0]
+    words, overrides = _set_aside_overrides(words)
+    parsed: Any = tyro.cli(Command, prog="bd3lm", description=_DESCRIPTION, args=words or ["--help"])
+    command: _Command = replace(parsed, overrides=tuple(overrides)) if isinstance(parsed, Train) else parsed
+    warnings.showwarning = _warn
     try:
-        return command.run(parsed[1])
-    except (ValueError, OSError, FloatingPointError) as error:
+        return command.run()
+    except (ValueError, OSError, FloatingPointError, ImportError) as error:
         if debug:
             raise
         print(f"bd3lm: {error}", file=sys.stderr)
@@ -282,6 +290,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _refuse(rest: list[str]) -> None:
-    if rest:
-        raise ValueError(f"no such flag or argument: {' '.join(rest)} (see --help)")
+def _set_aside_overrides(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split `train`'s words into its own flags and the --any.field value pairs, wherever they stand."""
+    if words[:1] != ["train"]:
+        return words, []
+    own = {
+        "--out",
+        "--config",
+        "--resume",
+        "--no-resume",
+        "--from",
+        "--device",
+        "--show",
+        "--no-show",
+        "--help",
+    }
+    kept, overrides, rest = ["train"], [], words[1:]
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word.partition("=")[0] in own:
+            kept.append(word)
+            continue
+        overrides.append(word)
+        if "=" not in word and rest and not rest[0].startswith("--"):
+            overrides.append(rest.pop(0))
+    return kept, overrides
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning is one line; where in the source it arose is of no use to whoever runs a command."""
+    print(f"bd3lm: warning: {message}", file=sys.stderr)

@@ -11,34 +11,40 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import track
 from rich.table import Table
 
 from bd3lm.build import Run, validation_objective
-from bd3lm.data import WrappedTokens
 from bd3lm.evaluation import exact_likelihood, monte_carlo_likelihood
+from bd3lm.lm import load
+from bd3lm.models import Transformer
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
 from bd3lm.runs import resolve_stages, train_stages
 from bd3lm.sampling import sample_blocks
-from bd3lm.training import HeldOut, LikelihoodValidator
+from bd3lm.training import LikelihoodValidator
 
 _MAX_EXACT = 8  # 255 passes over the held-out text; larger blocks are measured by their bound alone
 
 
-def run_demo(out: Path, *, console: Console | None = None) -> None:
-    """Train the demo's two models under `out`, and report."""
+def run_demo(out: Path, *, console: Console | None = None) -> int:
+    """Train the demo's two models under `out`, and report; the exit status, 130 when stopped."""
     console = console or Console()
     console.print(
         "[bold]Block diffusion on a laptop.[/] An autoregressive model first, then, from it, a model that "
         "writes blocks of 4 tokens by diffusion.\nThe text is the documentation that comes with Python.\n",
         soft_wrap=True,
     )
-    report(train_stages(resolve_stages("demo"), out, resume=True, console=console), console=console)
+    runs = train_stages(resolve_stages("demo"), out, resume=True, console=console)
+    if runs[-1].trainer.stopped_by == "signal":
+        return 130
+    report(runs, out, console=console)
+    return 0
 
 
-def report(runs: list[Run], *, console: Console | None = None) -> None:
-    """Held-out perplexities of every stage beside the unigram's, and samples of the last."""
+def report(runs: list[Run], out: Path, *, console: Console | None = None) -> None:
+    """Held-out perplexities of every stage beside the unigram's, and a sample of the last."""
     console = console or Console()
     run = runs[-1]
     table = Table(title="Perplexity of held-out text (per token; lower is better)")
@@ -59,7 +65,7 @@ def report(runs: list[Run], *, console: Console | None = None) -> None:
         _print_sample(run, console)
     again = "bd3lm train demo --out runs"
     console.print(
-        f"\n[bold]Everything is in {run.out.parent}[/]: recipes, metrics.csv, checkpoints, and the model in "
+        f"\n[bold]Everything is in {out}[/]: recipes, metrics.csv, checkpoints, and the model in "
         f"{run.out / 'model'}.\nThree things to try next:\n"
         f"  1. other masks:      {again}/pairs --block.method.masking.complementary true\n"
         f"  2. larger blocks:    {again}/block8 --from {runs[0].out} --method.block_size 8\n"
@@ -83,65 +89,63 @@ def unigram_perplexity(run: Run) -> float:
 
 
 def _perplexities(run: Run, console: Console) -> tuple[float | None, float | None]:
-    """(exact, bound) of the run's EMA weights on all of its held-out text."""
-    trainer = run.trainer
-    trainer.network.eval()
-    device = trainer.engine.device
-    with trainer.ema.swapped_in():
-        objective = trainer.objective
-        if not isinstance(objective, BlockDiffusionLoss):
-            judge = validation_objective(objective)
-            batches = (_to(batch, device) for batch in _held_out(run))
-            return monte_carlo_likelihood(trainer.network, judge, batches).perplexity, None
-        if objective.block_size > _MAX_EXACT:
-            judge = validation_objective(objective)
-            batches = (_to(batch, device) for batch in _held_out(run))
-            return None, monte_carlo_likelihood(trainer.network, judge, batches).perplexity
-        nll = nelbo = tokens = 0.0
-        total = list(_held_out(run))
-        for batch in track(total, f"measuring {_name(run)}", console=console, transient=True):
-            exact = exact_likelihood(
-                trainer.network,
-                _to(batch, device),
-                block_size=objective.block_size,
-                mask_id=objective.mask_id,
-                causal_clean=objective.causal_clean,
-            )
-            nll, nelbo = nll + exact.nll.sum().item(), nelbo + exact.nelbo.sum().item()
-            tokens += int(exact.tokens.sum())
+    """(exact, bound) of the model the run released, on all of its held-out text."""
+    network, device = _released(run), run.trainer.engine.device
+    objective = run.trainer.objective
+    batches = [_to(batch, device) for batch in _held_out(run)]
+    if not isinstance(objective, BlockDiffusionLoss) or objective.block_size > _MAX_EXACT:
+        likelihood = monte_carlo_likelihood(network, validation_objective(objective), batches)
+        is_diffusion = isinstance(objective, BlockDiffusionLoss)
+        return (None, likelihood.perplexity) if is_diffusion else (likelihood.perplexity, None)
+    nll = nelbo = tokens = 0.0
+    for batch in track(batches, f"measuring {_name(run)}", console=console, transient=True):
+        exact = exact_likelihood(
+            network,
+            batch,
+            block_size=objective.block_size,
+            mask_id=objective.mask_id,
+            causal_clean=objective.causal_clean,
+        )
+        nll, nelbo = nll + exact.nll.sum().item(), nelbo + exact.nelbo.sum().item()
+        tokens += int(exact.tokens.sum())
     return math.exp(nll / tokens), math.exp(nelbo / tokens)
 
 
+def _released(run: Run) -> Transformer:
+    """The network as others will load it: whole, whatever the run's processes shared out."""
+    return load(run.out, device=run.trainer.engine.device).network
+
+
 def _held_out(run: Run) -> Iterator[TokenBatch]:
-    validator = next(v for v in run.trainer.validators if isinstance(v, LikelihoodValidator))
-    held_out: HeldOut = validator.held_out
-    for tokens in held_out.batches:
-        yield TokenBatch.of(tokens, score_first=held_out.score_first)
+    for validator in run.trainer.validators:
+        if isinstance(validator, LikelihoodValidator):
+            held_out = validator.held_out
+            for tokens in held_out.batches:
+                yield TokenBatch.of(tokens, score_first=held_out.score_first)
 
 
 def _print_sample(run: Run, console: Console, *, length_in_contexts: int = 2) -> None:
     """Text past the training context, from a prompt of held-out text."""
-    trainer, objective = run.trainer, run.trainer.objective
+    objective, device = run.trainer.objective, run.trainer.engine.device
     if not isinstance(objective, BlockDiffusionLoss):
         raise ValueError(f"only a block diffusion model is sampled here, got {objective}")
     context = run.config.network.context
-    prompt = torch.from_numpy(WrappedTokens(run.shards, "valid", context)[:1])[:, :16]
-    with trainer.ema.swapped_in():
-        samples = sample_blocks(
-            trainer.network,
-            prompt.to(trainer.engine.device),
-            seeds=torch.tensor([7], device=trainer.engine.device),
-            length=length_in_contexts * context,
-            block_size=objective.block_size,
-            mask_id=objective.mask_id,
-            causal_clean=objective.causal_clean,
-            nucleus_p=0.9,
-        )
+    prompt = next(_held_out(run)).tokens[:1, : context // 8]
+    samples = sample_blocks(
+        _released(run),
+        prompt.to(device),
+        seeds=torch.tensor([7], device=device),
+        length=length_in_contexts * context,
+        block_size=objective.block_size,
+        mask_id=objective.mask_id,
+        causal_clean=objective.causal_clean,
+        nucleus_p=0.9,
+    )
     text = run.tokenizer.decode(samples.tokens[0].cpu())
     given = run.tokenizer.decode(prompt[0])
     console.print(
         Panel(
-            f"[dim]{_escape(given)}[/dim]{_escape(text.removeprefix(given))}",
+            f"[dim]{escape(given)}[/dim]{escape(text.removeprefix(given))}",
             title=f"{length_in_contexts * context} tokens, {length_in_contexts} training contexts",
         )
     )
@@ -158,7 +162,3 @@ def _name(run: Run) -> str:
 
 def _to(batch: TokenBatch, device: torch.device) -> TokenBatch:
     return TokenBatch(tokens=batch.tokens.to(device), scored=batch.scored.to(device))
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")

@@ -30,6 +30,9 @@ def network_config(size: str, *, vocab_size: int, context: int, **overrides: Any
     return parse(TransformerConfig, values, where=f"network_config({size!r})")
 
 
+ONLY = "run"  # the stage of a preset that has just one
+
+
 @dataclass(frozen=True)
 class Stage:
     """A recipe, as plain values, and the name of its folder in the run's."""
@@ -112,7 +115,7 @@ def _corpus_presets(corpus: str) -> dict[str, Preset]:
     search = {"method": {"masking": {"search": {"every": common["train"]["validate_every"]}}}}
 
     def single(method: Mapping[str, Any], description: str) -> Preset:
-        return Preset(description, (Stage("train", merge(common, _steps(first + second), method)),))
+        return Preset(description, (Stage(ONLY, merge(common, _steps(first + second), method)),))
 
     presets = {
         f"{corpus}-ar": single(_AR, f"autoregressive on {corpus}"),

@@ -139,6 +139,8 @@ class TrackerRecipe:
 
     tensorboard: bool = False
     wandb_project: str | None = None
+    nelbo_variance_batches: int = 0
+    """Measure the variance of the training loss over blocks on this many held-out batches; 0 does not."""
     gradient_variance_batches: int = 0
     """Measure the gradient's variance over this many batches at validation; 0 does not."""
 
@@ -164,6 +166,8 @@ class Recipe:
 
     def _conflicts(self) -> Iterator[str]:
         method, context = self.method, self.data.context
+        if self.trackers.gradient_variance_batches == 1:
+            yield "trackers.gradient_variance_batches must be 0 or at least 2, got 1"
         if not isinstance(method, BlockDiffusionRecipe):
             if self.network.time_conditioning:
                 yield "network.time_conditioning must be false for an autoregressive method"
@@ -173,6 +177,12 @@ class Recipe:
             yield f"method.block_size must divide data.context {context}, got {size}"
         if method.next_token and not method.causal_clean:
             yield "method.next_token needs method.causal_clean: otherwise tokens see what they predict"
+        search = method.masking.search if isinstance(method.masking, ClippedMasking) else None
+        if search is not None and search.every % self.train.validate_every:
+            yield (
+                f"method.masking.search.every must be a multiple of train.validate_every "
+                f"{self.train.validate_every}, when the search is made, got {search.every}"
+            )
         if method.algorithm == "two_pass" and self.parallel == "fsdp":
             yield "method.algorithm two_pass does not run under parallel fsdp, which frees keys early"
         if self.network.time_conditioning and isinstance(method.masking, CountsMasking):

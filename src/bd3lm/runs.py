@@ -9,8 +9,16 @@ import yaml
 from rich.console import Console
 
 from bd3lm.build import Run, build_run
-from bd3lm.presets import Stage, preset
-from bd3lm.recipe import Recipe, merge, recipe_from_dict, recipe_to_dict
+from bd3lm.interop import RUN_MODEL
+from bd3lm.presets import ONLY, Stage, preset
+from bd3lm.recipe import (
+    BlockDiffusionRecipe,
+    ClippedMasking,
+    Recipe,
+    merge,
+    recipe_from_dict,
+    recipe_to_dict,
+)
 from bd3lm.training import Engine
 
 RECIPE_FILE = "recipe.yaml"
@@ -28,10 +36,14 @@ def resolve_stages(
     A flag or a file's key that names a stage applies to that stage alone, any other to every stage. With
     `start_from` only the last stage is run, from there.
     """
-    stages = preset(name).stages if name is not None else (Stage("train", {}),)
+    stages = preset(name).stages if name is not None else (Stage(ONLY, {}),)
     layers = [_read_yaml(config)] if config is not None else []
     layers.append(dict(overrides or {}))
-    names = {stage.name for stage in stages}
+    names = {stage.name for stage in stages} if len(stages) > 1 else set()
+    for layer in layers:
+        for key in names & layer.keys():
+            if not isinstance(layer[key], Mapping):
+                raise ValueError(f"{key} is a stage, whose settings are {key}.any.field, got {layer[key]!r}")
     if start_from is not None:
         stages = stages[-1:]
     resolved = []
@@ -39,7 +51,7 @@ def resolve_stages(
         data: dict[str, Any] = dict(stage.recipe)
         for layer in layers:
             common = {key: value for key, value in layer.items() if key not in names}
-            data = merge(data, common, layer.get(stage.name) or {})
+            data = merge(data, common, layer[stage.name] if stage.name in names & layer.keys() else {})
         if start_from is not None:
             data = merge(data, {"start_from": start_from})
         resolved.append((stage.name, recipe_from_dict(data, where=_where(name, config, stage.name))))
@@ -59,6 +71,7 @@ def train_stages(
     Stopped by a signal, the runs so far are returned, the last one unfinished.
     """
     console = console or Console()
+    _check_layout(out, [name for name, _ in stages])
     runs: list[Run] = []
     parallel = stages[0][1].parallel
     with Engine.from_environment(parallel="ddp" if parallel == "auto" else parallel, device=device) as engine:
@@ -66,26 +79,46 @@ def train_stages(
         for name, recipe in stages:
             folder = out / name if len(stages) > 1 else out
             recipe = replace(recipe, start_from=str(previous)) if previous is not None else recipe
-            recipe = _saved_recipe(folder, recipe, resume=resume, engine=engine)
+            _save_recipe(folder, recipe, resume=resume, chained=previous is not None, engine=engine)
             run = build_run(
                 recipe, folder, engine=engine, data_folder=out / "data", console=console, label=name
             )
             _train(run, resume=resume, console=console)
             runs.append(run)
-            if run.trainer.step < recipe.train.steps:
+            if run.trainer.stopped_by == "signal":
                 break
-            previous = run.out / "model"
+            previous = run.out / RUN_MODEL
     return runs
+
+
+def is_run(out: Path) -> bool:
+    """Whether a folder holds a run, of one stage or of several."""
+    return bool([*out.glob(RECIPE_FILE), *out.glob(f"*/{RECIPE_FILE}")])
+
+
+def _check_layout(out: Path, stages: Sequence[str]) -> None:
+    """Refuse to put a run of several stages beside a single one in the same folder, or the reverse."""
+    single = (out / RECIPE_FILE).exists()
+    staged = sorted(path.parent.name for path in out.glob(f"*/{RECIPE_FILE}"))
+    if single and len(stages) > 1:
+        raise ValueError(
+            f"{out} holds a run of one stage, not of the stages {', '.join(stages)}: resume it with the same "
+            "--from or preset, or give another --out"
+        )
+    if staged and (len(stages) == 1 or not set(staged) <= set(stages)):
+        raise ValueError(
+            f"{out} holds a run of the stages {', '.join(staged)}: resume it with its preset, or give another "
+            "--out"
+        )
 
 
 def _train(run: Run, *, resume: bool, console: Console) -> None:
     trainer = run.trainer
     if resume and trainer.resume() and trainer.engine.is_main:
         console.print(f"resumed at step {trainer.step}")
-    if trainer.step < trainer.settings.steps:
-        trainer.run()
+    trainer.run()
     folder = run.export()
-    if trainer.engine.is_main and trainer.step < trainer.settings.steps:
+    if trainer.engine.is_main and trainer.stopped_by == "signal":
         console.print(
             f"stopped at step {trainer.step} of {trainer.settings.steps}; everything is saved in "
             f"{folder.parent}, and --resume goes on",
@@ -93,17 +126,21 @@ def _train(run: Run, *, resume: bool, console: Console) -> None:
         )
 
 
-def _saved_recipe(folder: Path, recipe: Recipe, *, resume: bool, engine: Engine) -> Recipe:
-    """Write the resolved recipe beside the run; a folder that holds a run already is resumed or refused."""
+def _save_recipe(folder: Path, recipe: Recipe, *, resume: bool, chained: bool, engine: Engine) -> None:
+    """Write the resolved recipe beside the run; a folder that holds a run already is resumed or refused.
+
+    Where a stage is `chained` its start_from follows from the run's own folder, which may have been moved.
+    """
     file = folder / RECIPE_FILE
     if file.exists():
         if not resume:
             raise ValueError(f"{folder} holds a run; give --resume to go on with it, or another --out")
         saved = recipe_from_dict(_read_yaml(file), where=str(file))
-        if changed := _differences(recipe_to_dict(saved), recipe_to_dict(recipe)):
+        free = _may_change(saved) | ({"start_from"} if chained else set())
+        if changed := _differences(recipe_to_dict(saved), recipe_to_dict(recipe), free):
             raise ValueError(
-                f"{folder} was started with another recipe; --resume needs the same, but for train.steps, how"
-                f" often to look and where to run. Different: {', '.join(changed)}"
+                f"{folder} was started with another recipe; --resume needs one that computes the same. "
+                f"Different: {', '.join(sorted(changed))}"
             )
     engine.barrier()  # nobody writes before everybody has looked
     if engine.is_main:
@@ -113,31 +150,31 @@ def _saved_recipe(folder: Path, recipe: Recipe, *, resume: bool, engine: Engine)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(file)
     engine.barrier()
-    return recipe
 
 
-# What may change between the parts of a run: it does not change what is computed.
-_MAY_CHANGE = {
-    "train.steps",
-    "train.log_every",
-    "train.validate_every",
-    "train.checkpoint_every",
-    "train.micro_batch",
-    "train.compile",
-    "parallel",
-    "checkpoint",
-    "trackers",
-}
+def _may_change(recipe: Recipe) -> set[str]:
+    """What may differ between the parts of a run because it does not change what is computed.
+
+    Micro-batches and devices change only how sums are ordered and, with dropout, which units are dropped.
+    """
+    free = {"train.log_every", "train.checkpoint_every", "train.micro_batch", "train.compile"}
+    free |= {"parallel", "checkpoint", "trackers"}
+    if recipe.optimizer.decay == "constant":
+        free.add("train.steps")
+    masking = recipe.method.masking if isinstance(recipe.method, BlockDiffusionRecipe) else None
+    if not (isinstance(masking, ClippedMasking) and masking.search is not None):
+        free.add("train.validate_every")
+    return free
 
 
-def _differences(before: Any, after: Any, path: str = "") -> list[str]:
-    if path in _MAY_CHANGE:
+def _differences(before: Any, after: Any, free: set[str], path: str = "") -> list[str]:
+    if path in free:
         return []
     if isinstance(before, dict) and isinstance(after, dict):
         return [
             line
             for key in before.keys() | after.keys()
-            for line in _differences(before.get(key), after.get(key), f"{path}.{key}" if path else key)
+            for line in _differences(before.get(key), after.get(key), free, f"{path}.{key}" if path else key)
         ]
     return [] if before == after else [f"{path} ({before!r} then, {after!r} now)"]
 
@@ -156,4 +193,4 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _where(name: str | None, config: Path | None, stage: str) -> str:
     parts = [part for part in (f"preset {name}" if name else "", str(config or "")) if part]
-    return " with ".join(parts or ["the recipe"]) + (f" (stage {stage})" if stage != "train" else "")
+    return " with ".join(parts or ["the recipe"]) + (f" (stage {stage})" if stage != ONLY else "")

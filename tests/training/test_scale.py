@@ -5,6 +5,7 @@ Without dropout, since its noise is drawn for each micro-batch. Sums run in anot
 """
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,17 @@ from safetensors.torch import load
 from bd3lm.training import Engine
 from bd3lm.training.distributed import whole
 from tests.training.processes import run_processes
-from tests.training.tiny import AR, CLIPPED, LEARNED, NEXT_TOKEN, checkpoint, rows, state, tiny_trainer
+from tests.training.tiny import (
+    AR,
+    CLIPPED,
+    LEARNED,
+    NEXT_TOKEN,
+    checkpoint,
+    rows,
+    signal_at,
+    state,
+    tiny_trainer,
+)
 
 CASES = {
     "next token": NEXT_TOKEN,
@@ -35,13 +46,17 @@ def train(folder: Path, engine: Engine, case: str, **options: Any) -> Any:
 
 
 def on_rank(parallel: str, folder: str) -> dict[str, Any]:
-    """What each of the processes does: every case, and one more cut short for a single process to go on with."""
+    """What each of the processes does: every case, one run cut short for one process, and one stopped."""
     results: dict[str, Any] = {}
     with Engine.from_environment(parallel=parallel, device="cpu") as engine:
         for case in CASES:
             trainer = train(Path(folder), engine, case, micro_batch=1)
             results[case] = trainer.objective.state()
         short = train(Path(folder) / "short", engine, "clip search", steps=7)
+        watchers = [signal_at(5, signal.SIGTERM)] if engine.rank == 1 else []
+        stopped = tiny_trainer(Path(folder) / "stopped", LEARNED, *watchers, dropout=0.0, engine=engine)
+        stopped.run()
+        results["stopped"] = [stopped.step, stopped.stopped_by, stopped.store.steps()]
         results["sharded"] = any(
             tuple(local.to_local().shape) != tuple(local.shape)
             for local in short.network.parameters()
@@ -89,7 +104,10 @@ def test_two_processes_train_as_one(case, alone, together, tmp_path):
     for one, other in zip(ours, theirs, strict=True):
         for figure in FIGURES:
             if other.get(figure):
-                assert float(one[figure]) == pytest.approx(float(other[figure]), rel=1e-5), (one["step"], figure)
+                assert float(one[figure]) == pytest.approx(float(other[figure]), rel=1e-5), (
+                    one["step"],
+                    figure,
+                )
     assert any(row["valid_nats"] for row in theirs)
     two, one = tensors(folder / case, tmp_path / "two", case), tensors(alone / case, tmp_path / "one", case)
     assert worst_difference(two, one) < 1e-5
@@ -116,6 +134,11 @@ def test_parameters_are_cut_under_fsdp_only(together):
     files = sorted(p.name for p in (folder / "next token/checkpoints/step-00000010").iterdir())
     assert ("tensors-00001-of-00002.safetensors" in files) == (parallel == "fsdp")
     assert results[0]["averages"] == results[1]["averages"]
+
+
+def test_a_signal_to_one_process_stops_both_after_the_same_step(together):
+    _, _, results = together
+    assert [result["stopped"] for result in results] == [[5, "signal", [4, 5]]] * 2
 
 
 def test_a_run_of_two_processes_goes_on_alone(alone, together, tmp_path):
@@ -157,3 +180,23 @@ def test_a_run_of_one_process_goes_on_with_two(alone, tmp_path):
     assert state(tmp_path / "run")["objective"]["second_moments"] == pytest.approx(
         state(alone / "learned proposal")["objective"]["second_moments"], rel=1e-5
     )
+
+
+def demo_on_rank(parallel: str, folder: str) -> int:
+    from bd3lm.cli import main
+
+    small = (
+        *("--data.context", "16", "--data.builtin_vocabulary", "300", "--data.validation_sequences", "8"),
+        *("--network.layers", "1", "--network.hidden", "16", "--network.heads", "2"),
+        *("--train.steps", "3", "--train.global_batch", "4"),
+    )
+    return main(["train", "demo", "--out", folder, "--device", "cpu", "--parallel", parallel, *small])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_the_command_trains_the_demo_on_two_processes(parallel, tmp_path):
+    """Two stages, and the report at the end."""
+    found = run_processes("tests.training.test_scale.demo_on_rank", parallel, str(tmp_path / "run"), world=2)
+    assert found == [0, 0]
+    assert (tmp_path / "run" / "block" / "model" / "config.json").is_file()

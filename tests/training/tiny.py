@@ -33,9 +33,7 @@ AR = Autoregressive(mask_id=MASK)
 COUNTS = BlockDiffusionLoss(block_size=4, mask_id=MASK)
 NEXT_TOKEN = BlockDiffusionLoss(block_size=4, mask_id=MASK, causal_clean=True, next_token=0.5)
 LEARNED = BlockDiffusionLoss(block_size=4, mask_id=MASK, learn_proposal=True)
-CLIPPED = BlockDiffusionLoss(
-    block_size=4, mask_id=MASK, masking=ClippedTimes(low=0.0, high=1.0, redraw=True)
-)
+CLIPPED = BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=ClippedTimes(low=0.0, high=1.0, redraw=True))
 
 
 def sentences(rows: int, seed: int, length: int = CONTEXT) -> Tensor:
@@ -125,7 +123,7 @@ def tiny_trainer(
     optimizer: OptimizerSettings | None = None,
     **settings: Any,
 ) -> Trainer:
-    """10 steps; checkpoints after 4, 8 and 10, validation after 3, 6, 9 and 10, statistics used after 3, .."""
+    """10 steps; checkpoints after 4, 8 and 10, validation after 3, 6, 9 and 10, a proposal learns then."""
     folder.mkdir(parents=True, exist_ok=True)
     values: dict[str, Any] = {
         "steps": 10,

@@ -1,5 +1,6 @@
 """How noisy an objective is: the variance of its loss over blocks, and of its gradient over batches."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -31,7 +32,8 @@ def variance(moments: Tensor) -> float:
     number, total, squares = moments.tolist()
     if number < 2:
         raise ValueError(f"a variance needs at least 2 blocks, got {number:g}")
-    return max(0.0, (squares - total * total / number) / (number - 1))
+    value = (squares - total * total / number) / (number - 1)
+    return max(0.0, value) if math.isfinite(value) else math.inf
 
 
 def nelbo_variance(

@@ -12,6 +12,7 @@ from bd3lm.training.validation import (
     GradientVarianceValidator,
     HeldOut,
     LikelihoodValidator,
+    NelboVarianceValidator,
 )
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "HeldOut",
     "LikelihoodValidator",
     "Metrics",
+    "NelboVarianceValidator",
     "OptimizerSettings",
     "ProgressBar",
     "TensorBoardLog",

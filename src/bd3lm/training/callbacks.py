@@ -10,6 +10,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bd3lm.diffusion import derive_seed
+
 if TYPE_CHECKING:
     from bd3lm.training.trainer import Metrics, Trainer
 
@@ -53,8 +55,12 @@ class CsvLog:
         pass
 
     def rows(self) -> list[dict[str, str]]:
-        with self._path.open(newline="", encoding="utf-8") as file:
-            return [{k: v for k, v in row.items() if v} for row in csv.DictReader(file)]
+        """The rows of the file, without a last one that a crash tore."""
+        with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
+            lines = csv.DictReader(line.replace("\0", "") for line in file)
+            whole = [row for row in lines if None not in row and None not in row.values()]
+        rows = [{name: value for name, value in row.items() if value} for row in whole]
+        return [row for row in rows if row.get("step", "").isdecimal()]
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         """The whole file anew, under another name first: a crash leaves the old one."""
@@ -156,12 +162,13 @@ class TensorBoardLog:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ValueError("tensorboard is not installed: pip install 'bd3lm[tensorboard]'") from error
-        self._make = lambda: SummaryWriter(str(folder))
+        self._make = SummaryWriter
+        self._folder = str(folder)
         self._writer: Any = None
 
     def on_start(self, trainer: "Trainer") -> None:
         if trainer.engine.is_main:
-            self._writer = self._make()
+            self._writer = self._make(self._folder, purge_step=trainer.step + 1)
 
     def on_log(self, trainer: "Trainer", metrics: "Metrics") -> None:
         if self._writer is not None:
@@ -182,7 +189,15 @@ class WandbLog:
         except ImportError as error:
             raise ValueError("wandb is not installed: pip install 'bd3lm[wandb]'") from error
         self._wandb: Any = wandb
-        self._options = {"project": project, "name": name, "dir": str(folder), "resume": "allow"}
+        # The id is a function of the folder, so that a resumed run goes on in the same W&B run.
+        identity = f"{derive_seed(project, str(folder.resolve())):x}"
+        self._options = {
+            "project": project,
+            "name": name,
+            "id": identity,
+            "dir": str(folder),
+            "resume": "allow",
+        }
         self._run: Any = None
 
     def on_start(self, trainer: "Trainer") -> None:

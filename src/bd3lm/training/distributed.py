@@ -237,7 +237,10 @@ def _whole_number(name: str, least: int) -> int:
 def _device(device: torch.device | str | None, local_rank: int) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    asked = torch.device(device)
+    try:
+        asked = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device must be cpu, cuda or cuda:N, got {str(device)!r}") from None
     if asked.type != "cuda" or asked.index is not None:
         return asked
     if local_rank >= torch.cuda.device_count():

@@ -128,6 +128,7 @@ class Trainer:
         self.run_state = dict(run_state or {})
         self.step = 0
         self.stopped_by: Literal["steps", "signal"] = "steps"
+        self._validation_due = False
         self._rows = _rank_rows(settings, engine)
         self.precision = _resolve(settings.precision, engine.device)
         self.objective = objective
@@ -160,6 +161,8 @@ class Trainer:
                 callback.on_start(self)
             try:
                 self._window.restart()
+                if self._validation_due:  # it was stopped before it could
+                    self._validate({})
                 while self.step < self.settings.steps:
                     self._train_step()
                     stopping = self.engine.any_true(stop_requested())
@@ -208,20 +211,28 @@ class Trainer:
     def _after_step(self, stopping: bool) -> None:
         step, settings = self.step, self.settings
         last = step == settings.steps
-        metrics: Metrics = {}
-        if step % settings.log_every == 0 or last or stopping:
-            metrics = self._logged()
+        metrics = self._logged() if step % settings.log_every == 0 or last else {}
         if self._statistics and step % settings.adapt_every == 0:
             self._adapt()
-        score = None
-        if self.validators and (step % settings.validate_every == 0 or last) and not stopping:
-            metrics |= self.validate()
-            score = metrics.get("valid_nats")
-        if metrics:
-            for callback in self.callbacks:
-                callback.on_log(self, metrics)
+        self._validation_due = bool(self.validators) and (step % settings.validate_every == 0 or last)
         if step % settings.checkpoint_every == 0 or last or stopping:
-            self.save(score)
+            self.save()  # before validation, which may be long: a kill there loses nothing
+        if self._validation_due and not stopping:
+            self._validate(metrics)
+        elif metrics:
+            self._log(metrics)
+
+    def _validate(self, metrics: Metrics) -> None:
+        """Validate and log; a checkpoint of this step is written again, with its score and what changed."""
+        metrics = metrics | self.validate()
+        self._validation_due = False
+        self._log(metrics)
+        if self.store.latest() == self.step:
+            self.save(metrics.get("valid_nats"))
+
+    def _log(self, metrics: Metrics) -> None:
+        for callback in self.callbacks:
+            callback.on_log(self, metrics)
 
     def validate(self) -> Metrics:
         """Run the validators on the EMA weights, in evaluation mode."""
@@ -241,6 +252,8 @@ class Trainer:
             "objective": self.objective.state(),
             "statistics": {name: value.tolist() for name, value in self._pooled_statistics().items()},
             "ema_updates": self.ema.updates,
+            "validation_due": self._validation_due,
+            "since_log": self._window.sums(),
             "run": self.run_state,
         }
         self.store.save(self.step, self._tensors(), state, engine=self.engine, score=score)
@@ -251,7 +264,10 @@ class Trainer:
         state = self.store.load_into(self._tensors(), engine=self.engine, required=False)
         if state is None:
             return False
+        self._require_same_inputs(state["run"])
         self.step = state["step"]
+        self._validation_due = state["validation_due"]
+        self._window.restore(state["since_log"], self.engine.device)
         if self.engine.is_main:
             self._statistics = {
                 name: torch.tensor(value, dtype=torch.float64, device=self.engine.device)
@@ -260,6 +276,16 @@ class Trainer:
         self.ema.updates = state["ema_updates"]
         self.objective = self.objective.restore(state["objective"])
         return True
+
+    def _require_same_inputs(self, before: Mapping[str, Any]) -> None:
+        """Refuse to go on with other data or another tokenizer than the checkpoint was trained with."""
+        for name in ("data_fingerprint", "tokenizer_fingerprint"):
+            then, now = before.get(name), self.run_state.get(name)
+            if then != now:
+                raise ValueError(
+                    f"the checkpoint in {self.store.folder} was trained with other inputs: {name} was "
+                    f"{str(then)[:12]}, and is {str(now)[:12]}"
+                )
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything a checkpoint holds besides JSON; filled in place, it restores the run."""
@@ -316,7 +342,6 @@ class _Window:
         self._totals: Tensor | None = None
         self._norm: Tensor | None = None
         self._rate = 0.0
-        self._steps = 0
         self._seconds = 0.0
         self._since = time.perf_counter()
 
@@ -326,10 +351,16 @@ class _Window:
 
     def add(self, totals: Tensor, norm: Tensor, rate: float) -> None:
         self._totals = totals if self._totals is None else self._totals + totals
-        self._norm, self._rate, self._steps = norm, rate, self._steps + 1
+        self._norm, self._rate = norm, rate
         now = time.perf_counter()
         self._seconds += now - self._since
         self._since = now
+
+    def sums(self) -> list[float]:
+        return [] if self._totals is None else self._totals.tolist()
+
+    def restore(self, sums: list[float], device: torch.device) -> None:
+        self._totals = torch.tensor(sums, dtype=torch.float64, device=device) if sums else None
 
     def last_norm(self) -> float:
         return 0.0 if self._norm is None else self._norm.item()
@@ -348,7 +379,7 @@ class _Window:
         }
         if auxiliary:
             metrics["auxiliary_nats"] = auxiliary / max(tokens, 1.0)
-        self._totals, self._steps, self._seconds = None, 0, 0.0
+        self._totals, self._seconds = None, 0.0
         self.restart()
         return metrics
 

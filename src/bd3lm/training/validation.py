@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bd3lm.evaluation import gradient_variance, variance
+from bd3lm.evaluation import block_moments, gradient_variance, variance
 from bd3lm.evaluation.likelihood import loss_sums
 from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch
 from bd3lm.training.clipping import ClipSearch, choose_range, range_moments
@@ -89,6 +89,26 @@ class ClipSearchValidator:
 
 
 @dataclass(frozen=True)
+class NelboVarianceValidator:
+    """The variance over blocks of the training loss (the paper's Var. NELBO), pooled over ranks."""
+
+    held_out: HeldOut
+    batches: int
+    seed: int = 0
+
+    def __call__(self, trainer: Trainer) -> Metrics:
+        objective = trainer.objective
+        size = objective.block_size if isinstance(objective, BlockDiffusionLoss) else trainer.data.context
+        moments = torch.zeros(3, dtype=torch.float64, device=trainer.engine.device)
+        for index, batch in self.held_out.share(trainer, self.batches):
+            draws = objective.seeded_draws(batch, self.seed, "variance", trainer.step, index)
+            moments += trainer.apply(
+                lambda net, b=batch, d=draws: block_moments(net, objective, b, d, block_size=size)  # type: ignore[misc]
+            )
+        return {"nelbo_variance": variance(trainer.engine.all_reduce_sum(moments))}
+
+
+@dataclass(frozen=True)
 class GradientVarianceValidator:
     """The variance of the training gradient over batches (eq. 10), on one process."""
 
@@ -96,8 +116,6 @@ class GradientVarianceValidator:
     batches: int
 
     def __call__(self, trainer: Trainer) -> Metrics:
-        if trainer.engine.world > 1:
-            raise ValueError("trackers.gradient_variance_batches needs a run of one process")
         batches = [batch for _, batch in self.held_out.share(trainer, self.batches)]
         with torch.enable_grad():
             value = gradient_variance(trainer.network, trainer.objective, batches, seed=trainer.step)
