@@ -15,7 +15,6 @@ from bd3lm.cli import main
 from bd3lm.data import TokenShards, load_tokenizer
 from bd3lm.interop import load
 from bd3lm.presets import PRESETS
-from bd3lm.recipe import recipe_from_dict
 from bd3lm.runs import resolve_stages
 from bd3lm.training import Trainer, tensor_files
 from tests.data_room.documents import random_texts
@@ -88,7 +87,10 @@ def test_unknown_commands_and_flags_are_refused(capsys):
     assert ended.value.code == 2
     assert "Traceback" not in capsys.readouterr().err
     for command in (["presets"], ["demo"], ["prove"], ["convert", "a", "b"]):
-        assert "no such flag or argument: --nonsense" in fails(capsys, *command, "--nonsense")
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--nonsense"])
+        assert ended.value.code == 2
+        assert "--nonsense" in capsys.readouterr().err
 
 
 # --- presets and recipes ---
@@ -102,15 +104,16 @@ def test_presets_are_listed(capsys):
 
 
 @pytest.mark.parametrize("name", ["demo", "demo-paper", "lm1b-ar", "owt-bd3lm-4"])
-def test_what_is_shown_reads_back_as_the_same_recipe(name, capsys):
+def test_what_is_shown_reads_back_as_the_same_recipe(name, capsys, tmp_path):
     assert main(["train", name, "--show", "--optimizer.lr", "1e-3"]) == 0
     shown = capsys.readouterr().out
     stages = resolve_stages(name, overrides={"optimizer": {"lr": 1e-3}})
-    parts = [part for part in shown.split("# stage ") if part]
-    assert [part.split("\n")[0] for part in parts] == [stage for stage, _ in stages]
-    for part, (_, recipe) in zip(parts, stages, strict=True):
-        assert recipe_from_dict(yaml.safe_load(part.split("\n", 1)[1]), where="shown") == recipe
-        assert recipe.optimizer.lr == 1e-3
+    file = tmp_path / "shown.yaml"
+    file.write_text(shown)
+    assert resolve_stages(name, config=file) == stages
+    if len(stages) == 1:  # then the file needs no preset
+        assert resolve_stages(None, config=file)[0][1] == stages[0][1]
+    assert all(recipe.optimizer.lr == 1e-3 for _, recipe in stages)
 
 
 def test_a_misspelt_flag_suggests_the_right_one_and_all_come_at_once(capsys):
@@ -274,7 +277,7 @@ def test_trouble_is_one_line_and_the_last_checkpoint_is_intact(trouble, tmp_path
 
 def test_data_that_are_not_there(tmp_path, capsys):
     words = ["train", "demo", "--out", str(tmp_path / "run"), "--data.path", str(tmp_path / "none")]
-    assert "holds no token shards" in fails(capsys, *words)
+    assert "data.path must be a folder of token shards" in fails(capsys, *words)
 
 
 # --- data ---

@@ -184,7 +184,3 @@ def test_the_papers_recipe_reports_both_stages(tmp_path, capsys):
     exact, bound = map(float, rows["block diffusion, blocks of 4"][1:])
     assert exact <= bound
     assert "clip_low" in (tmp_path / "paper" / "finetune" / "metrics.csv").read_text().splitlines()[0]
-
-
-def test_text_is_shown_as_it_is():
-    assert demo._escape("a[bold]b[/]") == "a\\[bold]b\\[/]"

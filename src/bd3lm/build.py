@@ -140,8 +140,8 @@ def open_data(recipe: DataRecipe, builtin_folder: Path, engine: Engine) -> Token
     if recipe.path != "builtin":
         if not Path(recipe.path).is_dir():
             raise ValueError(
-                f"data.path must be a folder of token shards, got {recipe.path}, which does not exist; make it "
-                f"with `bd3lm data prepare SOURCE {recipe.path}`"
+                f"data.path must be a folder of token shards, got {recipe.path}, which does not exist; "
+                f"make it with `bd3lm data prepare SOURCE {recipe.path}`"
             )
         return TokenShards(recipe.path)
     if engine.is_main:

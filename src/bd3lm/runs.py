@@ -107,8 +107,8 @@ def _check_layout(out: Path, stages: Sequence[str]) -> None:
         )
     if staged and (len(stages) == 1 or not set(staged) <= set(stages)):
         raise ValueError(
-            f"{out} holds a run of the stages {', '.join(staged)}: resume it with its preset, or give another "
-            "--out"
+            f"{out} holds a run of the stages {', '.join(staged)}: resume it with its preset, or give "
+            "another --out"
         )
 
 

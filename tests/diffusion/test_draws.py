@@ -129,3 +129,25 @@ def test_a_length_that_blocks_do_not_fill_is_refused(length: int, block_size: in
 def test_an_unknown_assignment_is_refused() -> None:
     with pytest.raises(ValueError, match="assignment must be 'permuted' or 'ordered', got 'sorted'"):
         LevelSampler(assignment="sorted")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stratified", [True, False])
+def test_levels_have_no_floor(stratified: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest level is the generator's own resolution: a floor would leave part of the integral out."""
+    monkeypatch.setattr(
+        torch, "rand", lambda *shape, **_: torch.full(shape, 1 - 2.0**-53, dtype=torch.float64)
+    )
+    levels = LevelSampler(stratified=stratified, assignment="ordered").sample(2, 3)
+    assert levels.min().item() == (2.0**-53 / 6 if stratified else 2.0**-53)
+
+
+def test_a_floor_prints_a_figure_below_the_entropy() -> None:
+    """Where the network is the truth the NELBO is the entropy; what a floor leaves out is positive."""
+    entropy_a_token, n, grid = 1.0, 2, 100_000
+    t = (torch.arange(grid, dtype=torch.float64) + 0.5) / grid
+    integrand = n * t * entropy_a_token / t  # expected masked tokens, each worth its entropy, times 1/t
+    whole = integrand.mean().item()
+    floored = integrand[t >= 1e-3].sum().item() / grid
+    assert whole == pytest.approx(n * entropy_a_token, abs=1e-12)
+    assert floored == pytest.approx(n * entropy_a_token * (1 - 1e-3), rel=1e-6)
+    assert floored < n * entropy_a_token

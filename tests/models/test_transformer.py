@@ -237,3 +237,18 @@ def test_a_time_conditioned_network_refuses_missing_and_misshapen_noise():
         ValueError, match=r"noise must have shape \(rows,\) or \(rows, positions\) .* got \(2, 3\)"
     ):
         model(tokens, layout=Causal(6), noise=torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("keys_only", [False, True])
+def test_the_last_layer_does_no_work_that_nothing_reads(keys_only: bool) -> None:
+    network = tiny_transformer()
+    layout = BlockDiffusion(6, 2, keys_only=keys_only)
+    seen: dict[str, int] = {}
+    for index, layer in enumerate(network.layers):
+        layer.mlp_in.register_forward_hook(
+            lambda _module, inputs, _output, index=index: seen.update({str(index): inputs[0].shape[1]})
+        )
+    network(torch.zeros(1, layout.size, dtype=torch.long), layout=layout)
+    first, last = str(0), str(len(network.layers) - 1)
+    assert seen[first] == layout.size
+    assert seen.get(last, 0) == (0 if keys_only else layout.noisy)

@@ -243,5 +243,5 @@ def test_the_next_token_loss_needs_a_causal_clean_text():
             mask_id=MASK,
             next_token=True,
         )
-    with pytest.raises(ValueError, match=r"next_token must not be negative, got -0\.1"):
+    with pytest.raises(ValueError, match=r"next_token must be finite and not negative, got -0\.1"):
         BlockDiffusionLoss(block_size=2, mask_id=MASK, causal_clean=True, next_token=-0.1)

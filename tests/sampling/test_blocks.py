@@ -8,7 +8,7 @@ from scipy import stats
 from torch import Tensor
 
 from bd3lm.evaluation import exact_likelihood
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.models import BlockCausal, Transformer, TransformerConfig
 from bd3lm.objectives import TokenBatch
 from bd3lm.sampling import sample_blocks
 
@@ -38,7 +38,9 @@ def chi2_p_value(drawn: Tensor, texts: Tensor, probabilities: Tensor) -> float:
     return float(stats.chisquare(counts.numpy(), expected.numpy()).pvalue)
 
 
-def draw(model: Transformer, prompt: tuple[int, ...], rows: int, block_size: int, **options: bool) -> Tensor:
+def draw(
+    model: Transformer, prompt: tuple[int, ...], rows: int, block_size: int, **options: bool | float
+) -> Tensor:
     prompts = torch.tensor(prompt, dtype=torch.long).expand(rows, len(prompt))
     samples = sample_blocks(
         model,
@@ -50,6 +52,7 @@ def draw(model: Transformer, prompt: tuple[int, ...], rows: int, block_size: int
         **options,
     )
     assert (samples.evaluations == LENGTH - len(prompt)).all()
+    assert (samples.cache_passes == LENGTH // block_size - 1).all()
     return samples.tokens
 
 
@@ -65,6 +68,33 @@ def test_frequencies_match_the_exact_likelihood(
     p = (-exact.nll.sum(1)).exp()
     drawn = draw(model, prompt, 8_000, block_size, causal_clean=causal_clean)
     assert chi2_p_value(drawn, texts, p) > 1e-3
+
+
+@pytest.mark.parametrize(("temperature", "nucleus_p"), [(0.5, 1.0), (2.0, 1.0), (1.0, 0.6), (0.7, 0.8)])
+def test_sharpened_frequencies_match_the_sharpened_chain_rule(
+    model: Transformer, temperature: float, nucleus_p: float
+) -> None:
+    """At block size 1 every token is drawn from its own tempered and truncated conditional."""
+    texts = every_text()
+    log_p = torch.zeros(len(texts), dtype=torch.float64)
+    for place in range(LENGTH):
+        seen = torch.cat((texts[:, :place], torch.full((len(texts), 1), MASK)), dim=1)
+        with torch.no_grad():
+            logits = model.head(model(seen, layout=BlockCausal(place + 1, 1))[:, -1])
+        p = torch.softmax(logits[:, :LETTERS] / temperature, -1)
+        likeliest, other = p.max(-1).values, p.min(-1).values
+        p = torch.where((likeliest >= nucleus_p).unsqueeze(-1) & (p == other.unsqueeze(-1)), 0.0, p)
+        p = p / p.sum(-1, keepdim=True)
+        log_p += p.gather(1, texts[:, place : place + 1]).squeeze(1).log()
+    drawn = draw(model, (), 8_000, 1, temperature=temperature, nucleus_p=nucleus_p)
+    counts = (drawn.unsqueeze(1) == texts).all(-1).sum(0).double()
+    expected = log_p.exp() * len(drawn)
+    assert counts[expected == 0].sum() == 0
+    kept = expected >= 5
+    pooled = torch.stack((counts[~kept].sum(), expected[~kept].sum()))
+    observed = torch.cat((counts[kept], pooled[:1])) if pooled[1] > 0 else counts[kept]
+    wanted = torch.cat((expected[kept], pooled[1:])) if pooled[1] > 0 else expected[kept]
+    assert stats.chisquare(observed.numpy(), wanted.numpy()).pvalue > 1e-3
 
 
 def test_the_comparison_has_teeth(model: Transformer) -> None:

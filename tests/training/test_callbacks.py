@@ -19,7 +19,10 @@ def at(step: int, *, main: bool = True) -> SimpleNamespace:
     """As much of a trainer as a log looks at."""
     engine = SimpleNamespace(is_main=main, device=SimpleNamespace(type="cpu"), world=1)
     settings = SimpleNamespace(steps=100)
-    return SimpleNamespace(step=step, tokens_seen=32 * step, engine=engine, settings=settings, objective=AR)
+    network = SimpleNamespace(uses_noise=False)
+    return SimpleNamespace(
+        step=step, tokens_seen=32 * step, engine=engine, settings=settings, objective=AR, network=network
+    )
 
 
 def screen(*, terminal: bool) -> Console:
@@ -172,8 +175,9 @@ def test_trackers_are_given_every_figure(tmp_path: Path, monkeypatch):
     calls = []
 
     class Writer:
-        def __init__(self, folder):
+        def __init__(self, folder, *, purge_step):
             calls.append(("open", folder))
+            assert purge_step == 1
 
         def add_scalar(self, *scalar):
             calls.append(scalar)

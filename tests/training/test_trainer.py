@@ -230,9 +230,7 @@ def test_a_signal_saves_and_stops(case, number, step, uninterrupted, tmp_path):
 def test_a_signal_at_a_step_that_validates(case, step, uninterrupted, tmp_path):
     """Here the clip range would have been searched again, or the last figures taken."""
     tiny_trainer(tmp_path, CASES[case], signal_at(step, signal.SIGTERM)).run()
-    again = resumed(tmp_path, CASES[case])
-    if again.step < 10:
-        again.run()
+    resumed(tmp_path, CASES[case]).run()
     assert (
         checkpoint(tmp_path)["tensors.safetensors"] == checkpoint(uninterrupted[case])["tensors.safetensors"]
     )

@@ -81,8 +81,3 @@ def test_the_gradients_variance_is_of_the_training_objective(tmp_path):
         expected = gradient_variance(trainer.network, COUNTS, batches, seed=3)
     assert float(rows(tmp_path)[-1]["gradient_variance"]) == pytest.approx(expected, rel=1e-8)
     assert all(p.grad is None for p in trainer.network.parameters())
-
-
-def test_the_gradients_variance_is_for_one_process():
-    with pytest.raises(ValueError, match="gradient_variance_batches needs a run of one process"):
-        GradientVarianceValidator(HELD_OUT, 2)(rank(0, 2))

@@ -16,13 +16,14 @@ _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
+_PURPOSES = 4  # room for as many; more would change every number ever drawn
+
+
 class Purpose(IntEnum):
     """What a random number decides, so that two uses at one position never share it."""
 
     TOKEN = 0  # which token is revealed
     ORDER = 1  # when a position is revealed
-    TIME = 2  # the first hitting times
-    REMASK = 3  # which tokens go back to the mask
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -47,8 +48,8 @@ def counter_uniform(seed: Tensor, position: Tensor, purpose: Purpose, entries: i
     `seed` and `position` are int64 and broadcast to the leading shape. The numbers are odd multiples of
     2^-53, so neither 0 nor 1 occurs and every one is exact.
     """
-    # The purpose lies in the low bits of the position: two bits are enough for its four values.
-    key = _fold(_mix(seed), position * len(Purpose) + int(purpose)).unsqueeze(-1)
+    # The purpose lies in the low bits of the position: two bits hold four.
+    key = _fold(_mix(seed), position * _PURPOSES + int(purpose)).unsqueeze(-1)
     words = _mix(key + torch.arange(1, entries + 1, device=key.device) * _GOLDEN)
     return (_shift_right(words, 12).double() + 0.5) * 2.0**-52
 

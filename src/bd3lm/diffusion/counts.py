@@ -17,6 +17,8 @@ from torch import Tensor
 from bd3lm.diffusion.draws import Draws
 from bd3lm.diffusion.masking import MaskingRule, Masks, block_counts, token_ranks
 
+_LEAST_SHARE = 1e-9  # far above rounding, so that probabilities can be differences of a running sum
+
 
 @dataclass(frozen=True, kw_only=True)
 class Counts(MaskingRule):
@@ -40,6 +42,11 @@ class Counts(MaskingRule):
             raise ValueError(
                 f"proposal must hold a positive number for every count (a count never drawn would be "
                 f"missing from the NELBO), got {self.proposal}"
+            )
+        if self.proposal and min(self.proposal) < _LEAST_SHARE * max(self.proposal):
+            raise ValueError(
+                f"proposal must not differ by more than {1 / _LEAST_SHARE:.0e} between counts, or some are "
+                f"never drawn, got {min(self.proposal)} and {max(self.proposal)}"
             )
 
     def copies(self, block_size: int) -> int:
@@ -68,7 +75,7 @@ class Counts(MaskingRule):
                 f"got {len(proposal)}"
             )
         q = torch.tensor((0.0, *proposal), dtype=torch.float64, device=draws.levels.device)
-        return q.cumsum(0)
+        return (q / q.max()).cumsum(0)
 
     @staticmethod
     def _probability(q: Tensor, k: Tensor, n: Tensor) -> Tensor:

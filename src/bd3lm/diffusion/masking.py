@@ -19,6 +19,7 @@ from torch import Tensor
 from bd3lm.diffusion.draws import Draws
 from bd3lm.diffusion.schedules import Linear, NoiseSchedule
 
+_LEAST_LOW = 1e-6  # above the slack with which realised rates are compared
 ClipWeight = Literal["reference", "derivative", "paper", "flat"]
 
 
@@ -117,6 +118,8 @@ class ClippedTimes(MaskingRule):
             raise ValueError(
                 f"low and high must satisfy 0 <= low <= high <= 1, got low {self.low} and high {self.high}"
             )
+        if 0.0 < self.low < _LEAST_LOW:
+            raise ValueError(f"low must be 0 or at least {_LEAST_LOW}, got {self.low}")
         if self.low == self.high != 1.0:
             raise ValueError(
                 f"low and high may be equal only at 1 (full masking), got low {self.low} and high {self.high}"

@@ -9,16 +9,16 @@ which a recursion over the set S of tokens revealed so far computes from 2^n −
     F(∅) = 1,   F(S) = Σ_{i in S} F(S∖{i}) · p(x_i | x_{S∖{i}}, x^{<b}) / (n − |S| + 1),   p = F(all).
 
 A pattern is applied to every block of a batch at once. The likelihood is that of the sampler at temperature
-1 without nucleus, for a network that ignores time. A text that ends inside a block leaves the positions past
-its end masked, and the orders run over its own tokens; a prompt that ends inside a block starts the
-recursion from its tokens, which is the sampler's law.
+1, without nucleus and with the whole text before a block in view, for a network that ignores time. A text
+that ends inside a block leaves the positions past its end masked, and the orders run over its own tokens; a
+prompt that ends inside a block starts the recursion from its tokens, which is the sampler's law.
 """
 
 import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bd3lm.diffusion import Draws, LevelSampler, blocks_in
 from bd3lm.diffusion.masking import token_ranks
@@ -178,6 +178,12 @@ def _denoiser(
     model: Denoiser, batch: TokenBatch, block_size: int, mask_id: int, causal_clean: bool
 ) -> BlockDenoiser:
     blocks_in(batch.tokens.shape[1], block_size)
+    if isinstance(model, nn.Module) and any(
+        isinstance(part, nn.Dropout) and part.training and part.p > 0.0 for part in model.modules()
+    ):
+        raise ValueError(
+            "model must be in evaluation mode (model.eval()): with dropout nothing about it is exact"
+        )
     return BlockDenoiser(
         model,
         batch,

@@ -42,4 +42,4 @@ def monte_carlo_likelihood(
         nats, tokens = nats + sums[0], tokens + sums[1]
     if not tokens:
         raise ValueError("batches must hold at least one scored token, got none")
-    return Likelihood(nats=nats / tokens, tokens=tokens, is_bound=objective.is_bound)
+    return Likelihood(nats=nats / tokens, tokens=tokens, is_bound=objective.bounds(model))

@@ -137,6 +137,10 @@ class KVCache:
 
     def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
         check_fills(layout, tokens)
+        if layout.size != layout.length:
+            raise ValueError(
+                f"layout must be of one text, whose positions follow the cached ones, got {layout}"
+            )
         rows, segment = tokens.shape
         if rows != self.rows:
             raise ValueError(f"tokens must have {self.rows} rows, as the cache, got {rows}")
@@ -167,11 +171,13 @@ class KVCache:
 
     def advance(self, tokens: int | Tensor) -> None:
         """Keep the first `tokens` positions of the last pass (one number, or one a row)."""
+        _check_count(tokens)
         self.ends = self.ends + tokens
         self.starts = torch.maximum(self.starts, self.ends - self.window)
 
     def evict(self, tokens: int | Tensor) -> None:
         """Let go of the oldest `tokens` visible positions (one number, or one a row)."""
+        _check_count(tokens)
         self.starts = torch.minimum(self.starts + tokens, self.ends)
 
     def keep_rows(self, rows: Tensor) -> None:
@@ -179,3 +185,8 @@ class KVCache:
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
         self.starts, self.ends = self.starts[rows], self.ends[rows]
         self._slots = None
+
+
+def _check_count(tokens: int | Tensor) -> None:
+    if isinstance(tokens, int) and tokens < 0:
+        raise ValueError(f"tokens must not be negative, got {tokens}")

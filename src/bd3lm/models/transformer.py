@@ -54,6 +54,8 @@ class TransformerConfig:
                 f"hidden must be a multiple of heads with an even quotient (rotary positions turn pairs), "
                 f"got hidden {self.hidden} and heads {self.heads}"
             )
+        if not 0.0 < self.rotary_base < math.inf:
+            raise ValueError(f"rotary_base must be positive and finite, got {self.rotary_base}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
         if self.time_conditioning and not self.adaln:
@@ -157,13 +159,18 @@ class Transformer(nn.Module):
 
         The default window leaves room for the segment inside the trained context.
         """
+        if window is None and segment >= self.config.context:
+            raise ValueError(
+                f"segment must be below the context {self.config.context}, to leave room for the text before "
+                f"it, got {segment}; give a window to go past the context"
+            )
         weight = self.embedding.weight
         return KVCache(
             layers=self.config.layers,
             rows=rows,
             heads=self.config.heads,
             head_dim=self.config.head_dim,
-            window=max(1, self.config.context - segment) if window is None else window,
+            window=self.config.context - segment if window is None else window,
             segment=segment,
             device=weight.device,
             dtype=weight.dtype,

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from bd3lm.diffusion import Draws, LevelSampler
 from bd3lm.models import Causal, Denoiser
-from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, token_nats
+from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, check_scored, token_nats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,14 @@ class Autoregressive(Objective):
     score_first: bool = False
     random_batch: bool = False
 
+    def __post_init__(self) -> None:
+        if self.mask_id < 0:
+            raise ValueError(f"mask_id must be a token id, got {self.mask_id}")
+
     @property
     def is_bound(self) -> bool:
-        return True
+        """With `random_batch` only the ratio of expected sums is the likelihood, not a batch's mean."""
+        return not self.random_batch
 
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str
@@ -39,6 +44,7 @@ class Autoregressive(Objective):
         return LevelSampler().draw(rows, length, length, generator=generator, device=device)
 
     def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None = None) -> TokenLoss:
+        check_scored(batch, self.mask_id)
         tokens, scored = batch.tokens, batch.scored
         if self.score_first:
             inputs = F.pad(tokens[:, :-1], (1, 0), value=self.mask_id)

@@ -34,6 +34,14 @@ class TokenBatch:
                     f"{name} must be a bool tensor of shape {tuple(self.tokens.shape)}, got {flags.dtype} "
                     f"of shape {tuple(flags.shape)}"
                 )
+        if self.tokens.dtype != torch.long:
+            raise ValueError(f"tokens must be int64, got {self.tokens.dtype}")
+        if self.absent is None or self.tokens.device.type != "cpu":
+            return
+        if (self.scored & self.absent).any():
+            raise ValueError("a token cannot be both scored and absent")
+        if (self.absent[:, :-1] & ~self.absent[:, 1:]).any():
+            raise ValueError("absent must be the end of a row: a token after it would see it")
 
     @classmethod
     def of(
@@ -50,6 +58,8 @@ class TokenBatch:
         """
         if tokens.ndim != 2:
             raise ValueError(f"tokens must be (rows, length), got {tuple(tokens.shape)}")
+        if score_first and prompts is not None:
+            raise ValueError("score_first must be False with prompts, which say what is given")
         rows, length = tokens.shape
         position = torch.arange(length, device=tokens.device)
         for name, limits in (("prompts", prompts), ("lengths", lengths)):
@@ -99,7 +109,11 @@ class Objective(ABC):
     @property
     @abstractmethod
     def is_bound(self) -> bool:
-        """Whether the expected loss bounds the negative log-likelihood, so that it may be printed as one."""
+        """Whether the expected loss of a network that ignores time bounds its negative log-likelihood."""
+
+    def bounds(self, model: Denoiser) -> bool:
+        """Whether the expected loss of this network does, so that a figure may be printed as a bound."""
+        return self.is_bound
 
     @abstractmethod
     def draw(
@@ -139,6 +153,13 @@ class Objective(ABC):
         rows, length = batch.tokens.shape
         draws = self.draw(rows, length, generator=generator, device=batch.tokens.device)
         return self.loss(model, batch, draws)
+
+
+def check_scored(batch: TokenBatch, mask_id: int) -> None:
+    """Refuse a text to predict that holds the mask, which no network predicts: its loss would be infinite."""
+    tokens = batch.tokens
+    if tokens.device.type == "cpu" and ((tokens == mask_id) & batch.scored).any():
+        raise ValueError(f"tokens to be predicted must not be the mask {mask_id}")
 
 
 def token_nats(logits: Tensor, targets: Tensor, mask_id: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Block diffusion (eq. 8), for any block size: 1 is autoregression over masks, L is MDLM."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -37,8 +38,8 @@ class BlockDiffusionLoss(Objective):
     second_moments: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.next_token < 0.0:
-            raise ValueError(f"next_token must not be negative, got {self.next_token}")
+        if not 0.0 <= self.next_token < math.inf:
+            raise ValueError(f"next_token must be finite and not negative, got {self.next_token}")
         if self.next_token and not self.causal_clean:
             raise ValueError(
                 "next_token needs causal_clean=True: a clean token that sees its block sees the next"
@@ -55,6 +56,11 @@ class BlockDiffusionLoss(Objective):
     @property
     def is_bound(self) -> bool:
         return self.masking.is_unbiased(self.block_size) and self.levels.is_uniform
+
+    def bounds(self, model: Denoiser) -> bool:
+        """Clipping changes the noise levels that a time-conditioned network is asked about."""
+        whole = not isinstance(self.masking, ClippedTimes) or (self.masking.low, self.masking.high) == (0, 1)
+        return self.is_bound and (whole or not model.uses_noise)
 
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from bd3lm.diffusion import blocks_in
 from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal, Denoiser, KVTape
-from bd3lm.objectives.base import TokenBatch, token_nats
+from bd3lm.objectives.base import TokenBatch, check_scored, token_nats
 
 Algorithm = Literal["single_pass", "two_pass"]
 
@@ -39,6 +39,7 @@ class BlockDenoiser:
             )
         if algorithm not in ("single_pass", "two_pass"):
             raise ValueError(f"algorithm must be 'single_pass' or 'two_pass', got {algorithm!r}")
+        check_scored(batch, mask_id)
         self.model, self.batch = model, batch
         self.block_size, self.mask_id, self.causal_clean = block_size, mask_id, causal_clean
         self.next_token = next_token

@@ -15,7 +15,8 @@ class Samples:
     """Sampled texts and what they cost."""
 
     tokens: Tensor  # (rows, length)
-    evaluations: Tensor  # (rows,) passes that denoised a block of the row; filling the cache not counted
+    evaluations: Tensor  # (rows,) passes that denoised a block of the row
+    cache_passes: Tensor  # (rows,) passes that wrote a finished block, or one of the prompt, into the cache
 
 
 @torch.no_grad()
@@ -33,7 +34,8 @@ def sample_blocks(
 ) -> Samples:
     """Continue each prompt (rows, prompt length) to `length` tokens.
 
-    At temperature 1 with the whole nucleus this is the law whose likelihood is exact.
+    At temperature 1 with the whole nucleus, and within the network's context, this is the law whose
+    likelihood `evaluation.exact` computes. Past the context the cache shows only the last part of the text.
 
     In the first-hitting sampler the order in which a block's tokens are revealed does not depend on the
     network, for a network that ignores time: it is drawn first, and each pass computes logits only at the
@@ -43,7 +45,7 @@ def sample_blocks(
     rows, given = prompts.shape
     tokens = torch.full((rows, length), mask_id, device=prompts.device)
     tokens[:, :given] = prompts
-    cache = model.new_cache(rows, segment=block_size)
+    cache = model.new_cache(rows, segment=block_size) if length > block_size else None
     done = given // block_size * block_size
     for start in range(0, done, block_size):
         _commit(model, cache, tokens[:, start : start + block_size], causal_clean)
@@ -53,12 +55,17 @@ def sample_blocks(
             sharpened = nucleus(temper(log_p, temperature), nucleus_p)
             uniform = counter_uniform(seeds, start + place, Purpose.TOKEN, log_p.shape[-1])
             block[torch.arange(rows, device=block.device), place] = gumbel_max(sharpened, uniform)
-        _commit(model, cache, block, causal_clean)
-    return Samples(tokens=tokens, evaluations=torch.full((rows,), length - given, device=prompts.device))
+        if start + block_size < length:
+            _commit(model, cache, block, causal_clean)
+    return Samples(
+        tokens=tokens,
+        evaluations=torch.full((rows,), length - given, device=prompts.device),
+        cache_passes=torch.full((rows,), max(length // block_size - 1, 0), device=prompts.device),
+    )
 
 
 def _reveals(
-    model: Denoiser, cache: KVCache, block: Tensor, start: int, given: int, seeds: Tensor, mask_id: int
+    model: Denoiser, cache: KVCache | None, block: Tensor, start: int, given: int, seeds: Tensor, mask_id: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The place each row reveals next and log p of its token, until the caller has filled the block."""
     rows, size = block.shape
@@ -71,8 +78,10 @@ def _reveals(
         yield place, subs_at_masks(model.head(states), mask_id)
 
 
-def _commit(model: Denoiser, cache: KVCache, block: Tensor, causal_clean: bool) -> None:
+def _commit(model: Denoiser, cache: KVCache | None, block: Tensor, causal_clean: bool) -> None:
     """∅, K^b, V^b ← x_θ(x^b): write a finished block into the cache."""
+    if cache is None:
+        return
     size = block.shape[1]
     layout = Causal(size, keys_only=True) if causal_clean else BlockCausal(size, size, keys_only=True)
     model(block, layout=layout, cache=cache)

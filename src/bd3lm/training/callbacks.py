@@ -56,9 +56,9 @@ class CsvLog:
 
     def rows(self) -> list[dict[str, str]]:
         """The rows of the file, without a last one that a crash tore."""
-        with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
-            lines = csv.DictReader(line.replace("\0", "") for line in file)
-            whole = [row for row in lines if None not in row and None not in row.values()]
+        text = self._path.read_bytes().decode("utf-8", errors="replace").replace("\0", "")
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        whole = [row for row in csv.DictReader(lines) if None not in row and None not in row.values()]
         rows = [{name: value for name, value in row.items() if value} for row in whole]
         return [row for row in rows if row.get("step", "").isdecimal()]
 
@@ -124,7 +124,7 @@ def describe(trainer: "Trainer", metrics: "Metrics") -> str:
     """A log entry in a line. A training loss that is no bound says so."""
     parts = []
     if "train_nats" in metrics:
-        label = "loss" if trainer.objective.is_bound else "loss (no bound)"
+        label = "loss" if trainer.objective.bounds(trainer.network) else "loss (no bound)"
         parts.append(f"{label} {metrics['train_nats']:.3f}")
     if "valid_perplexity" in metrics:
         parts.append(f"valid perplexity {metrics['valid_perplexity']:.1f}")

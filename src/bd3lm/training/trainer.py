@@ -129,6 +129,7 @@ class Trainer:
         self.step = 0
         self.stopped_by: Literal["steps", "signal"] = "steps"
         self._validation_due = False
+        self._unlogged: Metrics = {}  # of a step whose validation is due
         self._rows = _rank_rows(settings, engine)
         self.precision = _resolve(settings.precision, engine.device)
         self.objective = objective
@@ -162,7 +163,7 @@ class Trainer:
             try:
                 self._window.restart()
                 if self._validation_due:  # it was stopped before it could
-                    self._validate({})
+                    self._validate(self._unlogged)
                 while self.step < self.settings.steps:
                     self._train_step()
                     stopping = self.engine.any_true(stop_requested())
@@ -215,17 +216,18 @@ class Trainer:
         if self._statistics and step % settings.adapt_every == 0:
             self._adapt()
         self._validation_due = bool(self.validators) and (step % settings.validate_every == 0 or last)
+        self._unlogged = metrics if self._validation_due else {}
         if step % settings.checkpoint_every == 0 or last or stopping:
             self.save()  # before validation, which may be long: a kill there loses nothing
+        if metrics and not self._validation_due:
+            self._log(metrics)
         if self._validation_due and not stopping:
             self._validate(metrics)
-        elif metrics:
-            self._log(metrics)
 
     def _validate(self, metrics: Metrics) -> None:
         """Validate and log; a checkpoint of this step is written again, with its score and what changed."""
         metrics = metrics | self.validate()
-        self._validation_due = False
+        self._validation_due, self._unlogged = False, {}
         self._log(metrics)
         if self.store.latest() == self.step:
             self.save(metrics.get("valid_nats"))
@@ -254,6 +256,7 @@ class Trainer:
             "ema_updates": self.ema.updates,
             "validation_due": self._validation_due,
             "since_log": self._window.sums(),
+            "unlogged": self._unlogged,
             "run": self.run_state,
         }
         self.store.save(self.step, self._tensors(), state, engine=self.engine, score=score)
@@ -266,7 +269,7 @@ class Trainer:
             return False
         self._require_same_inputs(state["run"])
         self.step = state["step"]
-        self._validation_due = state["validation_due"]
+        self._validation_due, self._unlogged = state["validation_due"], state["unlogged"]
         self._window.restore(state["since_log"], self.engine.device)
         if self.engine.is_main:
             self._statistics = {
