@@ -114,7 +114,7 @@ def build_run(
     network, config = _network(recipe, shards, recipe.start_from if store.latest() is None else None)
     method = recipe.method
     objective = build_objective(method, context=context, mask_id=shards.tokenizer.mask_id)
-    held_out = HeldOut(_HeldOutBatches(recipe.data, shards), method.score_first)
+    held_out = HeldOut(held_out_batches(recipe.data, shards), method.score_first)
     trainer = Trainer(
         network=network,
         objective=objective,
@@ -254,6 +254,11 @@ def _method(method: MethodRecipe, context: int, mask_id: int) -> Method:
         block_size=method.block_size or context,
         causal_clean=method.causal_clean,
     )
+
+
+def held_out_batches(recipe: DataRecipe, shards: TokenShards) -> Sequence[torch.Tensor]:
+    """The held-out sequences of some data, in batches; none where nothing was held out."""
+    return _HeldOutBatches(recipe, shards)
 
 
 class _HeldOutBatches(Sequence[torch.Tensor]):

@@ -114,6 +114,25 @@ def _show(stages: Sequence[tuple[str, Any]]) -> None:
 
 
 @dataclass(frozen=True)
+class Variance:
+    """How noisy each way of drawing masks is on a trained block diffusion model."""
+
+    run_folder: Positional[Path]
+    """The folder of a run (of one stage)."""
+    batches: int = 20
+    """Held-out batches to measure the loss on."""
+    gradients: int = 0
+    """Held-out batches to measure the gradient on; 0 does not."""
+    seed: int = 0
+
+    def run(self) -> int:
+        from bd3lm.variances import report_variances
+
+        report_variances(self.run_folder, batches=self.batches, gradients=self.gradients, seed=self.seed)
+        return 0
+
+
+@dataclass(frozen=True)
 class Presets:
     """List the named runs."""
 
@@ -255,6 +274,7 @@ Command = (
     Annotated[Train, subcommand("train")]
     | Annotated[DataCommand, subcommand("data")]
     | Annotated[Presets, subcommand("presets")]
+    | Annotated[Variance, subcommand("variance")]
     | Annotated[Convert, subcommand("convert")]
     | Annotated[Demo, subcommand("demo")]
     | Annotated[Prove, subcommand("prove")]

@@ -22,6 +22,7 @@ from bd3lm.recipe import (
 from bd3lm.training import Engine
 
 RECIPE_FILE = "recipe.yaml"
+STOPPED_FILE = "STOPPED"
 
 
 def resolve_stages(
@@ -114,10 +115,15 @@ def _check_layout(out: Path, stages: Sequence[str]) -> None:
 
 def _train(run: Run, *, resume: bool, console: Console) -> None:
     trainer = run.trainer
+    marker = run.out / STOPPED_FILE
+    if trainer.engine.is_main:
+        marker.unlink(missing_ok=True)
     if resume and trainer.resume() and trainer.engine.is_main:
         console.print(f"resumed at step {trainer.step}")
     trainer.run()
     folder = run.export()
+    if trainer.engine.is_main and trainer.stopped_by == "signal":
+        marker.touch()  # torchrun has one exit status for all ends but success; this tells a job script more
     if trainer.engine.is_main and trainer.stopped_by == "signal":
         console.print(
             f"stopped at step {trainer.step} of {trainer.settings.steps}; everything is saved in "

@@ -1,0 +1,96 @@
+"""`bd3lm variance RUN`: how noisy each way of drawing masks is on a trained model."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from bd3lm.build import held_out_batches, open_data
+from bd3lm.config import BlockDiffusionMethod
+from bd3lm.diffusion import (
+    ClippedTimes,
+    Cosine,
+    Counts,
+    Logarithmic,
+    MaskingRule,
+    Square,
+    SquareRoot,
+    Times,
+)
+from bd3lm.evaluation import gradient_variance, nelbo_variance
+from bd3lm.lm import load
+from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
+from bd3lm.recipe import recipe_from_dict
+from bd3lm.training import Engine
+
+# The rows of the paper's tables of mask ranges and of noise schedules, and ours.
+RULES: dict[str, MaskingRule] = {
+    "counts": Counts(),
+    "clipped U[0.45, 0.95]": ClippedTimes(low=0.45, high=0.95),
+    "clipped U[0.5, 1]": ClippedTimes(low=0.5, high=1.0),
+    "clipped U[0.3, 0.8]": ClippedTimes(low=0.3, high=0.8),
+    "clipped U[0, 0.5]": ClippedTimes(low=0.0, high=0.5),
+    "linear U[0, 1]": Times(),
+    "logarithmic": Times(Logarithmic()),
+    "square root": Times(SquareRoot()),
+    "square": Times(Square()),
+    "cosine": Times(Cosine()),
+}
+
+
+def report_variances(
+    folder: Path, *, batches: int = 20, gradients: int = 0, seed: int = 0, console: Console | None = None
+) -> dict[str, tuple[float, float | None]]:
+    """Print and return the variance of the loss over blocks, and of the gradient over batches (eq. 10)."""
+    console = console or Console()
+    if batches < 1 or gradients < 0 or gradients == 1:
+        raise ValueError(
+            f"batches must be at least 1 and gradients 0 or at least 2, got {batches}, {gradients}"
+        )
+    file = folder / "recipe.yaml"
+    if not file.is_file():
+        raise ValueError(f"{folder} must be the folder of a run, with its recipe.yaml, got none")
+    recipe = recipe_from_dict(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file))
+    model = load(folder)
+    method = model.config.method
+    if not isinstance(method, BlockDiffusionMethod):
+        raise ValueError(f"{folder} must hold a block diffusion model, got {method.kind}")
+    prepared = next(
+        (path for path in (folder / "data", folder.parent / "data") if path.is_dir()), folder / "data"
+    )
+    held_out = held_out_batches(recipe.data, open_data(recipe.data, prepared, Engine()))
+    if not len(held_out):
+        raise ValueError(f"the data of {folder} has no sequence held out to measure on")
+    some = [
+        TokenBatch.of(held_out[index], score_first=method.score_first)
+        for index in range(min(max(batches, gradients), len(held_out)))
+    ]
+    plain = BlockDiffusionLoss(
+        block_size=method.block_size, mask_id=method.mask_id, causal_clean=method.causal_clean
+    )
+    table = Table(
+        title=f"Variance at block size {method.block_size}, {len(some[:batches])} batches, seed {seed}"
+    )
+    for heading in ("masks", "of the loss over blocks", "of the gradient over batches", "unbiased"):
+        table.add_column(heading, justify="left" if heading == "masks" else "right")
+    found: dict[str, tuple[float, float | None]] = {}
+    for name, rule in track(RULES.items(), "measuring", console=console, transient=True):
+        objective = replace(plain, masking=rule)
+        loss = nelbo_variance(
+            model.network, objective, some[:batches], block_size=method.block_size, seed=seed
+        )
+        gradient = (
+            gradient_variance(model.network, objective, some[:gradients], seed=seed) if gradients else None
+        )
+        found[name] = loss, gradient
+        table.add_row(
+            name,
+            f"{loss:.3f}",
+            "" if gradient is None else f"{gradient:.4g}",
+            "yes" if objective.bounds(model.network) else "no",
+        )
+    console.print(table)
+    return found

@@ -1,0 +1,40 @@
+"""`bd3lm variance`: one row a rule, on the held-out text of a run."""
+
+import math
+
+import pytest
+from rich.console import Console
+
+from bd3lm.cli import main
+from bd3lm.runs import resolve_stages, train_stages
+from bd3lm.variances import RULES, report_variances
+
+TINY = {
+    "network": {"layers": 1, "hidden": 16, "heads": 2},
+    "data": {"context": 32, "builtin_vocabulary": 300, "validation_sequences": 8, "validation_batch": 4},
+    "train": {"global_batch": 4, "steps": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("variance")
+    train_stages(resolve_stages("demo", overrides=TINY), out, console=Console(quiet=True))
+    return out
+
+
+def test_every_rule_is_measured_and_counts_vary_less_than_linear_times(run):
+    found = report_variances(run / "block", batches=2, gradients=2, console=Console(quiet=True))
+    assert list(found) == list(RULES)
+    assert all(0 < loss < math.inf and 0 < gradient < math.inf for loss, gradient in found.values())
+    assert found["counts"][0] < found["linear U[0, 1]"][0]
+
+
+def test_bad_input_is_one_line(run, capsys):
+    for words, message in (
+        ([str(run / "ar")], "must hold a block diffusion model"),
+        ([str(run)], "with its recipe.yaml"),
+        ([str(run / "block"), "--gradients", "1"], "gradients 0 or at least 2"),
+    ):
+        assert main(["variance", *words]) == 1
+        assert message in capsys.readouterr().err
