@@ -20,7 +20,7 @@ from rich.console import Console
 from bd3lm import presets
 from bd3lm.data import TokenShards
 from bd3lm.recipe import BlockDiffusionRecipe, CountsMasking, TimesMasking, recipe_from_dict, recipe_to_dict
-from bd3lm.runs import resolve_stages, train_stages
+from bd3lm.runs import is_run, resolve_stages, train_stages
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe, two_stages
 from tests.training.tiny import checkpoint, rows, state
 
@@ -323,7 +323,7 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run(data, tmp_path)
 
     def start(out: Path) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
-            [*command, "--out", str(out), "--resume"],
+            [*command, "--out", str(out), *(["--resume"] if is_run(out) else [])],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
