@@ -77,7 +77,7 @@ def test_the_table(finished):
     assert unigram[0] == unigram[2] == ""
     assert float(unigram[1]) > 20
     assert (ar[0], ar[2]) == ("12", "")
-    assert block[0] == "12"
+    assert block[0] == "12 + 12"
     assert 1.0 < float(block[1]) <= float(block[2])  # exact, then its bound
 
 
@@ -114,7 +114,7 @@ def test_the_unigram_by_hand(autoregressive):
 
 def test_a_sample_past_the_training_context(finished):
     _, printed = finished
-    assert "64 tokens, 2 training contexts" in printed
+    assert "64 tokens, 2 contexts" in printed
 
 
 def test_it_ends_with_where_everything_is_and_three_commands_that_work(finished, capsys):

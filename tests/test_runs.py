@@ -359,3 +359,13 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run(data, tmp_path)
         assert rows(parts / stage) == rows(tmp_path / "whole" / stage)
         assert weights(parts / stage) == weights(tmp_path / "whole" / stage)
     assert json.loads(checkpoint(parts / "block", 150)["state.json"])["step"] == 150
+
+
+def test_a_start_that_failed_does_not_claim_the_folder(data, tmp_path):
+    """Nothing was trained, so nothing would be lost: the corrected command may use the same folder."""
+    wrong = resolve_stages("wikipedia-ar", overrides={"data": {"path": str(tmp_path / "nowhere")}})
+    with pytest.raises(ValueError, match="which does not exist"):
+        train_stages(wrong, tmp_path / "out", console=Console(quiet=True))
+    right = [("run", tiny_recipe(data))]
+    runs = train_stages(right, tmp_path / "out", console=Console(quiet=True))
+    assert runs[0].trainer.step == runs[0].trainer.settings.steps

@@ -6,6 +6,7 @@ bound that the paper can print.
 """
 
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,8 +33,10 @@ def run_demo(out: Path, *, console: Console | None = None) -> int:
     """Train the demo's two models under `out`, and report; the exit status, 130 when stopped."""
     console = console or Console()
     console.print(
-        "[bold]Block diffusion on a laptop.[/] An autoregressive model first, then, from it, a model that "
-        "writes blocks of 4 tokens by diffusion.\nThe text is the documentation that comes with Python.\n",
+        "[bold]Block diffusion on a laptop.[/] An autoregressive model writes one token after another. A "
+        "block diffusion model writes a block at a time: it starts from 4 masks and uncovers them in a random "
+        "order, each time looking at all it has so far. Here the first is trained, then the second from it, on the "
+        "documentation that comes with Python.\n",
         soft_wrap=True,
     )
     runs = train_stages(resolve_stages("demo"), out, resume=True, console=console)
@@ -51,25 +54,30 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
     for heading in ("model", "steps", "exact", "bound (≤)"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     table.add_row("unigram frequencies", "", f"{unigram_perplexity(run):.1f}", "")
-    for each in runs:
+    for index, each in enumerate(runs):
         exact, bound = _perplexities(each, console)
         table.add_row(
             _name(each),
-            str(each.trainer.step),
+            " + ".join(str(earlier.trainer.step) for earlier in runs[: index + 1]),
             "" if exact is None else f"{exact:.1f}",
             "" if bound is None else f"{bound:.1f}",
         )
     console.print()
     console.print(table)
+    console.print(
+        "Exact figures count every order in which a block can be uncovered; the bound is what papers print.",
+        soft_wrap=True,
+    )
     if isinstance(run.trainer.objective, BlockDiffusionLoss):
         _print_sample(run, console)
-    again = "bd3lm train demo --out runs"
+    command = sys.argv[0] if Path(sys.argv[0]).name == "bd3lm" else "bd3lm"
+    again = f"{command} train demo --out runs"
     console.print(
         f"\n[bold]Everything is in {out}[/]: recipes, metrics.csv, checkpoints, and the model in "
         f"{run.out / 'model'}.\nThree things to try next:\n"
         f"  1. other masks:      {again}/pairs --block.method.masking.complementary true\n"
         f"  2. larger blocks:    {again}/block8 --from {runs[0].out} --method.block_size 8\n"
-        f"  3. the paper's way:  bd3lm train demo-paper",
+        f"  3. the paper's way:  {command} train demo-paper",
         soft_wrap=True,
     )
 
@@ -145,8 +153,8 @@ def _print_sample(run: Run, console: Console, *, length_in_contexts: int = 2) ->
     given = run.tokenizer.decode(prompt[0])
     console.print(
         Panel(
-            f"[dim]{escape(given)}[/dim]{escape(text.removeprefix(given))}",
-            title=f"{length_in_contexts * context} tokens, {length_in_contexts} training contexts",
+            f"[dim]{escape(given)}[/dim] ▸ {escape(text.removeprefix(given))}",
+            title=f"{length_in_contexts * context} tokens, {length_in_contexts} contexts (prompt ▸ sample)",
         )
     )
 

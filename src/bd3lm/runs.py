@@ -119,7 +119,8 @@ def _train(run: Run, *, resume: bool, console: Console) -> None:
     if trainer.engine.is_main:
         marker.unlink(missing_ok=True)
     if resume and trainer.resume() and trainer.engine.is_main:
-        console.print(f"resumed at step {trainer.step}")
+        finished = trainer.step >= trainer.settings.steps
+        console.print(f"{'already trained to' if finished else 'resumed at'} step {trainer.step}")
     trainer.run()
     folder = run.export()
     if trainer.engine.is_main and trainer.stopped_by == "signal":
@@ -138,7 +139,7 @@ def _save_recipe(folder: Path, recipe: Recipe, *, resume: bool, chained: bool, e
     Where a stage is `chained` its start_from follows from the run's own folder, which may have been moved.
     """
     file = folder / RECIPE_FILE
-    if file.exists():
+    if file.exists() and any((folder / "checkpoints").glob("step-*")):  # otherwise nothing would be lost
         if not resume:
             raise ValueError(f"{folder} holds a run; give --resume to go on with it, or another --out")
         saved = recipe_from_dict(_read_yaml(file), where=str(file))

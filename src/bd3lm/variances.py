@@ -74,8 +74,9 @@ def report_variances(
     table = Table(
         title=f"Variance at block size {method.block_size}, {len(some[:batches])} batches, seed {seed}"
     )
-    for heading in ("masks", "of the loss over blocks", "of the gradient over batches", "unbiased"):
-        table.add_column(heading, justify="left" if heading == "masks" else "right")
+    table.add_column("masks", no_wrap=True)
+    for heading in ("of the loss", *(("of the gradient",) if gradients else ()), "unbiased"):
+        table.add_column(heading, justify="right")
     found: dict[str, tuple[float, float | None]] = {}
     for name, rule in track(RULES.items(), "measuring", console=console, transient=True):
         objective = replace(plain, masking=rule)
@@ -86,11 +87,12 @@ def report_variances(
             gradient_variance(model.network, objective, some[:gradients], seed=seed) if gradients else None
         )
         found[name] = loss, gradient
-        table.add_row(
-            name,
-            f"{loss:.3f}",
-            "" if gradient is None else f"{gradient:.4g}",
-            "yes" if objective.bounds(model.network) else "no",
-        )
+        figures = [f"{loss:.3f}", *((f"{gradient:.4g}",) if gradient is not None else ())]
+        table.add_row(name, *figures, "yes" if objective.bounds(model.network) else "no")
     console.print(table)
+    console.print(
+        "Over blocks for the loss, over batches for the gradient; lower is quieter. Schedules that draw rates "
+        "near 0 have no finite variance: theirs is that of this sample.",
+        soft_wrap=True,
+    )
     return found

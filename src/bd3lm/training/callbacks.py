@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bd3lm.diffusion import derive_seed
+from bd3lm.objectives import Autoregressive
 
 if TYPE_CHECKING:
     from bd3lm.training.trainer import Metrics, Trainer
@@ -127,7 +128,8 @@ def describe(trainer: "Trainer", metrics: "Metrics") -> str:
         label = "loss" if trainer.objective.bounds(trainer.network) else "loss (no bound)"
         parts.append(f"{label} {metrics['train_nats']:.3f}")
     if "valid_perplexity" in metrics:
-        parts.append(f"valid perplexity {metrics['valid_perplexity']:.1f}")
+        estimate = "" if isinstance(trainer.objective, Autoregressive) else "≤ about "
+        parts.append(f"valid perplexity {estimate}{metrics['valid_perplexity']:.1f}")
     if "tokens_per_second" in metrics:
         parts.append(f"{metrics['tokens_per_second']:,.0f} tok/s")
         utilisation = model_flop_utilisation(trainer, metrics["tokens_per_second"])
