@@ -34,9 +34,9 @@ def run_demo(out: Path, *, console: Console | None = None) -> int:
     console = console or Console()
     console.print(
         "[bold]Block diffusion on a laptop.[/] An autoregressive model writes one token after another. A "
-        "block diffusion model writes a block at a time: it starts from 4 masks and uncovers them in a random "
-        "order, each time looking at all it has so far. Here the first is trained, then the second from it, on the "
-        "documentation that comes with Python.\n",
+        "block diffusion model writes a block at a time: it starts from 4 masks and uncovers them in a "
+        "random order, each time looking at all it has so far. Here the first is trained, then the second "
+        "from it, on the documentation that comes with Python.\n",
         soft_wrap=True,
     )
     runs = train_stages(resolve_stages("demo"), out, resume=True, console=console)

@@ -91,8 +91,8 @@ def report_variances(
         table.add_row(name, *figures, "yes" if objective.bounds(model.network) else "no")
     console.print(table)
     console.print(
-        "Over blocks for the loss, over batches for the gradient; lower is quieter. Schedules that draw rates "
-        "near 0 have no finite variance: theirs is that of this sample.",
+        "Over blocks for the loss, over batches for the gradient; lower is quieter. Schedules that draw "
+        "rates near 0 have no finite variance: theirs is that of this sample.",
         soft_wrap=True,
     )
     return found
