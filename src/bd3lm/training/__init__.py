@@ -5,8 +5,9 @@ from bd3lm.training.checkpoint import CheckpointStore
 from bd3lm.training.clipping import ClipChoice, ClipSearch, choose_range, range_moments
 from bd3lm.training.distributed import Engine
 from bd3lm.training.ema import EMA
+from bd3lm.training.log_window import Metrics
 from bd3lm.training.optim import OptimizerSettings, learning_rate
-from bd3lm.training.trainer import Callback, Metrics, Trainer, TrainSettings, Validator
+from bd3lm.training.trainer import Callback, Trainer, TrainSettings, Validator
 from bd3lm.training.validation import (
     ClipSearchValidator,
     GradientVarianceValidator,

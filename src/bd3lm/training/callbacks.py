@@ -14,7 +14,8 @@ from bd3lm.diffusion import derive_seed
 from bd3lm.objectives import Autoregressive
 
 if TYPE_CHECKING:
-    from bd3lm.training.trainer import Metrics, Trainer
+    from bd3lm.training.log_window import Metrics
+    from bd3lm.training.trainer import Trainer
 
 # Dense bf16 matrix rates by the vendors' data sheets, for model-FLOP utilisation.
 _PEAK_FLOPS = {

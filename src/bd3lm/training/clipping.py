@@ -66,7 +66,11 @@ def choose_range(ranges: Sequence[Range], measure: Callable[[Range], float]) -> 
 
 
 def range_moments(
-    model: Denoiser, objective: BlockDiffusionLoss, ranges: Sequence[Range], batch: TokenBatch, draws: Draws
+    model: Denoiser,
+    objective: BlockDiffusionLoss,
+    ranges: Sequence[Range],
+    batch: TokenBatch,
+    draws: Draws | None,
 ) -> Tensor:
     """(ranges, 3): the moments of every range on one batch, all with the same draws."""
     if not isinstance(objective.masking, ClippedTimes):

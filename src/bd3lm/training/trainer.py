@@ -5,13 +5,9 @@ optimizer, EMA and what the objective has learned, so a run that was stopped goe
 """
 
 import math
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -23,11 +19,12 @@ from bd3lm.objectives import Objective, TokenBatch
 from bd3lm.training.checkpoint import CheckpointStore, optimizer_groups
 from bd3lm.training.distributed import Engine
 from bd3lm.training.ema import EMA
+from bd3lm.training.log_window import LogWindow, Metrics
 from bd3lm.training.optim import OptimizerSettings, apply_gradients, learning_rate, make_optimizer
+from bd3lm.training.signals import stop_requests
 from bd3lm.training.step import NetworkRunner, training_sums
 
 Precision = Literal["auto", "fp32", "bf16"]
-Metrics = dict[str, float]
 T = TypeVar("T")
 
 
@@ -142,7 +139,7 @@ class Trainer:
         self._named: dict[str, Tensor] = dict(network.named_parameters())
         self._optimizer = make_optimizer(optimizer, self._named, engine.device)
         self.ema = EMA(self._named, decay=settings.ema_decay)
-        self._window = _Window()
+        self._window = LogWindow()
         self._statistics: dict[str, Tensor] = {}
 
     @property
@@ -157,7 +154,7 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the last step, or until SIGTERM or Ctrl-C asks to stop; both save before returning."""
-        with _stop_requests() as stop_requested:
+        with stop_requests() as stop_requested:
             for callback in self.callbacks:
                 callback.on_start(self)
             try:
@@ -338,55 +335,6 @@ class Trainer:
             )
 
 
-class _Window:
-    """Sums on the device since the last log."""
-
-    def __init__(self) -> None:
-        self._totals: Tensor | None = None
-        self._norm: Tensor | None = None
-        self._rate = 0.0
-        self._seconds = 0.0
-        self._since = time.perf_counter()
-
-    def restart(self) -> None:
-        """Do not count the time since the last step (validation, saving) as training."""
-        self._since = time.perf_counter()
-
-    def add(self, totals: Tensor, norm: Tensor, rate: float) -> None:
-        self._totals = totals if self._totals is None else self._totals + totals
-        self._norm, self._rate = norm, rate
-        now = time.perf_counter()
-        self._seconds += now - self._since
-        self._since = now
-
-    def sums(self) -> list[float]:
-        return [] if self._totals is None else self._totals.tolist()
-
-    def restore(self, sums: list[float], device: torch.device) -> None:
-        self._totals = torch.tensor(sums, dtype=torch.float64, device=device) if sums else None
-
-    def last_norm(self) -> float:
-        return 0.0 if self._norm is None else self._norm.item()
-
-    def averages(self) -> Metrics:
-        if self._totals is None or self._norm is None:
-            raise RuntimeError("nothing was trained since the last log")
-        nats, auxiliary, tokens = self._totals.tolist()
-        norm = self._norm.item()
-        self._seconds += time.perf_counter() - self._since
-        metrics = {
-            "train_nats": nats / max(tokens, 1.0),
-            "learning_rate": self._rate,
-            "gradient_norm": norm,
-            "tokens_per_second": tokens / max(self._seconds, 1e-9),
-        }
-        if auxiliary:
-            metrics["auxiliary_nats"] = auxiliary / max(tokens, 1.0)
-        self._totals, self._seconds = None, 0.0
-        self.restart()
-        return metrics
-
-
 def _rank_rows(settings: TrainSettings, engine: Engine) -> list[slice]:
     """This rank's rows of the global batch, cut into micro-batches."""
     share, rest = divmod(settings.global_batch, engine.world)
@@ -408,27 +356,3 @@ def _resolve(precision: Precision, device: torch.device) -> Literal["fp32", "bf1
     if precision == "auto":
         return "bf16" if device.type == "cuda" else "fp32"
     return precision
-
-
-@contextmanager
-def _stop_requests() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and Ctrl-C ask the loop to stop after the step; a second Ctrl-C stops at once."""
-    asked = False
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked = True
-
-    previous = {}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        try:
-            previous[number] = signal.signal(number, ask)
-        except ValueError:  # not in the main thread: whoever runs us there handles signals
-            break
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -7,15 +7,27 @@ shorter evaluates a batch in which nothing is scored.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from bd3lm.diffusion import Draws
 from bd3lm.evaluation import block_moments, gradient_variance, variance
 from bd3lm.evaluation.likelihood import loss_sums
+from bd3lm.models import Transformer
 from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch
 from bd3lm.training.clipping import ClipSearch, choose_range, range_moments
-from bd3lm.training.trainer import Metrics, Trainer
+from bd3lm.training.log_window import Metrics
+from bd3lm.training.trainer import Trainer
+
+
+class BatchWork(Protocol):
+    """Something to compute of the network on a batch with its draws."""
+
+    def __call__(self, model: Transformer, /, *, batch: TokenBatch, draws: Draws | None) -> Tensor:
+        """A tensor that is summed over batches."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,21 @@ class HeldOut:
                 batch = TokenBatch(tokens=tokens, scored=torch.zeros_like(batch.scored))
             yield index, batch
 
+    def total(
+        self,
+        trainer: Trainer,
+        objective: Objective,
+        work: BatchWork,
+        *seed: int | str,
+        limit: int | None = None,
+    ) -> Tensor:
+        """The sum over all batches and ranks of what `work` makes of the network, a batch and its draws."""
+        parts = []
+        for index, batch in self.share(trainer, limit):
+            draws = objective.seeded_draws(batch, *seed, index)
+            parts.append(trainer.apply(partial(work, batch=batch, draws=draws)))
+        return trainer.engine.all_reduce_sum(torch.stack(parts).sum(0))
+
 
 @dataclass(frozen=True)
 class LikelihoodValidator:
@@ -47,12 +74,8 @@ class LikelihoodValidator:
     seed: int = 0
 
     def __call__(self, trainer: Trainer) -> Metrics:
-        sums = torch.zeros(2, dtype=torch.float64, device=trainer.engine.device)
-        for index, batch in self.held_out.share(trainer):
-            draws = self.objective.seeded_draws(batch, self.seed, "validation", index)
-            sums += trainer.apply(lambda net, b=batch, d=draws: loss_sums(net, self.objective, b, d))  # type: ignore[misc]
-        trainer.engine.all_reduce_sum(sums)
-        nats, tokens = sums.tolist()
+        work = partial(loss_sums, objective=self.objective)
+        nats, tokens = self.held_out.total(trainer, self.objective, work, self.seed, "validation").tolist()
         return {"valid_nats": nats / tokens, "valid_perplexity": math.exp(min(nats / tokens, 700.0))}
 
 
@@ -71,13 +94,9 @@ class ClipSearchValidator:
         if trainer.step % self.search.every:
             return {}
         ranges = self.search.ranges()
-        moments = torch.zeros(len(ranges), 3, dtype=torch.float64, device=trainer.engine.device)
-        for index, batch in self.held_out.share(trainer, self.search.batches):
-            draws = objective.seeded_draws(batch, self.seed, "clip search", trainer.step, index)
-            moments += trainer.apply(
-                lambda net, b=batch, d=draws: range_moments(net, objective, ranges, b, d)  # type: ignore[misc]
-            )
-        trainer.engine.all_reduce_sum(moments)
+        work = partial(range_moments, objective=objective, ranges=ranges)
+        seed = (self.seed, "clip search", trainer.step)
+        moments = self.held_out.total(trainer, objective, work, *seed, limit=self.search.batches)
         variances = dict(zip(ranges, map(variance, moments), strict=True))
         choice = choose_range(ranges, variances.__getitem__)
         trainer.objective = objective.clipped(choice.low, choice.high)
@@ -99,13 +118,10 @@ class NelboVarianceValidator:
     def __call__(self, trainer: Trainer) -> Metrics:
         objective = trainer.objective
         size = objective.block_size if isinstance(objective, BlockDiffusionLoss) else trainer.data.context
-        moments = torch.zeros(3, dtype=torch.float64, device=trainer.engine.device)
-        for index, batch in self.held_out.share(trainer, self.batches):
-            draws = objective.seeded_draws(batch, self.seed, "variance", trainer.step, index)
-            moments += trainer.apply(
-                lambda net, b=batch, d=draws: block_moments(net, objective, b, d, block_size=size)  # type: ignore[misc]
-            )
-        return {"nelbo_variance": variance(trainer.engine.all_reduce_sum(moments))}
+        work = partial(block_moments, objective=objective, block_size=size)
+        seed = (self.seed, "variance", trainer.step)
+        moments = self.held_out.total(trainer, objective, work, *seed, limit=self.batches)
+        return {"nelbo_variance": variance(moments)}
 
 
 @dataclass(frozen=True)
