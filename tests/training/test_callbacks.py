@@ -21,7 +21,13 @@ def at(step: int, *, main: bool = True) -> SimpleNamespace:
     settings = SimpleNamespace(steps=100)
     network = SimpleNamespace(uses_noise=False)
     return SimpleNamespace(
-        step=step, tokens_seen=32 * step, engine=engine, settings=settings, objective=AR, network=network
+        step=step,
+        tokens_seen=32 * step,
+        engine=engine,
+        settings=settings,
+        objective=AR,
+        network=network,
+        validation_due=False,
     )
 
 
@@ -202,3 +208,15 @@ def test_trackers_are_given_every_figure(tmp_path: Path, monkeypatch):
     assert [call[1] for call in calls if isinstance(call[0], dict)] == [1, 2]
     assert calls[-2:] == [("close",), ("finish",)]
     assert Engine().is_main
+
+
+def test_a_step_whose_validation_is_due_is_logged_once(tmp_path):
+    """Killed between the row of a validation and the checkpoint that knows of it, a run validates again."""
+    first = CsvLog(tmp_path / "metrics.csv")
+    first.on_start(at(0))
+    for step in (1, 2):
+        first.on_log(at(step), {"train_nats": 1.0, "valid_nats": 2.0})
+    again, trainer = CsvLog(tmp_path / "metrics.csv"), at(2)
+    trainer.validation_due = True
+    again.on_start(trainer)
+    assert [row["step"] for row in again.rows()] == ["1"]

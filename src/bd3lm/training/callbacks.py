@@ -39,8 +39,10 @@ class CsvLog:
 
     def on_start(self, trainer: "Trainer") -> None:
         if trainer.engine.is_main:
+            # A step whose validation is due is logged after it, perhaps for the second time.
+            last = trainer.step - trainer.validation_due
             kept = self.rows() if self._path.exists() else []
-            self._rewrite([row for row in kept if int(row["step"]) <= trainer.step])
+            self._rewrite([row for row in kept if int(row["step"]) <= last])
 
     def on_log(self, trainer: "Trainer", metrics: "Metrics") -> None:
         if not trainer.engine.is_main:

@@ -125,7 +125,7 @@ class Trainer:
         self.run_state = dict(run_state or {})
         self.step = 0
         self.stopped_by: Literal["steps", "signal"] = "steps"
-        self._validation_due = False
+        self.validation_due = False
         self._unlogged: Metrics = {}  # of a step whose validation is due
         self._rows = _rank_rows(settings, engine)
         self.precision = _resolve(settings.precision, engine.device)
@@ -159,7 +159,7 @@ class Trainer:
                 callback.on_start(self)
             try:
                 self._window.restart()
-                if self._validation_due:  # it was stopped before it could
+                if self.validation_due:  # it was stopped before it could
                     self._validate(self._unlogged)
                 while self.step < self.settings.steps:
                     self._train_step()
@@ -212,19 +212,19 @@ class Trainer:
         metrics = self._logged() if step % settings.log_every == 0 or last else {}
         if self._statistics and step % settings.adapt_every == 0:
             self._adapt()
-        self._validation_due = bool(self.validators) and (step % settings.validate_every == 0 or last)
-        self._unlogged = metrics if self._validation_due else {}
+        self.validation_due = bool(self.validators) and (step % settings.validate_every == 0 or last)
+        self._unlogged = metrics if self.validation_due else {}
         if step % settings.checkpoint_every == 0 or last or stopping:
             self.save()  # before validation, which may be long: a kill there loses nothing
-        if metrics and not self._validation_due:
+        if metrics and not self.validation_due:
             self._log(metrics)
-        if self._validation_due and not stopping:
+        if self.validation_due and not stopping:
             self._validate(metrics)
 
     def _validate(self, metrics: Metrics) -> None:
         """Validate and log; a checkpoint of this step is written again, with its score and what changed."""
         metrics = metrics | self.validate()
-        self._validation_due, self._unlogged = False, {}
+        self.validation_due, self._unlogged = False, {}
         self._log(metrics)
         if self.store.latest() == self.step:
             self.save(metrics.get("valid_nats"))
@@ -251,7 +251,7 @@ class Trainer:
             "objective": self.objective.state(),
             "statistics": {name: value.tolist() for name, value in self._pooled_statistics().items()},
             "ema_updates": self.ema.updates,
-            "validation_due": self._validation_due,
+            "validation_due": self.validation_due,
             "since_log": self._window.sums(),
             "unlogged": self._unlogged,
             "run": self.run_state,
@@ -266,7 +266,7 @@ class Trainer:
             return False
         self._require_same_inputs(state["run"])
         self.step = state["step"]
-        self._validation_due, self._unlogged = state["validation_due"], state["unlogged"]
+        self.validation_due, self._unlogged = state["validation_due"], state["unlogged"]
         self._window.restore(state["since_log"], self.engine.device)
         if self.engine.is_main:
             self._statistics = {
