@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-import bd3lm.lm
+import bd3lm.lm.model
 from bd3lm.interop import LightningFacts
 from bd3lm.lm import LanguageModel, load
 from tests.interop.small import CONTEXT, PARITY, assert_same, small_model
@@ -86,7 +86,7 @@ def test_push_to_hub(monkeypatch: pytest.MonkeyPatch) -> None:
             calls["model"] = load(folder_path)
             return SimpleNamespace(commit_url="https://hub/commit")
 
-    monkeypatch.setattr(bd3lm.lm, "HfApi", Hub)
+    monkeypatch.setattr(bd3lm.lm.model, "HfApi", Hub)
     model = LanguageModel(*small_model())
     assert model.push_to_hub("name", private=True, token="t", revision="v2") == "https://hub/commit"
     assert calls["token"] == "t"

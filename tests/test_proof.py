@@ -24,9 +24,9 @@ def test_it_holds(seed):
 
 
 def test_it_notices_a_sampler_of_another_model(monkeypatch):
-    honest = proof.sample_blocks
+    honest = proof.BlockWriter
     other = proof._tiny_model(5)
-    monkeypatch.setattr(proof, "sample_blocks", lambda model, *args, **kw: honest(other, *args, **kw))
+    monkeypatch.setattr(proof, "BlockWriter", lambda model, **options: honest(other, **options))
     agreed, printed = run(samples=2000)
     assert not agreed
     assert "Something disagrees." in printed

@@ -23,7 +23,6 @@ from bd3lm.lm import load
 from bd3lm.models import Transformer
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
 from bd3lm.runs import resolve_stages, train_stages
-from bd3lm.sampling import sample_blocks
 from bd3lm.training import LikelihoodValidator
 
 _MAX_EXACT = 8  # 255 passes over the held-out text; larger blocks are measured by their bound alone
@@ -68,8 +67,7 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
         "Exact figures count every order in which a block can be uncovered; the bound is what papers print.",
         soft_wrap=True,
     )
-    if isinstance(run.trainer.objective, BlockDiffusionLoss):
-        _print_sample(run, console)
+    _print_sample(run, console)
     command = sys.argv[0] if Path(sys.argv[0]).name == "bd3lm" else "bd3lm"
     again = f"{command} train demo --out runs"
     console.print(
@@ -134,26 +132,15 @@ def _held_out(run: Run) -> Iterator[TokenBatch]:
 
 def _print_sample(run: Run, console: Console, *, length_in_contexts: int = 2) -> None:
     """Text past the training context, from a prompt of held-out text."""
-    objective, device = run.trainer.objective, run.trainer.engine.device
-    if not isinstance(objective, BlockDiffusionLoss):
-        raise ValueError(f"only a block diffusion model is sampled here, got {objective}")
     context = run.config.network.context
-    prompt = next(_held_out(run)).tokens[:1, : context // 8]
-    samples = sample_blocks(
-        _released(run),
-        prompt.to(device),
-        seeds=torch.tensor([7], device=device),
-        length=length_in_contexts * context,
-        block_size=objective.block_size,
-        mask_id=objective.mask_id,
-        causal_clean=objective.causal_clean,
-        nucleus_p=0.9,
+    prompt = next(_held_out(run)).tokens[0, : context // 8]
+    (sample,) = load(run.out, device=run.trainer.engine.device).generate(
+        [prompt], length=length_in_contexts * context, stop_at_eos=False, seed=7
     )
-    text = run.tokenizer.decode(samples.tokens[0].cpu())
-    given = run.tokenizer.decode(prompt[0])
+    given = run.tokenizer.decode(prompt)
     console.print(
         Panel(
-            f"[dim]{escape(given)}[/dim] ▸ {escape(text.removeprefix(given))}",
+            f"[dim]{escape(given)}[/dim] ▸ {escape((sample.text or '').removeprefix(given))}",
             title=f"{length_in_contexts * context} tokens, {length_in_contexts} contexts (prompt ▸ sample)",
         )
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from bd3lm.evaluation import ExactLikelihood, exact_likelihood, importance_weighted_nll
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.objectives import TokenBatch
-from bd3lm.sampling import sample_blocks
+from bd3lm.sampling import BlockWriter, Request, sample
 
 _LETTERS = "abc"
 _MASK = len(_LETTERS)
@@ -92,16 +92,12 @@ def _print_samples(console: Console, model: Transformer, texts: Tensor, p: Tenso
     counts = torch.zeros(len(texts), dtype=torch.float64)
     place = len(_LETTERS) ** torch.arange(_LENGTH - 1, -1, -1)
     chunks = torch.arange(samples).split(2000)
+    writer = BlockWriter(model, block_size=_BLOCK, mask_id=_MASK, context=model.config.context)
+    nothing = torch.empty(0, dtype=torch.long)
     for seeds in track(chunks, f"sampling {samples} texts", console=console, transient=True):
-        drawn = sample_blocks(
-            model,
-            torch.empty(len(seeds), 0, dtype=torch.long),
-            seeds=seeds,
-            length=_LENGTH,
-            block_size=_BLOCK,
-            mask_id=_MASK,
-        )
-        counts += torch.bincount((drawn.tokens * place).sum(1), minlength=len(texts))
+        requests = [Request(nothing, seed, _LENGTH) for seed in seeds.tolist()]
+        drawn = torch.stack([text.tokens for text in sample(writer, requests, batch_size=len(seeds))])
+        counts += torch.bincount((drawn * place).sum(1), minlength=len(texts))
     table = Table("text", "exact probability", "sampled", title="Does the sampler agree?")
     for index in p.argsort(descending=True)[:8].tolist():
         text = "".join(_LETTERS[i] for i in texts[index].tolist())

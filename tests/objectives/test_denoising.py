@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import ClippedTimes, Counts, Times
+from bd3lm.diffusion import ClippedTimes, Counts, Times, conditioning_noise
 from bd3lm.models import Transformer
-from bd3lm.objectives import Autoregressive, BlockDenoiser, BlockDiffusionLoss, TokenBatch, conditioning_noise
+from bd3lm.objectives import Autoregressive, BlockDenoiser, BlockDiffusionLoss, TokenBatch
 from tests.oracles.likelihood import block_nats
 from tests.oracles.networks import CLEAN, MASK, tiny_transformer
 

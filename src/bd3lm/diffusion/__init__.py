@@ -7,7 +7,15 @@ from bd3lm.diffusion.draws import Draws, LevelSampler, blocks_in
 from bd3lm.diffusion.masking import ClippedTimes, DiscreteTimes, MaskingRule, Masks, Times
 from bd3lm.diffusion.parameterizations import d3pm, sedd, subs, subs_at_masks
 from bd3lm.diffusion.processes import Absorbing, ForwardProcess, Uniform
-from bd3lm.diffusion.schedules import Cosine, Linear, Logarithmic, NoiseSchedule, Square, SquareRoot
+from bd3lm.diffusion.schedules import (
+    Cosine,
+    Linear,
+    Logarithmic,
+    NoiseSchedule,
+    Square,
+    SquareRoot,
+    conditioning_noise,
+)
 
 __all__ = [
     "Absorbing",
@@ -29,6 +37,7 @@ __all__ = [
     "Times",
     "Uniform",
     "blocks_in",
+    "conditioning_noise",
     "counter_uniform",
     "d3pm",
     "derive_seed",

@@ -17,6 +17,7 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 _PURPOSES = 4  # room for as many; more would change every number ever drawn
+_MOST_POSITIONS = 2**40  # longer than any text; what is drawn again at a position lies beyond
 
 
 class Purpose(IntEnum):
@@ -24,6 +25,7 @@ class Purpose(IntEnum):
 
     TOKEN = 0  # which token is revealed
     ORDER = 1  # when a position is revealed
+    REMASK = 2  # when a revealed position is hidden again
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -42,14 +44,18 @@ def _fold(key: Tensor, word: Tensor) -> Tensor:
     return _mix(key + (word + 1) * _GOLDEN)
 
 
-def counter_uniform(seed: Tensor, position: Tensor, purpose: Purpose, entries: int) -> Tensor:
+def counter_uniform(
+    seed: Tensor, position: Tensor, purpose: Purpose, entries: int, *, repeat: int = 0
+) -> Tensor:
     """Uniforms (..., entries) in the open interval (0, 1), float64.
 
-    `seed` and `position` are int64 and broadcast to the leading shape. The numbers are odd multiples of
-    2^-53, so neither 0 nor 1 occurs and every one is exact.
+    `seed` and `position` are int64 and broadcast to the leading shape; `repeat` counts how often a position
+    has been drawn for before. The numbers are odd multiples of 2^-53, so neither 0 nor 1 occurs and every
+    one is exact.
     """
     # The purpose lies in the low bits of the position: two bits hold four.
-    key = _fold(_mix(seed), position * _PURPOSES + int(purpose)).unsqueeze(-1)
+    word = (position + repeat * _MOST_POSITIONS) * _PURPOSES + int(purpose)
+    key = _fold(_mix(seed), word).unsqueeze(-1)
     words = _mix(key + torch.arange(1, entries + 1, device=key.device) * _GOLDEN)
     return (_shift_right(words, 12).double() + 0.5) * 2.0**-52
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_LEAST_ALPHA = 1e-3  # the reference's networks never saw a noise level above −log 1e-3
+
 
 class NoiseSchedule(ABC):
     """A strictly decreasing α with α(0) = 1 and α(1) = 0."""
@@ -121,3 +123,8 @@ class Cosine(NoiseSchedule):
 
     def time_of_mask_rate(self, mask_rate: Tensor) -> Tensor:
         return (4 / math.pi) * torch.asin((mask_rate / 2).sqrt())
+
+
+def conditioning_noise(mask_rate: Tensor) -> Tensor:
+    """σ = −log α, what time-conditioned networks are told, kept finite at full masking."""
+    return -torch.log((1.0 - mask_rate).clamp_min(_LEAST_ALPHA)).float()

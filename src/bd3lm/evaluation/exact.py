@@ -18,11 +18,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bd3lm.diffusion import Draws, LevelSampler, blocks_in
 from bd3lm.diffusion.masking import token_ranks
-from bd3lm.models import Denoiser
+from bd3lm.models import Denoiser, require_evaluation_mode
 from bd3lm.objectives import BlockDenoiser, TokenBatch
 
 MAX_EXACT_BLOCK = 12
@@ -178,12 +178,7 @@ def _denoiser(
     model: Denoiser, batch: TokenBatch, block_size: int, mask_id: int, causal_clean: bool
 ) -> BlockDenoiser:
     blocks_in(batch.tokens.shape[1], block_size)
-    if isinstance(model, nn.Module) and any(
-        isinstance(part, nn.Dropout) and part.training and part.p > 0.0 for part in model.modules()
-    ):
-        raise ValueError(
-            "model must be in evaluation mode (model.eval()): with dropout nothing about it is exact"
-        )
+    require_evaluation_mode(model)
     return BlockDenoiser(
         model,
         batch,

@@ -2,8 +2,8 @@
 
 from bd3lm.models.attention import AttentionMask, Backend, attend
 from bd3lm.models.cache import KVCache, KVReplay, KVStore, KVTape
-from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDiffusion, Causal, Layout
-from bd3lm.models.protocol import Denoiser
+from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDecoding, BlockDiffusion, Causal, Layout
+from bd3lm.models.protocol import Denoiser, require_evaluation_mode
 from bd3lm.models.transformer import Transformer, TransformerConfig
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Backend",
     "Bidirectional",
     "BlockCausal",
+    "BlockDecoding",
     "BlockDiffusion",
     "Causal",
     "Denoiser",
@@ -22,4 +23,5 @@ __all__ = [
     "Transformer",
     "TransformerConfig",
     "attend",
+    "require_evaluation_mode",
 ]

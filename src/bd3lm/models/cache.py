@@ -89,14 +89,19 @@ class KVReplay:
 class KVCache:
     """Rotated keys and values of the text so far, in a preallocated ring, with its own length for each row.
 
-    Position p of a row lives in slot p mod capacity, so letting go of old tokens moves nothing: `starts`
-    advances and their slots are written over. Keys keep the rotation of their absolute position, and
+    Position p of a row lives in one slot of the ring for good, so letting go of old tokens moves nothing:
+    `starts` advances and their slots are written over. Keys keep the rotation of their absolute position, and
     attention sees only differences of positions, so what is kept stays valid for ever.
 
     A pass of s tokens writes them after the text, at positions end..end + s − 1, where they see each other
-    as the pass's layout says and the whole visible text. They stay only once `advance` says so: a pass over
-    a noisy block leaves no trace, one over a finished block is followed by advance(s). At most the last
-    `window` positions of the text remain visible.
+    as the pass's layout says, and the visible text. They stay only once `advance` says so: a pass over
+    a noisy block leaves no trace, one over a finished block is followed by advance(s).
+
+    The window: a token sees at most the `window` positions before the group it is written with (itself under
+    a causal layout, its block under a block-causal one), whatever else the same pass holds. So the keys of a
+    text are the same whether it came in one pass or in many. They were computed from what was visible then:
+    through them a token is touched by text that has left its own window, which would not be so if the window
+    were computed afresh.
     """
 
     def __init__(
@@ -120,7 +125,9 @@ class KVCache:
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.starts = torch.zeros(rows, device=device, dtype=torch.long)
         self.ends = torch.zeros(rows, device=device, dtype=torch.long)
+        self._longest = 0  # no row ends later; known without asking the device
         self._slots: Tensor | None = None  # where the pass in progress writes: (rows, segment)
+        self._touched = 0  # slots from here on hold nothing yet
 
     @property
     def rows(self) -> int:
@@ -133,7 +140,17 @@ class KVCache:
     @property
     def lengths(self) -> Tensor:
         """How many positions of each row's text are visible."""
-        return self.ends - self.starts
+        return (self.ends - self.starts).clamp_min(0)
+
+    def lead_in(self, tokens: Tensor) -> None:
+        """Let the first pass of some empty rows begin this many positions before the text.
+
+        So rows that have a finished block to write can share a pass with rows that have none yet: whatever
+        such a row passes in its place is seen by nothing in its text.
+        """
+        if self._longest or int(tokens.max()) > self.segment:
+            raise ValueError(f"a lead-in is for an empty cache, and of at most {self.segment} tokens")
+        self.ends = self.ends - tokens
 
     def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
         check_fills(layout, tokens)
@@ -147,19 +164,23 @@ class KVCache:
         if segment > self.segment:
             raise ValueError(f"a pass through this cache may have {self.segment} tokens, got {segment}")
         positions = self.ends.unsqueeze(1) + torch.arange(segment, device=self.ends.device)
-        self._slots = positions % self.capacity
+        self._slots = self._slot(positions)
+        self._touched = min(self.segment + self._longest + segment, self.capacity)
         return positions
 
     def mask(self, layout: Layout, queries: Span, device: torch.device, backend: Backend) -> AttentionMask:
-        """(rows, 1, queries, capacity): the visible text, and the pass itself by its layout."""
-        newest = (self.ends + layout.size - 1).unsqueeze(1)
-        slots = torch.arange(self.capacity, device=self.ends.device)
-        position = newest - (newest - slots) % self.capacity  # what each slot holds
-        text = (position >= self.starts.unsqueeze(1)) & (position < self.ends.unsqueeze(1))
-        within = (position - self.ends.unsqueeze(1)).unsqueeze(1)
+        """(rows, 1, queries, slots in use): the visible text, and the pass itself by its layout."""
+        ends, starts = self.ends.view(-1, 1, 1), self.starts.view(-1, 1, 1)
+        slots = torch.arange(self._touched, device=self.ends.device)
+        newest = ends + layout.size - 1
+        key = newest - (self._slot(newest) - slots) % self.capacity  # the position that each slot holds
         query = torch.arange(*queries, device=self.ends.device).unsqueeze(1)
-        own = (within >= 0) & layout.allows(query, within.clamp_min(0))
-        return AttentionMask(dense=(text.unsqueeze(1) | own).unsqueeze(1))
+        within = (key - ends).clamp_min(0)
+        seen = (key < ends) | layout.allows(query, within)
+        seen = seen & (key >= ends + layout.group_start(query) - self.window)
+        # A lead-in sees itself alone: a softmax over nothing would be no number, and would spread.
+        in_text = torch.where(ends + query >= starts, key >= starts, key >= ends)
+        return AttentionMask(dense=(seen & in_text).unsqueeze(1))
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if self._slots is None:
@@ -167,11 +188,13 @@ class KVCache:
         index = self._slots[:, None, :, None].expand_as(key)
         self.keys[layer].scatter_(2, index, key.to(self.keys.dtype))
         self.values[layer].scatter_(2, index, value.to(self.values.dtype))
-        return self.keys[layer].to(key.dtype), self.values[layer].to(value.dtype)
+        used = slice(0, self._touched)
+        return self.keys[layer, :, :, used].to(key.dtype), self.values[layer, :, :, used].to(value.dtype)
 
     def advance(self, tokens: int | Tensor) -> None:
         """Keep the first `tokens` positions of the last pass (one number, or one a row)."""
         _check_count(tokens)
+        self._longest += tokens if isinstance(tokens, int) else int(tokens.max())
         self.ends = self.ends + tokens
         self.starts = torch.maximum(self.starts, self.ends - self.window)
 
@@ -185,6 +208,24 @@ class KVCache:
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
         self.starts, self.ends = self.starts[rows], self.ends[rows]
         self._slots = None
+
+    def put_rows(self, rows: Tensor, other: "KVCache") -> None:
+        """Let the rows of another cache, of the same shape, take the place of some of these."""
+        if (other.window, other.segment) != (self.window, self.segment) or len(rows) != other.rows:
+            raise ValueError(
+                f"other must have window {self.window}, segment {self.segment} and {len(rows)} rows, got "
+                f"window {other.window}, segment {other.segment} and {other.rows} rows"
+            )
+        used = slice(0, other._touched)
+        self.keys[:, rows, :, used] = other.keys[:, :, :, used]
+        self.values[:, rows, :, used] = other.values[:, :, :, used]
+        self.starts[rows], self.ends[rows] = other.starts, other.ends
+        self._longest = max(self._longest, other._longest)
+        self._slots = None
+
+    def _slot(self, position: Tensor) -> Tensor:
+        """A lead-in has negative positions; slots fill from the first on, so that few are in use at first."""
+        return (position + self.segment) % self.capacity
 
 
 def _check_count(tokens: int | Tensor) -> None:

@@ -45,6 +45,14 @@ class Layout(ABC):
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         """Whether the query position may attend to the key position; index tensors that broadcast."""
 
+    def group_start(self, query: Tensor) -> Tensor:
+        """The first of the positions that are written together with this one.
+
+        A cache's window is counted from there, so that what a token sees does not depend on how the text was
+        cut into passes.
+        """
+        return torch.zeros_like(query)
+
     def text_positions(self, device: torch.device | str = "cpu") -> Tensor:
         """Where each position of the pass sits in the text."""
         return torch.arange(self.size, device=device) % self.length
@@ -64,6 +72,9 @@ class Causal(Layout):
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         return key <= query
+
+    def group_start(self, query: Tensor) -> Tensor:
+        return query
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,29 @@ class BlockCausal(Layout):
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         return key // self.block_size <= query // self.block_size
+
+    def group_start(self, query: Tensor) -> Tensor:
+        return query // self.block_size * self.block_size
+
+
+@dataclass(frozen=True)
+class BlockDecoding(BlockCausal):
+    """Finished blocks, and after them the block being written, which sees everything and alone is read.
+
+    With `keys_only` all blocks are finished ones. `causal_clean` as in `BlockDiffusion`.
+    """
+
+    causal_clean: bool = False
+
+    @property
+    def read(self) -> Span:
+        return super().read if self.keys_only else (self.length - self.block_size, self.length)
+
+    def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        if not self.causal_clean:
+            return super().allows(query, key)
+        finished = self.length if self.keys_only else self.length - self.block_size
+        return (key <= query) | (query >= finished)
 
 
 @dataclass(frozen=True)

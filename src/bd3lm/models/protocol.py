@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from bd3lm.models.cache import KVCache, KVStore
 from bd3lm.models.layouts import Layout
@@ -25,3 +25,13 @@ class Denoiser(Protocol):
 
     def new_cache(self, rows: int, *, segment: int, window: int | None = None) -> KVCache:
         """A cache for passes of up to `segment` tokens."""
+
+
+def require_evaluation_mode(model: Denoiser) -> None:
+    """Refuse a network whose dropout is on: nothing about it would be exact, or the same twice."""
+    if isinstance(model, nn.Module) and any(
+        isinstance(part, nn.Dropout) and part.training and part.p > 0.0 for part in model.modules()
+    ):
+        raise ValueError(
+            "model must be in evaluation mode (model.eval()): with dropout nothing about it is exact"
+        )

@@ -2,7 +2,7 @@
 
 from bd3lm.objectives.autoregressive import Autoregressive
 from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss
-from bd3lm.objectives.block import BlockDiffusionLoss, conditioning_noise
+from bd3lm.objectives.block import BlockDiffusionLoss
 from bd3lm.objectives.denoising import BlockDenoiser
 
 __all__ = [
@@ -12,5 +12,4 @@ __all__ = [
     "Objective",
     "TokenBatch",
     "TokenLoss",
-    "conditioning_noise",
 ]

@@ -8,13 +8,21 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import ClippedTimes, Counts, Draws, LevelSampler, MaskingRule, Masks, learned_proposal
+from bd3lm.diffusion import (
+    ClippedTimes,
+    Counts,
+    Draws,
+    LevelSampler,
+    MaskingRule,
+    Masks,
+    conditioning_noise,
+    learned_proposal,
+)
 from bd3lm.models import Denoiser
 from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss
 from bd3lm.objectives.denoising import Algorithm, BlockDenoiser
 
 _MOMENT_MEMORY = 0.9  # share of the old second moments that an update keeps
-_LEAST_ALPHA = 1e-3  # the reference's networks never saw a noise level above −log 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +162,3 @@ class BlockDiffusionLoss(Objective):
         if not isinstance(self.masking, ClippedTimes):
             raise ValueError(f"only ClippedTimes has a range to change, got {self.masking}")
         return replace(self, masking=replace(self.masking, low=low, high=high))
-
-
-def conditioning_noise(mask_rate: Tensor) -> Tensor:
-    """σ = −log α, what time-conditioned networks are told, kept finite at full masking."""
-    return -torch.log((1.0 - mask_rate).clamp_min(_LEAST_ALPHA)).float()

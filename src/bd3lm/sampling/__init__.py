@@ -1,5 +1,60 @@
-"""Sampling text from a network."""
+"""Sampling text from a network: what to reveal when, how to draw it, when to stop, and the loop around it."""
 
-from bd3lm.sampling.blocks import Samples, sample_blocks
+from bd3lm.sampling.autoregressive import AutoregressiveWriter
+from bd3lm.sampling.blocks import BlockWriter
+from bd3lm.sampling.drawing import Sharpening
+from bd3lm.sampling.loop import (
+    BlockFinished,
+    Event,
+    Redrawn,
+    Sample,
+    Started,
+    Stopped,
+    TokenHidden,
+    TokenRevealed,
+    sample,
+    write,
+)
+from bd3lm.sampling.rows import Request, Writer
+from bd3lm.sampling.sliding import SlidingWriter
+from bd3lm.sampling.stopping import StoppedBy, Stopping, token_entropy
+from bd3lm.sampling.unmasking import (
+    Adaptive,
+    Ancestral,
+    EntropyBound,
+    FirstHitting,
+    MostConfident,
+    Planned,
+    Remasking,
+    Unmasking,
+)
 
-__all__ = ["Samples", "sample_blocks"]
+__all__ = [
+    "Adaptive",
+    "Ancestral",
+    "AutoregressiveWriter",
+    "BlockFinished",
+    "BlockWriter",
+    "EntropyBound",
+    "Event",
+    "FirstHitting",
+    "MostConfident",
+    "Planned",
+    "Redrawn",
+    "Remasking",
+    "Request",
+    "Sample",
+    "Sharpening",
+    "SlidingWriter",
+    "Started",
+    "Stopped",
+    "StoppedBy",
+    "Stopping",
+    "TokenHidden",
+    "TokenRevealed",
+    "Unmasking",
+    "Writer",
+    "sample",
+    "token_entropy",
+    "write",
+]

@@ -1,111 +1,167 @@
-"""The block loop (the paper's Algorithm 2) with first-hitting steps and a KV cache."""
+"""The block loop (the paper's Algorithm 2): one block at a time, after what the KV cache remembers.
+
+The pass that writes a finished block into the cache is the first pass over the next: a block of n hidden
+tokens costs n passes with first-hitting steps, not n + 1.
+"""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from bd3lm.diffusion import Purpose, counter_uniform, gumbel_max, nucleus, subs_at_masks, temper
-from bd3lm.models import Bidirectional, BlockCausal, Causal, Denoiser, KVCache
+from bd3lm.diffusion import conditioning_noise
+from bd3lm.models import BlockDecoding, Denoiser
+from bd3lm.sampling.denoising import Evaluate, Reveal, denoise
+from bd3lm.sampling.drawing import Sharpening
+from bd3lm.sampling.rows import Request, Rows, Writer, fill_cache, read_at
+from bd3lm.sampling.unmasking import FirstHitting, Unmasking
 
-
-@dataclass(frozen=True)
-class Samples:
-    """Sampled texts and what they cost."""
-
-    tokens: Tensor  # (rows, length)
-    evaluations: Tensor  # (rows,) passes that denoised a block of the row
-    cache_passes: Tensor  # (rows,) passes that wrote a finished block, or one of the prompt, into the cache
+_FILL_CHUNK = 128  # given text is read in passes of about so many tokens
 
 
-@torch.no_grad()
-def sample_blocks(
-    model: Denoiser,
-    prompts: Tensor,
-    *,
-    seeds: Tensor,
-    length: int,
-    block_size: int,
-    mask_id: int,
-    causal_clean: bool = False,
-    temperature: float = 1.0,
-    nucleus_p: float = 1.0,
-) -> Samples:
-    """Continue each prompt (rows, prompt length) to `length` tokens.
+class BlockWriter(Writer):
+    """Block diffusion for any block size.
 
-    At temperature 1 with the whole nucleus, and within the network's context, this is the law whose
-    likelihood `evaluation.exact` computes. Past the context the cache shows only the last part of the text.
+    With first-hitting or ancestral steps, unsharpened and within the network's context, this is the law
+    whose likelihood `evaluation.exact_likelihood` computes (ancestral: in the limit of many steps). A given
+    token inside a block is kept and the orders of reveal run over the others; a text that ends inside a
+    block leaves what lies past its end masked.
 
-    In the first-hitting sampler the order in which a block's tokens are revealed does not depend on the
-    network, for a network that ignores time: it is drawn first, and each pass computes logits only at the
-    position each row reveals. All of a row's chance is a function of its seed and of positions.
+    A block sees the `context − block_size` tokens before it. Past the context the cache slides: see
+    `KVCache`. Without `cache` what a block sees is computed afresh in every pass, which within the context
+    gives the same tokens, and past it another distribution: that of a network that never saw what has left
+    the window.
     """
-    _check(model, prompts, seeds, length, block_size, mask_id)
-    rows, given = prompts.shape
-    tokens = torch.full((rows, length), mask_id, device=prompts.device)
-    tokens[:, :given] = prompts
-    cache = model.new_cache(rows, segment=block_size) if length > block_size else None
-    done = given // block_size * block_size
-    for start in range(0, done, block_size):
-        _commit(model, cache, tokens[:, start : start + block_size], causal_clean)
-    for start in range(done, length, block_size):
-        block = tokens[:, start : start + block_size]
-        for place, log_p in _reveals(model, cache, block, start, max(given - start, 0), seeds, mask_id):
-            sharpened = nucleus(temper(log_p, temperature), nucleus_p)
-            uniform = counter_uniform(seeds, start + place, Purpose.TOKEN, log_p.shape[-1])
-            block[torch.arange(rows, device=block.device), place] = gumbel_max(sharpened, uniform)
-        if start + block_size < length:
-            _commit(model, cache, block, causal_clean)
-    return Samples(
-        tokens=tokens,
-        evaluations=torch.full((rows,), length - given, device=prompts.device),
-        cache_passes=torch.full((rows,), max(length // block_size - 1, 0), device=prompts.device),
-    )
 
+    def __init__(
+        self,
+        model: Denoiser,
+        *,
+        block_size: int,
+        mask_id: int,
+        context: int,
+        causal_clean: bool = False,
+        unmasking: Unmasking | None = None,
+        sharpening: Sharpening | None = None,
+        cache: bool = True,
+    ) -> None:
+        super().__init__(model, mask_id)
+        if block_size < 1 or context % block_size:
+            raise ValueError(f"block_size must be a positive divisor of context {context}, got {block_size}")
+        self.block_size, self.causal_clean, self.cached = block_size, causal_clean, cache
+        self.window = context - block_size
+        self.unmasking = unmasking or FirstHitting()
+        self.sharpening = sharpening or Sharpening()
 
-def _reveals(
-    model: Denoiser, cache: KVCache | None, block: Tensor, start: int, given: int, seeds: Tensor, mask_id: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The place each row reveals next and log p of its token, until the caller has filled the block."""
-    rows, size = block.shape
-    positions = torch.arange(start + given, start + size, device=block.device)
-    keys = counter_uniform(seeds.unsqueeze(1), positions, Purpose.ORDER, 1).squeeze(-1)
-    every_row = torch.arange(rows, device=block.device)
-    for offset in keys.argsort(dim=1).unbind(1):
-        place = given + offset
-        states = model(block, layout=Bidirectional(size), cache=cache)[every_row, place]
-        yield place, subs_at_masks(model.head(states), mask_id)
+    def first_start(self, given: int) -> int:
+        return given // self.block_size * self.block_size
 
+    def piece_end(self, start: int) -> int:
+        return start + self.block_size
 
-def _commit(model: Denoiser, cache: KVCache | None, block: Tensor, causal_clean: bool) -> None:
-    """∅, K^b, V^b ← x_θ(x^b): write a finished block into the cache."""
-    if cache is None:
-        return
-    size = block.shape[1]
-    layout = Causal(size, keys_only=True) if causal_clean else BlockCausal(size, size, keys_only=True)
-    model(block, layout=layout, cache=cache)
-    cache.advance(size)
+    def check(self, request: Request) -> None:
+        if not self.window and request.length > self.block_size:
+            raise ValueError(
+                f"length must be at most the block size {self.block_size}, which is the network's whole "
+                f"context, got {request.length}; SlidingWriter goes further"
+            )
 
-
-def _check(
-    model: Denoiser, prompts: Tensor, seeds: Tensor, length: int, block_size: int, mask_id: int
-) -> None:
-    if model.uses_noise:
-        raise ValueError("model is conditioned on the noise level, which this sampler does not give it")
-    if prompts.ndim != 2 or prompts.shape[0] < 1:
-        raise ValueError(
-            f"prompts must be (rows, prompt length) with at least one row, got {tuple(prompts.shape)}"
+    def remember(self, rows: Rows) -> None:
+        """Read all given blocks but the last, which the first pass over the next block reads."""
+        n = self.block_size
+        if not self.cached or not self.window:
+            return
+        chunk = max(min(_FILL_CHUNK, self.window) // n, 2) * n
+        rows.cache = self.model.new_cache(len(rows.start), segment=chunk, window=self.window)
+        rows.cache.lead_in(torch.where(rows.start == 0, n, 0))
+        counts = (rows.start - n).clamp_min(0)
+        rows.fill_passes += fill_cache(
+            self.model, rows.cache, rows.text, counts, chunk=chunk, layout=self._finished
         )
-    if seeds.shape != prompts.shape[:1] or seeds.dtype != torch.long:
-        raise ValueError(
-            f"seeds must be int64, one for each of {prompts.shape[0]} rows, got {seeds.dtype} "
-            f"of shape {tuple(seeds.shape)}"
-        )
-    if block_size < 1 or length % block_size or length < prompts.shape[1]:
-        raise ValueError(
-            f"length must be a multiple of block_size {block_size} and at least the prompts' "
-            f"{prompts.shape[1]}, got {length}"
-        )
-    if (prompts == mask_id).any():
-        raise ValueError(f"prompts must not hold the mask token {mask_id}")
+
+    def write(self, rows: Rows) -> Iterator[Reveal]:
+        block, positions = read_at(rows.text, rows.start, self.block_size)
+        hidden = (block == self.mask_id) & (positions < rows.stop.unsqueeze(1))
+        if rows.cache is None:
+            evaluate = self._recomputing(rows)
+        else:
+            evaluate = self._cached(rows)
+            rows.fill_passes += ~hidden.any(1)
+            if not hidden.any():  # all given: the block before has to be read all the same
+                self._read_before(rows)
+        for reveal in denoise(
+            self.model,
+            block,
+            hidden,
+            positions=positions,
+            seeds=rows.seeds,
+            mask_id=self.mask_id,
+            unmasking=self.unmasking,
+            sharpening=self.sharpening,
+            evaluate=evaluate,
+        ):
+            rows.evaluations += reveal.evaluated
+            yield reveal
+        rows.text.scatter_(1, positions, block)
+        rows.start = rows.start + self.block_size
+
+    def _cached(self, rows: Rows) -> Evaluate:
+        """The first pass reads the block before too; with it that block enters the cache."""
+        cache, n, first = rows.cache, self.block_size, True
+        if cache is None:
+            raise RuntimeError("these rows have no cache")
+
+        def evaluate(block: Tensor, mask_rate: Tensor) -> Tensor:
+            nonlocal first
+            noise = self._noise(mask_rate)
+            if not first:
+                return self.model(block, layout=self._written(n), noise=noise, cache=cache)
+            first = False
+            before = self._block_before(rows)
+            noise = None if noise is None else F.pad(noise, (n, 0))  # finished text has none
+            states = self.model(
+                torch.cat((before, block), dim=1), layout=self._written(2 * n), noise=noise, cache=cache
+            )
+            cache.advance(n)
+            return states
+
+        return evaluate
+
+    def _read_before(self, rows: Rows) -> None:
+        if rows.cache is None:
+            raise RuntimeError("these rows have no cache")
+        before = self._block_before(rows)
+        noise = torch.zeros(before.shape, device=before.device) if self.model.uses_noise else None
+        self.model(before, layout=self._finished(self.block_size), noise=noise, cache=rows.cache)
+        rows.cache.advance(self.block_size)
+
+    def _block_before(self, rows: Rows) -> Tensor:
+        """The block before the one being written; for a row at its beginning, whatever: nothing sees it."""
+        return read_at(rows.text, (rows.start - self.block_size).clamp_min(0), self.block_size)[0]
+
+    def _recomputing(self, rows: Rows) -> Evaluate:
+        """Every pass over all that a block sees, row by row: plain, and slow."""
+
+        def evaluate(block: Tensor, mask_rate: Tensor) -> Tensor:
+            noise, states = self._noise(mask_rate), []
+            for row, start in enumerate(rows.start.tolist()):
+                seen = rows.text[row, max(start - self.window, 0) : start]
+                tokens = torch.cat((seen, block[row])).unsqueeze(0)
+                told = None if noise is None else F.pad(noise[row : row + 1], (len(seen), 0))
+                states.append(self.model(tokens, layout=self._written(tokens.shape[1]), noise=told))
+            return torch.cat(states)
+
+        return evaluate
+
+    def _noise(self, mask_rate: Tensor) -> Tensor | None:
+        """What a time-conditioned network is told of each token of a block, (rows, n)."""
+        if not self.model.uses_noise:
+            return None
+        return conditioning_noise(mask_rate).unsqueeze(1).expand(-1, self.block_size)
+
+    def _written(self, length: int) -> BlockDecoding:
+        return BlockDecoding(length, self.block_size, causal_clean=self.causal_clean)
+
+    def _finished(self, length: int) -> BlockDecoding:
+        return BlockDecoding(length, self.block_size, causal_clean=self.causal_clean, keys_only=True)

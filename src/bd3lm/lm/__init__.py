@@ -1,0 +1,7 @@
+"""A language model as users hold it: load it, let it write, ask it how likely a text is."""
+
+from bd3lm.lm.generation import Gap, Generation, Settings
+from bd3lm.lm.model import LanguageModel, load
+from bd3lm.lm.scoring import TextLikelihood
+
+__all__ = ["Gap", "Generation", "LanguageModel", "Settings", "TextLikelihood", "load"]

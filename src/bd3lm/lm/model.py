@@ -1,0 +1,174 @@
+"""A network with its config and tokenizer: from a folder, a file or the hub and back, and put to use.
+
+huggingface_hub's ModelHubMixin is not used: it deletes config.json before it saves, and on loading hands the
+fields of config.json to `__init__` by name, `network` among them. Its three methods are here instead.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Unpack
+
+import torch
+from huggingface_hub import HfApi
+
+from bd3lm import interop
+from bd3lm.config import LanguageModelConfig
+from bd3lm.data import Tokenizer, load_tokenizer, saved_tokenizer
+from bd3lm.interop import HubOptions, LightningFacts, check_config
+from bd3lm.lm.generation import Generation, Prompt, Settings, build_requests, build_writer, encode_text
+from bd3lm.lm.scoring import Estimator, TextLikelihood, score
+from bd3lm.models import Transformer
+from bd3lm.sampling import Event, Sample, Stopped, write
+
+
+class LanguageModel:
+    """A network, the method it was trained by, and its tokenizer where it was saved with one."""
+
+    def __init__(
+        self, network: Transformer, config: LanguageModelConfig, tokenizer: Tokenizer | None = None
+    ) -> None:
+        check_config(network, config)
+        if tokenizer is not None and tokenizer.vocab_size != config.network.vocab_size:
+            raise ValueError(
+                f"tokenizer must have the network's {config.network.vocab_size} tokens, "
+                f"got {tokenizer.vocab_size}"
+            )
+        self.network, self.config, self.tokenizer = network, config, tokenizer
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | Path,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        lightning: LightningFacts | None = None,
+        tokenizer: str | Path | None = None,
+        **hub: Unpack[HubOptions],
+    ) -> "LanguageModel":
+        """A saved model, in evaluation mode: a folder, a hub id "owner/name" or a Lightning `.ckpt` file.
+
+        A training run's folder is one too. `lightning` says what a `.ckpt` leaves open; without a dtype
+        weights keep theirs. `tokenizer` names one for a model that was saved without.
+        """
+        path = interop.resolve(source, **hub)
+        network, config = interop.load(path, device=device, dtype=dtype, lightning=lightning)
+        return cls(network, config, saved_tokenizer(path) if tokenizer is None else load_tokenizer(tokenizer))
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt] = "",
+        settings: Settings | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+        **changes: Any,
+    ) -> list[Generation]:
+        """Continue each prompt: a text, token ids, or a template of texts and `Gap`s to fill.
+
+        `settings`, or any field of `Settings` by name, say how. Each text has its own seed, derived from
+        `settings.seed` and its place unless `seeds` are given, and does not depend on the others.
+        """
+        events = self._write(prompts, settings, seeds, changes, watch=False)
+        samples = [event.sample for event in events if isinstance(event, Stopped)]
+        return [self.generation(sample) for sample in sorted(samples, key=lambda sample: sample.index)]
+
+    def stream(
+        self,
+        prompt: str | Sequence[Prompt] = "",
+        settings: Settings | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+        **changes: Any,
+    ) -> Iterator[Event]:
+        """The same for one prompt (or several side by side), as events while it happens.
+
+        `Started`, then for each block `TokenRevealed` (and `TokenHidden` under remasking) and
+        `BlockFinished`, at last `Stopped` with the sample.
+        """
+        return self._write(prompt, settings, seeds, changes, watch=True)
+
+    def log_likelihood(
+        self,
+        texts: str | Sequence[str | Sequence[int]],
+        *,
+        estimator: Estimator = "auto",
+        samples: int = 16,
+        seed: int = 0,
+        batch_size: int = 8,
+    ) -> list[TextLikelihood]:
+        """How likely each text is, up to one context long; nothing in it is sharpened.
+
+        - "exact": the chain rule, or for block diffusion the sum over all orders of reveal (blocks up to 12);
+        - "nelbo": the paper's bound, averaged over `samples` draws;
+        - "importance": a tighter bound, from `samples` orders of reveal;
+        - "auto": exact where that takes at most 255 passes, else the NELBO.
+
+        A text is scored from its first token on, after the token that texts begin with; token ids are taken
+        as they are, and their first one is given, unless the model was trained to predict it.
+        """
+        rows = [
+            encode_text(text, self.config, self.tokenizer) if isinstance(text, str) else list(text)
+            for text in ([texts] if isinstance(texts, str) else texts)
+        ]
+        return score(
+            self.network,
+            self.config,
+            rows,
+            estimator=estimator,
+            samples=samples,
+            seed=seed,
+            batch_size=batch_size,
+        )
+
+    def generation(self, sample: Sample) -> Generation:
+        """A sample with its text."""
+        return Generation(None if self.tokenizer is None else self.tokenizer.decode(sample.tokens), sample)
+
+    def _write(
+        self,
+        prompts: str | Sequence[Prompt],
+        settings: Settings | None,
+        seeds: Sequence[int] | None,
+        changes: dict[str, Any],
+        *,
+        watch: bool,
+    ) -> Iterator[Event]:
+        settings = Settings.of(settings, changes)
+        listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        return write(
+            build_writer(self.network, self.config, settings),
+            build_requests(listed, seeds, self.config, self.tokenizer, settings),
+            stopping=settings.stopping(self.tokenizer),
+            batch_size=settings.batch_size,
+            device=self.network.embedding.weight.device,
+            watch=watch,
+        )
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save in a folder, in our own format, the tokenizer with it."""
+        interop.save(self.network, self.config, folder)
+        if self.tokenizer is not None:
+            self.tokenizer.save(folder)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        commit_message: str = "Save with bd3lm",
+    ) -> str:
+        """Save in a hub repository, made when it is not there; returns the address of the commit."""
+        api = HfApi(token=token)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            commit = api.upload_folder(
+                repo_id=repo_id, folder_path=folder, revision=revision, commit_message=commit_message
+            )
+        return commit.commit_url
+
+
+load = LanguageModel.from_pretrained

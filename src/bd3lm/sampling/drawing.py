@@ -1,0 +1,45 @@
+"""How a token is drawn from the network's distribution: sharpened or not, with each row's own noise."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bd3lm.diffusion import Purpose, counter_uniform, gumbel_max, nucleus, temper, top_k
+from bd3lm.diffusion.categorical import NucleusRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharpening:
+    """Temperature, then top-k, then nucleus. The default changes nothing: tokens follow the model itself."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    nucleus_p: float = 1.0
+    nucleus_rule: NucleusRule = "inclusive"
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.temperature < math.inf:
+            raise ValueError(
+                f"temperature must be positive and finite, got {self.temperature}; "
+                "top_k=1 always takes the likeliest token"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
+        if not 0.0 < self.nucleus_p <= 1.0:
+            raise ValueError(f"nucleus_p must lie in (0, 1], got {self.nucleus_p}")
+        if self.nucleus_rule not in ("inclusive", "exclusive"):
+            raise ValueError(f"nucleus_rule must be 'inclusive' or 'exclusive', got {self.nucleus_rule!r}")
+
+    def __call__(self, log_p: Tensor) -> Tensor:
+        log_p = temper(log_p, self.temperature)
+        if self.top_k is not None:
+            log_p = top_k(log_p, self.top_k)
+        return nucleus(log_p, self.nucleus_p, self.nucleus_rule)
+
+    def draw(self, log_p: Tensor, seeds: Tensor, positions: Tensor, *, repeat: int = 0) -> Tensor:
+        """Tokens (rows, k) for log_p (rows, k, vocabulary) at text positions (rows, k)."""
+        uniform = counter_uniform(
+            seeds.unsqueeze(1), positions, Purpose.TOKEN, log_p.shape[-1], repeat=repeat
+        )
+        return gumbel_max(self(log_p), uniform)

@@ -1,0 +1,269 @@
+"""The loop around a writer: rows enter, are written piece by piece, stop on their own, and make room."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion import derive_seed
+from bd3lm.models import require_evaluation_mode
+from bd3lm.sampling.denoising import Reveal
+from bd3lm.sampling.rows import Request, Rows, Writer
+from bd3lm.sampling.stopping import StoppedBy, Stopping
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A finished text and what it cost."""
+
+    index: int  # which request it answers
+    tokens: Tensor  # (length,) what was given and what was written, on the CPU
+    given: int  # how many of them were given
+    seed: int  # that of the last redraw, where there was one
+    evaluations: int  # passes that revealed a token of this text
+    fill_passes: int  # passes that only read what was given
+    stopped_by: StoppedBy
+    redraws: int = 0  # how often it fell below the entropy floor and was drawn again
+    redrawn_evaluations: int = 0  # what those attempts cost
+
+    @property
+    def written(self) -> int:
+        """How many tokens were written, those of a dropped end not counted."""
+        return len(self.tokens) - self.given
+
+
+@dataclass(frozen=True)
+class Started:
+    """A text is begun, or begun again."""
+
+    index: int
+    request: Request
+
+
+@dataclass(frozen=True)
+class TokenRevealed:
+    """A token was written at a position of a text."""
+
+    index: int
+    position: int
+    token: int
+
+
+@dataclass(frozen=True)
+class TokenHidden:
+    """A token that had been written was masked again."""
+
+    index: int
+    position: int
+
+
+@dataclass(frozen=True)
+class BlockFinished:
+    """Positions start..stop − 1 of a text will not change any more."""
+
+    index: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Redrawn:
+    """A text fell below the entropy floor; it is written again from the start."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A text is finished."""
+
+    index: int
+    sample: Sample
+
+
+Event = Started | TokenRevealed | TokenHidden | BlockFinished | Redrawn | Stopped
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """What the loop knows of a row without asking the device."""
+
+    index: int
+    request: Request
+    start: int = 0
+    redraws: int = 0
+    redrawn_evaluations: int = 0
+
+    def again(self, evaluations: int) -> "_Seat":
+        """The same text to be drawn from a new seed."""
+        redraws = self.redraws + 1
+        return replace(
+            self,
+            request=replace(self.request, seed=derive_seed(self.request.seed, "redraw", redraws)),
+            redraws=redraws,
+            redrawn_evaluations=self.redrawn_evaluations + evaluations,
+        )
+
+    def finished(self, tokens: Tensor, evaluations: int, fill_passes: int, by: StoppedBy) -> Sample:
+        given = self.request.given
+        return Sample(
+            index=self.index,
+            tokens=tokens,
+            seed=self.request.seed,
+            given=int((given == tokens[: len(given)]).sum()),  # a gap never holds the mask any more
+            evaluations=evaluations,
+            fill_passes=fill_passes,
+            stopped_by=by,
+            redraws=self.redraws,
+            redrawn_evaluations=self.redrawn_evaluations,
+        )
+
+
+def sample(
+    writer: Writer,
+    requests: Sequence[Request],
+    *,
+    stopping: Stopping | None = None,
+    batch_size: int = 32,
+    device: torch.device | str = "cpu",
+) -> list[Sample]:
+    """Write all texts, at most `batch_size` at a time; in the order of the requests."""
+    events = write(writer, requests, stopping=stopping, batch_size=batch_size, device=device)
+    return sorted((e.sample for e in events if isinstance(e, Stopped)), key=lambda sample: sample.index)
+
+
+def write(
+    writer: Writer,
+    requests: Sequence[Request],
+    *,
+    stopping: Stopping | None = None,
+    batch_size: int = 32,
+    device: torch.device | str = "cpu",
+    watch: bool = False,
+) -> Iterator[Event]:
+    """The same as events, as they happen; without `watch` only `Redrawn` and `Stopped`.
+
+    A text depends on its own request alone: neither on the batch it is written in nor on when a seat became
+    free. Watching asks the device after every pass what it revealed; otherwise once a piece.
+    """
+    _check(writer, requests, batch_size)
+    table = _Table(writer, requests, stopping or Stopping(), batch_size, torch.device(device), watch)
+    return table.events()
+
+
+class _Table:
+    """The rows being written, who sits in them, and who waits."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        requests: Sequence[Request],
+        stopping: Stopping,
+        batch_size: int,
+        device: torch.device,
+        watch: bool,
+    ) -> None:
+        self.writer, self.stopping, self.device, self.watch = writer, stopping, device, watch
+        self.width = writer.width(max(request.length for request in requests))
+        self.waiting = deque(_Seat(index, request) for index, request in enumerate(requests))
+        self.seats: list[_Seat | None] = [None] * min(batch_size, len(requests))
+        self.rows: Rows | None = None
+
+    @torch.no_grad()
+    def events(self) -> Iterator[Event]:
+        """Everything that happens, until all texts are written."""
+        while True:
+            yield from self._seat_waiting()
+            if self.rows is None:
+                return
+            yield from self._write_piece(self.rows)
+
+    def _seat_waiting(self) -> Iterator[Event]:
+        """Give empty seats to those who wait, and take away the seats that stay empty."""
+        empty = [place for place, seat in enumerate(self.seats) if seat is None]
+        entering: list[_Seat] = []
+        while self.waiting and len(entering) < len(empty):
+            seat = self.waiting.popleft()
+            if seat.request.is_full(self.writer.mask_id):
+                yield Stopped(seat.index, seat.finished(seat.request.given.clone(), 0, 0, "length"))
+            else:
+                entering.append(seat)
+        if entering:
+            requests = [seat.request for seat in entering]
+            fresh = self.writer.open(requests, width=self.width, device=self.device)
+            places = empty[: len(entering)]
+            for place, seat, start in zip(places, entering, fresh.start.tolist(), strict=True):
+                self.seats[place] = replace(seat, start=start)
+                if self.watch:
+                    yield Started(seat.index, seat.request)
+            if self.rows is None:
+                self.rows = fresh
+            else:
+                self.rows.put(torch.tensor(places, device=self.device), fresh)
+        kept = [place for place, seat in enumerate(self.seats) if seat is not None]
+        if not kept:
+            self.rows = None
+        elif self.rows is not None and len(kept) < len(self.rows.start):
+            self.rows.keep(torch.tensor(kept, device=self.device))
+        self.seats = [self.seats[place] for place in kept]
+
+    def _write_piece(self, rows: Rows) -> Iterator[Event]:
+        """One piece of every row, and what became of it."""
+        begin = rows.start
+        for reveal in self.writer.write(rows):
+            if self.watch:
+                yield from self._revealed(reveal)
+        end = torch.minimum(rows.start, rows.stop)
+        ends = self.stopping.ends(
+            rows.text, written_from=rows.written_from, piece_start=begin, piece_end=end, stop=rows.stop
+        )
+        until = end.tolist() if self.watch else []
+        for place, verdict in enumerate(ends):
+            seat = self._seat(place)
+            if self.watch:
+                yield BlockFinished(seat.index, seat.start, until[place])
+                self.seats[place] = seat = replace(seat, start=until[place])
+            if verdict is not None:
+                yield self._end(rows, place, seat, *verdict)
+
+    def _end(self, rows: Rows, place: int, seat: _Seat, stopped_by: StoppedBy, length: int) -> Event:
+        """Clear a seat, for good or to write the text again."""
+        evaluations = int(rows.evaluations[place])
+        self.seats[place] = None
+        if stopped_by == "entropy" and seat.redraws < self.stopping.redraws:
+            self.waiting.appendleft(seat.again(evaluations))
+            return Redrawn(seat.index)
+        tokens = rows.text[place, :length].cpu().clone()
+        fill_passes = int(rows.fill_passes[place])
+        return Stopped(seat.index, seat.finished(tokens, evaluations, fill_passes, stopped_by))
+
+    def _revealed(self, reveal: Reveal) -> Iterator[Event]:
+        for place, token in reveal.active.nonzero().tolist():
+            position = int(reveal.positions[place, token])
+            yield TokenRevealed(self._seat(place).index, position, int(reveal.tokens[place, token]))
+        if reveal.hidden_again is not None:
+            positions, again = reveal.hidden_again
+            for place, offset in again.nonzero().tolist():
+                yield TokenHidden(self._seat(place).index, int(positions[place, offset]))
+
+    def _seat(self, place: int) -> _Seat:
+        seat = self.seats[place]
+        if seat is None:
+            raise RuntimeError(f"seat {place} is empty")
+        return seat
+
+
+def _check(writer: Writer, requests: Sequence[Request], batch_size: int) -> None:
+    require_evaluation_mode(writer.model)
+    if not requests:
+        raise ValueError("requests must hold at least one text to write, got none")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    for index, request in enumerate(requests):
+        try:
+            request.check()
+            writer.check(request)
+        except ValueError as error:
+            raise ValueError(f"request {index}: {error}") from None

@@ -1,0 +1,155 @@
+"""Texts being written, one a row, and what a writer of any method must offer the loop."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bd3lm.models import Denoiser, KVCache, Layout
+from bd3lm.sampling.denoising import Reveal
+
+
+@dataclass(frozen=True)
+class Request:
+    """A text to write: what is given of it, a seed, and the length it may reach.
+
+    `given` (tokens,) holds the mask where a token is to be written. A prompt is a run of tokens without
+    masks; a template has gaps. What is given in a later block does not touch the blocks before it.
+    """
+
+    given: Tensor
+    seed: int
+    length: int
+
+    def check(self) -> None:
+        """Refuse a text with no room for what is given of it."""
+        if self.given.ndim != 1 or self.given.dtype != torch.long:
+            raise ValueError(
+                f"given must be int64 token ids (tokens,), got {self.given.dtype} of shape "
+                f"{tuple(self.given.shape)}"
+            )
+        if self.length < max(len(self.given), 1):
+            raise ValueError(
+                f"length must be at least 1 and hold the {len(self.given)} given tokens, got {self.length}"
+            )
+
+    def is_full(self, mask_id: int) -> bool:
+        """Whether nothing is left to write."""
+        return len(self.given) == self.length and not bool((self.given == mask_id).any())
+
+
+@dataclass
+class Rows:
+    """The state of a batch: every row has its own text, place, seed and end."""
+
+    text: Tensor  # (rows, width); the mask where nothing is written yet
+    start: Tensor  # (rows,) where the next piece begins
+    stop: Tensor  # (rows,) the length at which a text ends
+    written_from: Tensor  # (rows,) tokens from here on are not given ones
+    seeds: Tensor  # (rows,)
+    evaluations: Tensor  # (rows,) passes that revealed something
+    fill_passes: Tensor  # (rows,) passes that only wrote given text into the cache
+    cache: KVCache | None = None
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some rows only."""
+        for name in _PER_ROW:
+            setattr(self, name, getattr(self, name)[rows])
+        if self.cache is not None:
+            self.cache.keep_rows(rows)
+
+    def put(self, rows: Tensor, fresh: "Rows") -> None:
+        """Let fresh rows take the place of some of these."""
+        for name in _PER_ROW:
+            getattr(self, name)[rows] = getattr(fresh, name)
+        if self.cache is not None and fresh.cache is not None:
+            self.cache.put_rows(rows, fresh.cache)
+
+
+_PER_ROW = ("text", "start", "stop", "written_from", "seeds", "evaluations", "fill_passes")
+
+
+class Writer(ABC):
+    """Writes texts piece by piece: a token, a block or a stride at a time."""
+
+    def __init__(self, model: Denoiser, mask_id: int) -> None:
+        self.model, self.mask_id = model, mask_id
+
+    @abstractmethod
+    def first_start(self, given: int) -> int:
+        """Where the piece begins that holds the first token after `given` given ones."""
+
+    @abstractmethod
+    def piece_end(self, start: int) -> int:
+        """Where the piece that begins at `start` ends; start and end may be past the end of the text."""
+
+    @abstractmethod
+    def write(self, rows: Rows) -> Iterator[Reveal]:
+        """Write the next piece of every row in place, and move `start` on."""
+
+    def remember(self, rows: Rows) -> None:
+        """Take in the given text before the first piece: nothing to do without a cache."""
+        return None
+
+    def check(self, request: Request) -> None:
+        """Refuse what this writer cannot write."""
+        return None
+
+    def width(self, length: int) -> int:
+        """The end of the piece that holds the last of `length` tokens."""
+        end = 0
+        while end < length:
+            end = self.piece_end(end)
+        return end
+
+    def open(self, requests: Sequence[Request], *, width: int, device: torch.device) -> Rows:
+        """Fresh rows, ready for their first piece."""
+        rows = len(requests)
+        text = torch.full((rows, width), self.mask_id)
+        starts, written_from = [], []
+        for row, request in enumerate(requests):
+            given = request.given
+            text[row, : len(given)] = given
+            known = given != self.mask_id
+            leading = int((~known).int().argmax()) if (~known).any() else len(known)
+            starts.append(self.first_start(leading))
+            written_from.append(1 + max(known.nonzero().flatten().tolist(), default=-1))
+        counts = torch.zeros(rows, dtype=torch.long, device=device)
+        fresh = Rows(
+            text=text.to(device),
+            start=torch.tensor(starts, device=device),
+            stop=torch.tensor([request.length for request in requests], device=device),
+            written_from=torch.tensor(written_from, device=device),
+            seeds=torch.tensor([request.seed for request in requests], device=device),
+            evaluations=counts,
+            fill_passes=counts.clone(),
+        )
+        self.remember(fresh)
+        return fresh
+
+
+def read_at(text: Tensor, start: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Tokens and positions (rows, size) from each row's own start on."""
+    positions = start.unsqueeze(1) + torch.arange(size, device=text.device)
+    return text.gather(1, positions), positions
+
+
+def fill_cache(
+    model: Denoiser,
+    cache: KVCache,
+    inputs: Tensor,
+    counts: Tensor,
+    *,
+    chunk: int,
+    layout: Callable[[int], Layout],
+) -> Tensor:
+    """Write the first counts[r] tokens of each row into the cache, and say in how many passes (rows,)."""
+    longest = int(counts.max())
+    for start in range(0, longest, chunk):
+        tokens = inputs[:, start : min(start + chunk, longest)]
+        noise = torch.zeros(tokens.shape, device=tokens.device) if model.uses_noise else None
+        model(tokens, layout=layout(tokens.shape[1]), noise=noise, cache=cache)
+        cache.advance((counts - start).clamp(0, tokens.shape[1]))
+    return -(-counts // chunk)

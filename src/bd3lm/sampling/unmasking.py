@@ -1,0 +1,230 @@
+"""Which hidden tokens a pass reveals: the reverse process without its network.
+
+Under masking diffusion a token's time of reveal does not depend on the network: token by token it is the
+time at which the mask rate falls below a uniform number (Suppl. C.5). So a block's plan is drawn before the
+first pass, and a pass is made only when it reveals something. First-hitting and ancestral steps differ in
+whether two tokens may be revealed from the same pass, nothing else.
+
+The parallel rules below trade the model's distribution for fewer passes, and say so.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion import Linear, NoiseSchedule, Purpose, counter_uniform
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass over a block reveals, in each row: its own number of tokens, at its own noise level."""
+
+    places: Tensor  # (rows, k) places inside the block, distinct in a row
+    active: Tensor  # (rows, k) whether the place is really revealed; rows with fewer are filled up
+    mask_rate: Tensor  # (rows,) 1 − α at which the network is asked
+    hidden_again: Tensor | None = None  # (rows, n) places that are masked again afterwards
+
+
+class Planned(ABC):
+    """A rule that needs no network to know what it reveals when."""
+
+    @abstractmethod
+    def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
+        """Passes that reveal the hidden places (rows, n) of blocks at these text positions (rows, n)."""
+
+
+class Adaptive(ABC):
+    """A rule that looks at the distributions, so every pass computes them at all hidden places."""
+
+    @abstractmethod
+    def choose(self, log_p: Tensor, drawn: Tensor, hidden: Tensor) -> Tensor:
+        """Which places (rows, n) to reveal, at least one in each row that hides any.
+
+        log_p is (rows, n, vocabulary), as the network gave it; drawn (rows, n) are the tokens drawn there.
+        """
+
+
+Unmasking = Planned | Adaptive
+
+
+@dataclass(frozen=True)
+class FirstHitting(Planned):
+    """One token a pass, in the order of their hitting times (Zheng et al.): exact in continuous time.
+
+    The largest of n uniform numbers is distributed as u^{1/n}, so the sorted numbers are the hitting times
+    t_{n−1} = t_n u^{1/n} of eq. 25, and their order is uniformly random. With `tokens_per_pass` above 1 so
+    many neighbours in that order are revealed together, as if independent: no longer exact.
+    """
+
+    tokens_per_pass: int = 1
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_pass < 1:
+            raise ValueError(f"tokens_per_pass must be at least 1, got {self.tokens_per_pass}")
+
+    def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
+        rate = _hitting_rates(seeds, positions).masked_fill(~hidden, -1.0)
+        sorted_rate, order = rate.sort(dim=1, descending=True)
+        k = self.tokens_per_pass
+        for first in range(0, int(hidden.sum(1).max()), k):
+            together = slice(first, first + k)
+            yield Pass(
+                places=order[:, together],
+                active=sorted_rate[:, together] > 0.0,
+                mask_rate=sorted_rate[:, first].clamp_min(0.0),
+            )
+
+
+@dataclass(frozen=True)
+class Ancestral(Planned):
+    """T steps of the reverse process (eq. 2), each token revealed in one of them or not.
+
+    A token whose mask rate is hit between the times s < t of a step is revealed by that step, from the pass
+    at time t. Steps that reveal nothing need no pass (the cached-output rule, which here also holds for
+    networks that are told the time), so there are never more passes than hidden tokens.
+    """
+
+    steps: int = 5000
+    schedule: NoiseSchedule = field(default_factory=Linear)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+
+    def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
+        hit = self.schedule.time_of_mask_rate(_hitting_rates(seeds, positions))
+        step = (hit * self.steps).ceil().clamp(1, self.steps).masked_fill(~hidden, 0.0)
+        descending = step.sort(dim=1, descending=True).values
+        new = torch.ones_like(descending, dtype=torch.bool)
+        new[:, 1:] = descending[:, 1:] != descending[:, :-1]
+        groups = (new & (descending > 0.0)).sum(1)
+        for turn in range(int(groups.max())):
+            # The (turn + 1)-th largest step of each row; rows with fewer have none left.
+            rank = new.cumsum(1) == turn + 1
+            now = torch.where(rank & new, descending, 0.0).amax(1, keepdim=True)
+            places, active = _gathered(hidden & (step == now))
+            rate = self.schedule.mask_rate(now.squeeze(1) / self.steps)
+            yield Pass(places=places, active=active, mask_rate=rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remasking(Planned):
+    """ReMDM (Wang et al.): T ancestral steps that also mask revealed tokens again, to be thought over.
+
+    A step from t to s hides a revealed token with probability σ = η · min(1, (1 − α_s)/α_t) and reveals a
+    hidden one with probability (α_s − (1 − σ)α_t)/(1 − α_t), which keeps the marginals of the forward
+    process. Passes are at most T, and may exceed the number of tokens. Given tokens are never hidden.
+    """
+
+    steps: int
+    eta: float = 0.1
+    schedule: NoiseSchedule = field(default_factory=Linear)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if not 0.0 <= self.eta <= 1.0:
+            raise ValueError(f"eta must lie in [0, 1], got {self.eta}")
+
+    def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
+        chance = counter_uniform(seeds.unsqueeze(1), positions, Purpose.REMASK, self.steps)
+        times = torch.linspace(1.0, 0.0, self.steps + 1, dtype=torch.float64, device=seeds.device)
+        alpha = self.schedule.alpha(times).clamp(0.0, 1.0)
+        alpha[0], alpha[-1] = 0.0, 1.0
+        masked = hidden
+        # A row's passes are compacted: its p-th pass is the p-th of its steps that reveals something.
+        reveals, hides, rates = [], [], []
+        for j, (alpha_t, alpha_s) in enumerate(zip(alpha[:-1].tolist(), alpha[1:].tolist(), strict=True)):
+            most = 1.0 if alpha_t == 0.0 else min(1.0, (1.0 - alpha_s) / alpha_t)
+            sigma = self.eta * most
+            reveal = masked & (chance[..., j] <= (alpha_s - (1.0 - sigma) * alpha_t) / (1.0 - alpha_t))
+            hide = hidden & ~masked & (chance[..., j] < sigma)
+            masked = (masked & ~reveal) | hide
+            reveals.append(reveal)
+            hides.append(hide)
+            rates.append(1.0 - alpha_t)
+        reveal, hide = torch.stack(reveals, 1), torch.stack(hides, 1)  # (rows, steps, n)
+        asked = reveal.any(-1)
+        number = asked.cumsum(1) - 1  # the pass that a step belongs to, or comes after
+        for turn in range(int(asked.sum(1).max())):
+            now = (number == turn).unsqueeze(-1)
+            places, active = _gathered((reveal & now & asked.unsqueeze(-1)).any(1))
+            rate = torch.tensor(rates, dtype=torch.float64, device=seeds.device)
+            yield Pass(
+                places=places,
+                active=active,
+                mask_rate=torch.where(now.squeeze(-1) & asked, rate, 0.0).amax(1),
+                hidden_again=(hide & now).any(1),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MostConfident(Adaptive):
+    """Reveal what was drawn with at least `threshold` probability, and the `tokens_per_pass` likeliest.
+
+    Not the model's distribution: confident tokens come first, which makes small models repeat themselves.
+    """
+
+    threshold: float | None = None
+    tokens_per_pass: int = 1
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not 0.0 < self.threshold <= 1.0:
+            raise ValueError(f"threshold must lie in (0, 1], got {self.threshold}")
+        if self.tokens_per_pass < 1:
+            raise ValueError(f"tokens_per_pass must be at least 1, got {self.tokens_per_pass}")
+
+    def choose(self, log_p: Tensor, drawn: Tensor, hidden: Tensor) -> Tensor:
+        confidence = log_p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1).exp()
+        confidence = _without_rounding(confidence).masked_fill(~hidden, -1.0)
+        likeliest = torch.zeros_like(hidden).scatter_(
+            1, confidence.argsort(dim=1, descending=True, stable=True)[:, : self.tokens_per_pass], True
+        )
+        sure = likeliest if self.threshold is None else likeliest | (confidence >= self.threshold)
+        return sure & hidden
+
+
+@dataclass(frozen=True)
+class EntropyBound(Adaptive):
+    """Reveal the tokens of least entropy whose joint error is bounded (Ben-Hamu et al., 2505.24857).
+
+    Sorted by entropy, the longest run for which the sum of entropies less the largest one stays within
+    `bound` nats: that bounds what drawing them as if independent can lose. 0 reveals one token a pass unless
+    others are certain.
+    """
+
+    bound: float
+
+    def __post_init__(self) -> None:
+        if not self.bound >= 0.0:
+            raise ValueError(f"bound must not be negative, got {self.bound}")
+
+    def choose(self, log_p: Tensor, drawn: Tensor, hidden: Tensor) -> Tensor:
+        terms = torch.where(log_p > -torch.inf, -log_p.exp() * log_p, 0.0)
+        entropy = _without_rounding(terms.sum(-1)).masked_fill(~hidden, torch.inf)
+        ascending, order = entropy.sort(dim=1, stable=True)
+        before = ascending.cumsum(1) - ascending  # the last of a run is its largest
+        within = before.nan_to_num(torch.inf) <= self.bound
+        within[:, 0] = True
+        return torch.zeros_like(hidden).scatter_(1, order, within) & hidden
+
+
+def _hitting_rates(seeds: Tensor, positions: Tensor) -> Tensor:
+    """The mask rate at which each position is revealed: one uniform number a position, float64."""
+    return counter_uniform(seeds.unsqueeze(1), positions, Purpose.ORDER, 1).squeeze(-1)
+
+
+def _without_rounding(x: Tensor) -> Tensor:
+    """On a grid of 2^-20, so that equals stay equal: the masks of an empty block are all alike, and which of
+    them comes first must not hang on the last bit of a sum."""
+    return (x * 2.0**20).round() * 2.0**-20
+
+
+def _gathered(reveal: Tensor) -> tuple[Tensor, Tensor]:
+    """Places and activity (rows, k) of a bool (rows, n), k the most that a row reveals."""
+    k = int(reveal.sum(1).max())
+    active, places = reveal.int().sort(dim=1, descending=True, stable=True)
+    return places[:, :k], active[:, :k].bool()
