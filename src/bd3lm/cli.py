@@ -114,6 +114,115 @@ def _show(stages: Sequence[tuple[str, Any]]) -> None:
 
 
 @dataclass(frozen=True)
+class SampleCommand:
+    """Let a model write, one text for each prompt. In a terminal one text is shown as it is uncovered."""
+
+    model: Positional[str]
+    """A run, model folder or hub id."""
+    prompts: Positional[tuple[str, ...]] = ()
+    """Texts to continue; none starts from nothing."""
+    count: int = 1
+    """Texts for each prompt."""
+    length: int | None = None
+    """Tokens a text may reach, its prompt included; by default the network's context. It may be longer."""
+    nucleus: float = 0.9
+    """Draw from the likeliest tokens that hold this much probability; 1 is the model itself."""
+    temperature: float = 1.0
+    top_k: int | None = None
+    """Draw from this many of the likeliest tokens."""
+    seed: int = 0
+    batch: int = 32
+    """Texts written side by side. It changes speed and memory, not the texts."""
+    steps: int | None = None
+    """Ancestral steps a block (5,000 in the paper) instead of first-hitting ones."""
+    remask: float | None = None
+    """With --steps: ReMDM's eta in [0, 1], the share of what may be hidden again that is."""
+    tokens_per_pass: int | None = None
+    """Reveal so many tokens of the random order at once. Faster, and no longer the model's distribution."""
+    confidence: float | None = None
+    """Reveal tokens drawn with at least this probability at once. Not the model's distribution either."""
+    entropy_bound: float | None = None
+    """Reveal tokens together while their entropies bound the error by so many nats."""
+    eos: bool = True
+    """End a text at the end token."""
+    entropy_floor: float | None = None
+    """End a text whose last 256 tokens have less entropy, in nats; 4 in the paper."""
+    entropy_window: int = 256
+    """How many last tokens that is."""
+    redraws: int = 0
+    """How often to draw a text below the floor again, rather than end it."""
+    stride: int | None = None
+    """For a model of one block, past its context: tokens written at a time."""
+    cache: bool = True
+    """Keep keys and values between passes."""
+    out: Path | None = None
+    """Write texts, tokens and costs as JSON lines to this new file."""
+    tokenizer: str | None = None
+    """For a model saved without one: a folder or a name on the hub."""
+    device: str | None = None
+    """cpu, cuda or cuda:1; by default a GPU where there is one."""
+    dtype: Literal["float32", "bfloat16", "float64"] | None = None
+    """Precision of the network; by default that of its weights."""
+
+    def run(self) -> int:
+        import torch
+
+        from bd3lm.lm import Settings, load
+        from bd3lm.samples import run_sample
+
+        if self.count < 1:
+            raise ValueError(f"--count must be at least 1, got {self.count}")
+        settings = Settings(
+            length=self.length,
+            seed=self.seed,
+            batch_size=self.batch,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            nucleus_p=self.nucleus,
+            unmasking=self._unmasking(),
+            stop_at_eos=self.eos,
+            entropy_floor=self.entropy_floor,
+            entropy_window=self.entropy_window,
+            redraws=self.redraws,
+            stride=self.stride,
+            cache=self.cache,
+        )
+        model = load(
+            self.model,
+            device=self.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            dtype=getattr(torch, self.dtype) if self.dtype else None,
+            tokenizer=self.tokenizer,
+        )
+        prompts = [prompt for prompt in self.prompts or ("",) for _ in range(self.count)]
+        run_sample(model, prompts, settings, out=self.out)
+        return 0
+
+    def _unmasking(self) -> Any:
+        from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
+
+        if self.remask is not None and self.steps is None:
+            raise ValueError("--remask needs --steps, the steps a block is given to think it over")
+        ways = {
+            "--steps": self.steps,
+            "--tokens-per-pass": self.tokens_per_pass,
+            "--confidence": self.confidence,
+            "--entropy-bound": self.entropy_bound,
+        }
+        chosen = [name for name, value in ways.items() if value is not None]
+        if len(chosen) > 1:
+            raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
+        if self.steps is not None:
+            return (
+                Ancestral(self.steps) if self.remask is None else Remasking(steps=self.steps, eta=self.remask)
+            )
+        if self.confidence is not None:
+            return MostConfident(threshold=self.confidence)
+        if self.entropy_bound is not None:
+            return EntropyBound(self.entropy_bound)
+        return FirstHitting(1 if self.tokens_per_pass is None else self.tokens_per_pass)
+
+
+@dataclass(frozen=True)
 class Variance:
     """How noisy each way of drawing masks is on a trained block diffusion model."""
 
@@ -273,6 +382,7 @@ class Convert:
 Command = (
     Annotated[Train, subcommand("train")]
     | Annotated[DataCommand, subcommand("data")]
+    | Annotated[SampleCommand, subcommand("sample")]
     | Annotated[Presets, subcommand("presets")]
     | Annotated[Variance, subcommand("variance")]
     | Annotated[Convert, subcommand("convert")]

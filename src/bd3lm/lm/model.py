@@ -69,24 +69,35 @@ class LanguageModel:
         `settings`, or any field of `Settings` by name, say how. Each text has its own seed, derived from
         `settings.seed` and its place unless `seeds` are given, and does not depend on the others.
         """
-        events = self._write(prompts, settings, seeds, changes, watch=False)
+        events = self.stream(prompts, settings, seeds=seeds, watch=False, **changes)
         samples = [event.sample for event in events if isinstance(event, Stopped)]
         return [self.generation(sample) for sample in sorted(samples, key=lambda sample: sample.index)]
 
     def stream(
         self,
-        prompt: str | Sequence[Prompt] = "",
+        prompts: str | Sequence[Prompt] = "",
         settings: Settings | None = None,
         *,
         seeds: Sequence[int] | None = None,
+        watch: bool = True,
         **changes: Any,
     ) -> Iterator[Event]:
-        """The same for one prompt (or several side by side), as events while it happens.
+        """The same for one prompt, or several side by side, as events while it happens.
 
-        `Started`, then for each block `TokenRevealed` (and `TokenHidden` under remasking) and
-        `BlockFinished`, at last `Stopped` with the sample.
+        `Started`, then for each block `BlockStarted`, `TokenRevealed` (and `TokenHidden` under remasking)
+        and `BlockFinished`, at last `Stopped` with the sample. Without `watch` only when a text is stopped or
+        drawn again, which does not hold the device up after every pass.
         """
-        return self._write(prompt, settings, seeds, changes, watch=True)
+        settings = Settings.of(settings, changes)
+        listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
+        return write(
+            build_writer(self.network, self.config, settings),
+            build_requests(listed, seeds, self.config, self.tokenizer, settings),
+            stopping=settings.stopping(self.tokenizer),
+            batch_size=settings.batch_size,
+            device=self.network.embedding.weight.device,
+            watch=watch,
+        )
 
     def log_likelihood(
         self,
@@ -124,26 +135,6 @@ class LanguageModel:
     def generation(self, sample: Sample) -> Generation:
         """A sample with its text."""
         return Generation(None if self.tokenizer is None else self.tokenizer.decode(sample.tokens), sample)
-
-    def _write(
-        self,
-        prompts: str | Sequence[Prompt],
-        settings: Settings | None,
-        seeds: Sequence[int] | None,
-        changes: dict[str, Any],
-        *,
-        watch: bool,
-    ) -> Iterator[Event]:
-        settings = Settings.of(settings, changes)
-        listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
-        return write(
-            build_writer(self.network, self.config, settings),
-            build_requests(listed, seeds, self.config, self.tokenizer, settings),
-            stopping=settings.stopping(self.tokenizer),
-            batch_size=settings.batch_size,
-            device=self.network.embedding.weight.device,
-            watch=watch,
-        )
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save in a folder, in our own format, the tokenizer with it."""

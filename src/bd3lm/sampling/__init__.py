@@ -5,6 +5,7 @@ from bd3lm.sampling.blocks import BlockWriter
 from bd3lm.sampling.drawing import Sharpening
 from bd3lm.sampling.loop import (
     BlockFinished,
+    BlockStarted,
     Event,
     Redrawn,
     Sample,
@@ -34,6 +35,7 @@ __all__ = [
     "Ancestral",
     "AutoregressiveWriter",
     "BlockFinished",
+    "BlockStarted",
     "BlockWriter",
     "EntropyBound",
     "Event",

@@ -43,6 +43,15 @@ class Started:
 
 
 @dataclass(frozen=True)
+class BlockStarted:
+    """Positions start..stop − 1 of a text are written next; some of them may be given."""
+
+    index: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
 class TokenRevealed:
     """A token was written at a position of a text."""
 
@@ -83,7 +92,7 @@ class Stopped:
     sample: Sample
 
 
-Event = Started | TokenRevealed | TokenHidden | BlockFinished | Redrawn | Stopped
+Event = Started | BlockStarted | TokenRevealed | TokenHidden | BlockFinished | Redrawn | Stopped
 
 
 @dataclass(frozen=True)
@@ -212,6 +221,8 @@ class _Table:
     def _write_piece(self, rows: Rows) -> Iterator[Event]:
         """One piece of every row, and what became of it."""
         begin = rows.start
+        if self.watch:
+            yield from map(self._block_started, range(len(self.seats)))
         for reveal in self.writer.write(rows):
             if self.watch:
                 yield from self._revealed(reveal)
@@ -238,6 +249,11 @@ class _Table:
         tokens = rows.text[place, :length].cpu().clone()
         fill_passes = int(rows.fill_passes[place])
         return Stopped(seat.index, seat.finished(tokens, evaluations, fill_passes, stopped_by))
+
+    def _block_started(self, place: int) -> BlockStarted:
+        seat = self._seat(place)
+        stop = min(self.writer.piece_end(seat.start), seat.request.length)
+        return BlockStarted(seat.index, seat.start, stop)
 
     def _revealed(self, reveal: Reveal) -> Iterator[Event]:
         for place, token in reveal.active.nonzero().tolist():

@@ -1,0 +1,198 @@
+"""`bd3lm sample`: texts as they are written in a terminal, and as JSON lines in a file."""
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from bd3lm.lm import Generation, LanguageModel, Settings
+from bd3lm.sampling import BlockFinished, BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
+
+_MASK_SIGN = "░"
+_FRAMES_PER_SECOND = 20
+
+
+def run_sample(
+    model: LanguageModel,
+    prompts: Sequence[str],
+    settings: Settings,
+    *,
+    out: Path | None = None,
+    console: Console | None = None,
+) -> list[Generation]:
+    """Write a text for each prompt, show them, and say how fast it went.
+
+    One text in a terminal is shown while it is written, hidden tokens and all; of several each is shown
+    when it is finished. Records go to `out` as texts are finished, and `out` appears when all are.
+    """
+    console = console or Console()
+    if model.tokenizer is None:
+        raise ValueError("the model was saved without a tokenizer; name one with --tokenizer")
+    if out is not None and out.exists():
+        raise ValueError(f"--out must be a new file, and {out} exists")
+    watch = len(prompts) == 1 and console.is_terminal
+    begun = time.perf_counter()
+    events = model.stream(prompts, settings, watch=watch)  # complains before anything is written
+    partial = None if out is None else out.with_name(out.name + ".partial")
+    done: list[Generation] = []
+    display = _Animation(model, console) if watch else _Bar(console, len(prompts))
+    with partial.open("w", encoding="utf-8") if partial else nullcontext() as file, display:
+        for event in events:
+            display.show(event)
+            if isinstance(event, Stopped):
+                generation = model.generation(event.sample)
+                done.append(generation)
+                if not watch:
+                    _print(console, generation, prompts[event.index], many=len(prompts) > 1)
+                if file is not None:
+                    _append(file, generation, prompts[event.index], settings, model)
+    seconds = time.perf_counter() - begun
+    if watch:
+        _print(console, done[0], prompts[0], many=False)
+    if partial is not None and out is not None:
+        partial.replace(out)
+    console.print(_summary(done, seconds), highlight=False, soft_wrap=True)
+    if out is not None:
+        console.print(f"wrote {out}", highlight=False, soft_wrap=True)
+    return sorted(done, key=lambda generation: generation.sample.index)
+
+
+class _Animation:
+    """The end of a text that is being written, redrawn as its tokens come."""
+
+    def __init__(self, model: LanguageModel, console: Console) -> None:
+        if model.tokenizer is None:
+            raise RuntimeError("an animation needs a tokenizer")
+        self.tokenizer, self.mask_id = model.tokenizer, model.config.method.mask_id
+        self.console = console
+        self.live = Live(console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True)
+        self.tokens: list[int] = []
+        self.finished = 0
+        self.prefix = ""  # the text of what will not change any more
+        self.drawn = 0.0
+
+    def __enter__(self) -> "_Animation":
+        self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
+
+    def show(self, event: Event) -> None:
+        match event:
+            case Started(request=request):
+                self.tokens = request.given.tolist()
+                self.finished, self.prefix = 0, ""
+            case BlockStarted(stop=stop):
+                self.tokens += [self.mask_id] * (stop - len(self.tokens))
+            case TokenRevealed(position=position, token=token):
+                self.tokens[position] = token
+            case TokenHidden(position=position):
+                self.tokens[position] = self.mask_id
+            case BlockFinished(stop=stop):
+                self.finished = stop
+                self.prefix = self.tokenizer.decode(self.tokens[:stop])
+        if time.perf_counter() - self.drawn > 1 / _FRAMES_PER_SECOND:
+            self.drawn = time.perf_counter()
+            self.live.update(self._tail())
+
+    def _tail(self) -> Text:
+        """As many of the last lines as the terminal has room for."""
+        shown = Text(self.prefix)
+        for token in self.tokens[self.finished :]:
+            masked = token == self.mask_id
+            shown.append(
+                _MASK_SIGN if masked else self.tokenizer.decode([token]), style="dim" if masked else "bold"
+            )
+        lines = shown.wrap(self.console, self.console.width)
+        return Text("\n").join(lines[-max(self.console.height - 2, 1) :])
+
+
+class _Bar:
+    """How many texts are finished, in a terminal; nothing elsewhere."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.progress = Progress(
+            TextColumn("writing"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total} texts"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.progress.add_task("writing", total=total)
+
+    def __enter__(self) -> "_Bar":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, Stopped):
+            self.progress.advance(self.task)
+
+
+def _print(console: Console, generation: Generation, prompt: str, *, many: bool) -> None:
+    text = generation.text or ""
+    sample = generation.sample
+    if many:
+        title = f"text {sample.index}: {len(sample.tokens)} tokens, stopped by {sample.stopped_by}"
+        console.rule(f"[bold]{title}", align="left")
+    written = text.removeprefix(prompt)
+    given = prompt if text.startswith(prompt) else ""
+    console.print(f"[dim]{escape(given)}[/dim]{escape(written)}", highlight=False, soft_wrap=True)
+
+
+def _append(
+    file: IO[str], generation: Generation, prompt: str, settings: Settings, model: LanguageModel
+) -> None:
+    sample = generation.sample
+    record: dict[str, Any] = {
+        "index": sample.index,
+        "prompt": prompt,
+        "text": generation.text,
+        "tokens": generation.tokens,
+        "length": len(sample.tokens),
+        "given": sample.given,
+        "evaluations": sample.evaluations,
+        "fill_passes": sample.fill_passes,
+        "stopped_by": sample.stopped_by,
+        "redraws": sample.redraws,
+        "redrawn_evaluations": sample.redrawn_evaluations,
+        "entropy": round(generation.entropy, 6),
+        "seed": sample.seed,
+        "dtype": str(model.network.embedding.weight.dtype).removeprefix("torch."),
+        "settings": {**asdict(settings), "unmasking": repr(settings.unmasking)},
+    }
+    file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    file.flush()
+
+
+def _summary(done: Sequence[Generation], seconds: float) -> str:
+    """Speed by what was written: neither prompts nor what was dropped or redrawn counts as output."""
+    samples = [generation.sample for generation in done]
+    written = sum(sample.written for sample in samples)
+    evaluations = sum(sample.evaluations + sample.redrawn_evaluations for sample in samples)
+    fills = sum(sample.fill_passes for sample in samples)
+    reasons = {
+        reason: sum(s.stopped_by == reason for s in samples) for reason in ("eos", "entropy", "length")
+    }
+    ends = ", ".join(f"{count} by {reason}" for reason, count in reasons.items() if count)
+    redraws = sum(sample.redraws for sample in samples)
+    return (
+        f"{written:,} tokens written in {seconds:.1f} s: {written / seconds:,.1f} tokens/s. "
+        f"{evaluations:,} evaluations, {fills:,} more passes over what was given. "
+        f"Stopped: {ends}{f'; {redraws} drawn again' if redraws else ''}."
+    )
