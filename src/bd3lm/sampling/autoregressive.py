@@ -56,8 +56,9 @@ class AutoregressiveWriter(Writer):
         """Read all inputs but the last, which the first pass reads."""
         if not self.cached:
             return
-        chunk = min(_FILL_CHUNK, self.window)
-        rows.cache = self.model.new_cache(len(rows.start), segment=chunk, window=self.window)
+        window = min(self.window, rows.text.shape[1])  # short texts need no more memory than they have tokens
+        chunk = min(_FILL_CHUNK, window)
+        rows.cache = self.model.new_cache(len(rows.start), segment=chunk, window=window)
         rows.fill_passes += fill_cache(
             self.model,
             rows.cache,

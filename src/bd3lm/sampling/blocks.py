@@ -72,8 +72,9 @@ class BlockWriter(Writer):
         n = self.block_size
         if not self.cached or not self.window:
             return
-        chunk = max(min(_FILL_CHUNK, self.window) // n, 2) * n
-        rows.cache = self.model.new_cache(len(rows.start), segment=chunk, window=self.window)
+        window = min(self.window, rows.text.shape[1])  # short texts need no more memory than they have tokens
+        chunk = max(min(_FILL_CHUNK, window) // n, 2) * n
+        rows.cache = self.model.new_cache(len(rows.start), segment=chunk, window=window)
         rows.cache.lead_in(torch.where(rows.start == 0, n, 0))
         counts = (rows.start - n).clamp_min(0)
         rows.fill_passes += fill_cache(
