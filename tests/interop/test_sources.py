@@ -135,3 +135,11 @@ def test_unknown_configs(tmp_path: Path) -> None:
 def test_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must hold a model\.safetensors, got none"):
         load(tmp_path)
+
+
+def test_a_run_of_several_stages_is_told_to_name_one(tmp_path):
+    for stage in ("ar", "block"):
+        (tmp_path / stage / "model").mkdir(parents=True)
+        (tmp_path / stage / "model" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds a run of the stages ar, block: name one .*block"):
+        sources.read_config(tmp_path)
