@@ -116,7 +116,7 @@ class _Seat:
         )
 
     def finished(self, tokens: Tensor, evaluations: int, fill_passes: int, by: StoppedBy) -> Sample:
-        given = self.request.given
+        given = self.request.given[: len(tokens)]  # a template may end inside its last gap
         return Sample(
             index=self.index,
             tokens=tokens,
