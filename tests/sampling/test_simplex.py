@@ -2,13 +2,14 @@
 
 import math
 from itertools import pairwise
+from statistics import NormalDist
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bd3lm.diffusion import Greedy, MultiHot, Projection, Sampling
+from bd3lm.diffusion import Greedy, MultiHot, Projection, Purpose, Sampling, counter_uniform
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.objectives import SimplexDiffusionLoss, TokenBatch
 from bd3lm.sampling import (
@@ -24,7 +25,7 @@ from bd3lm.sampling import (
     write,
 )
 from tests.oracles.networks import CLEAN, MASK, tiny_transformer
-from tests.oracles.simplex import OpenNetwork, sample_text
+from tests.oracles.simplex import OpenNetwork, alpha_bar, logits_of_token, noised, sample_text, softmax
 
 V = 4
 PROJECTIONS: dict[str, Projection] = {
@@ -115,6 +116,38 @@ def test_the_cache_changes_nothing_within_the_window(conditioning):
     )
     assert cached.window == 9  # of ten tokens the last is a block of its own, which sees three whole ones
     assert texts(sample(cached, requests)) == texts(sample(afresh, requests))
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_what_the_network_is_shown(cache):
+    """Noise of scale K that thins around the projection; given tokens almost one-hot; masks past the end."""
+    steps, scale, seed, answer = 5, 1.5, 3, torch.tensor([0, 1, 3, 3, 0])
+    shown: list[Tensor] = []
+
+    def logits(inputs: Tensor, positions: Tensor, noise: Tensor | None) -> Tensor:
+        shown.append(inputs[0])
+        return 50.0 * F.one_hot(answer[positions.clamp_max(4)], V).double()
+
+    writer = SimplexWriter(
+        OpenNetwork(V, logits),
+        block_size=3,
+        mask_id=MASK,
+        context=6,
+        steps=steps,
+        projection=Greedy(),
+        simplex_scale=scale,
+        cache=cache,
+    )
+    sample(writer, [request((0, 1, 3, 3), 5, seed)])
+    assert len(shown) == steps
+    for turn, (given, written, past_the_end) in enumerate(shown):
+        torch.testing.assert_close(given, torch.tensor(softmax(logits_of_token(3, V, scale))).double())
+        assert past_the_end.tolist() == [float(v == MASK) for v in range(V)]
+        uniform = counter_uniform(torch.tensor(seed), torch.tensor(4), Purpose.NOISE, V, repeat=turn)
+        normal = [NormalDist().inv_cdf(u) for u in uniform.tolist()]
+        w = noised(logits_of_token(0, V, scale), alpha_bar(steps - turn, steps), normal, scale)
+        expected = torch.tensor(softmax(w), dtype=torch.float64)
+        torch.testing.assert_close(written, expected, rtol=0, atol=1e-12)
 
 
 def knowing(answer: Tensor) -> OpenNetwork:
