@@ -252,3 +252,61 @@ def test_the_last_layer_does_no_work_that_nothing_reads(keys_only: bool) -> None
     first, last = str(0), str(len(network.layers) - 1)
     assert seen[first] == layout.size
     assert seen.get(last, 0) == (0 if keys_only else layout.noisy)
+
+
+# --- vectors in place of ids ---
+
+
+@pytest.mark.parametrize("conditioning", CONDITIONINGS)
+def test_embedded_ids_are_the_ids(conditioning):
+    """Bit for bit, with and without a store, and where only some positions are read."""
+    model = tiny_transformer(3, **CONDITIONINGS[conditioning])
+    tokens, noise = random_tokens(3, 8), torch.rand(3, 8)
+    for layout in (Bidirectional(8), BlockDiffusion(4, 2)):
+        expected = model(tokens, layout=layout, noise=noise)
+        assert torch.equal(model(model.embed(tokens), layout=layout, noise=noise), expected)
+    caches = [model.new_cache(3, segment=4) for _ in range(2)]
+    for part in (tokens[:, :4], tokens[:, 4:]):
+        states = [
+            model(inputs, layout=BlockCausal(4, 2), noise=noise[:, :4], cache=cache)
+            for inputs, cache in zip((part, model.embed(part)), caches, strict=True)
+        ]
+        for cache in caches:
+            cache.advance(4)
+        assert torch.equal(*states)
+    tapes = [KVTape(), KVTape()]
+    for inputs, tape in zip((tokens, model.embed(tokens)), tapes, strict=True):
+        model(inputs, layout=BlockCausal(8, 4, keys_only=True), noise=noise, cache=tape)
+        layout = BlockDiffusion(8, 4)
+        states.append(model(inputs, layout=layout, noise=noise, cache=tape.replay()))
+    assert torch.equal(*states[-2:])
+
+
+def test_a_mixture_of_tokens_is_the_mean_of_their_vectors():
+    model = tiny_transformer(3)
+    weight = model.embedding.weight
+    probabilities = torch.tensor([[0.25, 0.0, 0.75, 0.0], [0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+    expected = torch.stack((0.25 * weight[0] + 0.75 * weight[2], weight[1]))
+    torch.testing.assert_close(model.embed(probabilities), expected, rtol=0, atol=1e-15)
+    assert model.vocab_size == 4
+    model.embed(probabilities).sum().backward()
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, probabilities.sum(0).unsqueeze(1).expand(4, 16))
+
+
+def test_a_mixture_has_the_precision_of_an_embedding():
+    """Under autocast the embedding of ids, and with it every residual, stays in float32."""
+    model, tokens = tiny_transformer(3, dtype=torch.float32), random_tokens(2, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ids, mixed = model.embed(tokens), model.embed(torch.full((2, 4, 4), 0.25))
+    assert ids.dtype == mixed.dtype == torch.float32
+
+
+def test_vectors_of_the_wrong_width_are_refused():
+    model = tiny_transformer(3)
+    with pytest.raises(ValueError, match=r"embedded tokens must be \(rows, positions, 16\).*\(2, 4, 5\)"):
+        model(torch.zeros(2, 4, 5, dtype=torch.float64), layout=Bidirectional(4))
+    with pytest.raises(ValueError, match=r"probabilities must have 4 entries.*\(2, 4, 5\)"):
+        model.embed(torch.zeros(2, 4, 5))
+    with pytest.raises(ValueError, match=r"token ids must lie in 0\.\.3"):
+        model.embed(torch.tensor([4]))

@@ -26,6 +26,7 @@ class Purpose(IntEnum):
     TOKEN = 0  # which token is revealed
     ORDER = 1  # when a position is revealed
     REMASK = 2  # when a revealed position is hidden again
+    NOISE = 3  # the Gaussian noise of a continuous diffusion
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:

@@ -158,7 +158,7 @@ class KVCache:
             raise ValueError(
                 f"layout must be of one text, whose positions follow the cached ones, got {layout}"
             )
-        rows, segment = tokens.shape
+        rows, segment = tokens.shape[:2]  # ids, or vectors that stand for them
         if rows != self.rows:
             raise ValueError(f"tokens must have {self.rows} rows, as the cache, got {rows}")
         if segment > self.segment:

@@ -15,10 +15,17 @@ class Denoiser(Protocol):
     def uses_noise(self) -> bool:
         """Whether the output depends on the noise level given."""
 
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids there are, the mask's among them."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Vectors (..., hidden) for token ids (...) or for probabilities (..., vocabulary)."""
+
     def __call__(
         self, tokens: Tensor, *, layout: Layout, noise: Tensor | None = None, cache: KVStore | None = None
     ) -> Tensor:
-        """Hidden states (rows, read positions, hidden)."""
+        """Hidden states (rows, read positions, hidden) of token ids (rows, positions) or embedded ones."""
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (..., vocabulary) of hidden states (..., hidden)."""

@@ -114,6 +114,29 @@ class Transformer(nn.Module):
         """Whether the output depends on the noise level given."""
         return self.config.time_conditioning
 
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids there are, the mask's among them."""
+        return self.config.vocab_size
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The vectors (..., hidden) that stand for token ids (...), or for mixtures of tokens.
+
+        A mixture is given by its probabilities (..., vocabulary): the mean of the vectors of its tokens.
+        """
+        if not tokens.is_floating_point():
+            self._check_ids(tokens)
+            embedded: Tensor = self.embedding(tokens)
+            return embedded
+        if tokens.shape[-1] != self.vocab_size:
+            raise ValueError(
+                f"probabilities must have {self.vocab_size} entries, as the vocabulary, got "
+                f"{tuple(tokens.shape)}"
+            )
+        weight = self.embedding.weight
+        # Mixed precision multiplies in half precision, but the residual stream stays as it is for ids.
+        return (tokens.to(weight.dtype) @ weight).to(weight.dtype)
+
     def forward(
         self,
         tokens: Tensor,
@@ -124,8 +147,8 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Hidden states (rows, read positions, hidden) of the positions that `layout` reads.
 
-        `noise` is (rows,) or (rows, positions); it is required when `time_conditioning` is on and ignored
-        otherwise.
+        `tokens` are ids (rows, positions), or what `embed` made of some, (rows, positions, hidden). `noise`
+        is (rows,) or (rows, positions); it is required when `time_conditioning` is on and ignored otherwise.
         """
         self._check(tokens)
         store = cache if cache is not None else NoStore()
@@ -136,7 +159,7 @@ class Transformer(nn.Module):
         last_mask = (
             mask if read in (every, (0, 0)) else store.mask(layout, read, device, self.attention_backend)
         )
-        x = self.embedding(tokens)
+        x = tokens if tokens.is_floating_point() else self.embedding(tokens)
         turn = self._rotation(positions, x.dtype)
         conditioning = self._conditioning(noise, tokens, x.dtype)
         for index, layer in enumerate(self._layers):
@@ -189,21 +212,31 @@ class Transformer(nn.Module):
             noise = torch.zeros(1, device=tokens.device)
         elif noise is None:
             raise ValueError("noise must be given: this network is conditioned on the noise level")
-        elif noise.shape not in ((tokens.shape[0],), tuple(tokens.shape)):
+        elif noise.shape not in ((tokens.shape[0],), tuple(tokens.shape[:2])):
             raise ValueError(
-                f"noise must have shape (rows,) or (rows, positions) = {tuple(tokens.shape)}, "
+                f"noise must have shape (rows,) or (rows, positions) = {tuple(tokens.shape[:2])}, "
                 f"got {tuple(noise.shape)}"
             )
         embedded: Tensor = self.noise_embedding(noise.to(dtype))
         return embedded.unsqueeze(1) if noise.ndim == 1 else embedded
 
     def _check(self, tokens: Tensor) -> None:
+        if tokens.is_floating_point():
+            if tokens.ndim != 3 or tokens.shape[-1] != self.config.hidden or not tokens.numel():
+                raise ValueError(
+                    f"embedded tokens must be (rows, positions, {self.config.hidden}) with at least one row, "
+                    f"got {tuple(tokens.shape)}"
+                )
+            return
         if tokens.ndim != 2 or not tokens.numel():
             raise ValueError(
                 f"tokens must be (rows, positions) with at least one row, got {tuple(tokens.shape)}"
             )
+        self._check_ids(tokens)
+
+    def _check_ids(self, tokens: Tensor) -> None:
         # On an accelerator looking at the values would stall every pass; there the embedding itself traps.
-        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+        if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
             low, high = int(tokens.min()), int(tokens.max())
             if low < 0 or high >= self.config.vocab_size:
                 raise ValueError(

@@ -17,6 +17,7 @@ from bd3lm.sampling.loop import (
     write,
 )
 from bd3lm.sampling.rows import Request, Writer
+from bd3lm.sampling.simplex import SimplexWriter
 from bd3lm.sampling.sliding import SlidingWriter
 from bd3lm.sampling.stopping import StoppedBy, Stopping, token_entropy
 from bd3lm.sampling.unmasking import (
@@ -47,6 +48,7 @@ __all__ = [
     "Request",
     "Sample",
     "Sharpening",
+    "SimplexWriter",
     "SlidingWriter",
     "Started",
     "Stopped",

@@ -5,6 +5,7 @@ tokens costs n passes with first-hitting steps, not n + 1.
 """
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,39 +21,29 @@ from bd3lm.sampling.unmasking import FirstHitting, Unmasking
 _FILL_CHUNK = 128  # given text is read in passes of about so many tokens
 
 
-class BlockWriter(Writer):
-    """Block diffusion for any block size.
+class BlockwiseWriter(Writer):
+    """What block loops share: where blocks begin, what a block sees, and how finished ones are remembered.
 
-    With first-hitting or ancestral steps, unsharpened and within the network's context, this is the law
-    whose likelihood `evaluation.exact_likelihood` computes (ancestral: in the limit of many steps). A given
-    token inside a block is kept and the orders of reveal run over the others; a text that ends inside a
-    block leaves what lies past its end masked.
-
-    A block sees the `context − block_size` tokens before it. Past the context the cache slides: see
-    `KVCache`. Without `cache` what a block sees is computed afresh in every pass, which within the context
-    gives the same tokens, and past it another distribution: that of a network that never saw what has left
-    the window.
+    A block sees the `window` tokens before it. Past that the cache slides: see `KVCache`. Without `cache`
+    what a block sees is computed afresh in every pass, which within the window gives the same tokens, and
+    past it another distribution: that of a network that never saw what has left the window.
     """
+
+    further: ClassVar[str] = ""
+    """What to use for texts longer than a block that is the whole context."""
 
     def __init__(
         self,
         model: Denoiser,
+        mask_id: int,
         *,
         block_size: int,
-        mask_id: int,
-        context: int,
+        window: int,
         causal_clean: bool = False,
-        unmasking: Unmasking | None = None,
-        sharpening: Sharpening | None = None,
         cache: bool = True,
     ) -> None:
         super().__init__(model, mask_id)
-        if block_size < 1 or context % block_size:
-            raise ValueError(f"block_size must be a positive divisor of context {context}, got {block_size}")
-        self.block_size, self.causal_clean, self.cached = block_size, causal_clean, cache
-        self.window = context - block_size
-        self.unmasking = unmasking or FirstHitting()
-        self.sharpening = sharpening or Sharpening()
+        self.block_size, self.window, self.causal_clean, self.cached = block_size, window, causal_clean, cache
 
     def first_start(self, given: int) -> int:
         return given // self.block_size * self.block_size
@@ -64,7 +55,7 @@ class BlockWriter(Writer):
         if not self.window and request.length > self.block_size:
             raise ValueError(
                 f"length must be at most the block size {self.block_size}, which is the network's whole "
-                f"context, got {request.length}; SlidingWriter goes further"
+                f"context, got {request.length}{self.further}"
             )
 
     def remember(self, rows: Rows) -> None:
@@ -81,31 +72,14 @@ class BlockWriter(Writer):
             self.model, rows.cache, rows.text, counts, chunk=chunk, layout=self._finished
         )
 
-    def write(self, rows: Rows) -> Iterator[Reveal]:
-        block, positions = read_at(rows.text, rows.start, self.block_size)
-        hidden = (block == self.mask_id) & (positions < rows.stop.unsqueeze(1))
+    def evaluator(self, rows: Rows, hidden: Tensor) -> Evaluate:
+        """The network over the next block of every row, of which `hidden` (rows, n) is to be written."""
         if rows.cache is None:
-            evaluate = self._recomputing(rows)
-        else:
-            evaluate = self._cached(rows)
-            rows.fill_passes += ~hidden.any(1)
-            if not hidden.any():  # all given: the block before has to be read all the same
-                self._read_before(rows)
-        for reveal in denoise(
-            self.model,
-            block,
-            hidden,
-            positions=positions,
-            seeds=rows.seeds,
-            mask_id=self.mask_id,
-            unmasking=self.unmasking,
-            sharpening=self.sharpening,
-            evaluate=evaluate,
-        ):
-            rows.evaluations += reveal.evaluated
-            yield reveal
-        rows.text.scatter_(1, positions, block)
-        rows.start = rows.start + self.block_size
+            return self._recomputing(rows)
+        rows.fill_passes += ~hidden.any(1)
+        if not hidden.any():  # all given: the block before has to be read all the same
+            self._read_before(rows)
+        return self._cached(rows)
 
     def _cached(self, rows: Rows) -> Evaluate:
         """The first pass reads the block before too; with it that block enters the cache."""
@@ -119,7 +93,7 @@ class BlockWriter(Writer):
             if not first:
                 return self.model(block, layout=self._written(n), noise=noise, cache=cache)
             first = False
-            before = self._block_before(rows)
+            before = self._as(block, self._block_before(rows))
             noise = None if noise is None else F.pad(noise, (n, 0))  # finished text has none
             states = self.model(
                 torch.cat((before, block), dim=1), layout=self._written(2 * n), noise=noise, cache=cache
@@ -148,12 +122,16 @@ class BlockWriter(Writer):
             noise, states = self._noise(mask_rate), []
             for row, start in enumerate(rows.start.tolist()):
                 seen = rows.text[row, max(start - self.window, 0) : start]
-                tokens = torch.cat((seen, block[row])).unsqueeze(0)
+                tokens = torch.cat((self._as(block, seen), block[row])).unsqueeze(0)
                 told = None if noise is None else F.pad(noise[row : row + 1], (len(seen), 0))
                 states.append(self.model(tokens, layout=self._written(tokens.shape[1]), noise=told))
             return torch.cat(states)
 
         return evaluate
+
+    def _as(self, block: Tensor, finished: Tensor) -> Tensor:
+        """Finished tokens in the form of the block that they precede: ids, or the vectors that embed them."""
+        return self.model.embed(finished) if block.is_floating_point() else finished
 
     def _noise(self, mask_rate: Tensor) -> Tensor | None:
         """What a time-conditioned network is told of each token of a block, (rows, n)."""
@@ -166,3 +144,61 @@ class BlockWriter(Writer):
 
     def _finished(self, length: int) -> BlockDecoding:
         return BlockDecoding(length, self.block_size, causal_clean=self.causal_clean, keys_only=True)
+
+
+class BlockWriter(BlockwiseWriter):
+    """Block diffusion for any block size.
+
+    With first-hitting or ancestral steps, unsharpened and within the network's context, this is the law
+    whose likelihood `evaluation.exact_likelihood` computes (ancestral: in the limit of many steps). A given
+    token inside a block is kept and the orders of reveal run over the others; a text that ends inside a
+    block leaves what lies past its end masked.
+
+    A block sees the `context − block_size` tokens before it.
+    """
+
+    further = "; SlidingWriter goes further"
+
+    def __init__(
+        self,
+        model: Denoiser,
+        *,
+        block_size: int,
+        mask_id: int,
+        context: int,
+        causal_clean: bool = False,
+        unmasking: Unmasking | None = None,
+        sharpening: Sharpening | None = None,
+        cache: bool = True,
+    ) -> None:
+        if block_size < 1 or context % block_size:
+            raise ValueError(f"block_size must be a positive divisor of context {context}, got {block_size}")
+        super().__init__(
+            model,
+            mask_id,
+            block_size=block_size,
+            window=context - block_size,
+            causal_clean=causal_clean,
+            cache=cache,
+        )
+        self.unmasking = unmasking or FirstHitting()
+        self.sharpening = sharpening or Sharpening()
+
+    def write(self, rows: Rows) -> Iterator[Reveal]:
+        block, positions = read_at(rows.text, rows.start, self.block_size)
+        hidden = (block == self.mask_id) & (positions < rows.stop.unsqueeze(1))
+        for reveal in denoise(
+            self.model,
+            block,
+            hidden,
+            positions=positions,
+            seeds=rows.seeds,
+            mask_id=self.mask_id,
+            unmasking=self.unmasking,
+            sharpening=self.sharpening,
+            evaluate=self.evaluator(rows, hidden),
+        ):
+            rows.evaluations += reveal.evaluated
+            yield reveal
+        rows.text.scatter_(1, positions, block)
+        rows.start = rows.start + self.block_size

@@ -12,7 +12,7 @@ from bd3lm.sampling.drawing import Sharpening
 from bd3lm.sampling.unmasking import Planned, Unmasking
 
 Evaluate = Callable[[Tensor, Tensor], Tensor]
-"""Hidden states (rows, n, hidden) of blocks (rows, n) at mask rates (rows,)."""
+"""Hidden states (rows, n, hidden) of blocks (rows, n), or of embedded ones, at mask rates (rows,)."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,122 @@
+"""SSD-LM (Han et al., arXiv 2210.17432): Gaussian diffusion of a block on the simplex, by cross-entropy."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bd3lm.diffusion import (
+    Draws,
+    LevelSampler,
+    SquaredCosine,
+    add_noise,
+    almost_one_hot,
+    conditioning_noise,
+    derive_seed,
+)
+from bd3lm.models import Bidirectional, BlockDiffusion, Denoiser
+from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, check_scored, token_nats
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimplexDiffusionLoss(Objective):
+    """−log p(x^b | w̃_t^b, x^{<b}) at every token of a block, t uniform on 1..T (SSD-LM, section 3.1).
+
+    A noisy token enters the network as the mean embedding under softmax(w̃_t), a clean one by its id. SSD-LM
+    trains one block of each sequence, at a random place and after whatever precedes it; here every block of
+    the sequence is trained in one pass, each at its own t, as block diffusion is: noisy blocks, then the
+    clean text, under the layout `BlockDiffusion`.
+
+    It is a plain cross-entropy, neither a bound on a likelihood nor one itself.
+
+    What has no noise: a given token keeps its almost one-hot w̃_0 inside a noisy block. Where a token is
+    absent, or the last block lacks some to its full size (1,024 tokens are 40 blocks of 25 and one of 24),
+    stands the embedding of the mask, whatever t is, and `SimplexWriter` puts the same there. The present
+    tokens of that block may attend to it, as in block diffusion; no other block sees it.
+    """
+
+    block_size: int
+    mask_id: int
+    steps: int = 5000
+    """T, how finely times are drawn; a sampler may take another number of steps."""
+    simplex_scale: float = 5.0
+    """K."""
+    schedule: SquaredCosine = field(default_factory=SquaredCosine)
+    levels: LevelSampler = field(default_factory=LevelSampler)
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.mask_id < 0:
+            raise ValueError(f"mask_id must be a token id, got {self.mask_id}")
+        if not 0.0 < self.simplex_scale < math.inf:
+            raise ValueError(f"simplex_scale must be positive and finite, got {self.simplex_scale}")
+
+    @property
+    def is_bound(self) -> bool:
+        return False
+
+    def draw(
+        self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str
+    ) -> Draws:
+        whole = self._whole_blocks(length)
+        return self.levels.draw(rows, whole, self.block_size, generator=generator, device=device)
+
+    def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None) -> TokenLoss:
+        if draws is None:
+            raise ValueError("draws must be given: diffusion adds noise at random")
+        length = batch.tokens.shape[1]
+        if draws.tokens.shape[1] != self._whole_blocks(length) or draws.block_size != self.block_size:
+            raise ValueError(
+                f"draws must be for {self._whole_blocks(length)} positions in blocks of {self.block_size}, "
+                f"got {draws.tokens.shape[1]} in blocks of {draws.block_size}"
+            )
+        check_scored(batch, self.mask_id)
+        scored = batch.scored
+        states = self._states(model, batch, draws)[:, :length]
+        nats = token_nats(model.head(states[scored]), batch.tokens[scored], self.mask_id)
+        return TokenLoss(
+            nats=nats.new_zeros(scored.shape).masked_scatter(scored, nats), weight=scored.to(nats.dtype)
+        )
+
+    def _states(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> Tensor:
+        """Hidden states of all noisy blocks, those of the last one's missing positions too."""
+        length = batch.tokens.shape[1]
+        whole = self._whole_blocks(length)
+        missing = (0, whole - length)
+        tokens = F.pad(batch.tokens, missing, value=self.mask_id)
+        scored = F.pad(batch.scored, missing, value=False)
+        absent = batch.absent if batch.absent is not None else torch.zeros_like(batch.scored)
+        absent = F.pad(absent, missing, value=True)
+        t = (draws.levels * self.steps).ceil().clamp(1, self.steps)
+        alpha_bar = self.schedule.alpha_bar(t / self.steps).repeat_interleave(self.block_size, dim=1)
+        noisy = self._noisy(model, tokens, alpha_bar.masked_fill(~scored, 1.0), draws)
+        noisy = torch.where(absent.unsqueeze(-1), model.embed(tokens.new_tensor(self.mask_id)), noisy)
+        noise = conditioning_noise(1.0 - alpha_bar) if model.uses_noise else None
+        if whole == self.block_size:
+            return model(noisy, layout=Bidirectional(whole), noise=noise)
+        inputs = torch.cat((noisy, model.embed(tokens)), dim=1)
+        noise = None if noise is None else F.pad(noise, (0, whole))  # the clean text has none
+        return model(inputs, layout=BlockDiffusion(whole, self.block_size), noise=noise)
+
+    def _noisy(self, model: Denoiser, tokens: Tensor, alpha_bar: Tensor, draws: Draws) -> Tensor:
+        """Embeddings of softmax(w̃_t), a row at a time: of (length, vocabulary) few are ever held at once.
+
+        Each row's noise comes from a generator of its own, seeded by a number drawn for that row: so a rank
+        or a micro-batch, which has only its rows, adds the noise that the whole batch would.
+        """
+        size, scale = model.vocab_size, self.simplex_scale
+        embedded = []
+        for row, bits in enumerate(draws.counts[:, 0].contiguous().view(torch.int64).tolist()):
+            seed = derive_seed("simplex", bits)
+            generator = torch.Generator(tokens.device).manual_seed(seed)
+            normal = torch.randn(tokens.shape[1], size, generator=generator, device=tokens.device)
+            w = add_noise(almost_one_hot(tokens[row], size, scale), alpha_bar[row], normal, scale)
+            embedded.append(model.embed(w.softmax(-1)))
+        return torch.stack(embedded)
+
+    def _whole_blocks(self, length: int) -> int:
+        return -(-length // self.block_size) * self.block_size

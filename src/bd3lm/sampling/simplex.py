@@ -1,0 +1,112 @@
+"""SSD-LM's decoding (Han et al., arXiv 2210.17432, section 3.2): T steps of Gaussian diffusion a block."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion import (
+    Projection,
+    Purpose,
+    Sampling,
+    SquaredCosine,
+    add_noise,
+    almost_one_hot,
+    counter_uniform,
+    subs_at_masks,
+)
+from bd3lm.models import Denoiser
+from bd3lm.sampling.blocks import BlockwiseWriter
+from bd3lm.sampling.denoising import Reveal
+from bd3lm.sampling.rows import Rows, read_at
+
+
+class SimplexWriter(BlockwiseWriter):
+    """Block after block, all tokens of a block together, `steps` passes for each block.
+
+    A block starts as noise. A pass at step t gives distributions over tokens; these are projected onto almost
+    one-hot vectors, which with the noise of step t − 1 are the next input. The tokens are the likeliest ones
+    of the last pass, for every projection, as in SSD-LM's code: by then they are all but decided, and it is
+    the noise and the sampling projection that made texts differ. They are written all at once.
+
+    The law has no tractable likelihood. A given token stands in its block as its almost one-hot vector and is
+    kept; past the end of a text stand masks: both as in `SimplexDiffusionLoss`. `steps`, which need not be
+    those of training, are counted as evaluations of a row for each block that has something to write, also
+    where the text ends inside it.
+
+    `context` need not be whole blocks. A block sees as many before it as the last one of a context does: of
+    1,024 tokens in blocks of 25, forty.
+    """
+
+    def __init__(
+        self,
+        model: Denoiser,
+        *,
+        block_size: int,
+        mask_id: int,
+        context: int,
+        steps: int = 1000,
+        projection: Projection | None = None,
+        simplex_scale: float = 5.0,
+        schedule: SquaredCosine | None = None,
+        cache: bool = True,
+    ) -> None:
+        for name, value in (("block_size", block_size), ("context", context), ("steps", steps)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0.0 < simplex_scale < math.inf:
+            raise ValueError(f"simplex_scale must be positive and finite, got {simplex_scale}")
+        window = (context - 1) // block_size * block_size
+        super().__init__(model, mask_id, block_size=block_size, window=window, cache=cache)
+        self.steps, self.simplex_scale = steps, simplex_scale
+        self.projection = projection or Sampling()
+        self.schedule = schedule or SquaredCosine()
+
+    def write(self, rows: Rows) -> Iterator[Reveal]:
+        block, positions = read_at(rows.text, rows.start, self.block_size)
+        hidden = (block == self.mask_id) & (positions < rows.stop.unsqueeze(1))
+        evaluate = self.evaluator(rows, hidden)
+        if hidden.any():
+            fixed = self._fixed(block)
+            times = torch.arange(self.steps, -1, -1, dtype=torch.float64, device=block.device) / self.steps
+            alpha_bar = self.schedule.alpha_bar(times)
+            w = self.simplex_scale * self._normal(rows, positions, turn=0)
+            for turn in range(1, self.steps + 1):
+                noisy = torch.where(hidden.unsqueeze(-1), self.model.embed(w.softmax(-1)), fixed)
+                states = evaluate(noisy, (1.0 - alpha_bar[turn - 1]).expand(len(block)))
+                log_p = subs_at_masks(self.model.head(states), self.mask_id)
+                rows.evaluations += hidden.any(1)
+                if turn < self.steps:
+                    w = self._step(rows, positions, log_p, alpha_bar[turn], turn)
+            block = torch.where(hidden, log_p.argmax(-1), block)
+            rows.text.scatter_(1, positions, block)
+            yield Reveal(positions, block, hidden)
+        rows.start = rows.start + self.block_size
+
+    def _step(self, rows: Rows, positions: Tensor, log_p: Tensor, alpha_bar: Tensor, turn: int) -> Tensor:
+        """w̃_{t−1} = √ᾱ_{t−1} · ŵ + √(1 − ᾱ_{t−1}) · z."""
+        uniform = None
+        if self.projection.draws:
+            uniform = self._uniform(rows, positions, Purpose.TOKEN, turn)
+        w_hat = self.projection(log_p, self.simplex_scale, uniform)
+        normal = self._normal(rows, positions, turn=turn)
+        return add_noise(w_hat, alpha_bar.expand(positions.shape), normal, self.simplex_scale)
+
+    def _normal(self, rows: Rows, positions: Tensor, *, turn: int) -> Tensor:
+        """Standard normal numbers (rows, n, vocabulary), of each row's own stream."""
+        return torch.special.ndtri(self._uniform(rows, positions, Purpose.NOISE, turn))
+
+    def _uniform(self, rows: Rows, positions: Tensor, purpose: Purpose, turn: int) -> Tensor:
+        return counter_uniform(
+            rows.seeds.unsqueeze(1), positions, purpose, self.model.vocab_size, repeat=turn
+        )
+
+    def _fixed(self, block: Tensor) -> Tensor:
+        """What stands for the tokens that are not written: almost one-hot given ones, and masks past the end.
+
+        Hidden tokens are masks here too; noise takes their place.
+        """
+        given = almost_one_hot(block, self.model.vocab_size, self.simplex_scale).softmax(-1)
+        is_mask = (block == self.mask_id).unsqueeze(-1)
+        return torch.where(is_mask, self.model.embed(block), self.model.embed(given))
