@@ -3,13 +3,17 @@
 from bd3lm.objectives.autoregressive import Autoregressive
 from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss
 from bd3lm.objectives.block import BlockDiffusionLoss
+from bd3lm.objectives.d3pm import D3PM
 from bd3lm.objectives.denoising import BlockDenoiser
+from bd3lm.objectives.score_entropy import ScoreEntropy
 
 __all__ = [
+    "D3PM",
     "Autoregressive",
     "BlockDenoiser",
     "BlockDiffusionLoss",
     "Objective",
+    "ScoreEntropy",
     "TokenBatch",
     "TokenLoss",
 ]
