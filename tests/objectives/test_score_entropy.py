@@ -1,4 +1,4 @@
-"""SEDD's loss is the score entropy of Lou et al., least at the true scores, and never below the likelihood."""
+"""SEDD's loss is the score entropy of Lou et al., least at the true scores, never below the likelihood."""
 
 import math
 from functools import lru_cache
