@@ -220,6 +220,12 @@ def test_true_uniform_scores_reach_the_least_bound_there_is():
     assert average == pytest.approx(entropy(2) + prior, rel=1e-5)
 
 
+def test_scores_of_one_are_uniform_noise_running_backwards_and_pay_log_v_a_token():
+    """The reverse of noise that began as noise: all that is paid is KL(x_0 ‖ uniform), for every text."""
+    found = expected(UNIFORM, fixed(np.zeros((VOCAB**2, 2, VOCAB))), texts(2), FLOORED)
+    np.testing.assert_allclose(found, math.log(VOCAB), rtol=1e-5)
+
+
 @lru_cache
 def perturbed_uniform(scale: float) -> tuple[Array, Array]:
     """(bound, −log p of the reverse process itself) of every text."""

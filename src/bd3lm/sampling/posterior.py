@@ -1,4 +1,6 @@
-"""D3PM's sampler over uniform noise: T draws from the reverse step (Austin et al. 2021, eq. 4).
+"""D3PM's sampler over uniform noise: T draws from the reverse step (Austin et al. 2021, section 2).
+
+The step averages posteriors over the network's guess, as `objectives.D3PM` says and trains.
 
 Under the absorbing process D3PM samples as masked diffusion does: `SlidingWriter` and `BlockWriter` with
 `Ancestral(T)` steps are its sampler, with at most one pass for each hidden token.
