@@ -170,6 +170,34 @@ def test_corrupt_uses_each_tokens_own_alpha_and_the_generator(process: ForwardPr
     torch.testing.assert_close(frequency.double(), process.noise(), rtol=0, atol=0.04)
 
 
+@every_process
+@pytest.mark.parametrize("mask_rate", [1e-12, 0.3, 1.0])
+def test_corrupt_at_splits_the_unit_interval_as_the_marginal_says(
+    process: ForwardProcess, mask_rate: float
+) -> None:
+    """A grid of numbers in (0, 1], one a corruption: exactly the right share ends in each token."""
+    v, x0 = process.vocab_size, 0
+    cells = 60  # divisible by both vocabularies
+    grid = (torch.arange(cells, dtype=torch.float64) + 0.5) / cells
+    rate = torch.tensor(mask_rate, dtype=torch.float64)
+    corrupted = process.corrupt_at(torch.full((cells,), x0), rate, rate * grid)
+    noise = process.noise()
+    assert torch.bincount(corrupted, minlength=v).tolist() == [round(cells * float(p)) for p in noise]
+    kept = process.corrupt_at(torch.full((cells,), x0), rate, rate + (1.0 - rate) * grid)
+    assert mask_rate == 1.0 or (kept == x0).all()
+    ends = process.corrupt_at(torch.zeros(2).long(), torch.ones(2).double(), torch.tensor([2.0**-53, 1.0]))
+    assert ((ends >= 0) & (ends < v)).all()
+
+
+@every_process
+@pytest.mark.parametrize("alpha", [0.0, 1e-9, 0.2, 1.0])
+def test_prior_divergence_is_that_of_the_last_marginal(process: ForwardProcess, alpha: float) -> None:
+    q = explicit_matrix(process, alpha)[0]
+    noise = process.noise()
+    terms = torch.where(q > 0, q * (q / noise).log(), 0.0)
+    assert process.prior_divergence(alpha) == pytest.approx(float(terms.sum()), rel=1e-6, abs=1e-12)
+
+
 def test_absorbing_never_changes_a_mask() -> None:
     x0 = torch.full((1000,), 4)
     assert torch.equal(Absorbing(V, mask_id=4).corrupt(x0, torch.tensor(0.5)), x0)

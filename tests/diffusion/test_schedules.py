@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bd3lm.diffusion import Cosine, Linear, Logarithmic, NoiseSchedule, Square, SquareRoot
+from bd3lm.diffusion import Cosine, Floored, Linear, Logarithmic, NoiseSchedule, Square, SquareRoot
 
 SCHEDULES = [Linear(), Square(), SquareRoot(), Logarithmic(), Cosine()]
 DEFINITION = {  # the mask rate 1 − alpha(t)
@@ -107,3 +107,23 @@ def test_time_inverts_alpha(schedule: NoiseSchedule) -> None:
 @every_schedule
 def test_the_ends_are_each_others_inverse(schedule: NoiseSchedule) -> None:
     torch.testing.assert_close(schedule.time(f64(1.0, 0.0)), f64(0.0, 1.0), rtol=0, atol=1e-15)
+
+
+@every_schedule
+def test_a_floored_schedule_ends_above_zero_and_keeps_its_rules(schedule: NoiseSchedule) -> None:
+    floored = Floored(schedule, 0.1)
+    t = torch.linspace(0.0, 1.0, 101, dtype=torch.float64)
+    alpha = floored.alpha(t)
+    assert alpha[0] == 1.0
+    assert float(alpha[-1]) == pytest.approx(floored.last_alpha) == pytest.approx(0.1)
+    assert (alpha.diff() < 0).all()
+    torch.testing.assert_close(floored.time(alpha), t, rtol=0, atol=1e-7)
+    inside = t[1:].clone().requires_grad_()
+    (slope,) = torch.autograd.grad(floored.mask_rate(inside).sum(), inside)
+    torch.testing.assert_close(floored.mask_rate_prime(t[1:]), slope)
+    assert schedule.last_alpha == 0.0
+
+
+def test_floored_linear_is_the_log_linear_noise_of_sedd() -> None:
+    t = torch.linspace(0.0, 1.0, 11, dtype=torch.float64)
+    torch.testing.assert_close(-Floored(Linear()).alpha(t).log(), -torch.log1p(-(1 - 1e-3) * t))

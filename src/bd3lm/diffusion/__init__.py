@@ -5,16 +5,23 @@ from bd3lm.diffusion.counter import Purpose, counter_uniform, derive_seed
 from bd3lm.diffusion.counts import Counts, learned_proposal
 from bd3lm.diffusion.draws import Draws, LevelSampler, blocks_in
 from bd3lm.diffusion.masking import ClippedTimes, DiscreteTimes, MaskingRule, Masks, Times
-from bd3lm.diffusion.parameterizations import d3pm, sedd, subs, subs_at_masks
+from bd3lm.diffusion.parameterizations import d3pm, sedd, sedd_at_masks, subs, subs_at_masks
 from bd3lm.diffusion.processes import Absorbing, ForwardProcess, Uniform
 from bd3lm.diffusion.schedules import (
     Cosine,
+    Floored,
     Linear,
     Logarithmic,
     NoiseSchedule,
     Square,
     SquareRoot,
     conditioning_noise,
+)
+from bd3lm.diffusion.scores import (
+    score_entropy_at_masks,
+    tweedie_at_masks,
+    uniform_score_entropy,
+    uniform_tweedie,
 )
 from bd3lm.diffusion.simplex import (
     Greedy,
@@ -33,6 +40,7 @@ __all__ = [
     "Counts",
     "DiscreteTimes",
     "Draws",
+    "Floored",
     "ForwardProcess",
     "Greedy",
     "LevelSampler",
@@ -61,9 +69,14 @@ __all__ = [
     "gumbel_max",
     "learned_proposal",
     "nucleus",
+    "score_entropy_at_masks",
     "sedd",
+    "sedd_at_masks",
     "subs",
     "subs_at_masks",
     "temper",
     "top_k",
+    "tweedie_at_masks",
+    "uniform_score_entropy",
+    "uniform_tweedie",
 ]

@@ -50,3 +50,13 @@ def sedd(logits: Tensor, x_t: Tensor, alpha: Tensor, *, scale_by_noise: bool = T
         odds = torch.log(alpha) - torch.log1p(-alpha)
         logits = logits + odds.to(logits.dtype).unsqueeze(-1) - math.log(logits.shape[-1] - 1)
     return logits.scatter(-1, x_t.unsqueeze(-1), 0.0)
+
+
+def sedd_at_masks(logits: Tensor, mask_id: int) -> Tensor:
+    """log ŝ(y), SEDD's scores at masks with the noise factor α/(1 − α) taken out; −inf at the mask itself.
+
+    The true ŝ is p(y | rest) at every noise level, so it stays finite where α is 0 or 1.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    mask = torch.arange(logits.shape[-1], device=logits.device) == mask_id
+    return logits.masked_fill(mask, -math.inf) - math.log(logits.shape[-1] - 1)

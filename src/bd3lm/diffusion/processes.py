@@ -5,6 +5,7 @@ q(x_t | x) = α_t x + (1 − α_t) π, with π a point mass on the mask (absorbi
 s to t is the same law with α_{t|s} = α_t/α_s.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -49,6 +50,17 @@ class ForwardProcess(ABC):
         """Draw x_t ~ q(x_t | x_0); α broadcasts against x0."""
 
     @abstractmethod
+    def corrupt_at(self, x0: Tensor, mask_rate: Tensor, uniform: Tensor) -> Tensor:
+        """x_t ~ q(x_t | x_0) as a function of uniform numbers in (0, 1], one a token; 1 − α broadcasts.
+
+        A token is corrupted where its number is at most 1 − α, which keeps its precision as α → 1.
+        """
+
+    @abstractmethod
+    def prior_divergence(self, alpha: float) -> float:
+        """KL(q(x_1 | x_0) ‖ π) of one token, in nats, for α = α(1): the prior term of a bound."""
+
+    @abstractmethod
     def prior(
         self, *shape: int, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
     ) -> Tensor:
@@ -82,6 +94,13 @@ class Absorbing(ForwardProcess):
         u = torch.rand(x0.shape, generator=generator, device=x0.device, dtype=torch.float64)
         return torch.where(u < alpha, x0, self.mask_id)
 
+    def corrupt_at(self, x0: Tensor, mask_rate: Tensor, uniform: Tensor) -> Tensor:
+        return torch.where(uniform <= mask_rate, self.mask_id, x0)
+
+    def prior_divergence(self, alpha: float) -> float:
+        """Infinite as soon as a token may stay clean, which a prior that is all masks never has."""
+        return math.inf if alpha > 0.0 else 0.0
+
     def prior(
         self, *shape: int, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
     ) -> Tensor:
@@ -111,6 +130,19 @@ class Uniform(ForwardProcess):
         self.check_ids(x0)
         u = torch.rand(x0.shape, generator=generator, device=x0.device, dtype=torch.float64)
         return torch.where(u < alpha, x0, self.prior(*x0.shape, generator=generator, device=x0.device))
+
+    def corrupt_at(self, x0: Tensor, mask_rate: Tensor, uniform: Tensor) -> Tensor:
+        """A number u <= 1 − α is uniform on (0, 1 − α], so it also says which token comes."""
+        share = (uniform / mask_rate).clamp_max(1.0)
+        token = (share * self.vocab_size).ceil().clamp(1, self.vocab_size).long() - 1
+        return torch.where(uniform <= mask_rate, token, x0)
+
+    def prior_divergence(self, alpha: float) -> float:
+        v = self.vocab_size
+        kept, other = (1.0 + (v - 1) * alpha) / v, (1.0 - alpha) / v
+        if alpha == 1.0:
+            return math.log(v)
+        return kept * math.log1p((v - 1) * alpha) + (v - 1) * other * math.log1p(-alpha)
 
     def prior(
         self, *shape: int, generator: torch.Generator | None = None, device: torch.device | str = "cpu"

@@ -18,7 +18,12 @@ _LEAST_ALPHA = 1e-3  # the reference's networks never saw a noise level above �
 
 
 class NoiseSchedule(ABC):
-    """A strictly decreasing α with α(0) = 1 and α(1) = 0."""
+    """A strictly decreasing α with α(0) = 1 and α(1) = 0 (above 0 only in `Floored`)."""
+
+    @property
+    def last_alpha(self) -> float:
+        """α(1), without the rounding of `alpha`."""
+        return 0.0
 
     @abstractmethod
     def mask_rate(self, t: Tensor) -> Tensor:
@@ -123,6 +128,38 @@ class Cosine(NoiseSchedule):
 
     def time_of_mask_rate(self, mask_rate: Tensor) -> Tensor:
         return (4 / math.pi) * torch.asin((mask_rate / 2).sqrt())
+
+
+@dataclass(frozen=True)
+class Floored(NoiseSchedule):
+    """Another schedule's mask rates times 1 − ε, so that α(1) = ε stays above 0.
+
+    Over `Linear` this is SEDD's log-linear noise, σ(t) = −log(1 − (1 − ε)t). The uniform process needs it in
+    continuous time, where its rate −α'/α diverges as α → 0. What is left of the text at t = 1 makes a term of
+    the bound (`ForwardProcess.prior_divergence`), so nothing falls below the likelihood.
+    """
+
+    schedule: NoiseSchedule
+    least_alpha: float = _LEAST_ALPHA
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.least_alpha < 1.0:
+            raise ValueError(f"least_alpha must lie in (0, 1), got {self.least_alpha}")
+        if self.schedule.last_alpha:
+            raise ValueError(f"schedule must not have a floor of its own, got {self.schedule}")
+
+    @property
+    def last_alpha(self) -> float:
+        return self.least_alpha
+
+    def mask_rate(self, t: Tensor) -> Tensor:
+        return (1.0 - self.least_alpha) * self.schedule.mask_rate(t)
+
+    def mask_rate_prime(self, t: Tensor) -> Tensor:
+        return (1.0 - self.least_alpha) * self.schedule.mask_rate_prime(t)
+
+    def time_of_mask_rate(self, mask_rate: Tensor) -> Tensor:
+        return self.schedule.time_of_mask_rate(mask_rate / (1.0 - self.least_alpha))
 
 
 def conditioning_noise(mask_rate: Tensor) -> Tensor:

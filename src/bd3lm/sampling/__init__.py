@@ -1,5 +1,6 @@
 """Sampling text from a network: what to reveal when, how to draw it, when to stop, and the loop around it."""
 
+from bd3lm.sampling.analytic import AnalyticWriter
 from bd3lm.sampling.autoregressive import AutoregressiveWriter
 from bd3lm.sampling.blocks import BlockWriter
 from bd3lm.sampling.drawing import Sharpening
@@ -16,6 +17,7 @@ from bd3lm.sampling.loop import (
     sample,
     write,
 )
+from bd3lm.sampling.posterior import PosteriorWriter
 from bd3lm.sampling.rows import Request, Writer
 from bd3lm.sampling.simplex import SimplexWriter
 from bd3lm.sampling.sliding import SlidingWriter
@@ -33,6 +35,7 @@ from bd3lm.sampling.unmasking import (
 
 __all__ = [
     "Adaptive",
+    "AnalyticWriter",
     "Ancestral",
     "AutoregressiveWriter",
     "BlockFinished",
@@ -43,6 +46,7 @@ __all__ = [
     "FirstHitting",
     "MostConfident",
     "Planned",
+    "PosteriorWriter",
     "Redrawn",
     "Remasking",
     "Request",

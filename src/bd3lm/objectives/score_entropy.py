@@ -1,0 +1,68 @@
+"""SEDD: scores trained by denoising score entropy (Lou et al. 2024)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from bd3lm.diffusion import (
+    Absorbing,
+    Draws,
+    Times,
+    score_entropy_at_masks,
+    sedd,
+    sedd_at_masks,
+    uniform_score_entropy,
+)
+from bd3lm.models import Denoiser
+from bd3lm.objectives.base import TokenBatch, TokenLoss
+from bd3lm.objectives.corruption import CorruptionObjective, spread
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreEntropy(CorruptionObjective):
+    """The diffusion-weighted denoising score entropy and the prior term: a bound on −log p (Theorem 3.6).
+
+    t ~ U(0, 1] for each text, with no floor: a figure that leaves out (0, ε) can lie below the entropy.
+    SEDD's log-linear noise is the linear schedule, α = 1 − t.
+
+    Absorbing: a masked token pays −α'/(1 − α) · (Σ ŝ − log ŝ_{x_0} − 1), any other nothing. ŝ is the score
+    without its factor α/(1 − α), so all of it is finite up to t = 1, where α is 0 and there is no prior term.
+    It is the NELBO of p̂ = ŝ/Σ ŝ plus a remainder that is never negative (`score_entropy_at_masks`).
+
+    Uniform: every token pays, for every token it might have been. The rate −α'/α diverges as α → 0, so the
+    schedule must be `Floored`; what it leaves of the text is paid as KL(q(x_1 | x_0) ‖ uniform).
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.process, Absorbing) and self.schedule.last_alpha == 0.0:
+            raise ValueError(
+                "schedule must end above α = 0 under the uniform process, whose rate −α'/α diverges there; "
+                f"use Floored(schedule), got {self.schedule}"
+            )
+
+    def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None) -> TokenLoss:
+        draws = self.checked(batch, draws)
+        absorbing = isinstance(self.process, Absorbing)
+        return self._absorbing(model, batch, draws) if absorbing else self._uniform(model, batch, draws)
+
+    def _absorbing(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> TokenLoss:
+        masks = Times(self.schedule)(draws, batch.scored)
+        logits, hidden = self.logits_at_masks(model, batch, masks)
+        entropy = score_entropy_at_masks(sedd_at_masks(logits, self.mask_id), batch.tokens[hidden])
+        nats = spread(entropy, hidden) * masks.weight[:, 0]
+        return TokenLoss(nats=nats, weight=batch.scored.to(nats.dtype))
+
+    def _uniform(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> TokenLoss:
+        t, scored = draws.levels, batch.scored
+        mask_rate = self.schedule.mask_rate(t)
+        corrupted = self.process.corrupt_at(batch.tokens, mask_rate, draws.tokens)
+        noisy = torch.where(scored, corrupted, batch.tokens)
+        logits = self.logits(model, noisy, mask_rate, scored)
+        x_t, rate = noisy[scored], mask_rate.expand(scored.shape)[scored]
+        log_score = sedd(logits, x_t, 1.0 - rate, scale_by_noise=False)
+        entropy = spread(uniform_score_entropy(log_score, x_t, batch.tokens[scored], rate), scored)
+        speed = (self.schedule.mask_rate_prime(t) / self.schedule.alpha(t)).to(entropy.dtype)  # −α'/α
+        counted = scored.to(entropy.dtype)
+        prior = self.process.prior_divergence(self.schedule.last_alpha)
+        return TokenLoss(nats=speed * entropy + prior * counted, weight=counted)

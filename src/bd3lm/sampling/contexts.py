@@ -1,0 +1,139 @@
+"""A whole context at a time, in fixed steps: the loop that SEDD's and D3PM's samplers share."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion import (
+    Absorbing,
+    ForwardProcess,
+    NoiseSchedule,
+    Purpose,
+    conditioning_noise,
+    counter_uniform,
+)
+from bd3lm.models import Bidirectional, Denoiser
+from bd3lm.sampling.denoising import Reveal
+from bd3lm.sampling.drawing import Sharpening
+from bd3lm.sampling.rows import Request, Rows, Writer, read_at
+
+
+class ContextWriter(Writer):
+    """Steps from the noise at t = 1 to a text at t = 0, over one context; longer texts are refused.
+
+    Given tokens are kept. A text shorter than the context leaves what lies past its end masked under the
+    absorbing process; uniform noise knows no mask, so there the whole context is written, and cut.
+
+    A step first decides for each token whether it changes, then for those that do what it becomes: the same
+    law as one draw from the step's distribution, without a random number for every token of the vocabulary.
+    A network that ignores time is not asked again about a text that no step has changed.
+    """
+
+    def __init__(
+        self,
+        model: Denoiser,
+        *,
+        process: ForwardProcess,
+        mask_id: int,
+        context: int,
+        steps: int,
+        schedule: NoiseSchedule,
+        sharpening: Sharpening,
+    ) -> None:
+        """`steps` are all steps down to t = 0; `sharpening` is that of what a token becomes."""
+        super().__init__(model, mask_id)
+        if context < 1:
+            raise ValueError(f"context must be at least 1, got {context}")
+        if not 0 <= mask_id < process.vocab_size:
+            raise ValueError(f"mask_id must lie in 0..{process.vocab_size - 1}, got {mask_id}")
+        self.process, self.context, self.steps, self.sharpening = process, context, steps, sharpening
+        rate = schedule.mask_rate(torch.linspace(1.0, 0.0, steps + 1, dtype=torch.float64))
+        rate[0], rate[-1] = 1.0 - schedule.last_alpha, 0.0
+        self.mask_rates = rate
+
+    @abstractmethod
+    def moves(self, logits: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> tuple[Tensor, Tensor]:
+        """P(x_s ≠ x_t) (rows, n) and log p(x_s | x_s ≠ x_t) (rows, n, V); α_s and α_t are (rows, n).
+
+        At α_s = 1 a chance of 1 may go with the whole log p(x_s): what is drawn may then be x_t itself.
+        """
+
+    def first_start(self, given: int) -> int:
+        return 0
+
+    def piece_end(self, start: int) -> int:
+        return start + self.context
+
+    def check(self, request: Request) -> None:
+        if request.length > self.context:
+            raise ValueError(
+                f"length must be at most {self.context}, the network's whole context, got {request.length}"
+            )
+
+    def write(self, rows: Rows) -> Iterator[Reveal]:
+        text, positions = read_at(rows.text, rows.start, self.context)
+        inside = positions < rows.stop.unsqueeze(1)
+        free = text == self.mask_id
+        absorbing = isinstance(self.process, Absorbing)
+        if absorbing:
+            free = free & inside
+        else:
+            text = torch.where(free, self._prior(rows.seeds, positions), text)
+            yield Reveal(positions, text, free & inside)
+        stale = torch.ones_like(rows.start, dtype=torch.bool)
+        logits: Tensor | None = None
+        for step in range(1, self.steps + 1):
+            waiting = free & (text == self.mask_id) if absorbing else free
+            if not waiting.any():
+                break
+            asked = waiting.any(1) & stale
+            rate_t, rate_s = self.mask_rates[step - 1], self.mask_rates[step]
+            if logits is None or asked.any():
+                logits = self._logits(text, rate_t)
+            rows.evaluations += asked
+            alpha_s, alpha_t = ((1.0 - rate).to(text.device).expand(text.shape) for rate in (rate_s, rate_t))
+            chance, log_p = self.moves(logits, text, alpha_s, alpha_t)
+            uniform = counter_uniform(rows.seeds.unsqueeze(1), positions, Purpose.ORDER, 1, repeat=step)
+            moved = waiting & (uniform.squeeze(-1) <= chance)
+            drawn = text.masked_scatter(moved, self._draw(log_p, moved, rows.seeds, positions, step))
+            changed = drawn != text
+            text = drawn
+            stale = changed.any(1) | self.model.uses_noise
+            yield Reveal(positions, text, changed & inside)
+        rows.text.scatter_(1, positions, text)
+        rows.start = rows.start + self.context
+
+    def _prior(self, seeds: Tensor, positions: Tensor) -> Tensor:
+        """Tokens (rows, n) of uniform noise, as each row's own numbers say; steps count from 1."""
+        uniform = counter_uniform(seeds.unsqueeze(1), positions, Purpose.TOKEN, 1).squeeze(-1)
+        everywhere = torch.ones_like(uniform)
+        return self.process.corrupt_at(torch.zeros_like(positions), everywhere, uniform)
+
+    def _logits(self, text: Tensor, mask_rate: Tensor) -> Tensor:
+        noise = None
+        if self.model.uses_noise:
+            noise = conditioning_noise(mask_rate).to(text.device).expand(len(text))
+        logits = self.model.head(self.model(text, layout=Bidirectional(self.context), noise=noise))
+        if logits.shape[-1] != self.process.vocab_size:
+            raise ValueError(
+                f"process must be over the network's {logits.shape[-1]} tokens, got {self.process.vocab_size}"
+            )
+        return logits
+
+    def _draw(self, log_p: Tensor, moved: Tensor, seeds: Tensor, positions: Tensor, step: int) -> Tensor:
+        """What becomes of the tokens that move, (moved,)."""
+        row = moved.nonzero()[:, 0]
+        log_moved = log_p[moved].unsqueeze(1)
+        return self.sharpening.draw(
+            log_moved, seeds[row], positions[moved].unsqueeze(1), repeat=step
+        ).squeeze(1)
+
+
+def split(p: Tensor, x_t: Tensor) -> tuple[Tensor, Tensor]:
+    """A step's law p (..., V) as the chance to leave x_t and the log law of where to."""
+    leaving = p.scatter(-1, x_t.unsqueeze(-1), 0.0)
+    chance = leaving.sum(-1)
+    total = p.sum(-1)
+    return chance / total, torch.log(leaving / chance.unsqueeze(-1).clamp_min(torch.finfo(p.dtype).tiny))
