@@ -1,7 +1,7 @@
 """From a recipe to a run: the only place where plain values become objects."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,15 @@ import torch
 from rich.console import Console
 
 from bd3lm import diffusion, interop
-from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig, Method
+from bd3lm.config import (
+    AutoregressiveMethod,
+    BlockDiffusionMethod,
+    D3PMMethod,
+    LanguageModelConfig,
+    Method,
+    ScoreEntropyMethod,
+    SimplexMethod,
+)
 from bd3lm.data import (
     BatchStream,
     PydocCorpus,
@@ -20,21 +28,30 @@ from bd3lm.data import (
     saved_tokenizer,
     train_bpe,
 )
-from bd3lm.diffusion import LevelSampler, MaskingRule, NoiseSchedule, derive_seed
+from bd3lm.diffusion import SCHEDULES, LevelSampler, MaskingRule, corruption, derive_seed
 from bd3lm.models import Transformer
-from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, Objective
+from bd3lm.objectives import (
+    D3PM,
+    Autoregressive,
+    BlockDiffusionLoss,
+    Objective,
+    ScoreEntropy,
+    SimplexDiffusionLoss,
+)
 from bd3lm.presets import network_config
 from bd3lm.recipe import (
     AutoregressiveRecipe,
     BlockDiffusionRecipe,
     ClippedMasking,
     CountsMasking,
+    D3PMRecipe,
     DataRecipe,
     DiscreteMasking,
     MaskingRecipe,
     MethodRecipe,
     Recipe,
-    ScheduleName,
+    ScoreEntropyRecipe,
+    SimplexRecipe,
     TimesMasking,
     recipe_to_dict,
 )
@@ -53,14 +70,6 @@ from bd3lm.training import (
     WandbLog,
 )
 from bd3lm.training.distributed import whole
-
-_SCHEDULES: dict[ScheduleName, NoiseSchedule] = {
-    "linear": diffusion.Linear(),
-    "square": diffusion.Square(),
-    "square_root": diffusion.SquareRoot(),
-    "logarithmic": diffusion.Logarithmic(),
-    "cosine": diffusion.Cosine(),
-}
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,10 @@ def build_run(
     # A run that has a checkpoint goes on from it, and needs what it started from no more.
     network, config = _network(recipe, shards, recipe.start_from if store.latest() is None else None)
     method = recipe.method
-    objective = build_objective(method, context=context, mask_id=shards.tokenizer.mask_id)
+    tokenizer = shards.tokenizer
+    objective = build_objective(
+        method, context=context, mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size
+    )
     held_out = HeldOut(held_out_batches(recipe.data, shards), method.score_first)
     trainer = Trainer(
         network=network,
@@ -152,34 +164,57 @@ def open_data(recipe: DataRecipe, builtin_folder: Path, engine: Engine) -> Token
     return TokenShards(builtin_folder)
 
 
-def build_objective(method: MethodRecipe, *, context: int, mask_id: int) -> Objective:
+def build_objective(method: MethodRecipe, *, context: int, mask_id: int, vocab_size: int) -> Objective:
     """What a method recipe trains with."""
-    if isinstance(method, AutoregressiveRecipe):
-        return Autoregressive(
-            mask_id=mask_id, score_first=method.score_first, random_batch=method.random_batch
-        )
-    levels = (
-        LevelSampler(stratified=False) if method.strata == "none" else LevelSampler(assignment=method.strata)
-    )
-    return BlockDiffusionLoss(
-        block_size=method.block_size or context,
-        mask_id=mask_id,
-        masking=build_masking(method.masking),
-        levels=levels,
-        algorithm=method.algorithm,
-        causal_clean=method.causal_clean,
-        next_token=method.next_token,
-        learn_proposal=isinstance(method.masking, CountsMasking) and method.masking.learn_proposal,
-    )
+    match method:
+        case AutoregressiveRecipe():
+            return Autoregressive(
+                mask_id=mask_id, score_first=method.score_first, random_batch=method.random_batch
+            )
+        case ScoreEntropyRecipe():
+            process, schedule = corruption(method.process, vocab_size=vocab_size, mask_id=mask_id)
+            return ScoreEntropy(process=process, mask_id=mask_id, schedule=schedule)
+        case D3PMRecipe():
+            process, _ = corruption(method.process, vocab_size=vocab_size, mask_id=mask_id)
+            return D3PM(
+                process=process,
+                mask_id=mask_id,
+                steps=method.steps,
+                schedule=SCHEDULES[method.schedule],
+                auxiliary=method.auxiliary,
+            )
+        case SimplexRecipe():
+            return SimplexDiffusionLoss(
+                block_size=method.block_size,
+                mask_id=mask_id,
+                steps=method.steps,
+                simplex_scale=method.simplex_scale,
+            )
+        case BlockDiffusionRecipe():
+            levels = (
+                LevelSampler(stratified=False)
+                if method.strata == "none"
+                else LevelSampler(assignment=method.strata)
+            )
+            return BlockDiffusionLoss(
+                block_size=method.block_size or context,
+                mask_id=mask_id,
+                masking=build_masking(method.masking),
+                levels=levels,
+                algorithm=method.algorithm,
+                causal_clean=method.causal_clean,
+                next_token=method.next_token,
+                learn_proposal=isinstance(method.masking, CountsMasking) and method.masking.learn_proposal,
+            )
 
 
 def build_masking(masking: MaskingRecipe) -> MaskingRule:
     """How masks are drawn."""
     match masking:
         case TimesMasking():
-            return diffusion.Times(_SCHEDULES[masking.schedule])
+            return diffusion.Times(SCHEDULES[masking.schedule])
         case DiscreteMasking():
-            return diffusion.DiscreteTimes(steps=masking.steps, schedule=_SCHEDULES[masking.schedule])
+            return diffusion.DiscreteTimes(steps=masking.steps, schedule=SCHEDULES[masking.schedule])
         case ClippedMasking():
             return diffusion.ClippedTimes(
                 low=masking.low, high=masking.high, weight=masking.weight, redraw=masking.redraw
@@ -189,7 +224,10 @@ def build_masking(masking: MaskingRecipe) -> MaskingRule:
 
 
 def validation_objective(objective: Objective) -> Objective:
-    """What a method is judged by: its likelihood, or the paper's bound under uniformly drawn mask rates."""
+    """What a method is judged by: its likelihood, or the paper's bound under uniformly drawn mask rates.
+
+    SSD-LM has neither; it is judged by its cross-entropy on pure noise, where nothing can be copied.
+    """
     if isinstance(objective, Autoregressive):
         return Autoregressive(mask_id=objective.mask_id, score_first=objective.score_first)
     if isinstance(objective, BlockDiffusionLoss):
@@ -201,6 +239,10 @@ def validation_objective(objective: Objective) -> Objective:
             masking=masking if isinstance(masking, diffusion.DiscreteTimes) else diffusion.Times(),
             causal_clean=objective.causal_clean,
         )
+    if isinstance(objective, ScoreEntropy | D3PM):
+        return objective  # what D3PM adds to its bound never enters the figure
+    if isinstance(objective, SimplexDiffusionLoss):
+        return replace(objective, pure_noise=True)
     raise ValueError(f"no validation objective is known for {type(objective).__name__}")
 
 
@@ -246,14 +288,20 @@ def _start_from(network: Transformer, source: str, shards: TokenShards) -> None:
 
 
 def _method(method: MethodRecipe, context: int, mask_id: int) -> Method:
-    if isinstance(method, AutoregressiveRecipe):
-        return AutoregressiveMethod(mask_id=mask_id, score_first=method.score_first)
-    return BlockDiffusionMethod(
-        mask_id=mask_id,
-        score_first=method.score_first,
-        block_size=method.block_size or context,
-        causal_clean=method.causal_clean,
-    )
+    common: dict[str, Any] = {"mask_id": mask_id, "score_first": method.score_first}
+    match method:
+        case AutoregressiveRecipe():
+            return AutoregressiveMethod(**common)
+        case BlockDiffusionRecipe():
+            return BlockDiffusionMethod(
+                **common, block_size=method.block_size or context, causal_clean=method.causal_clean
+            )
+        case ScoreEntropyRecipe():
+            return ScoreEntropyMethod(**common, process=method.process)
+        case D3PMRecipe():
+            return D3PMMethod(**common, process=method.process, steps=method.steps, schedule=method.schedule)
+        case SimplexRecipe():
+            return SimplexMethod(**common, block_size=method.block_size, simplex_scale=method.simplex_scale)
 
 
 def held_out_batches(recipe: DataRecipe, shards: TokenShards) -> Sequence[torch.Tensor]:

@@ -125,8 +125,9 @@ class SampleCommand:
     """Texts for each prompt."""
     length: int | None = None
     """Tokens a text may reach, its prompt included; by default the network's context. It may be longer."""
-    nucleus: float = 0.9
-    """Draw from the likeliest tokens that hold this much probability; 1 is the model itself."""
+    nucleus: float | None = None
+    """Draw from the likeliest tokens that hold this much probability; 1 is the model itself. By default 0.9,
+    for SEDD 0.99, for SSD-LM 0.95."""
     temperature: float = 1.0
     top_k: int | None = None
     """Draw from this many of the likeliest tokens."""
@@ -134,7 +135,10 @@ class SampleCommand:
     batch: int = 32
     """Texts written side by side. It changes speed and memory, not the texts."""
     steps: int | None = None
-    """Ancestral steps a block (5,000 in the paper) instead of first-hitting ones."""
+    """Ancestral steps a block (5,000 in the paper) instead of first-hitting ones; for SEDD and D3PM their
+    steps, for SSD-LM those of each block."""
+    projection: Literal["sampling", "greedy", "multi_hot"] = "sampling"
+    """How SSD-LM makes almost one-hot vectors of what its network says."""
     remask: float | None = None
     """With --steps: ReMDM's eta in [0, 1], the share of what may be hidden again that is."""
     tokens_per_pass: int | None = None

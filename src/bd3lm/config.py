@@ -5,6 +5,7 @@ nearest valid name for a misspelt one.
 """
 
 import difflib
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from types import UnionType
@@ -71,8 +72,56 @@ class BlockDiffusionMethod(_Method):
             yield f"method.block_size must divide network.context {network.context}, got {self.block_size}"
 
 
+ProcessName = Literal["absorbing", "uniform"]
+ScheduleName = Literal["linear", "square", "square_root", "logarithmic", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreEntropyMethod(_Method):
+    """SEDD: scores of the whole context, under noise that masks tokens or replaces them by random ones."""
+
+    kind: Literal["score_entropy"] = "score_entropy"
+    process: ProcessName = "absorbing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class D3PMMethod(_Method):
+    """D3PM: the whole context in T discrete steps, under noise of either kind."""
+
+    kind: Literal["d3pm"] = "d3pm"
+    process: ProcessName = "absorbing"
+    steps: int = 1000
+    """T, of the bound and of the sampler."""
+    schedule: ScheduleName = "linear"
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.steps < 1:
+            yield f"steps must be at least 1, got {self.steps}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimplexMethod(_Method):
+    """SSD-LM: Gaussian diffusion of a block on the simplex, after clean text. It has no likelihood."""
+
+    kind: Literal["simplex"] = "simplex"
+    block_size: int = 25
+    simplex_scale: float = 5.0
+    """K of the almost one-hot vectors, whose entries are ±K."""
+
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        if self.block_size < 1:
+            yield f"block_size must be at least 1, got {self.block_size}"
+        if not 0.0 < self.simplex_scale < math.inf:
+            yield f"simplex_scale must be positive and finite, got {self.simplex_scale}"
+
+
 # A new method is a dataclass with a `kind` of its own, added here.
-Method = Annotated[AutoregressiveMethod | BlockDiffusionMethod, Discriminator("kind")]
+Method = Annotated[
+    AutoregressiveMethod | BlockDiffusionMethod | ScoreEntropyMethod | D3PMMethod | SimplexMethod,
+    Discriminator("kind"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

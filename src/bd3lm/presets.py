@@ -63,6 +63,11 @@ _COUNTS = {"method": {"kind": "block_diffusion", "masking": {"kind": "counts"}}}
 _SEARCHED = {
     "method": {"kind": "block_diffusion", "masking": {"kind": "clipped", "redraw": True, "search": {}}}
 }
+# The baselines are told the time, as their authors' networks are.
+_TIMED = {"network": {"adaln": True, "time_conditioning": True}}
+_SEDD = merge(_TIMED, {"method": {"kind": "score_entropy"}})
+_D3PM = merge(_TIMED, {"method": {"kind": "d3pm", "steps": 1000}})
+_SSD_LM = merge(_TIMED, {"method": {"kind": "simplex", "block_size": 25}})
 _NEXT_TOKEN = {"method": {"kind": "block_diffusion", "causal_clean": True, "next_token": 1.0}}
 
 
@@ -120,6 +125,9 @@ def _corpus_presets(corpus: str) -> dict[str, Preset]:
     presets = {
         f"{corpus}-ar": single(_AR, f"autoregressive on {corpus}"),
         f"{corpus}-mdlm": single(_MDLM, f"MDLM (one block, linear schedule) on {corpus}"),
+        f"{corpus}-sedd": single(_SEDD, f"SEDD (absorbing, log-linear noise) on {corpus}"),
+        f"{corpus}-d3pm": single(_D3PM, f"D3PM (absorbing, 1,000 steps) on {corpus}"),
+        f"{corpus}-ssd-lm": single(_SSD_LM, f"SSD-LM (blocks of 25 on the simplex) on {corpus}"),
     }
     for size in (4, 8, 16):
         base = Stage("base", merge(common, _steps(first), _MDLM))

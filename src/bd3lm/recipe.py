@@ -11,10 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator
 
-from bd3lm.config import parse, raise_problems
+from bd3lm.config import ProcessName, ScheduleName, parse, raise_problems
 from bd3lm.training import ClipSearch, OptimizerSettings, TrainSettings
-
-ScheduleName = Literal["linear", "square", "square_root", "logarithmic", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +120,46 @@ class BlockDiffusionRecipe:
     strata: Literal["permuted", "ordered", "none"] = "permuted"
 
 
-MethodRecipe = Annotated[AutoregressiveRecipe | BlockDiffusionRecipe, Discriminator("kind")]
+@dataclass(frozen=True, kw_only=True)
+class ScoreEntropyRecipe:
+    """SEDD."""
+
+    kind: Literal["score_entropy"] = "score_entropy"
+    process: ProcessName = "absorbing"
+    score_first: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class D3PMRecipe:
+    """D3PM."""
+
+    kind: Literal["d3pm"] = "d3pm"
+    process: ProcessName = "absorbing"
+    steps: int = 1000
+    """T."""
+    schedule: ScheduleName = "linear"
+    auxiliary: float = 0.0
+    """λ, the weight of a cross-entropy beside the bound."""
+    score_first: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimplexRecipe:
+    """SSD-LM."""
+
+    kind: Literal["simplex"] = "simplex"
+    block_size: int = 25
+    """The last block of a sequence is cut where the sequence ends."""
+    steps: int = 5000
+    """How finely times are drawn in training."""
+    simplex_scale: float = 5.0
+    score_first: bool = False
+
+
+MethodRecipe = Annotated[
+    AutoregressiveRecipe | BlockDiffusionRecipe | ScoreEntropyRecipe | D3PMRecipe | SimplexRecipe,
+    Discriminator("kind"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,9 +205,9 @@ class Recipe:
         method, context = self.method, self.data.context
         if self.trackers.gradient_variance_batches == 1:
             yield "trackers.gradient_variance_batches must be 0 or at least 2, got 1"
+        if isinstance(method, AutoregressiveRecipe) and self.network.time_conditioning:
+            yield "network.time_conditioning must be false for an autoregressive method"
         if not isinstance(method, BlockDiffusionRecipe):
-            if self.network.time_conditioning:
-                yield "network.time_conditioning must be false for an autoregressive method"
             return
         size = context if method.block_size is None else method.block_size
         if size < 1 or context % size:

@@ -6,8 +6,9 @@ from bd3lm.diffusion.counts import Counts, learned_proposal
 from bd3lm.diffusion.draws import Draws, LevelSampler, blocks_in
 from bd3lm.diffusion.masking import ClippedTimes, DiscreteTimes, MaskingRule, Masks, Times
 from bd3lm.diffusion.parameterizations import d3pm, sedd, sedd_at_masks, subs, subs_at_masks
-from bd3lm.diffusion.processes import Absorbing, ForwardProcess, Uniform
+from bd3lm.diffusion.processes import Absorbing, ForwardProcess, Uniform, corruption
 from bd3lm.diffusion.schedules import (
+    SCHEDULES,
     Cosine,
     Floored,
     Linear,
@@ -34,6 +35,7 @@ from bd3lm.diffusion.simplex import (
 )
 
 __all__ = [
+    "SCHEDULES",
     "Absorbing",
     "ClippedTimes",
     "Cosine",
@@ -62,6 +64,7 @@ __all__ = [
     "almost_one_hot",
     "blocks_in",
     "conditioning_noise",
+    "corruption",
     "counter_uniform",
     "d3pm",
     "derive_seed",

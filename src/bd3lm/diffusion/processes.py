@@ -8,10 +8,13 @@ s to t is the same law with α_{t|s} = α_t/α_s.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from bd3lm.diffusion.schedules import Floored, Linear, NoiseSchedule
 
 
 @dataclass(frozen=True)
@@ -159,3 +162,12 @@ class Uniform(ForwardProcess):
         weighted = torch.where(p_x0 > 0, p_x0 / evidence, 0.0)
         forward = alpha_ts * seen + (1.0 - alpha_ts) / v  # q(x_t | x_s), as a function of x_s
         return forward * (alpha_s * weighted + (1.0 - alpha_s) / v * weighted.sum(-1, keepdim=True))
+
+
+def corruption(
+    name: Literal["absorbing", "uniform"], *, vocab_size: int, mask_id: int
+) -> tuple[ForwardProcess, NoiseSchedule]:
+    """A process by name, and SEDD's log-linear noise for it: with a floor where α may not reach 0."""
+    if name == "absorbing":
+        return Absorbing(vocab_size, mask_id), Linear()
+    return Uniform(vocab_size), Floored(Linear())

@@ -9,7 +9,10 @@ The NELBO does not depend on the schedule (paper, Suppl. B.3); the variance of i
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -160,6 +163,20 @@ class Floored(NoiseSchedule):
 
     def time_of_mask_rate(self, mask_rate: Tensor) -> Tensor:
         return self.schedule.time_of_mask_rate(mask_rate / (1.0 - self.least_alpha))
+
+
+ScheduleName = Literal["linear", "square", "square_root", "logarithmic", "cosine"]
+
+SCHEDULES: Mapping[ScheduleName, NoiseSchedule] = MappingProxyType(
+    {
+        "linear": Linear(),
+        "square": Square(),
+        "square_root": SquareRoot(),
+        "logarithmic": Logarithmic(),
+        "cosine": Cosine(),
+    }
+)
+"""The paper's schedules, by the names that recipes and saved models use."""
 
 
 def conditioning_noise(mask_rate: Tensor) -> Tensor:

@@ -2,23 +2,48 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from bd3lm.config import AutoregressiveMethod, LanguageModelConfig, did_you_mean
+from bd3lm.config import (
+    AutoregressiveMethod,
+    BlockDiffusionMethod,
+    D3PMMethod,
+    LanguageModelConfig,
+    Method,
+    ProcessName,
+    ScoreEntropyMethod,
+    SimplexMethod,
+    did_you_mean,
+)
 from bd3lm.data import Tokenizer
-from bd3lm.diffusion import derive_seed
+from bd3lm.diffusion import (
+    SCHEDULES,
+    ForwardProcess,
+    Greedy,
+    MultiHot,
+    NoiseSchedule,
+    Projection,
+    Sampling,
+    Uniform,
+    corruption,
+    derive_seed,
+)
 from bd3lm.diffusion.categorical import NucleusRule
 from bd3lm.models import Transformer
 from bd3lm.sampling import (
+    AnalyticWriter,
+    Ancestral,
     AutoregressiveWriter,
     BlockWriter,
     FirstHitting,
+    PosteriorWriter,
     Request,
     Sample,
     Sharpening,
+    SimplexWriter,
     SlidingWriter,
     Stopping,
     Unmasking,
@@ -42,6 +67,11 @@ Prompt = str | Sequence[int] | Sequence[str | Gap] | Tensor
 """Text, token ids, or a template of texts and gaps."""
 
 
+_PROJECTIONS = ("sampling", "greedy", "multi_hot")
+_NUCLEUS = {"score_entropy": 0.99, "simplex": 0.95}  # Suppl. C.5
+_NUCLEUS_OF_MOST = 0.9
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How texts are written. The defaults are the paper's sampler, one context long."""
@@ -53,12 +83,17 @@ class Settings:
     """Texts written side by side. It changes speed and memory, not the texts."""
     temperature: float = 1.0
     top_k: int | None = None
-    nucleus_p: float = 0.9
-    """Draw from the likeliest tokens that hold this much probability; 1 draws from the model itself."""
+    nucleus_p: float | None = None
+    """Draw from the likeliest tokens that hold this much probability; 1 draws from the model itself. By
+    default the paper's: 0.9, for SEDD 0.99, for SSD-LM 0.95."""
     nucleus_rule: NucleusRule = "inclusive"
     """Whether the token that crosses nucleus_p is kept; the reference implementation leaves it out."""
     unmasking: Unmasking = field(default_factory=FirstHitting)
     """Which tokens of a block a pass reveals."""
+    steps: int | None = None
+    """Steps of SEDD (by default 1,000), of D3PM (as trained), of SSD-LM for each block (1,000)."""
+    projection: Literal["sampling", "greedy", "multi_hot"] = "sampling"
+    """How SSD-LM makes almost one-hot vectors of what its network says."""
     stop_at_eos: bool = True
     """End a text at the end token."""
     entropy_floor: float | None = None
@@ -74,6 +109,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
             raise ValueError(f"length must be at least 1, got {self.length}")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if self.projection not in _PROJECTIONS:
+            raise ValueError(f"projection must be one of {', '.join(_PROJECTIONS)}, got {self.projection!r}")
         self.sharpening()  # these two say what is wrong with their parts
         self.stopping(None)
 
@@ -87,11 +126,16 @@ class Settings:
                 raise ValueError(f"{name} is no setting{hint} allowed are {', '.join(names)}")
         return replace(settings or cls(), **changes)
 
+    def for_method(self, method: Method) -> "Settings":
+        """With the paper's nucleus for the method, where none was asked for."""
+        papers = _NUCLEUS.get(method.kind, _NUCLEUS_OF_MOST)
+        return self if self.nucleus_p is not None else replace(self, nucleus_p=papers)
+
     def sharpening(self) -> Sharpening:
         return Sharpening(
             temperature=self.temperature,
             top_k=self.top_k,
-            nucleus_p=self.nucleus_p,
+            nucleus_p=1.0 if self.nucleus_p is None else self.nucleus_p,
             nucleus_rule=self.nucleus_rule,
         )
 
@@ -124,39 +168,108 @@ class Generation:
 
 
 def build_writer(network: Transformer, config: LanguageModelConfig, settings: Settings) -> Writer:
-    """What writes a model's texts."""
+    """What writes a model's texts; an option that would do nothing for it is refused."""
     method, context = config.method, config.network.context
-    if isinstance(method, AutoregressiveMethod):
-        _refuse(settings, "unmasking", "stride", why="an autoregressive model writes token after token")
-        return AutoregressiveWriter(
-            network,
-            mask_id=method.mask_id,
-            context=context,
-            score_first=method.score_first,
-            sharpening=settings.sharpening(),
-            cache=settings.cache,
-        )
-    if method.block_size == context:
-        _refuse(settings, "cache", why="a network of one block has nothing to cache")
-        return SlidingWriter(
-            network,
-            mask_id=method.mask_id,
-            context=context,
-            stride=settings.stride,
-            unmasking=settings.unmasking,
-            sharpening=settings.sharpening(),
-        )
-    _refuse(settings, "stride", why=f"this model writes blocks of {method.block_size}")
-    return BlockWriter(
+    settings = settings.for_method(method)
+    common: dict[str, Any] = {"mask_id": method.mask_id, "context": context}
+    sharpening = settings.sharpening()
+    match method:
+        case AutoregressiveMethod():
+            _refuse(settings, "unmasking", "stride", "steps", "projection", why="it writes token after token")
+            return AutoregressiveWriter(
+                network,
+                **common,
+                score_first=method.score_first,
+                sharpening=sharpening,
+                cache=settings.cache,
+            )
+        case BlockDiffusionMethod():
+            _refuse(settings, "projection", why="it is SSD-LM's")
+            _refuse(settings, "steps", why="block diffusion takes unmasking=Ancestral(steps)")
+            if method.block_size == context:
+                return _whole_context(network, common, settings, settings.unmasking)
+            _refuse(settings, "stride", why=f"this model writes blocks of {method.block_size}")
+            return BlockWriter(
+                network,
+                **common,
+                block_size=method.block_size,
+                causal_clean=method.causal_clean,
+                unmasking=settings.unmasking,
+                sharpening=sharpening,
+                cache=settings.cache,
+            )
+        case ScoreEntropyMethod():
+            _refuse(settings, "unmasking", "projection", "stride", "cache", why="SEDD writes a whole context")
+            process, schedule = _corruption(config, method.process)
+            return AnalyticWriter(
+                network,
+                **common,
+                process=process,
+                schedule=schedule,
+                steps=settings.steps or 1000,
+                sharpening=sharpening,
+            )
+        case D3PMMethod():
+            _refuse(settings, "unmasking", "projection", why="D3PM takes its own steps")
+            steps = settings.steps or method.steps
+            schedule = SCHEDULES[method.schedule]
+            if method.process == "absorbing":  # revealing what falls into a step is its posterior
+                return _whole_context(network, common, settings, Ancestral(steps, schedule))
+            _refuse(settings, "stride", "cache", why="uniform noise is over a whole context")
+            return PosteriorWriter(
+                network,
+                **common,
+                process=Uniform(config.network.vocab_size),
+                schedule=schedule,
+                steps=steps,
+                sharpening=sharpening,
+            )
+        case SimplexMethod():
+            _refuse(
+                settings,
+                "unmasking",
+                "stride",
+                "temperature",
+                "top_k",
+                "nucleus_rule",
+                why="SSD-LM draws by its projection",
+            )
+            return SimplexWriter(
+                network,
+                **common,
+                block_size=method.block_size,
+                simplex_scale=method.simplex_scale,
+                steps=settings.steps or 1000,
+                projection=_projection(settings, sharpening.nucleus_p),
+                cache=settings.cache,
+            )
+
+
+def _whole_context(
+    network: Transformer, common: dict[str, Any], settings: Settings, unmasking: Unmasking
+) -> Writer:
+    _refuse(settings, "cache", why="a network of one block has nothing to cache")
+    return SlidingWriter(
         network,
-        block_size=method.block_size,
-        mask_id=method.mask_id,
-        context=context,
-        causal_clean=method.causal_clean,
-        unmasking=settings.unmasking,
+        **common,
+        stride=settings.stride,
+        unmasking=unmasking,
         sharpening=settings.sharpening(),
-        cache=settings.cache,
     )
+
+
+def _corruption(config: LanguageModelConfig, process: ProcessName) -> tuple[ForwardProcess, NoiseSchedule]:
+    return corruption(process, vocab_size=config.network.vocab_size, mask_id=config.method.mask_id)
+
+
+def _projection(settings: Settings, nucleus_p: float) -> Projection:
+    match settings.projection:
+        case "greedy":
+            return Greedy()
+        case "multi_hot":
+            return MultiHot(nucleus_p)
+        case _:
+            return Sampling(nucleus_p)
 
 
 def build_requests(

@@ -8,11 +8,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig
-from bd3lm.diffusion import Counts, Times
+from bd3lm.config import (
+    AutoregressiveMethod,
+    BlockDiffusionMethod,
+    D3PMMethod,
+    LanguageModelConfig,
+    ScoreEntropyMethod,
+    SimplexMethod,
+)
+from bd3lm.diffusion import SCHEDULES, Counts, Times, corruption
 from bd3lm.evaluation import exact_likelihood, importance_weighted_nll
 from bd3lm.models import Transformer
-from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, TokenBatch
+from bd3lm.objectives import D3PM, Autoregressive, BlockDiffusionLoss, Objective, ScoreEntropy, TokenBatch
 
 Estimator = Literal["auto", "exact", "nelbo", "importance"]
 
@@ -82,6 +89,17 @@ def _resolve(network: Transformer, config: LanguageModelConfig, estimator: Estim
                 f"got {estimator!r}"
             )
         return "exact"
+    if isinstance(method, SimplexMethod):
+        raise ValueError(
+            "SSD-LM (method kind simplex) has no likelihood, nor a bound on one, to be asked for"
+        )
+    if isinstance(method, ScoreEntropyMethod | D3PMMethod):
+        if estimator not in ("auto", "nelbo"):
+            raise ValueError(
+                f"estimator must be 'nelbo' for method kind {method.kind}, whose likelihood is only bounded, "
+                f"got {estimator!r}"
+            )
+        return "nelbo"
     if estimator == "auto":
         return "exact" if method.block_size <= _LARGEST_EXACT and not network.uses_noise else "nelbo"
     return estimator
@@ -93,6 +111,8 @@ def _exact(network: Transformer, config: LanguageModelConfig, batch: TokenBatch)
     if isinstance(method, AutoregressiveMethod):
         judge = Autoregressive(mask_id=method.mask_id, score_first=method.score_first)
         return judge.loss(network, batch).nats.double().sum(1)
+    if not isinstance(method, BlockDiffusionMethod):
+        raise RuntimeError(f"no exact likelihood is known for {method.kind}")
     exact = exact_likelihood(
         network,
         batch,
@@ -114,9 +134,7 @@ def _sampled(
 ) -> Tensor:
     """An upper bound, in expectation, of −log p of the one row."""
     method = config.method
-    if isinstance(method, AutoregressiveMethod):
-        raise RuntimeError("an autoregressive likelihood is computed, not sampled")
-    if estimator == "importance":
+    if estimator == "importance" and isinstance(method, BlockDiffusionMethod):
         return importance_weighted_nll(
             network,
             batch,
@@ -126,12 +144,7 @@ def _sampled(
             causal_clean=method.causal_clean,
             generator=generator,
         ).sum(1)
-    bound = BlockDiffusionLoss(
-        block_size=method.block_size,
-        mask_id=method.mask_id,
-        masking=Times() if network.uses_noise else Counts(),
-        causal_clean=method.causal_clean,
-    )
+    bound = _bound(network, config)
     # The same text in every row: noise levels are spread evenly over all of its draws.
     copies = TokenBatch(
         tokens=batch.tokens.expand(samples, -1),
@@ -144,6 +157,32 @@ def _sampled(
         rows = slice(start, start + batch_size)
         total += bound.loss(network, copies[rows], draws[rows]).nats.double().sum()
     return total / samples
+
+
+def _bound(network: Transformer, config: LanguageModelConfig) -> Objective:
+    """The objective whose mean is the bound of a method."""
+    method, vocab_size = config.method, config.network.vocab_size
+    match method:
+        case BlockDiffusionMethod():
+            return BlockDiffusionLoss(
+                block_size=method.block_size,
+                mask_id=method.mask_id,
+                masking=Times() if network.uses_noise else Counts(),
+                causal_clean=method.causal_clean,
+            )
+        case ScoreEntropyMethod():
+            process, schedule = corruption(method.process, vocab_size=vocab_size, mask_id=method.mask_id)
+            return ScoreEntropy(process=process, mask_id=method.mask_id, schedule=schedule)
+        case D3PMMethod():
+            process, _ = corruption(method.process, vocab_size=vocab_size, mask_id=method.mask_id)
+            return D3PM(
+                process=process,
+                mask_id=method.mask_id,
+                steps=method.steps,
+                schedule=SCHEDULES[method.schedule],
+            )
+        case _:
+            raise RuntimeError(f"method kind {method.kind} has no sampled bound")
 
 
 def _check(texts: Sequence[Sequence[int]], config: LanguageModelConfig) -> None:
@@ -168,10 +207,13 @@ def _padded(texts: Sequence[Sequence[int]], config: LanguageModelConfig, device:
     """Rows padded to whole blocks; what lies past a text's end is never seen."""
     method = config.method
     block = method.block_size if isinstance(method, BlockDiffusionMethod) else 1
+    if isinstance(method, ScoreEntropyMethod | D3PMMethod) and method.process == "absorbing":
+        block = config.network.context  # uniform noise knows no mask to put past the end
     lengths = torch.tensor([len(text) for text in texts])
     filler = 0 if method.mask_id else 1
     tokens = torch.full((len(texts), -(-int(lengths.max()) // block) * block), filler)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = torch.tensor(text)
-    given = torch.full((len(texts),), int(not method.score_first))
-    return TokenBatch.of(tokens.to(device), prompts=given.to(device), lengths=lengths.to(device))
+    given = torch.full((len(texts),), int(not method.score_first), device=device)
+    whole = bool((lengths == tokens.shape[1]).all())
+    return TokenBatch.of(tokens.to(device), prompts=given, lengths=None if whole else lengths.to(device))

@@ -45,6 +45,8 @@ class SimplexDiffusionLoss(Objective):
     """K."""
     schedule: SquaredCosine = field(default_factory=SquaredCosine)
     levels: LevelSampler = field(default_factory=LevelSampler)
+    pure_noise: bool = False
+    """Always t = T: how well a block is predicted from the text before it alone."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "steps"):
@@ -91,7 +93,8 @@ class SimplexDiffusionLoss(Objective):
         scored = F.pad(batch.scored, missing, value=False)
         absent = batch.absent if batch.absent is not None else torch.zeros_like(batch.scored)
         absent = F.pad(absent, missing, value=True)
-        t = (draws.levels * self.steps).ceil().clamp(1, self.steps)
+        levels = torch.ones_like(draws.levels) if self.pure_noise else draws.levels
+        t = (levels * self.steps).ceil().clamp(1, self.steps)
         alpha_bar = self.schedule.alpha_bar(t / self.steps).repeat_interleave(self.block_size, dim=1)
         noisy = self._noisy(model, tokens, alpha_bar.masked_fill(~scored, 1.0), draws)
         noisy = torch.where(absent.unsqueeze(-1), model.embed(tokens.new_tensor(self.mask_id)), noisy)
