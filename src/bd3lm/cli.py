@@ -176,6 +176,14 @@ class SampleCommand:
 
         if self.count < 1:
             raise ValueError(f"--count must be at least 1, got {self.count}")
+        self._check_ways()
+        model = load(
+            self.model,
+            device=self.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            dtype=getattr(torch, self.dtype) if self.dtype else None,
+            tokenizer=self.tokenizer,
+        )
+        in_blocks = model.config.method.kind == "block_diffusion"
         settings = Settings(
             length=self.length,
             seed=self.seed,
@@ -183,7 +191,9 @@ class SampleCommand:
             temperature=self.temperature,
             top_k=self.top_k,
             nucleus_p=self.nucleus,
-            unmasking=self._unmasking(),
+            unmasking=self._unmasking(in_blocks),
+            steps=None if in_blocks else self.steps,
+            projection=self.projection,
             stop_at_eos=self.eos,
             entropy_floor=self.entropy_floor,
             entropy_window=self.entropy_window,
@@ -191,19 +201,11 @@ class SampleCommand:
             stride=self.stride,
             cache=self.cache,
         )
-        model = load(
-            self.model,
-            device=self.device or ("cuda" if torch.cuda.is_available() else "cpu"),
-            dtype=getattr(torch, self.dtype) if self.dtype else None,
-            tokenizer=self.tokenizer,
-        )
         prompts = [prompt for prompt in self.prompts or ("",) for _ in range(self.count)]
         run_sample(model, prompts, settings, out=self.out)
         return 0
 
-    def _unmasking(self) -> Any:
-        from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
-
+    def _check_ways(self) -> None:
         if self.remask is not None and self.steps is None:
             raise ValueError("--remask needs --steps, the steps a block is given to think it over")
         ways = {
@@ -215,10 +217,15 @@ class SampleCommand:
         chosen = [name for name, value in ways.items() if value is not None]
         if len(chosen) > 1:
             raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
-        if self.steps is not None:
-            return (
-                Ancestral(self.steps) if self.remask is None else Remasking(steps=self.steps, eta=self.remask)
-            )
+
+    def _unmasking(self, in_blocks: bool) -> Any:
+        """What the flags say of the order of reveal; to methods with steps of their own --steps is those."""
+        from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
+
+        if self.remask is not None and self.steps is not None:
+            return Remasking(steps=self.steps, eta=self.remask)
+        if self.steps is not None and in_blocks:
+            return Ancestral(self.steps)
         if self.confidence is not None:
             return MostConfident(threshold=self.confidence)
         if self.entropy_bound is not None:

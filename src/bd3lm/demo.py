@@ -21,10 +21,16 @@ from bd3lm.build import Run, validation_objective
 from bd3lm.evaluation import exact_likelihood, monte_carlo_likelihood
 from bd3lm.lm import load
 from bd3lm.models import Transformer
-from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
+from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, SimplexDiffusionLoss, TokenBatch
 from bd3lm.runs import resolve_stages, train_stages
 from bd3lm.training import LikelihoodValidator
 
+_METHODS = {
+    "autoregressive": "autoregressive",
+    "score_entropy": "SEDD",
+    "d3pm": "D3PM",
+    "simplex": "SSD-LM (no likelihood)",
+}
 _MAX_EXACT = 8  # 255 passes over the held-out text; larger blocks are measured by their bound alone
 
 
@@ -100,9 +106,11 @@ def _perplexities(run: Run, console: Console) -> tuple[float | None, float | Non
     objective = run.trainer.objective
     batches = [_to(batch, device) for batch in _held_out(run)]
     if not isinstance(objective, BlockDiffusionLoss) or objective.block_size > _MAX_EXACT:
+        if isinstance(objective, SimplexDiffusionLoss):
+            return None, None
         likelihood = monte_carlo_likelihood(network, validation_objective(objective), batches)
-        is_diffusion = isinstance(objective, BlockDiffusionLoss)
-        return (None, likelihood.perplexity) if is_diffusion else (likelihood.perplexity, None)
+        is_exact = isinstance(objective, Autoregressive)
+        return (likelihood.perplexity, None) if is_exact else (None, likelihood.perplexity)
     nll = nelbo = tokens = 0.0
     for batch in track(batches, f"measuring {_name(run)}", console=console, transient=True):
         exact = exact_likelihood(
@@ -134,9 +142,10 @@ def _print_sample(run: Run, console: Console, *, length_in_contexts: int = 2) ->
     """Text past the training context, from a prompt of held-out text."""
     context = run.config.network.context
     prompt = next(_held_out(run)).tokens[0, : context // 8]
-    (sample,) = load(run.out, device=run.trainer.engine.device).generate(
-        [prompt], length=length_in_contexts * context, stop_at_eos=False, seed=7
-    )
+    model = load(run.out, device=run.trainer.engine.device)
+    if model.config.method.kind in ("score_entropy", "d3pm"):  # they write no more than one context
+        length_in_contexts = 1
+    (sample,) = model.generate([prompt], length=length_in_contexts * context, stop_at_eos=False, seed=7)
     given = run.tokenizer.decode(prompt)
     console.print(
         Panel(
@@ -149,7 +158,7 @@ def _print_sample(run: Run, console: Console, *, length_in_contexts: int = 2) ->
 def _name(run: Run) -> str:
     objective = run.trainer.objective
     if not isinstance(objective, BlockDiffusionLoss):
-        return "autoregressive"
+        return _METHODS[run.config.method.kind]
     if objective.block_size == run.config.network.context:
         return "diffusion, one block (MDLM)"
     return f"block diffusion, blocks of {objective.block_size}"

@@ -35,6 +35,7 @@ def run_sample(
     when it is finished. Records go to `out` as texts are finished, and `out` appears when all are.
     """
     console = console or Console()
+    settings = settings.for_method(model.config.method)  # what is recorded is what was used
     if model.tokenizer is None:
         raise ValueError("the model was saved without a tokenizer; name one with --tokenizer")
     if out is not None and out.exists():

@@ -152,6 +152,8 @@ def _sampled(
         absent=None if batch.absent is None else batch.absent.expand(samples, -1),
     )
     draws = bound.draw(*copies.tokens.shape, generator=generator, device=batch.tokens.device)
+    if draws is None:
+        raise RuntimeError("a sampled bound draws something")
     total = torch.zeros(1, dtype=torch.float64, device=batch.tokens.device)
     for start in range(0, samples, batch_size):
         rows = slice(start, start + batch_size)

@@ -133,6 +133,8 @@ def describe(trainer: "Trainer", metrics: "Metrics") -> str:
     if "valid_perplexity" in metrics:
         estimate = "" if isinstance(trainer.objective, Autoregressive) else "≤ about "
         parts.append(f"valid perplexity {estimate}{metrics['valid_perplexity']:.1f}")
+    elif "valid_nats" in metrics:
+        parts.append(f"valid loss (no bound) {metrics['valid_nats']:.3f}")
     if "tokens_per_second" in metrics:
         parts.append(f"{metrics['tokens_per_second']:,.0f} tok/s")
         utilisation = model_flop_utilisation(trainer, metrics["tokens_per_second"])

@@ -67,7 +67,10 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class LikelihoodValidator:
-    """Perplexity of the held-out text, by uniformly drawn mask rates as in the paper; AR's is exact."""
+    """Perplexity of the held-out text, by uniformly drawn mask rates as in the paper; AR's is exact.
+
+    An objective that bounds no likelihood gives its nats, and no perplexity.
+    """
 
     held_out: HeldOut
     objective: Objective
@@ -76,7 +79,10 @@ class LikelihoodValidator:
     def __call__(self, trainer: Trainer) -> Metrics:
         work = partial(loss_sums, objective=self.objective)
         nats, tokens = self.held_out.total(trainer, self.objective, work, self.seed, "validation").tolist()
-        return {"valid_nats": nats / tokens, "valid_perplexity": math.exp(min(nats / tokens, 700.0))}
+        mean = nats / tokens
+        if not self.objective.is_bound:
+            return {"valid_nats": mean}
+        return {"valid_nats": mean, "valid_perplexity": math.exp(min(mean, 700.0))}
 
 
 @dataclass(frozen=True)
