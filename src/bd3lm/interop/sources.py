@@ -62,9 +62,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         stages = sorted(model.parent.parent for model in folder.glob(f"*/{RUN_MODEL}/{CONFIG_NAME}"))
         if stages:
+            names = ", ".join(stage.name for stage in stages)
             raise ValueError(
-                f"folder {folder} holds a run of the stages {', '.join(stage.name for stage in stages)}: name "
-                f"one of them, such as {stages[-1]}"
+                f"folder {folder} holds a run of the stages {names}: name one of them, such as {stages[-1]}"
             )
         weights_file(folder)  # a folder of pickles is told so first
         raise ValueError(f"folder {folder} must hold a {CONFIG_NAME}, got none")
