@@ -3,8 +3,11 @@
 import errno
 import json
 import os
+import re
 import signal
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,13 +17,18 @@ from bd3lm import presets
 from bd3lm.cli import main
 from bd3lm.data import TokenShards, load_tokenizer
 from bd3lm.interop import load
+from bd3lm.lm import LanguageModel, Settings
+from bd3lm.models import Transformer
 from bd3lm.presets import PRESETS
 from bd3lm.runs import resolve_stages
+from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
 from bd3lm.training import Trainer, tensor_files
 from tests.data_room.documents import random_texts
+from tests.lm import BYTES, CONTEXT, of_bytes
 from tests.tiny_recipes import plain, prepared, two_stages
 
 PARITY = Path(__file__).parent / "data" / "parity"
+COMMANDS = ("train", "data", "sample", "presets", "variance", "convert", "demo", "prove")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +67,9 @@ def test_version(capsys):
         ["data"],
         ["data", "prepare"],
         ["data", "train-tokenizer"],
+        ["sample"],
         ["presets"],
+        ["variance"],
         ["convert"],
         ["demo"],
         ["prove"],
@@ -78,7 +88,7 @@ def test_no_command_shows_the_help(capsys):
         main([])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
-    assert all(name in printed for name in ("train", "data", "presets", "convert", "demo", "prove"))
+    assert all(name in printed for name in COMMANDS)
 
 
 def test_unknown_commands_and_flags_are_refused(capsys):
@@ -86,7 +96,7 @@ def test_unknown_commands_and_flags_are_refused(capsys):
         main(["trian"])
     assert ended.value.code == 2
     assert "Traceback" not in capsys.readouterr().err
-    for command in (["presets"], ["demo"], ["prove"], ["convert", "a", "b"]):
+    for command in (["presets"], ["demo"], ["prove"], ["convert", "a", "b"], ["sample", "a"]):
         with pytest.raises(SystemExit) as ended:
             main([*command, "--nonsense"])
         assert ended.value.code == 2
@@ -316,6 +326,239 @@ def test_data_prepare_says_what_is_wrong(tmp_path, capsys):
         "--tokenizer",
         "bytes",
     )
+
+
+# --- sample ---
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return of_bytes(4, end_logit=2.0)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, model) -> str:
+    folder = tmp_path_factory.mktemp("models")
+    model.save_pretrained(folder / "model")
+    of_bytes(4, end_logit=2.0, tokenizer=None).save_pretrained(folder / "bare")
+    of_bytes(CONTEXT).save_pretrained(folder / "one_block")
+    of_bytes(None).save_pretrained(folder / "autoregressive")
+    BYTES.save(folder / "tokenizer")
+    return str(folder / "model")
+
+
+def records(out: Path) -> list[dict[str, Any]]:
+    """The lines of a file, in the order of the prompts."""
+    lines = out.read_text(encoding="utf-8").split("\n")
+    assert lines.pop() == ""
+    return sorted((json.loads(line) for line in lines), key=lambda record: record["index"])
+
+
+def test_sample_prints_a_text_its_speed_and_its_cost(saved, model, capsys):
+    assert main(["sample", saved, "hello", "--device", "cpu"]) == 0
+    printed = capsys.readouterr()
+    (found,) = model.generate("hello")
+    assert printed.out.startswith(f"{found.text}\n")
+    written, evaluations = found.sample.written, found.sample.evaluations
+    assert re.fullmatch(
+        rf"{written} tokens written in [\d.]+ s: [\d.,]+ tokens/s\. {evaluations} evaluations, 0 more passes "
+        rf"over what was given\. Stopped: 1 by {found.sample.stopped_by}\.",
+        printed.out.splitlines()[-1],
+    )
+    assert "\x1b" not in printed.out
+    assert printed.err == ""
+
+
+def test_sample_without_a_prompt_starts_from_nothing(saved, model, tmp_path, capsys):
+    out = tmp_path / "texts.jsonl"
+    assert main(["sample", saved, "--out", str(out)]) == 0
+    (record,) = records(out)
+    assert (record["prompt"], record["given"]) == ("", 1)
+    assert record["text"] == model.generate("")[0].text
+
+
+def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
+    out = tmp_path / "texts.jsonl"
+    words = ["hello", "naïve ☂", "--count", "3", "--seed", "4", "--batch", "2", "--length", "20"]
+    assert main(["sample", saved, *words, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"wrote {out}\n")
+    prompts = ["hello"] * 3 + ["naïve ☂"] * 3
+    settings = Settings(seed=4, batch_size=2, length=20)
+    expected = model.generate(prompts, settings)
+    assert len({each.text for each in expected}) == 6  # a seed of its own for each
+    for index, (record, found) in enumerate(zip(records(out), expected, strict=True)):
+        assert record == {
+            "index": index,
+            "prompt": prompts[index],
+            "text": found.text,
+            "tokens": found.tokens,
+            "length": len(found.tokens),
+            "given": found.sample.given,
+            "evaluations": found.sample.evaluations,
+            "fill_passes": found.sample.fill_passes,
+            "stopped_by": found.sample.stopped_by,
+            "redraws": 0,
+            "redrawn_evaluations": 0,
+            "entropy": pytest.approx(found.entropy, abs=1e-6),
+            "seed": found.sample.seed,
+            "dtype": "float64",
+            "settings": {**asdict(settings), "unmasking": "FirstHitting(tokens_per_pass=1)"},
+        }
+        assert f"text {index}: {len(found.tokens)} tokens, stopped by {found.sample.stopped_by} " in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        ("", {}),
+        ("--length 8", {"length": 8}),
+        ("--length 40", {"length": 40}),
+        ("--nucleus 0.5", {"nucleus_p": 0.5}),
+        ("--temperature 0.7", {"temperature": 0.7}),
+        ("--top-k 3", {"top_k": 3}),
+        ("--seed 5", {"seed": 5}),
+        ("--batch 2", {"batch_size": 2}),
+        ("--steps 5", {"unmasking": Ancestral(5)}),
+        ("--steps 5 --remask 0.3", {"unmasking": Remasking(steps=5, eta=0.3)}),
+        ("--steps 5 --remask 0", {"unmasking": Remasking(steps=5, eta=0.0)}),
+        ("--tokens-per-pass 2", {"unmasking": FirstHitting(2)}),
+        ("--confidence 0.4", {"unmasking": MostConfident(threshold=0.4)}),
+        ("--entropy-bound 0", {"unmasking": EntropyBound(0.0)}),
+        ("--no-eos", {"stop_at_eos": False}),
+        ("--entropy-floor 0.5", {"entropy_floor": 0.5}),
+        (
+            "--entropy-floor 1.9 --entropy-window 8 --redraws 2",
+            {"entropy_floor": 1.9, "entropy_window": 8, "redraws": 2},
+        ),
+        ("--no-cache", {"cache": False}),
+    ],
+)
+def test_every_flag_is_a_setting(words, changes, saved, model, tmp_path, capsys):
+    out = tmp_path / "texts.jsonl"
+    assert main(["sample", saved, "ab", "--out", str(out), *words.split()]) == 0
+    settings = Settings(**changes)
+    (record,) = records(out)
+    assert record["settings"] == {**asdict(settings), "unmasking": repr(settings.unmasking)}
+    assert record["tokens"] == model.generate("ab", settings)[0].tokens
+
+
+def test_stride_is_for_a_model_of_one_block(saved, tmp_path, capsys):
+    one_block, out = str(Path(saved).with_name("one_block")), tmp_path / "texts.jsonl"
+    assert main(["sample", one_block, "ab", "--stride", "3", "--length", "30", "--out", str(out)]) == 0
+    assert records(out)[0]["settings"]["stride"] == 3
+    assert records(out)[0]["tokens"] == of_bytes(CONTEXT).generate("ab", stride=3, length=30)[0].tokens
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_the_precision_is_chosen_and_recorded(dtype, saved, tmp_path, capsys):
+    out = tmp_path / "texts.jsonl"
+    assert main(["sample", saved, "ab", "--dtype", dtype, "--out", str(out)]) == 0
+    assert records(out)[0]["dtype"] == dtype
+
+
+def test_a_tokenizer_for_a_model_saved_without_one(saved, model, tmp_path, capsys):
+    bare, tokenizer = (str(Path(saved).with_name(name)) for name in ("bare", "tokenizer"))
+    out = tmp_path / "texts.jsonl"
+    assert "saved without a tokenizer; name one with --tokenizer" in fails(capsys, "sample", bare, "ab")
+    assert main(["sample", bare, "ab", "--tokenizer", tokenizer, "--out", str(out)]) == 0
+    assert records(out)[0]["text"] == model.generate("ab")[0].text
+
+
+def test_a_run_can_be_sampled_from(two, tmp_path, capsys):
+    words = ["train", "two", "--out", str(tmp_path / "run"), "--device", "cpu", "--train.steps", "2"]
+    assert main(words) == 0
+    for stage in ("ar", "block"):
+        out = tmp_path / f"{stage}.jsonl"
+        assert main(["sample", str(tmp_path / "run" / stage), "hello", "--out", str(out)]) == 0
+        assert records(out)[0]["text"].startswith("hello")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("sample NOWHERE ab", "source must be an existing folder"),
+        ("sample MODEL ab --tokenizer NOWHERE", "there is no tokenizer folder"),
+        ("sample BARE ab", "the model was saved without a tokenizer; name one with --tokenizer"),
+        ("sample MODEL a-prompt-longer-than-the-context", "prompt 0: length must hold its 33 tokens, got 16"),
+        ("sample MODEL a abcdef --length 5", "prompt 1: length must hold its 7 tokens, got 5"),
+        ("sample MODEL ab --length 0", "length must be at least 1, got 0"),
+        ("sample MODEL ab --count 0", "--count must be at least 1, got 0"),
+        ("sample MODEL ab --batch 0", "must be at least 1, got 0"),
+        ("sample MODEL ab --nucleus 2", "must lie in (0, 1], got 2.0"),
+        ("sample MODEL ab --nucleus 0", "must lie in (0, 1], got 0.0"),
+        ("sample MODEL ab --temperature 0", "temperature must be positive and finite, got 0.0"),
+        ("sample MODEL ab --top-k 0", "must be at least 1, got 0"),
+        ("sample MODEL ab --steps 0", "steps must be at least 1, got 0"),
+        ("sample MODEL ab --remask 0.5", "--remask needs --steps"),
+        ("sample MODEL ab --steps 5 --remask 1.5", "must lie in [0, 1], got 1.5"),
+        ("sample MODEL ab --remask 0.5 --confidence 0.5", "--remask needs --steps"),
+        ("sample MODEL ab --steps 5 --confidence 0.5", "may be given, got --steps and --confidence"),
+        (
+            "sample MODEL ab --tokens-per-pass 2 --entropy-bound 1",
+            "got --tokens-per-pass and --entropy-bound",
+        ),
+        ("sample MODEL ab --confidence 2", "must lie in (0, 1], got 2.0"),
+        ("sample MODEL ab --entropy-bound -1", "must not be negative, got -1.0"),
+        ("sample MODEL ab --redraws 2", "redraws needs an entropy_floor, got 2 with none"),
+        ("sample MODEL ab --entropy-floor -1", "must be finite and not negative, got -1.0"),
+        (
+            "sample MODEL ab --stride 4",
+            "stride must be left at its default, got 4: this model writes blocks of 4",
+        ),
+        ("sample ONE_BLOCK ab --no-cache", "a network of one block has nothing to cache"),
+        ("sample ONE_BLOCK ab --stride 17", "stride must lie in 1..16, the context, got 17"),
+        ("sample AUTOREGRESSIVE ab --steps 4", "an autoregressive model writes token after token"),
+        ("sample AUTOREGRESSIVE ab --tokens-per-pass 2", "an autoregressive model writes token after token"),
+        ("sample MODEL ab --device nonsense", "device"),
+    ],
+)
+def test_bad_news_is_one_line_and_nothing_is_written(words, said, saved, tmp_path, capsys):
+    folder = Path(saved).parent
+    places = {
+        name.upper(): str(folder / name)
+        for name in ("model", "bare", "one_block", "autoregressive", "nowhere")
+    }
+    out = tmp_path / "texts.jsonl"
+    given = [places.get(word, word) for word in words.split()]
+    assert said in fails(capsys, *given, "--out", str(out))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_file_is_not_written_over(saved, tmp_path, capsys):
+    out = tmp_path / "texts.jsonl"
+    out.write_text("mine")
+    assert f"--out must be a new file, and {out} exists" in fails(capsys, "sample", saved, "--out", str(out))
+    assert out.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+
+
+def test_a_file_in_a_folder_that_is_not_there(saved, tmp_path, capsys):
+    assert "nowhere" in fails(
+        capsys, "sample", saved, "ab", "--out", str(tmp_path / "nowhere" / "texts.jsonl")
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_sampling_keeps_what_was_finished(saved, model, tmp_path, capsys, monkeypatch):
+    out, partial = tmp_path / "texts.jsonl", tmp_path / "texts.jsonl.partial"
+    expected = model.generate(["ab"] * 5)
+    forward = Transformer.forward
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if partial.exists() and partial.read_text().count("\n") == 2:
+            raise KeyboardInterrupt
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(Transformer, "forward", interrupted)
+    assert main(["sample", saved, "ab", "--count", "5", "--batch", "1", "--out", str(out)]) == 130
+    printed = capsys.readouterr()
+    assert printed.err == "bd3lm: interrupted\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl.partial"]
+    kept = records(partial)
+    assert [record["text"] for record in kept] == [each.text for each in expected[:2]]
+    assert re.findall(r"^text (\d):", printed.out, re.M) == ["0", "1"]
 
 
 # --- convert, prove ---

@@ -128,6 +128,8 @@ class SampleCommand:
     nucleus: float | None = None
     """Draw from the likeliest tokens that hold this much probability; 1 is the model itself. By default 0.9,
     for SEDD 0.99, for SSD-LM 0.95."""
+    nucleus_rule: Literal["inclusive", "exclusive"] = "inclusive"
+    """Whether the token that crosses --nucleus is kept; the reference implementation leaves it out."""
     temperature: float = 1.0
     top_k: int | None = None
     """Draw from this many of the likeliest tokens."""
@@ -170,16 +172,20 @@ class SampleCommand:
 
     def run(self) -> int:
         import torch
+        from rich.console import Console
 
         from bd3lm.lm import Settings, load
-        from bd3lm.samples import run_sample
+        from bd3lm.samples import check_out, run_sample
+        from bd3lm.training import pick_device
 
         if self.count < 1:
             raise ValueError(f"--count must be at least 1, got {self.count}")
         self._check_ways()
+        if self.out is not None:
+            check_out(self.out)
         model = load(
             self.model,
-            device=self.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            device=pick_device(self.device),
             dtype=getattr(torch, self.dtype) if self.dtype else None,
             tokenizer=self.tokenizer,
         )
@@ -191,6 +197,7 @@ class SampleCommand:
             temperature=self.temperature,
             top_k=self.top_k,
             nucleus_p=self.nucleus,
+            nucleus_rule=self.nucleus_rule,
             unmasking=self._unmasking(in_blocks),
             steps=None if in_blocks else self.steps,
             projection=self.projection,
@@ -202,7 +209,7 @@ class SampleCommand:
             cache=self.cache,
         )
         prompts = [prompt for prompt in self.prompts or ("",) for _ in range(self.count)]
-        run_sample(model, prompts, settings, out=self.out)
+        run_sample(model, prompts, settings, out=self.out, notes=Console(stderr=True))
         return 0
 
     def _check_ways(self) -> None:

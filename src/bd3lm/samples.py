@@ -5,12 +5,12 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -19,6 +19,7 @@ from bd3lm.sampling import BlockFinished, BlockStarted, Event, Started, Stopped,
 
 _MASK_SIGN = "░"
 _FRAMES_PER_SECOND = 20
+_SHOWN = 2000  # tokens before the block being written that an animation decodes: more than a screen holds
 
 
 def run_sample(
@@ -28,22 +29,22 @@ def run_sample(
     *,
     out: Path | None = None,
     console: Console | None = None,
+    notes: Console | None = None,
 ) -> list[Generation]:
-    """Write a text for each prompt, show them, and say how fast it went.
+    """Write a text for each prompt, show them, and say on `notes` how fast it went.
 
     One text in a terminal is shown while it is written, hidden tokens and all; of several each is shown
     when it is finished. Records go to `out` as texts are finished, and `out` appears when all are.
     """
     console = console or Console()
+    notes = notes or console
     settings = settings.for_method(model.config.method)  # what is recorded is what was used
     if model.tokenizer is None:
         raise ValueError("the model was saved without a tokenizer; name one with --tokenizer")
-    if out is not None and out.exists():
-        raise ValueError(f"--out must be a new file, and {out} exists")
+    partial = None if out is None else check_out(out)
     watch = len(prompts) == 1 and console.is_terminal
     begun = time.perf_counter()
     events = model.stream(prompts, settings, watch=watch)  # complains before anything is written
-    partial = None if out is None else out.with_name(out.name + ".partial")
     done: list[Generation] = []
     display = _Animation(model, console) if watch else _Bar(console, len(prompts))
     with partial.open("w", encoding="utf-8") if partial else nullcontext() as file, display:
@@ -52,19 +53,31 @@ def run_sample(
             if isinstance(event, Stopped):
                 generation = model.generation(event.sample)
                 done.append(generation)
+                if file is not None:  # first of all, in case it cannot be shown
+                    _append(file, generation, prompts[event.index], settings, model)
                 if not watch:
                     _print(console, generation, prompts[event.index], many=len(prompts) > 1)
-                if file is not None:
-                    _append(file, generation, prompts[event.index], settings, model)
     seconds = time.perf_counter() - begun
     if watch:
         _print(console, done[0], prompts[0], many=False)
     if partial is not None and out is not None:
         partial.replace(out)
-    console.print(_summary(done, seconds), highlight=False, soft_wrap=True)
+    notes.print(Text(_summary(done, seconds)), soft_wrap=True)
     if out is not None:
-        console.print(f"wrote {out}", highlight=False, soft_wrap=True)
+        notes.print(Text(f"wrote {out}"), soft_wrap=True)
     return sorted(done, key=lambda generation: generation.sample.index)
+
+
+def check_out(out: Path) -> Path:
+    """Where records go until all are there; refuses what would be overwritten or cannot be written."""
+    partial = out.with_name(out.name + ".partial")
+    if not out.parent.is_dir():
+        raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
+    if out.exists():
+        raise ValueError(f"--out must be a new file, and {out} exists")
+    if partial.exists():
+        raise ValueError(f"--out {out} was begun before: move away {partial}, which holds what was written")
+    return partial
 
 
 class _Animation:
@@ -101,7 +114,7 @@ class _Animation:
                 self.tokens[position] = self.mask_id
             case BlockFinished(stop=stop):
                 self.finished = stop
-                self.prefix = self.tokenizer.decode(self.tokens[:stop])
+                self.prefix = self.tokenizer.decode(self.tokens[max(stop - _SHOWN, 0) : stop])
         if time.perf_counter() - self.drawn > 1 / _FRAMES_PER_SECOND:
             self.drawn = time.perf_counter()
             self.live.update(self._tail())
@@ -109,11 +122,10 @@ class _Animation:
     def _tail(self) -> Text:
         """As many of the last lines as the terminal has room for."""
         shown = Text(self.prefix)
-        for token in self.tokens[self.finished :]:
-            masked = token == self.mask_id
-            shown.append(
-                _MASK_SIGN if masked else self.tokenizer.decode([token]), style="dim" if masked else "bold"
-            )
+        for masked, run in groupby(self.tokens[self.finished :], lambda token: token == self.mask_id):
+            tokens = list(run)  # decoded together: a character may be several tokens
+            text = _MASK_SIGN * len(tokens) if masked else self.tokenizer.decode(tokens)
+            shown.append(text, style="dim" if masked else "bold")
         lines = shown.wrap(self.console, self.console.width)
         return Text("\n").join(lines[-max(self.console.height - 2, 1) :])
 
@@ -146,14 +158,16 @@ class _Bar:
 
 
 def _print(console: Console, generation: Generation, prompt: str, *, many: bool) -> None:
+    """A text as it is: no markup, no emoji names, no wrapping."""
     text = generation.text or ""
     sample = generation.sample
     if many:
         title = f"text {sample.index}: {len(sample.tokens)} tokens, stopped by {sample.stopped_by}"
         console.rule(f"[bold]{title}", align="left")
-    written = text.removeprefix(prompt)
-    given = prompt if text.startswith(prompt) else ""
-    console.print(f"[dim]{escape(given)}[/dim]{escape(written)}", highlight=False, soft_wrap=True)
+    shown = Text(text)
+    if text.startswith(prompt):
+        shown.stylize("dim", 0, len(prompt))
+    console.print(shown, soft_wrap=True)
 
 
 def _append(
@@ -171,7 +185,7 @@ def _append(
         "fill_passes": sample.fill_passes,
         "stopped_by": sample.stopped_by,
         "redraws": sample.redraws,
-        "redrawn_evaluations": sample.redrawn_evaluations,
+        "redrawn_passes": sample.redrawn_passes,
         "entropy": round(generation.entropy, 6),
         "seed": sample.seed,
         "dtype": str(model.network.embedding.weight.dtype).removeprefix("torch."),
@@ -182,18 +196,22 @@ def _append(
 
 
 def _summary(done: Sequence[Generation], seconds: float) -> str:
-    """Speed by what was written: neither prompts nor what was dropped or redrawn counts as output."""
+    """Speed by what is left of what was written: prompts, dropped ends and redrawn texts do not count.
+
+    The time is all of it: reading prompts, showing and recording texts included.
+    """
     samples = [generation.sample for generation in done]
     written = sum(sample.written for sample in samples)
-    evaluations = sum(sample.evaluations + sample.redrawn_evaluations for sample in samples)
+    evaluations = sum(sample.evaluations for sample in samples)
     fills = sum(sample.fill_passes for sample in samples)
     reasons = {
         reason: sum(s.stopped_by == reason for s in samples) for reason in ("eos", "entropy", "length")
     }
     ends = ", ".join(f"{count} by {reason}" for reason, count in reasons.items() if count)
-    redraws = sum(sample.redraws for sample in samples)
+    redraws, wasted = (sum(getattr(s, name) for s in samples) for name in ("redraws", "redrawn_passes"))
+    again = f"; {redraws} drawn again, {wasted:,} passes for nothing" if redraws else ""
     return (
         f"{written:,} tokens written in {seconds:.1f} s: {written / seconds:,.1f} tokens/s. "
         f"{evaluations:,} evaluations, {fills:,} more passes over what was given. "
-        f"Stopped: {ends}{f'; {redraws} drawn again' if redraws else ''}."
+        f"Stopped: {ends}{again}."
     )

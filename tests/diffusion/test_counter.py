@@ -34,8 +34,8 @@ def expected_uniforms(seed: int, position: int, purpose: int, entries: int) -> l
     return [((w >> 12) + 0.5) / 2**52 for w in splitmix64(key, entries)]
 
 
-def uniforms(seed: int, position: int, purpose: Purpose, entries: int) -> torch.Tensor:
-    return counter_uniform(torch.tensor(seed), torch.tensor(position), purpose, entries)
+def uniforms(seed: int, position: int, purpose: Purpose, entries: int, repeat: int = 0) -> torch.Tensor:
+    return counter_uniform(torch.tensor(seed), torch.tensor(position), purpose, entries, repeat=repeat)
 
 
 def test_the_oracle_gives_the_published_sequence() -> None:
@@ -49,12 +49,40 @@ def test_every_number_equals_the_big_integer_one(purpose: Purpose, seed: int, po
     assert uniforms(seed, position, purpose, 5).tolist() == expected_uniforms(seed, position, int(purpose), 5)
 
 
+@pytest.mark.parametrize(
+    ("seed", "position", "purpose", "numbers"),
+    [
+        (0, 0, Purpose.TOKEN, [0.6524484863740322, 0.7012121095215252]),
+        (0, 0, Purpose.ORDER, [0.27623358227789463, 0.21586845960432577]),
+        (1234, 567, Purpose.TOKEN, [0.025401093620413095, 0.5844230990562863]),
+        (-1, 2**40, Purpose.ORDER, [0.6181488654420518, 0.023260976844724612]),
+    ],
+)
+def test_a_number_drawn_once_never_changes(
+    seed: int, position: int, purpose: Purpose, numbers: list[float]
+) -> None:
+    """What a seed means must not change: these were computed before a number could be drawn again."""
+    assert uniforms(seed, position, purpose, 2).tolist() == numbers
+    unsaid = counter_uniform(torch.tensor(seed), torch.tensor(position), purpose, 2)
+    assert unsaid.tolist() == numbers
+
+
+@every_purpose
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40 - 1), st.integers(0, 2**20))
+def test_a_number_drawn_again_is_that_of_a_position_beyond_all_texts(
+    purpose: Purpose, seed: int, position: int, repeat: int
+) -> None:
+    again = uniforms(seed, position, purpose, 5, repeat)
+    assert again.tolist() == expected_uniforms(seed, position + repeat * 2**40, int(purpose), 5)
+
+
 @every_purpose
 def test_numbers_are_uniform(purpose: Purpose) -> None:
     assert stats.kstest(uniforms(3, 7, purpose, 50_000), "uniform").pvalue > 1e-3
     across_positions = counter_uniform(torch.tensor(3), torch.arange(50_000), purpose, 1)[:, 0]
     across_seeds = counter_uniform(torch.arange(50_000), torch.tensor(7), purpose, 1)[:, 0]
-    for sample in (across_positions, across_seeds):
+    across_repeats = torch.cat([uniforms(3, 7, purpose, 1, repeat) for repeat in range(2000)])
+    for sample in (across_positions, across_seeds, across_repeats):
         assert stats.kstest(sample, "uniform").pvalue > 1e-3
 
 
@@ -66,8 +94,9 @@ def test_low_bits_are_as_random_as_high_ones(purpose: Purpose) -> None:
 
 def test_streams_are_uncorrelated_at_every_lag() -> None:
     entries, lags = 4096, range(-3, 4)
-    keys = list(product((0, 1, 2, -1), (0, 1, 2), Purpose))  # neighbours, where a weak mix would show
-    streams = torch.stack([uniforms(s, p, purpose, entries) for s, p, purpose in keys]) - 0.5
+    # Neighbours, where a weak mix would show.
+    keys = product((0, 1, 2, -1), (0, 1, 2), Purpose, (0, 1, 2))
+    streams = torch.stack([uniforms(s, p, purpose, entries, r) for s, p, purpose, r in keys]) - 0.5
     for lag in lags:
         correlation = 12 * streams @ streams.roll(lag, 1).T / entries
         if lag == 0:
@@ -76,8 +105,8 @@ def test_streams_are_uncorrelated_at_every_lag() -> None:
 
 
 def test_no_two_streams_share_a_number() -> None:
-    keys = product((0, 1, 5, -1, 2**62), (0, 1, 5, 2**40), Purpose)
-    numbers = torch.cat([uniforms(*key, 500) for key in keys])
+    keys = product((0, 1, 5, -1, 2**62), (0, 1, 5, 2**40 - 1), Purpose, [500], (0, 1, 2, 1000))
+    numbers = torch.cat([uniforms(*key) for key in keys])
     assert numbers.unique().numel() == numbers.numel()
 
 

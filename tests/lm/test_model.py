@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.interop.small import CONTEXT, PARITY, assert_same, small_model
-from tests.interop.test_lightning import checkpoint
 
 import bd3lm.lm.model
 from bd3lm.interop import LightningFacts
 from bd3lm.lm import LanguageModel, load
+from tests.interop.small import CONTEXT, PARITY, assert_same, small_model
+from tests.interop.test_lightning import checkpoint
 
 
 @pytest.mark.parametrize("open_model", [load, LanguageModel.from_pretrained])

@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal, KVCache, KVTape, Transformer
+from bd3lm.models import (
+    Bidirectional,
+    BlockCausal,
+    BlockDecoding,
+    BlockDiffusion,
+    Causal,
+    KVCache,
+    KVTape,
+    Transformer,
+)
 from tests.oracles.networks import MASK, Written, block_after_clean, logits_of, tiny_transformer
 
 MODEL = tiny_transformer(7)
@@ -155,6 +164,40 @@ def test_rows_of_different_lengths_slide_independently():
         cache.advance(2)
 
 
+CUTS = {"one by one": [2] * 12, "in pairs": [4] * 6, "in threes": [6] * 4, "unevenly": [2, 10, 4, 8]}
+
+
+FINISHED = {  # the layout of a pass over finished text, what is written together, whether it is causal
+    "causal": (lambda length: Causal(length, keys_only=True), 1, True),
+    "block-causal": (lambda length: BlockCausal(length, 2, keys_only=True), 2, False),
+    "decoding": (lambda length: BlockDecoding(length, 2, keys_only=True), 2, False),
+    "decoding, causal": (lambda length: BlockDecoding(length, 2, causal_clean=True, keys_only=True), 2, True),
+}
+
+
+@pytest.mark.parametrize(("finished", "group", "causal"), FINISHED.values(), ids=FINISHED)
+@pytest.mark.parametrize("window", [1, 3, 4, 9])
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+def test_what_a_token_sees_does_not_depend_on_how_the_text_was_cut(finished, group, causal, window, cut):
+    """Also where a pass is longer than the window."""
+
+    def sees(query: int, key: int) -> bool:
+        if query >= 24:
+            return key >= 24 - window
+        start = query // group * group
+        return start - window <= key <= (query if causal else start + group - 1)
+
+    text, cache = random_tokens(2, 24), MODEL.new_cache(2, segment=10, window=window)
+    done = 0
+    for size in cut:
+        MODEL(text[:, done : done + size], layout=finished(size), cache=cache)
+        cache.advance(size)
+        done += size
+    noisy = random_tokens(2, 2, seed=1)
+    whole = logits_of(MODEL, torch.cat((text, noisy), 1), Written(26, sees))
+    assert_same(logits_of(MODEL, noisy, Bidirectional(2), cache=cache), whole[:, 24:])
+
+
 def test_a_hundred_thousand_positions_later_the_same_text_has_the_same_logits():
     """In float32, through a sliding window, rows at different places."""
     model = tiny_transformer(7, dtype=torch.float32, hidden=64)
@@ -216,6 +259,204 @@ def test_rows_can_leave_and_change_places():
     assert cache.rows == 2
     assert cache.lengths.tolist() == [6, 2]
     assert_same(logits_of(MODEL, noisy[[2, 0]], Bidirectional(2), cache=cache), before[[2, 0]])
+
+
+# --- rows with and without a finished block in one pass ---
+
+
+def decode(cache: KVCache, texts: list[Tensor], window: int, *, steps: int, first_seed: int = 0) -> None:
+    """Write `steps` blocks of two behind each row's text and compare every pass with the whole texts.
+
+    A pass holds the last block of the text, or for an empty row some tokens that must not matter, and the
+    next block; the text before it is in the cache.
+    """
+    for seed in range(first_seed, first_seed + steps):
+        noisy, nothing = random_tokens(len(texts), 2, seed), random_tokens(len(texts), 2, seed + 100)
+        before = torch.stack([text[-2:] if len(text) else nothing[row] for row, text in enumerate(texts)])
+        cached = logits_of(MODEL, torch.cat((before, noisy), 1), BlockDecoding(4, 2), cache=cache)
+        cache.advance(2)
+        again = logits_of(MODEL, noisy, BlockDecoding(2, 2), cache=cache)
+        for row, text in enumerate(texts):
+            whole = torch.cat((text, noisy[row])).unsqueeze(0)
+            expected = logits_of(MODEL, whole, sliding(whole.shape[1], 2, window))[0, -2:]
+            assert_same(cached[row], expected)
+            assert_same(again[row], expected)
+        blocks = random_tokens(len(texts), 2, seed + 200)
+        texts[:] = [torch.cat((text, blocks[row])) for row, text in enumerate(texts)]
+
+
+def opened(texts: list[Tensor], window: int, segment: int) -> KVCache:
+    """A cache of all blocks but the last of each text, filled in padded passes; a lead-in for empty ones."""
+    lengths = torch.tensor([len(text) for text in texts])
+    cache, done = MODEL.new_cache(len(texts), segment=segment, window=window), (lengths - 2).clamp_min(0)
+    cache.lead_in(torch.where(lengths == 0, 2, 0))
+    for start in range(0, int(done.max()), segment):
+        padded = torch.full((len(texts), segment), MASK)
+        for row, text in enumerate(texts):
+            piece = text[start : start + segment]
+            padded[row, : len(piece)] = piece
+        MODEL(padded, layout=BlockDecoding(segment, 2, keys_only=True), cache=cache)
+        cache.advance((done - start).clamp(0, segment))
+    return cache
+
+
+@pytest.mark.parametrize("window", [2, 4, 6, 30])
+@pytest.mark.parametrize("lengths", [(0, 0), (0, 2), (0, 4, 2), (20, 0, 6)], ids=str)
+def test_empty_rows_share_their_first_pass_with_rows_that_have_a_finished_block(window, lengths):
+    texts = [random_tokens(1, length, seed=length)[0] for length in lengths]
+    cache = opened(texts, window, segment=6)
+    assert cache.lengths.tolist() == [min(max(length - 2, 0), window) for length in lengths]
+    decode(cache, texts, window, steps=8)
+    assert cache.ends.tolist() == [length + 14 for length in lengths]
+
+
+def test_nothing_in_the_text_sees_a_lead_in():
+    """Bit for bit: two lead-ins, one text."""
+    caches = [opened([random_tokens(1, 0)[0], random_tokens(1, 4)[0]], 4, segment=4) for _ in range(2)]
+    noisy, block = random_tokens(2, 2, seed=1), random_tokens(1, 4)[:, 2:]
+    logits = []
+    for seed, cache in enumerate(caches):
+        before = torch.cat((random_tokens(1, 2, seed=seed + 5), block))
+        first = logits_of(MODEL, torch.cat((before, noisy), 1), BlockDecoding(4, 2), cache=cache)
+        cache.advance(2)
+        logits.append((first, logits_of(MODEL, noisy, BlockDecoding(2, 2), cache=cache)))
+    assert not torch.equal(random_tokens(1, 2, seed=5), random_tokens(1, 2, seed=6))
+    for one, other in zip(*logits, strict=True):
+        assert torch.equal(one, other)
+        assert_same(one[0], logits_of(MODEL, noisy[:1], Bidirectional(2))[0])
+
+
+@pytest.mark.parametrize("layout", [BlockCausal(4, 2), BlockDecoding(4, 2), Causal(4)], ids=str)
+def test_a_lead_in_is_a_number_and_leaves_only_numbers(layout):
+    """It sees itself and nothing else, however far it lies before the text: not nothing, whose softmax may
+    be no number."""
+    for lead, window in ((1, 1), (2, 1), (2, 4), (3, 2), (4, 4), (2, 20), (4, 20)):
+        cache = MODEL.new_cache(2, segment=4, window=window)
+        cache.lead_in(torch.tensor([lead, 0]))
+        for _ in range(3):
+            assert logits_of(MODEL, random_tokens(2, 4), layout, cache=cache).isfinite().all()
+            assert cache.keys.isfinite().all()
+            assert cache.values.isfinite().all()
+            mask = cache.mask(layout, (0, 4), torch.device("cpu"), "dense").dense
+            assert mask.any(-1).all()
+            cache.advance(4)
+        assert cache.ends.tolist() == [12 - lead, 12]
+
+
+@pytest.mark.parametrize("lead", range(5))
+def test_a_lead_in_may_be_any_part_of_a_pass(lead):
+    """A causal text that begins in the middle of its first pass."""
+    text, cache = random_tokens(1, 12), MODEL.new_cache(1, segment=4, window=20)
+    cache.lead_in(torch.tensor([lead]))
+    filled = torch.cat((random_tokens(1, lead, seed=9), text), 1)
+    whole = logits_of(MODEL, text, Causal(12))
+    for start in range(0, 12, 4):
+        cached = logits_of(MODEL, filled[:, start : start + 4], Causal(4), cache=cache)
+        cache.advance(4)
+        first = max(lead - start, 0)
+        begin = start + first - lead
+        assert_same(cached[:, first:], whole[:, begin : start + 4 - lead])
+
+
+def test_a_lead_in_is_for_an_empty_cache_and_no_longer_than_a_pass():
+    cache = MODEL.new_cache(2, segment=4, window=4)
+    with pytest.raises(ValueError, match="a lead-in is for an empty cache, and of at most 4 tokens"):
+        cache.lead_in(torch.tensor([0, 5]))
+    assert cache.ends.tolist() == [0, 0]
+    commit(cache, random_tokens(2, 2), 2)
+    with pytest.raises(ValueError, match="a lead-in is for an empty cache"):
+        cache.lead_in(torch.tensor([2, 0]))
+
+
+# --- rows that take the place of others ---
+
+
+@pytest.mark.parametrize("window", [2, 4, 30])
+@pytest.mark.parametrize(
+    ("seated", "steps", "entering"),
+    [
+        ((0, 2, 6), 1, (0,)),  # into a cache that has just begun
+        ((0, 2, 6), 9, (0,)),  # into a ring that has wrapped
+        ((0, 2, 6), 9, (4, 0)),
+        ((2, 2, 2), 1, (26, 4)),  # from a ring that has wrapped, into one that has not
+        ((20, 0, 10), 3, (0, 22, 12)),  # everybody leaves
+    ],
+)
+def test_rows_put_in_the_place_of_others_decode_as_if_alone(window, seated, steps, entering):
+    texts = [random_tokens(1, length, seed=length)[0] for length in seated]
+    cache = opened(texts, window, segment=6)
+    decode(cache, texts, window, steps=steps)
+    fresh = [random_tokens(1, length, seed=length + 50)[0] for length in entering]
+    places = [2, 0, 1][: len(entering)]
+    cache.put_rows(torch.tensor(places), opened(fresh, window, segment=6))
+    for place, text in zip(places, fresh, strict=True):
+        texts[place] = text
+    decode(cache, texts, window, steps=9, first_seed=20)
+
+
+def test_rows_may_leave_and_others_enter_by_turns():
+    window, texts = 4, [random_tokens(1, length, seed=length)[0] for length in (0, 12, 4)]
+    cache = opened(texts, window, segment=4)
+    decode(cache, texts, window, steps=2)
+    cache.keep_rows(torch.tensor([2, 0]))
+    texts = [texts[2], texts[0]]
+    decode(cache, texts, window, steps=2, first_seed=10)
+    texts[0] = random_tokens(1, 6, seed=9)[0]
+    cache.put_rows(torch.tensor([0]), opened(texts[:1], window, segment=4))
+    decode(cache, texts, window, steps=4, first_seed=20)
+
+
+def test_the_rows_put_in_place_are_copies():
+    texts = [random_tokens(1, 4, seed=seed)[0] for seed in range(2)]
+    cache, fresh = opened(texts, 4, segment=4), opened([texts[0]], 4, segment=4)
+    cache.put_rows(torch.tensor([1]), fresh)
+    decode(fresh, [texts[0]], 4, steps=3, first_seed=30)  # goes its own way
+    decode(cache, [texts[0], texts[0]], 4, steps=3)
+
+
+@pytest.mark.parametrize(
+    ("other", "rows", "got"),
+    [
+        ({"rows": 1, "segment": 4, "window": 6}, [0], "window 6, segment 4 and 1 rows"),
+        ({"rows": 1, "segment": 2, "window": 4}, [0], "window 4, segment 2 and 1 rows"),
+        ({"rows": 1, "segment": 4, "window": 4}, [0, 1], "window 4, segment 4 and 1 rows"),
+        ({"rows": 2, "segment": 4, "window": 4}, [0], "window 4, segment 4 and 2 rows"),
+    ],
+)
+def test_rows_of_a_cache_of_another_shape_are_refused(other, rows, got):
+    cache = MODEL.new_cache(3, segment=4, window=4)
+    with pytest.raises(
+        ValueError, match=f"other must have window 4, segment 4 and {len(rows)} rows, got {got}"
+    ):
+        cache.put_rows(torch.tensor(rows), MODEL.new_cache(**other))
+
+
+# --- no more than is in use ---
+
+
+class Watched(KVCache):
+    """A cache that notes how many slots each pass attends to."""
+
+    in_use: list[int]
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = super().extend(layer, key, value)
+        assert keys.shape == values.shape
+        self.in_use.append(keys.shape[2])
+        return keys, values
+
+
+def test_a_short_text_attends_to_few_slots_and_a_long_one_to_all():
+    cache = Watched(layers=2, rows=2, heads=2, head_dim=8, window=10, segment=4, dtype=torch.float64)
+    cache.in_use = []
+    cache.lead_in(torch.tensor([2, 0]))
+    texts = [random_tokens(1, length, seed=length)[0] for length in (0, 2)]
+    decode(cache, texts, 10, steps=8)  # with the logits of the whole texts
+    assert cache.in_use == sorted(cache.in_use)
+    assert cache.in_use[0] < cache.capacity == 14
+    assert len(set(cache.in_use)) > 3
+    assert cache.in_use[-1] == cache.capacity
+    assert cache.keys.shape[3] == cache.capacity
 
 
 def test_the_default_window_leaves_room_for_the_segment_in_the_context():

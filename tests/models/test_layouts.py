@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal, Layout
+from bd3lm.models import Bidirectional, BlockCausal, BlockDecoding, BlockDiffusion, Causal, Layout
 from tests.oracles.networks import MASK, logits_of, tiny_transformer
 
 
@@ -21,6 +21,8 @@ def written(layout: Layout) -> Tensor:
             sees = lambda i, j: True  # noqa: E731
         case Causal():
             sees = lambda i, j: j <= i  # noqa: E731
+        case BlockDecoding():
+            sees = lambda i, j: _sees_while_decoding(layout, i, j)  # noqa: E731
         case BlockCausal(block_size=n):
             sees = lambda i, j: j // n <= i // n  # noqa: E731
         case BlockDiffusion():
@@ -43,12 +45,27 @@ def _sees_full(layout: BlockDiffusion, i: int, j: int) -> bool:
     return copy_i == copy_j and block_i == block_j  # M_BD
 
 
+def _sees_while_decoding(layout: BlockDecoding, i: int, j: int) -> bool:
+    """M_BC; with `causal_clean` finished blocks are causal, and the last is finished if nothing is read."""
+    n = layout.block_size
+    being_written = i // n == layout.length // n - 1 and not layout.keys_only
+    if layout.causal_clean and not being_written:
+        return j <= i
+    return j // n <= i // n
+
+
 SMALL = [
     Causal(5),
     Bidirectional(5),
     BlockCausal(6, 1),
     BlockCausal(6, 2),
     BlockCausal(6, 6),
+    *(
+        BlockDecoding(length, n, causal_clean=causal, keys_only=keys_only)
+        for length, n in ((1, 1), (4, 1), (6, 2), (9, 3), (4, 4))
+        for causal in (False, True)
+        for keys_only in (False, True)
+    ),
     *(
         BlockDiffusion(length, n, copies=copies, causal_clean=causal)
         for length, n in ((1, 1), (4, 1), (6, 2), (6, 3), (4, 4))
@@ -61,6 +78,7 @@ ODD = [  # none a multiple of 128
     Bidirectional(100),
     BlockCausal(100, 4),
     BlockCausal(260, 13),
+    BlockDecoding(130, 10, causal_clean=True),
     BlockDiffusion(12, 4),
     BlockDiffusion(100, 5, copies=2),
     BlockDiffusion(130, 1, causal_clean=True),
@@ -143,7 +161,7 @@ def test_flex_attention_on_a_cpu_is_dense_attention(layout):
 
 def test_text_positions_start_again_in_every_copy():
     assert BlockDiffusion(3, 1, copies=2).text_positions().tolist() == [0, 1, 2] * 3
-    for layout in (Causal(4), Bidirectional(4), BlockCausal(4, 2)):
+    for layout in (Causal(4), Bidirectional(4), BlockCausal(4, 2), BlockDecoding(4, 2)):
         assert layout.text_positions().tolist() == [0, 1, 2, 3]
 
 
@@ -153,6 +171,49 @@ def test_only_what_is_needed_is_read():
     assert BlockDiffusion(6, 2, keys_only=True).read == (0, 0)
     assert BlockCausal(6, 2).read == (0, 6)
     assert BlockCausal(6, 2, keys_only=True).read == (0, 0)
+    assert BlockDecoding(6, 2).read == (4, 6)
+    assert BlockDecoding(6, 2, causal_clean=True).read == (4, 6)
+    assert BlockDecoding(6, 6).read == (0, 6)
+    assert BlockDecoding(6, 2, keys_only=True).read == (0, 0)
+
+
+def test_finished_blocks_and_the_one_being_written():
+    """Six tokens in blocks of two, `causal_clean`: read, the last block sees all of itself."""
+    written_last = """
+        #.....
+        ##....
+        ###...
+        ####..
+        ######
+        ######"""
+    all_finished = """
+        #.....
+        ##....
+        ###...
+        ####..
+        #####.
+        ######"""
+    for figure, keys_only in ((written_last, False), (all_finished, True)):
+        drawn = torch.tensor([[cell == "#" for cell in line.strip()] for line in figure.split()])
+        assert torch.equal(BlockDecoding(6, 2, causal_clean=True, keys_only=keys_only).dense(), drawn)
+
+
+@pytest.mark.parametrize(
+    ("layout", "starts"),
+    [
+        (Causal(6), [0, 1, 2, 3, 4, 5]),
+        (Bidirectional(6), [0, 0, 0, 0, 0, 0]),
+        (BlockCausal(6, 1), [0, 1, 2, 3, 4, 5]),
+        (BlockCausal(6, 3), [0, 0, 0, 3, 3, 3]),
+        (BlockDecoding(6, 2), [0, 0, 2, 2, 4, 4]),
+        (BlockDecoding(6, 2, causal_clean=True), [0, 0, 2, 2, 4, 4]),
+        (BlockDecoding(6, 2, causal_clean=True, keys_only=True), [0, 0, 2, 2, 4, 4]),
+    ],
+    ids=str,
+)
+def test_what_is_written_together_begins_at_one_place(layout, starts):
+    assert layout.group_start(torch.arange(6)).tolist() == starts
+    assert layout.group_start(torch.tensor([[3], [5]])).tolist() == [[starts[3]], [starts[5]]]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +222,7 @@ def test_only_what_is_needed_is_read():
         (lambda: Causal(0), "length must be at least 1, got 0"),
         (lambda: BlockCausal(6, 4), "block_size must be a positive divisor of the length 6, got 4"),
         (lambda: BlockCausal(6, 0), "block_size must be .* got 0"),
+        (lambda: BlockDecoding(6, 4), "block_size must be a positive divisor of the length 6, got 4"),
         (lambda: BlockDiffusion(6, 12), "block_size must be .* got 12"),
         (lambda: BlockDiffusion(6, 2, copies=0), "copies must be at least 1, got 0"),
     ],

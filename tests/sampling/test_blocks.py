@@ -1,145 +1,383 @@
-"""The block sampler draws from the distribution whose likelihood is exact, whatever batch a row sits in."""
+"""Texts written in blocks follow the laws that the rules name, enumerated on networks small enough."""
 
-from itertools import product
+from collections.abc import Iterator
+from math import cos, pi
 
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor
 
+from bd3lm.diffusion import Cosine, Linear, NoiseSchedule
 from bd3lm.evaluation import exact_likelihood
-from bd3lm.models import BlockCausal, Transformer, TransformerConfig
+from bd3lm.models import Transformer
 from bd3lm.objectives import TokenBatch
-from bd3lm.sampling import sample_blocks
+from bd3lm.sampling import (
+    Ancestral,
+    BlockWriter,
+    EntropyBound,
+    FirstHitting,
+    MostConfident,
+    Planned,
+    Remasking,
+    Request,
+    Sharpening,
+    Unmasking,
+    sample,
+)
+from bd3lm.sampling.unmasking import Pass
+from tests.oracles.likelihood import discrete_nll, every_text, nll, table
+from tests.oracles.networks import CLEAN, MASK, tiny_transformer
+from tests.oracles.sampling import (
+    BlockLaw,
+    Law,
+    Tokens,
+    by_hitting_times,
+    chi_square,
+    distance,
+    in_blocks,
+    in_every_order,
+    in_steps,
+    least_entropy,
+    likeliest,
+    sharpened,
+    together,
+)
 
-LETTERS, MASK, LENGTH = 2, 2, 4
+M = MASK
+FITS, FAILS = 1e-3, 1e-6  # p-values of samples that follow a law, and of those that do not
+AT_ONCE = in_steps([1.0, 0.0])
+EVER = 10**12  # in so many steps no two tokens are revealed by the same one
+
+GIVEN = [
+    pytest.param((), 4, id="nothing"),
+    pytest.param((), 5, id="nothing, and an end inside a block"),
+    pytest.param((1, 0, 3), 6, id="a prompt that ends inside a block"),
+    pytest.param((M, 1, M, 0, 3, M, M, 0), 8, id="a template, its gaps before given tokens"),
+    pytest.param((M, 0, 1, 3, M), 6, id="a whole block after a gap"),
+]
 
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    torch.manual_seed(3)
-    config = TransformerConfig(vocab_size=MASK + 1, layers=2, hidden=16, heads=2, context=LENGTH, dropout=0.0)
-    network = Transformer(config).double().eval()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.mul_(5.0)
-    return network
+    return tiny_transformer(2)
 
 
-def every_text(prompt: tuple[int, ...] = ()) -> Tensor:
-    return torch.tensor([prompt + rest for rest in product(range(LETTERS), repeat=LENGTH - len(prompt))])
+@pytest.fixture(scope="module")
+def clock() -> Transformer:
+    """A network that is told the time, and minds."""
+    return tiny_transformer(2, adaln=True, time_conditioning=True, conditioning_dim=16)
 
 
-def chi2_p_value(drawn: Tensor, texts: Tensor, probabilities: Tensor) -> float:
-    counts = (drawn.unsqueeze(1) == texts).all(-1).sum(0).double()
-    expected = probabilities * len(drawn)
-    assert counts.sum() == len(drawn)
-    assert expected.min() > 5
-    return float(stats.chisquare(counts.numpy(), expected.numpy()).pvalue)
+class LeftToRight(Planned):
+    """Not a diffusion: every block in the order of its text."""
+
+    def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
+        for place in range(hidden.shape[1]):
+            yield Pass(
+                places=torch.full((len(seeds), 1), place),
+                active=hidden[:, [place]],
+                mask_rate=torch.ones(len(seeds), dtype=torch.float64),
+            )
 
 
-def draw(
-    model: Transformer, prompt: tuple[int, ...], rows: int, block_size: int, **options: bool | float
-) -> Tensor:
-    prompts = torch.tensor(prompt, dtype=torch.long).expand(rows, len(prompt))
-    samples = sample_blocks(
-        model,
-        prompts,
-        seeds=torch.arange(rows),
-        length=LENGTH,
-        block_size=block_size,
-        mask_id=MASK,
-        **options,
+def written(
+    model: Transformer,
+    block_size: int,
+    unmasking: Unmasking | None = None,
+    *,
+    given: Tokens = (),
+    length: int = 4,
+    rows: int = 2_000,
+    context: int = 8,
+    **options: object,
+) -> list[Tensor]:
+    """Texts of the seeds 0, 1, …"""
+    writer = BlockWriter(
+        model, block_size=block_size, mask_id=MASK, context=context, unmasking=unmasking, **options
     )
-    assert (samples.evaluations == LENGTH - len(prompt)).all()
-    assert (samples.cache_passes == LENGTH // block_size - 1).all()
-    return samples.tokens
+    requests = [Request(torch.tensor(given, dtype=torch.long), seed, length) for seed in range(rows)]
+    return [text.tokens for text in sample(writer, requests, batch_size=rows)]
+
+
+def same_texts(some: list[Tensor], others: list[Tensor]) -> bool:
+    return torch.equal(torch.stack(some), torch.stack(others))
+
+
+def linear(steps: int) -> list[float]:
+    return [j / steps for j in range(steps, -1, -1)]
+
+
+# First-hitting -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", [2, 4])
+@pytest.mark.parametrize(("given", "length"), GIVEN)
+def test_first_hitting_draws_from_every_order_alike(
+    model: Transformer, given: Tokens, length: int, block_size: int
+) -> None:
+    law = in_blocks(model, given, length, block_size, in_every_order)
+    assert chi_square(written(model, block_size, given=given, length=length), law) > FITS
+
+
+def test_blocks_of_one_token_follow_the_chain_rule(model: Transformer) -> None:
+    given, length = (M, 1, M, 0, 3, M, M, 0), 8
+    law = in_blocks(model, given, length, 1, in_every_order)
+    assert chi_square(written(model, 1, given=given, length=length), law) > FITS
+
+
+@pytest.mark.parametrize("block_size", [2, 4])
+def test_clean_blocks_may_be_read_causally(model: Transformer, block_size: int) -> None:
+    """Told apart from the other way wherever a finished block of more than one token is read."""
+    law, other = (
+        in_blocks(model, (1,), 6, block_size, in_every_order, causal_clean=causal) for causal in (True, False)
+    )
+    drawn = written(model, block_size, given=(1,), length=6, causal_clean=True)
+    assert chi_square(drawn, law) > FITS
+    assert chi_square(drawn, other) < FAILS
+
+
+@pytest.mark.parametrize("causal_clean", [False, True])
+def test_without_a_cache_the_law_is_the_same(model: Transformer, causal_clean: bool) -> None:
+    law = in_blocks(model, (1, 0), 5, 2, in_every_order, causal_clean=causal_clean)
+    drawn = written(model, 2, given=(1, 0), length=5, rows=300, causal_clean=causal_clean, cache=False)
+    assert chi_square(drawn, law) > FITS
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_without_a_cache_the_network_is_told_the_same_time(clock: Transformer, block_size: int) -> None:
+    cached, recomputed = (
+        written(clock, block_size, given=(M, 1, 0, 3), length=7, rows=20, cache=cache)
+        for cache in (True, False)
+    )
+    assert same_texts(cached, recomputed)
 
 
 @pytest.mark.parametrize("causal_clean", [False, True])
 @pytest.mark.parametrize("block_size", [1, 2, 4])
-@pytest.mark.parametrize("prompt", [(), (1,), (0, 1, 1)])
-def test_frequencies_match_the_exact_likelihood(
-    model: Transformer, prompt: tuple[int, ...], block_size: int, causal_clean: bool
-) -> None:
-    texts = every_text(prompt)
-    batch = TokenBatch.of(texts, prompts=torch.full((len(texts),), len(prompt)))
-    exact = exact_likelihood(model, batch, block_size=block_size, mask_id=MASK, causal_clean=causal_clean)
-    p = (-exact.nll.sum(1)).exp()
-    drawn = draw(model, prompt, 8_000, block_size, causal_clean=causal_clean)
-    assert chi2_p_value(drawn, texts, p) > 1e-3
-
-
-@pytest.mark.parametrize(("temperature", "nucleus_p"), [(0.5, 1.0), (2.0, 1.0), (1.0, 0.6), (0.7, 0.8)])
-def test_sharpened_frequencies_match_the_sharpened_chain_rule(
-    model: Transformer, temperature: float, nucleus_p: float
-) -> None:
-    """At block size 1 every token is drawn from its own tempered and truncated conditional."""
-    texts = every_text()
-    log_p = torch.zeros(len(texts), dtype=torch.float64)
-    for place in range(LENGTH):
-        seen = torch.cat((texts[:, :place], torch.full((len(texts), 1), MASK)), dim=1)
-        with torch.no_grad():
-            logits = model.head(model(seen, layout=BlockCausal(place + 1, 1))[:, -1])
-        p = torch.softmax(logits[:, :LETTERS] / temperature, -1)
-        likeliest, other = p.max(-1).values, p.min(-1).values
-        p = torch.where((likeliest >= nucleus_p).unsqueeze(-1) & (p == other.unsqueeze(-1)), 0.0, p)
-        p = p / p.sum(-1, keepdim=True)
-        log_p += p.gather(1, texts[:, place : place + 1]).squeeze(1).log()
-    drawn = draw(model, (), 8_000, 1, temperature=temperature, nucleus_p=nucleus_p)
-    counts = (drawn.unsqueeze(1) == texts).all(-1).sum(0).double()
-    expected = log_p.exp() * len(drawn)
-    assert counts[expected == 0].sum() == 0
-    kept = expected >= 5
-    pooled = torch.stack((counts[~kept].sum(), expected[~kept].sum()))
-    observed = torch.cat((counts[kept], pooled[:1])) if pooled[1] > 0 else counts[kept]
-    wanted = torch.cat((expected[kept], pooled[1:])) if pooled[1] > 0 else expected[kept]
-    assert stats.chisquare(observed.numpy(), wanted.numpy()).pvalue > 1e-3
-
-
-def test_the_comparison_has_teeth(model: Transformer) -> None:
-    """Samples of another block size, a different distribution, are told apart."""
-    texts = every_text()
-    batch = TokenBatch.of(texts, score_first=True)
-    p = (-exact_likelihood(model, batch, block_size=4, mask_id=MASK).nll.sum(1)).exp()
-    assert chi2_p_value(draw(model, (), 8_000, 2), texts, p) < 1e-6
-
-
-def test_a_batch_equals_its_rows_alone(model: Transformer) -> None:
-    batch = draw(model, (0,), 16, 2)
-    prompt = torch.tensor([[0]])
-    for seed in range(16):
-        alone = sample_blocks(
-            model, prompt, seeds=torch.tensor([seed]), length=LENGTH, block_size=2, mask_id=MASK
-        )
-        assert torch.equal(alone.tokens[0], batch[seed])
-
-
-def test_texts_longer_than_the_context_keep_going(model: Transformer) -> None:
-    samples = sample_blocks(
-        model, torch.tensor([[0]]), seeds=torch.tensor([1]), length=40, block_size=2, mask_id=MASK
+def test_the_law_is_that_of_the_likelihoods(model: Transformer, block_size: int, causal_clean: bool) -> None:
+    """The enumeration, the orders written out, and the recursion over sets are one distribution."""
+    texts = every_text(CLEAN, 4)
+    law = in_blocks(model, (), 4, block_size, in_every_order, causal_clean=causal_clean)
+    enumerated = torch.tensor([law[tuple(text)] for text in texts.tolist()], dtype=torch.float64)
+    places = range(block_size)
+    orders = sum(
+        nll(table(model, texts, start, block_size, places, causal_clean=causal_clean), places)
+        for start in range(0, 4, block_size)
     )
-    assert samples.tokens.shape == (1, 40)
-    assert (samples.tokens != MASK).all()
+    batch = TokenBatch.of(texts, score_first=True)
+    exact = exact_likelihood(model, batch, block_size=block_size, mask_id=MASK, causal_clean=causal_clean)
+    torch.testing.assert_close(enumerated, torch.exp(-orders), rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(enumerated, torch.exp(-exact.nll.sum(1)), rtol=1e-9, atol=0.0)
+
+
+def test_the_law_of_an_unfinished_block_is_that_of_the_likelihoods(model: Transformer) -> None:
+    texts = every_text(CLEAN, 4)
+    law = in_blocks(model, (), 3, 4, in_every_order)
+    enumerated = torch.tensor([law[tuple(text[:3])] for text in texts.tolist()], dtype=torch.float64)
+    orders = nll(table(model, texts, 0, 4, range(3), absent=[3]), range(3))
+    torch.testing.assert_close(enumerated, torch.exp(-orders), rtol=1e-9, atol=0.0)
+    assert chi_square(written(model, 4, length=3), law) > FITS
+
+
+@pytest.mark.parametrize(("block_size", "size"), [(4, 3), (4, 4), (2, 2)])
+def test_tokens_revealed_together_are_independent(model: Transformer, block_size: int, size: int) -> None:
+    law = in_blocks(model, (), 4, block_size, together(size))
+    drawn = written(model, block_size, FirstHitting(tokens_per_pass=size))
+    assert chi_square(drawn, law) > FITS
+    if size == block_size:
+        assert distance(law, in_blocks(model, (), 4, block_size, AT_ONCE)) < 1e-12
+
+
+@pytest.mark.parametrize("block_size", [2, 4])
+@pytest.mark.parametrize("rule", [LeftToRight(), Ancestral(steps=1)], ids=["left to right", "all at once"])
+def test_other_samplers_are_told_apart(model: Transformer, rule: Unmasking, block_size: int) -> None:
+    law = in_blocks(model, (), 4, block_size, in_every_order)
+    assert chi_square(written(model, block_size, rule), law) < FAILS
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"prompts": torch.tensor([[MASK]])}, "prompts must not hold the mask token"),
-        ({"prompts": torch.empty(0, 2, dtype=torch.long)}, "at least one row"),
-        ({"seeds": torch.arange(3)}, "seeds must be int64"),
-        ({"length": 5}, "length must be a multiple of block_size 2"),
-        ({"length": 0}, "at least the prompts' 1"),
-    ],
+    ("block_size", "options"),
+    [(2, {}), (4, {"sharpening": Sharpening(temperature=0.7)})],
+    ids=["smaller blocks", "sharper"],
 )
-def test_bad_input_is_named(model: Transformer, change: dict[str, object], message: str) -> None:
-    arguments: dict[str, object] = {
-        "prompts": torch.tensor([[0]]),
-        "seeds": torch.tensor([1]),
-        "length": 4,
-        "block_size": 2,
-        "mask_id": MASK,
-    }
-    with pytest.raises(ValueError, match=message):
-        sample_blocks(model, **(arguments | change))  # type: ignore[arg-type]
+def test_other_laws_are_told_apart(
+    model: Transformer, block_size: int, options: dict[str, Sharpening]
+) -> None:
+    law = in_blocks(model, (), 4, 4, in_every_order)
+    assert chi_square(written(model, block_size, **options), law) < FAILS
+
+
+# Steps ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("block_size", "steps"), [(1, 2), (2, 1), (2, 2), (2, 3), (2, 4), (4, 2), (4, 3)])
+def test_ancestral_steps_follow_their_chain(model: Transformer, block_size: int, steps: int) -> None:
+    law = in_blocks(model, (), 4, block_size, in_steps(linear(steps)))
+    assert chi_square(written(model, block_size, Ancestral(steps=steps)), law) > FITS
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("block_size", [2, 4])
+def test_the_law_of_the_chain_is_that_of_the_likelihoods(
+    model: Transformer, block_size: int, steps: int
+) -> None:
+    texts, places = every_text(CLEAN, 4), range(block_size)
+    law = in_blocks(model, (), 4, block_size, in_steps(linear(steps)))
+    enumerated = torch.tensor([law[tuple(text)] for text in texts.tolist()], dtype=torch.float64)
+    nats = sum(
+        discrete_nll(table(model, texts, start, block_size, places), places, linear(steps)[::-1])
+        for start in range(0, 4, block_size)
+    )
+    torch.testing.assert_close(enumerated, torch.exp(-nats), rtol=1e-9, atol=0.0)
+
+
+def test_ancestral_steps_follow_the_schedule(model: Transformer) -> None:
+    law = in_blocks(model, (), 4, 4, in_steps([1.0, 1 - cos(pi / 4), 0.0]))
+    drawn = written(model, 4, Ancestral(steps=2, schedule=Cosine()), rows=4_000)
+    assert chi_square(drawn, law) > FITS
+    assert chi_square(drawn, in_blocks(model, (), 4, 4, in_steps(linear(2)))) < FAILS
+
+
+@pytest.mark.parametrize("block_size", [2, 4])
+def test_many_ancestral_steps_are_first_hitting(model: Transformer, block_size: int) -> None:
+    law = in_blocks(model, (), 4, block_size, in_every_order)
+    assert chi_square(written(model, block_size, Ancestral(steps=1_000)), law) > FITS
+
+
+@pytest.mark.parametrize("schedule", [Linear(), Cosine()])
+@pytest.mark.parametrize("network", ["model", "clock"])
+def test_steps_that_reveal_one_token_each_are_first_hitting_seed_by_seed(
+    network: str, schedule: NoiseSchedule, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue(network)
+    hitting, stepping = (
+        written(model, 4, rule, given=(1, M, 0), length=8, rows=500)
+        for rule in (FirstHitting(), Ancestral(steps=EVER, schedule=schedule))
+    )
+    assert same_texts(hitting, stepping)
+
+
+# Networks that are told the time -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given", "length", "steps"), [((), 4, 1), ((1, 3, 0), 5, 2), ((), 4, 3)])
+def test_ancestral_steps_tell_the_network_their_time(
+    clock: Transformer, given: Tokens, length: int, steps: int
+) -> None:
+    law = in_blocks(clock, given, length, 2, in_steps(linear(steps)))
+    assert chi_square(written(clock, 2, Ancestral(steps=steps), given=given, length=length), law) > FITS
+
+
+def test_first_hitting_tells_the_network_its_time(clock: Transformer) -> None:
+    """Told apart from telling it that everything is hidden, at all times."""
+    given, length = (1, 3), 4
+    drawn = written(clock, 2, given=given, length=length)
+    assert chi_square(drawn, in_blocks(clock, given, length, 2, by_hitting_times)) > FITS
+    timeless = in_blocks(
+        clock, given, length, 2, lambda ask, *block: in_every_order(lambda state, _: ask(state, 1.0), *block)
+    )
+    assert chi_square(drawn, timeless) < FAILS
+
+
+# Sharpening ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"temperature": 0.6},
+        {"nucleus_p": 0.8},
+        {"nucleus_p": 0.8, "nucleus_rule": "exclusive"},
+        {"temperature": 1.5, "top_k": 2, "nucleus_p": 0.7},
+    ],
+    ids=str,
+)
+def test_sharpened_conditionals_are_averaged_over_orders(
+    model: Transformer, how: dict[str, float], block_size: int
+) -> None:
+    law = in_blocks(model, (), 4, block_size, in_every_order, sharpen=sharpened(**how))
+    assert chi_square(written(model, block_size, sharpening=Sharpening(**how)), law) > FITS
+
+
+# Other rules ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("block_size", "steps", "eta", "given"),
+    [(2, 2, 0.5, ()), (2, 3, 0.5, ()), (2, 3, 1.0, (M, 1)), (4, 4, 0.7, (M, M, 0)), (2, 3, 0.0, ())],
+)
+def test_remasking_follows_its_chain(
+    model: Transformer, block_size: int, steps: int, eta: float, given: Tokens
+) -> None:
+    law = in_blocks(model, given, 4, block_size, in_steps(linear(steps), eta))
+    assert chi_square(written(model, block_size, Remasking(steps=steps, eta=eta), given=given), law) > FITS
+
+
+def test_remasking_is_told_apart_from_ancestral_steps(model: Transformer) -> None:
+    drawn = written(model, 4, Remasking(steps=3, eta=1.0))
+    assert chi_square(drawn, in_blocks(model, (), 4, 4, in_steps(linear(3), 1.0))) > FITS
+    assert chi_square(drawn, in_blocks(model, (), 4, 4, in_steps(linear(3)))) < FAILS
+
+
+def test_remasking_follows_the_schedule_and_tells_the_time(clock: Transformer) -> None:
+    rates = [1 - cos(pi / 2 * j / 3) for j in (3, 2, 1, 0)]
+    drawn = written(clock, 2, Remasking(steps=3, eta=0.8, schedule=Cosine()))
+    assert chi_square(drawn, in_blocks(clock, (), 4, 2, in_steps(rates, 0.8))) > FITS
+
+
+@pytest.mark.parametrize(
+    ("block_size", "rule", "block_law"),
+    [
+        (4, MostConfident(), likeliest()),
+        (2, MostConfident(tokens_per_pass=2), AT_ONCE),
+        (4, MostConfident(threshold=0.6), likeliest(1, 0.6)),
+        (2, EntropyBound(0.0), least_entropy(0.0)),
+        (4, EntropyBound(0.9), least_entropy(0.9)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, MostConfident | EntropyBound) else "",
+)
+def test_adaptive_rules_follow_what_they_say(
+    model: Transformer, block_size: int, rule: Unmasking, block_law: BlockLaw
+) -> None:
+    law = in_blocks(model, (), 4, block_size, block_law)
+    assert chi_square(written(model, block_size, rule), law) > FITS
+
+
+# Past the context ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal_clean", [False, True])
+def test_past_the_context_the_cache_slides(model: Transformer, causal_clean: bool) -> None:
+    """A block sees one block; through its keys those before, which computed afresh it would not."""
+
+    def law(afresh: bool) -> Law:
+        return in_blocks(
+            model, (1, 0, 3), 6, 2, in_every_order, context=4, afresh=afresh, causal_clean=causal_clean
+        )
+
+    drawn = written(model, 2, given=(1, 0, 3), length=6, context=4, causal_clean=causal_clean)
+    assert chi_square(drawn, law(afresh=False)) > FITS
+    assert chi_square(drawn, law(afresh=True)) < FAILS
+
+
+def test_past_the_context_without_a_cache_all_is_computed_afresh(model: Transformer) -> None:
+    drawn = written(model, 2, given=(1, 0, 3), length=6, context=4, cache=False, rows=300)
+    law = in_blocks(model, (1, 0, 3), 6, 2, in_every_order, context=4, afresh=True)
+    assert chi_square(drawn, law) > FITS
+
+
+# What does not fit -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", [0, 3])
+def test_a_block_size_that_does_not_divide_the_context_is_named(model: Transformer, block_size: int) -> None:
+    with pytest.raises(ValueError, match=f"divisor of context 8, got {block_size}"):
+        BlockWriter(model, block_size=block_size, mask_id=MASK, context=8)
+
+
+def test_a_block_that_fills_the_context_is_the_whole_text(model: Transformer) -> None:
+    with pytest.raises(ValueError, match="length must be at most the block size 4"):
+        written(model, 4, length=5, context=4, rows=1)
+    law = in_blocks(model, (1,), 4, 4, in_every_order)
+    assert chi_square(written(model, 4, given=(1,), context=4, rows=300), law) > FITS

@@ -1,6 +1,6 @@
 """From what a user asks for to what the samplers take: settings, prompts, templates, and the writer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -34,11 +34,13 @@ from bd3lm.diffusion import (
 from bd3lm.diffusion.categorical import NucleusRule
 from bd3lm.models import Transformer
 from bd3lm.sampling import (
+    Adaptive,
     AnalyticWriter,
     Ancestral,
     AutoregressiveWriter,
     BlockWriter,
     FirstHitting,
+    Planned,
     PosteriorWriter,
     Request,
     Sample,
@@ -63,8 +65,8 @@ class Gap:
             raise ValueError(f"a Gap must have at least 1 token, got {self.tokens}")
 
 
-Prompt = str | Sequence[int] | Sequence[str | Gap] | Tensor
-"""Text, token ids, or a template of texts and gaps."""
+Prompt = str | Sequence[int] | Sequence[str | int | Gap] | Tensor
+"""Text, token ids, or a template: texts or ids with gaps."""
 
 
 _PROJECTIONS = ("sampling", "greedy", "multi_hot")
@@ -77,7 +79,8 @@ class Settings:
     """How texts are written. The defaults are the paper's sampler, one context long."""
 
     length: int | None = None
-    """Tokens a text may reach, what was given included; by default the network's context."""
+    """Tokens a text may reach, what was given included (also the token that texts begin with). By default a
+    template's own length, else the network's context."""
     seed: int = 0
     batch_size: int = 32
     """Texts written side by side. It changes speed and memory, not the texts."""
@@ -96,6 +99,8 @@ class Settings:
     """How SSD-LM makes almost one-hot vectors of what its network says."""
     stop_at_eos: bool = True
     """End a text at the end token."""
+    eos_id: int | None = None
+    """The end token; by default the tokenizer's."""
     entropy_floor: float | None = None
     """End a text whose last tokens have less entropy, in nats; 4 in the paper."""
     entropy_window: int = 256
@@ -107,10 +112,17 @@ class Settings:
     """Keep keys and values between passes; without, the context is computed afresh each time."""
 
     def __post_init__(self) -> None:
-        if self.length is not None and self.length < 1:
-            raise ValueError(f"length must be at least 1, got {self.length}")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        for name in ("length", "batch_size", "top_k", "steps", "entropy_window", "stride"):
+            value = getattr(self, name)
+            if value is not None and (not _is_whole(value) or value < 1):
+                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+        if not isinstance(self.unmasking, Planned | Adaptive):
+            raise ValueError(
+                f"unmasking must be a rule of bd3lm.sampling such as FirstHitting() or Ancestral(5000), got "
+                f"{self.unmasking!r}"
+            )
+        if self.eos_id is not None and not self.stop_at_eos:
+            raise ValueError(f"eos_id is for stop_at_eos, which is off, got {self.eos_id}")
         if self.projection not in _PROJECTIONS:
             raise ValueError(f"projection must be one of {', '.join(_PROJECTIONS)}, got {self.projection!r}")
         self.sharpening()  # these two say what is wrong with their parts
@@ -119,6 +131,8 @@ class Settings:
     @classmethod
     def of(cls, settings: "Settings | None", changes: dict[str, Any]) -> "Settings":
         """Settings with some fields changed, by name."""
+        if settings is not None and not isinstance(settings, cls):
+            raise ValueError(f"settings must be a Settings, or fields of it by name, got {settings!r}")
         names = [each.name for each in fields(cls)]
         for name in changes:
             if name not in names:
@@ -140,9 +154,11 @@ class Settings:
         )
 
     def stopping(self, tokenizer: Tokenizer | None) -> Stopping:
-        eos = tokenizer.eos_id if tokenizer is not None and self.stop_at_eos else None
+        eos_id = self.eos_id
+        if eos_id is None and tokenizer is not None and self.stop_at_eos:
+            eos_id = tokenizer.eos_id
         return Stopping(
-            eos_id=eos,
+            eos_id=eos_id,
             entropy_floor=self.entropy_floor,
             entropy_window=self.entropy_window,
             redraws=self.redraws,
@@ -272,6 +288,21 @@ def _projection(settings: Settings, nucleus_p: float) -> Projection:
             return Sampling(nucleus_p)
 
 
+def listed(prompts: Any) -> Sequence[Prompt]:
+    """Several prompts; one on its own, of whatever kind, is taken as a list of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if hasattr(prompts, "tolist"):  # a tensor or an array
+        prompts = prompts.tolist()
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise ValueError(
+            f"prompts must be a text, token ids, a template, or a list of these, got {prompts!r}"
+        )
+    if any(isinstance(part, Gap) or _is_whole(part) for part in prompts):
+        return [prompts]
+    return prompts
+
+
 def build_requests(
     prompts: Sequence[Prompt],
     seeds: Sequence[int] | None,
@@ -284,51 +315,89 @@ def build_requests(
         raise ValueError('prompts must hold at least one prompt ("" starts from nothing), got none')
     if seeds is None:
         seeds = [derive_seed(settings.seed, "text", index) for index in range(len(prompts))]
-    if len(seeds) != len(prompts):
-        raise ValueError(f"seeds must be one for each of {len(prompts)} prompts, got {len(seeds)}")
-    length = config.network.context if settings.length is None else settings.length
+    if not isinstance(seeds, Sequence) or len(seeds) != len(prompts):
+        raise ValueError(f"seeds must be one for each of {len(prompts)} prompts, got {seeds!r:.80}")
+    if not all(_is_whole(seed) and 0 <= seed < 2**63 for seed in seeds):
+        raise ValueError(f"seeds must be whole numbers from 0 to 2^63 − 1, got {seeds!r:.80}")
     requests = []
     for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
         try:
-            given = torch.tensor(list(_given(prompt, config, tokenizer)), dtype=torch.long)
-            if len(given) > length:
-                raise ValueError(f"length must hold its {len(given)} tokens, got {length}")
+            requests.append(_request(prompt, seed, config, tokenizer, settings))
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from None
-        requests.append(Request(given, seed, length))
     return requests
 
 
-def encode_text(text: str, config: LanguageModelConfig, tokenizer: Tokenizer | None) -> list[int]:
-    """A text's tokens, after the one a text begins with unless the network predicts first tokens itself."""
-    if tokenizer is None:
-        raise ValueError("text needs a tokenizer, and this model was saved without one; give token ids")
-    first = [] if config.method.score_first or tokenizer.bos_id is None else [tokenizer.bos_id]
-    return first + tokenizer.encode(text)
+def _request(
+    prompt: Prompt,
+    seed: int,
+    config: LanguageModelConfig,
+    tokenizer: Tokenizer | None,
+    settings: Settings,
+) -> Request:
+    given = given_tokens(prompt, config, tokenizer)
+    mask_id, length = config.method.mask_id, settings.length
+    if length is None:
+        length = len(given) if mask_id in given else max(config.network.context, len(given))
+    if len(given) > length:
+        begun = "" if not _begins(prompt, config, tokenizer) else ", the one that texts begin with included"
+        raise ValueError(f"length must hold its {len(given)} tokens{begun}, got {length}")
+    if settings.entropy_floor is not None and length < settings.entropy_window:
+        raise ValueError(
+            f"entropy_window must be within the length {length}, or entropy_floor does nothing, got "
+            f"{settings.entropy_window}"
+        )
+    if not config.method.score_first and (not given or given[0] == mask_id):
+        raise ValueError(
+            "the first token of a text must be given: this model was not trained to predict it, and there is "
+            "no token that texts begin with"
+        )
+    return Request(torch.tensor(given, dtype=torch.long), seed, length)
 
 
-def _given(prompt: Prompt, config: LanguageModelConfig, tokenizer: Tokenizer | None) -> Iterator[int]:
-    """The tokens of a prompt, the mask in the gaps of a template."""
+def given_tokens(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | None) -> list[int]:
+    """The tokens of a text, of token ids, or of a template, in whose gaps stands the mask.
+
+    Before a text stands the token that texts begin with, unless the network predicts first tokens itself.
+    """
     mask_id, vocab_size = config.method.mask_id, config.network.vocab_size
-    if isinstance(prompt, str):
-        prompt = [prompt]
-    parts: list[Any] = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
-    if parts and all(isinstance(part, str | Gap) for part in parts):
-        yield from encode_text("", config, tokenizer)
-        for part in parts:
-            if isinstance(part, Gap):
-                yield from [mask_id] * part.tokens
-            elif tokenizer is not None:
-                yield from tokenizer.encode(part)
-        return
-    for token in parts:
-        if isinstance(token, bool) or not isinstance(token, int):
-            raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {token!r}")
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"token ids must lie in 0..{vocab_size - 1}, got {token}")
-        if token == mask_id:
+    parts = [prompt] if isinstance(prompt, str) else prompt
+    if hasattr(parts, "tolist"):
+        parts = parts.tolist()
+    if not isinstance(parts, Sequence) or isinstance(parts, bytes):
+        raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {prompt!r}")
+    tokens = _begins(prompt, config, tokenizer)
+    for part in parts:
+        if isinstance(part, Gap):
+            tokens += [mask_id] * part.tokens
+        elif isinstance(part, str):
+            if tokenizer is None:
+                raise ValueError("text needs a tokenizer, and this model was saved without one; give ids")
+            tokens += tokenizer.encode(part)
+        elif not _is_whole(part):
+            raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {part!r}")
+        elif not 0 <= part < vocab_size:
+            raise ValueError(f"token ids must lie in 0..{vocab_size - 1}, got {part}")
+        elif part == mask_id:
             raise ValueError(f"it must not hold the mask token {mask_id}; a Gap leaves tokens to be written")
-        yield token
+        else:
+            tokens.append(int(part))
+    return tokens
+
+
+def _begins(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | None) -> list[int]:
+    """The token that texts begin with, where one is put before this prompt."""
+    is_text = isinstance(prompt, str) or (
+        isinstance(prompt, Sequence) and any(isinstance(part, str) for part in prompt)
+    )
+    if not is_text or config.method.score_first or tokenizer is None or tokenizer.bos_id is None:
+        return []
+    return [tokenizer.bos_id]
+
+
+def _is_whole(value: object) -> bool:
+    """Whether it is an integer, of Python's or of numpy's, and no bool."""
+    return hasattr(value, "__index__") and not isinstance(value, bool | Tensor)
 
 
 def _refuse(settings: Settings, *names: str, why: str) -> None:

@@ -16,7 +16,15 @@ from bd3lm import interop
 from bd3lm.config import LanguageModelConfig
 from bd3lm.data import Tokenizer, load_tokenizer, saved_tokenizer
 from bd3lm.interop import HubOptions, LightningFacts, check_config
-from bd3lm.lm.generation import Generation, Prompt, Settings, build_requests, build_writer, encode_text
+from bd3lm.lm.generation import (
+    Generation,
+    Prompt,
+    Settings,
+    build_requests,
+    build_writer,
+    given_tokens,
+    listed,
+)
 from bd3lm.lm.scoring import Estimator, TextLikelihood, score
 from bd3lm.models import Transformer
 from bd3lm.sampling import Event, Sample, Stopped, write
@@ -33,6 +41,10 @@ class LanguageModel:
             raise ValueError(
                 f"tokenizer must have the network's {config.network.vocab_size} tokens, "
                 f"got {tokenizer.vocab_size}"
+            )
+        if tokenizer is not None and tokenizer.mask_id != config.method.mask_id:
+            raise ValueError(
+                f"tokenizer must have the model's mask token {config.method.mask_id}, got {tokenizer.mask_id}"
             )
         self.network, self.config, self.tokenizer = network, config, tokenizer
 
@@ -89,10 +101,9 @@ class LanguageModel:
         drawn again, which does not hold the device up after every pass.
         """
         settings = Settings.of(settings, changes)
-        listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
         return write(
             build_writer(self.network, self.config, settings),
-            build_requests(listed, seeds, self.config, self.tokenizer, settings),
+            build_requests(listed(prompts), seeds, self.config, self.tokenizer, settings),
             stopping=settings.stopping(self.tokenizer),
             batch_size=settings.batch_size,
             device=self.network.embedding.weight.device,
@@ -101,7 +112,7 @@ class LanguageModel:
 
     def log_likelihood(
         self,
-        texts: str | Sequence[str | Sequence[int]],
+        texts: str | Sequence[Prompt],
         *,
         estimator: Estimator = "auto",
         samples: int = 16,
@@ -115,13 +126,11 @@ class LanguageModel:
         - "importance": a tighter bound, from `samples` orders of reveal;
         - "auto": exact where that takes at most 255 passes, else the NELBO.
 
-        A text is scored from its first token on, after the token that texts begin with; token ids are taken
-        as they are, and their first one is given, unless the model was trained to predict it.
+        A text is scored from its first token on, after the token that texts begin with. Token ids are taken
+        as they are: their first one is given, unless the model was trained to predict it (and so is a text's
+        where the tokenizer has no token that texts begin with).
         """
-        rows = [
-            encode_text(text, self.config, self.tokenizer) if isinstance(text, str) else list(text)
-            for text in ([texts] if isinstance(texts, str) else texts)
-        ]
+        rows = [given_tokens(text, self.config, self.tokenizer) for text in listed(texts)]
         return score(
             self.network,
             self.config,

@@ -18,7 +18,8 @@ from bd3lm.config import (
 )
 from bd3lm.diffusion import SCHEDULES, Counts, Times, corruption
 from bd3lm.evaluation import exact_likelihood, importance_weighted_nll
-from bd3lm.models import Transformer
+from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
+from bd3lm.models import Transformer, require_evaluation_mode
 from bd3lm.objectives import D3PM, Autoregressive, BlockDiffusionLoss, Objective, ScoreEntropy, TokenBatch
 
 Estimator = Literal["auto", "exact", "nelbo", "importance"]
@@ -58,6 +59,7 @@ def score(
         raise ValueError(f"samples must be at least 1, got {samples}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    require_evaluation_mode(network)
     estimator = _resolve(network, config, estimator)
     _check(texts, config)
     device = network.embedding.weight.device
@@ -102,6 +104,15 @@ def _resolve(network: Transformer, config: LanguageModelConfig, estimator: Estim
         return "nelbo"
     if estimator == "auto":
         return "exact" if method.block_size <= _LARGEST_EXACT and not network.uses_noise else "nelbo"
+    if estimator == "exact" and method.block_size > MAX_EXACT_BLOCK:
+        raise ValueError(
+            f"estimator 'exact' is for blocks of at most {MAX_EXACT_BLOCK}, got blocks of "
+            f"{method.block_size}; use 'importance' or 'nelbo'"
+        )
+    if network.uses_noise and estimator != "nelbo":
+        raise ValueError(
+            f"estimator must be 'nelbo' for a network that is told the noise level, got {estimator!r}"
+        )
     return estimator
 
 
@@ -189,20 +200,17 @@ def _bound(network: Transformer, config: LanguageModelConfig) -> Objective:
 
 def _check(texts: Sequence[Sequence[int]], config: LanguageModelConfig) -> None:
     given = int(not config.method.score_first)
-    context, vocabulary = config.network.context, config.network.vocab_size
+    context = config.network.context
     if not len(texts):
         raise ValueError("texts must hold at least one text, got none")
     for index, text in enumerate(texts):
         if not given < len(text) <= context:
             raise ValueError(
-                f"text {index} must have {given + 1} to {context} tokens (the network's context), "
-                f"got {len(text)}"
+                f"text {index} must have {given + 1} to {context} tokens (the network's context; the token "
+                f"that texts begin with counts), got {len(text)}"
             )
-        if any(not 0 <= token < vocabulary or token == config.method.mask_id for token in text):
-            raise ValueError(
-                f"text {index}: token ids must lie in 0..{vocabulary - 1} and not be the mask "
-                f"{config.method.mask_id}"
-            )
+        if config.method.mask_id in text:
+            raise ValueError(f"text {index} must have no gaps")
 
 
 def _padded(texts: Sequence[Sequence[int]], config: LanguageModelConfig, device: torch.device) -> TokenBatch:

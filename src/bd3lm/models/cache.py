@@ -148,8 +148,10 @@ class KVCache:
         So rows that have a finished block to write can share a pass with rows that have none yet: whatever
         such a row passes in its place is seen by nothing in its text.
         """
-        if self._longest or int(tokens.max()) > self.segment:
-            raise ValueError(f"a lead-in is for an empty cache, and of at most {self.segment} tokens")
+        if self._longest or bool((self.ends != 0).any()):
+            raise ValueError(f"a lead-in is for an empty cache, got rows that end at {self.ends.tolist()}")
+        if not 0 <= int(tokens.min()) <= int(tokens.max()) <= self.segment:
+            raise ValueError(f"tokens of a lead-in must lie in 0..{self.segment}, got {tokens.tolist()}")
         self.ends = self.ends - tokens
 
     def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
@@ -201,7 +203,7 @@ class KVCache:
     def evict(self, tokens: int | Tensor) -> None:
         """Let go of the oldest `tokens` visible positions (one number, or one a row)."""
         _check_count(tokens)
-        self.starts = torch.minimum(self.starts + tokens, self.ends)
+        self.starts = torch.maximum(self.starts, torch.minimum(self.starts + tokens, self.ends))
 
     def keep_rows(self, rows: Tensor) -> None:
         """Go on with some rows only, in the order given."""

@@ -4,7 +4,7 @@ from bd3lm.sampling.analytic import AnalyticWriter
 from bd3lm.sampling.autoregressive import AutoregressiveWriter
 from bd3lm.sampling.blocks import BlockWriter
 from bd3lm.sampling.drawing import Sharpening
-from bd3lm.sampling.loop import (
+from bd3lm.sampling.events import (
     BlockFinished,
     BlockStarted,
     Event,
@@ -14,9 +14,8 @@ from bd3lm.sampling.loop import (
     Stopped,
     TokenHidden,
     TokenRevealed,
-    sample,
-    write,
 )
+from bd3lm.sampling.loop import sample, write
 from bd3lm.sampling.posterior import PosteriorWriter
 from bd3lm.sampling.rows import Request, Writer
 from bd3lm.sampling.simplex import SimplexWriter
@@ -28,6 +27,7 @@ from bd3lm.sampling.unmasking import (
     EntropyBound,
     FirstHitting,
     MostConfident,
+    Pass,
     Planned,
     Remasking,
     Unmasking,
@@ -45,6 +45,7 @@ __all__ = [
     "Event",
     "FirstHitting",
     "MostConfident",
+    "Pass",
     "Planned",
     "PosteriorWriter",
     "Redrawn",

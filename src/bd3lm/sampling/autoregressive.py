@@ -34,6 +34,10 @@ class AutoregressiveWriter(Writer):
         cache: bool = True,
     ) -> None:
         super().__init__(model, mask_id)
+        if model.uses_noise:
+            raise ValueError("model must not be conditioned on the noise level: autoregression has none")
+        if context < 1:
+            raise ValueError(f"context must be at least 1, got {context}")
         self.window, self.score_first, self.cached = context - 1, score_first, cache and context > 1
         self.sharpening = sharpening or Sharpening()
 
@@ -49,7 +53,8 @@ class AutoregressiveWriter(Writer):
     def check(self, request: Request) -> None:
         if not self.score_first and (not len(request.given) or request.given[0] == self.mask_id):
             raise ValueError(
-                "the first token of a text must be given: this model was not trained to predict it"
+                "given must begin with a token, which this model was not trained to predict, got "
+                f"{request.given.tolist()[:1] or 'none'}"
             )
 
     def remember(self, rows: Rows) -> None:

@@ -74,12 +74,18 @@ class BlockwiseWriter(Writer):
 
     def evaluator(self, rows: Rows, hidden: Tensor) -> Evaluate:
         """The network over the next block of every row, of which `hidden` (rows, n) is to be written."""
+        if not self.window:
+            return self._alone
         if rows.cache is None:
             return self._recomputing(rows)
         rows.fill_passes += ~hidden.any(1)
         if not hidden.any():  # all given: the block before has to be read all the same
             self._read_before(rows)
         return self._cached(rows)
+
+    def _alone(self, block: Tensor, mask_rate: Tensor) -> Tensor:
+        """A block that sees nothing but itself."""
+        return self.model(block, layout=self._written(self.block_size), noise=self._noise(mask_rate))
 
     def _cached(self, rows: Rows) -> Evaluate:
         """The first pass reads the block before too; with it that block enters the cache."""
@@ -171,7 +177,7 @@ class BlockWriter(BlockwiseWriter):
         sharpening: Sharpening | None = None,
         cache: bool = True,
     ) -> None:
-        if block_size < 1 or context % block_size:
+        if block_size < 1 or context < 1 or context % block_size:
             raise ValueError(f"block_size must be a positive divisor of context {context}, got {block_size}")
         super().__init__(
             model,

@@ -64,7 +64,7 @@ def denoise(
     else:
         turn = 0
         while hidden.any():
-            rate = hidden.double().mean(1)
+            rate = (block == mask_id).double().mean(1)  # as many masks as the network sees
             log_p = subs_at_masks(model.head(evaluate(block, rate)), mask_id)
             tokens = sharpening.draw(log_p, seeds, positions, repeat=turn)
             chosen = unmasking.choose(log_p, tokens, hidden)

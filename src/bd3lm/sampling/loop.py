@@ -10,89 +10,19 @@ from torch import Tensor
 from bd3lm.diffusion import derive_seed
 from bd3lm.models import require_evaluation_mode
 from bd3lm.sampling.denoising import Reveal
+from bd3lm.sampling.events import (
+    BlockFinished,
+    BlockStarted,
+    Event,
+    Redrawn,
+    Sample,
+    Started,
+    Stopped,
+    TokenHidden,
+    TokenRevealed,
+)
 from bd3lm.sampling.rows import Request, Rows, Writer
 from bd3lm.sampling.stopping import StoppedBy, Stopping
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A finished text and what it cost."""
-
-    index: int  # which request it answers
-    tokens: Tensor  # (length,) what was given and what was written, on the CPU
-    given: int  # how many of them were given
-    seed: int  # that of the last redraw, where there was one
-    evaluations: int  # passes that revealed a token of this text
-    fill_passes: int  # passes that only read what was given
-    stopped_by: StoppedBy
-    redraws: int = 0  # how often it fell below the entropy floor and was drawn again
-    redrawn_evaluations: int = 0  # what those attempts cost
-
-    @property
-    def written(self) -> int:
-        """How many tokens were written, those of a dropped end not counted."""
-        return len(self.tokens) - self.given
-
-
-@dataclass(frozen=True)
-class Started:
-    """A text is begun, or begun again."""
-
-    index: int
-    request: Request
-
-
-@dataclass(frozen=True)
-class BlockStarted:
-    """Positions start..stop − 1 of a text are written next; some of them may be given."""
-
-    index: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class TokenRevealed:
-    """A token was written at a position of a text."""
-
-    index: int
-    position: int
-    token: int
-
-
-@dataclass(frozen=True)
-class TokenHidden:
-    """A token that had been written was masked again."""
-
-    index: int
-    position: int
-
-
-@dataclass(frozen=True)
-class BlockFinished:
-    """Positions start..stop − 1 of a text will not change any more."""
-
-    index: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Redrawn:
-    """A text fell below the entropy floor; it is written again from the start."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """A text is finished."""
-
-    index: int
-    sample: Sample
-
-
-Event = Started | BlockStarted | TokenRevealed | TokenHidden | BlockFinished | Redrawn | Stopped
 
 
 @dataclass(frozen=True)
@@ -103,20 +33,20 @@ class _Seat:
     request: Request
     start: int = 0
     redraws: int = 0
-    redrawn_evaluations: int = 0
+    redrawn_passes: int = 0
 
-    def again(self, evaluations: int) -> "_Seat":
+    def again(self, passes: int) -> "_Seat":
         """The same text to be drawn from a new seed."""
         redraws = self.redraws + 1
         return replace(
             self,
             request=replace(self.request, seed=derive_seed(self.request.seed, "redraw", redraws)),
             redraws=redraws,
-            redrawn_evaluations=self.redrawn_evaluations + evaluations,
+            redrawn_passes=self.redrawn_passes + passes,
         )
 
     def finished(self, tokens: Tensor, evaluations: int, fill_passes: int, by: StoppedBy) -> Sample:
-        given = self.request.given[: len(tokens)]  # a template may end inside its last gap
+        given = self.request.given.cpu()[: len(tokens)]  # a template may end inside its last gap
         return Sample(
             index=self.index,
             tokens=tokens,
@@ -126,7 +56,7 @@ class _Seat:
             fill_passes=fill_passes,
             stopped_by=by,
             redraws=self.redraws,
-            redrawn_evaluations=self.redrawn_evaluations,
+            redrawn_passes=self.redrawn_passes,
         )
 
 
@@ -196,7 +126,7 @@ class _Table:
         while self.waiting and len(entering) < len(empty):
             seat = self.waiting.popleft()
             if seat.request.is_full(self.writer.mask_id):
-                yield Stopped(seat.index, seat.finished(seat.request.given.clone(), 0, 0, "length"))
+                yield Stopped(seat.index, seat.finished(seat.request.given.cpu().clone(), 0, 0, "length"))
             else:
                 entering.append(seat)
         if entering:
@@ -226,7 +156,8 @@ class _Table:
         for reveal in self.writer.write(rows):
             if self.watch:
                 yield from self._revealed(reveal)
-        end = torch.minimum(rows.start, rows.stop)
+        # Once the last gap is filled what follows it is all given, and nobody has to read it.
+        end = torch.where(rows.start >= rows.written_to, rows.stop, rows.start)
         ends = self.stopping.ends(
             rows.text, written_from=rows.written_from, piece_start=begin, piece_end=end, stop=rows.stop
         )
@@ -241,13 +172,12 @@ class _Table:
 
     def _end(self, rows: Rows, place: int, seat: _Seat, stopped_by: StoppedBy, length: int) -> Event:
         """Clear a seat, for good or to write the text again."""
-        evaluations = int(rows.evaluations[place])
+        evaluations, fill_passes = int(rows.evaluations[place]), int(rows.fill_passes[place])
         self.seats[place] = None
         if stopped_by == "entropy" and seat.redraws < self.stopping.redraws:
-            self.waiting.appendleft(seat.again(evaluations))
+            self.waiting.appendleft(seat.again(evaluations + fill_passes))
             return Redrawn(seat.index)
         tokens = rows.text[place, :length].cpu().clone()
-        fill_passes = int(rows.fill_passes[place])
         return Stopped(seat.index, seat.finished(tokens, evaluations, fill_passes, stopped_by))
 
     def _block_started(self, place: int) -> BlockStarted:

@@ -30,6 +30,8 @@ class Request:
                 f"given must be int64 token ids (tokens,), got {self.given.dtype} of shape "
                 f"{tuple(self.given.shape)}"
             )
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in 0..2^63 − 1, got {self.seed}")
         if self.length < max(len(self.given), 1):
             raise ValueError(
                 f"length must be at least 1 and hold the {len(self.given)} given tokens, got {self.length}"
@@ -48,6 +50,7 @@ class Rows:
     start: Tensor  # (rows,) where the next piece begins
     stop: Tensor  # (rows,) the length at which a text ends
     written_from: Tensor  # (rows,) tokens from here on are not given ones
+    written_to: Tensor  # (rows,) and tokens from here on are, up to the end
     seeds: Tensor  # (rows,)
     evaluations: Tensor  # (rows,) passes that revealed something
     fill_passes: Tensor  # (rows,) passes that only wrote given text into the cache
@@ -68,7 +71,7 @@ class Rows:
             self.cache.put_rows(rows, fresh.cache)
 
 
-_PER_ROW = ("text", "start", "stop", "written_from", "seeds", "evaluations", "fill_passes")
+_PER_ROW = ("text", "start", "stop", "written_from", "written_to", "seeds", "evaluations", "fill_passes")
 
 
 class Writer(ABC):
@@ -108,20 +111,23 @@ class Writer(ABC):
         """Fresh rows, ready for their first piece."""
         rows = len(requests)
         text = torch.full((rows, width), self.mask_id)
-        starts, written_from = [], []
+        starts, written_from, written_to = [], [], []
         for row, request in enumerate(requests):
-            given = request.given
+            given = request.given.cpu()
             text[row, : len(given)] = given
             known = given != self.mask_id
             leading = int((~known).int().argmax()) if (~known).any() else len(known)
             starts.append(self.first_start(leading))
             written_from.append(1 + max(known.nonzero().flatten().tolist(), default=-1))
+            last_gap = 1 + max((~known).nonzero().flatten().tolist(), default=-1)
+            written_to.append(last_gap if len(given) == request.length else request.length)
         counts = torch.zeros(rows, dtype=torch.long, device=device)
         fresh = Rows(
             text=text.to(device),
             start=torch.tensor(starts, device=device),
             stop=torch.tensor([request.length for request in requests], device=device),
             written_from=torch.tensor(written_from, device=device),
+            written_to=torch.tensor(written_to, device=device),
             seeds=torch.tensor([request.seed for request in requests], device=device),
             evaluations=counts,
             fill_passes=counts.clone(),

@@ -17,9 +17,10 @@ class Stopping:
     """The paper's rules (Suppl. C.5), for each row on its own. Nothing stops a text inside what was given.
 
     - `eos_id`: the text ends with the first such token that was sampled (not the one a text may begin with).
-    - `entropy_floor`: at the end of a block, once `entropy_window` tokens have been written, the entropy in
-      nats of the token frequencies of the last `entropy_window` of them must not be strictly below the floor
-      (4 in the paper); otherwise these tokens are dropped and the text ends.
+    - `entropy_floor`: at the end of a block, once there are `entropy_window` tokens (given ones count), the
+      entropy in nats of the token frequencies of the last `entropy_window` of them must not be strictly
+      below the floor (4 in the paper); otherwise those of them that were written are dropped, and the text
+      ends.
     - `redraws`: so often a text that fell below the floor is thrown away and drawn again from a new seed, as
       the paper does to collect samples of one length.
     """
@@ -51,14 +52,16 @@ class Stopping:
         """
         after_eos = self._after_eos(text, torch.maximum(written_from, piece_start), piece_end)
         low = self._low_entropy(text, written_from, piece_end)
-        rows = torch.stack((after_eos, low.long(), piece_end, stop), dim=1).tolist()
+        rows = torch.stack((after_eos, low.long(), written_from, piece_end, stop), dim=1).tolist()
         return [self._verdict(*row) for row in rows]
 
-    def _verdict(self, after_eos: int, low: int, end: int, stop: int) -> tuple[StoppedBy, int] | None:
+    def _verdict(
+        self, after_eos: int, low: int, written_from: int, end: int, stop: int
+    ) -> tuple[StoppedBy, int] | None:
         if after_eos:
             return "eos", after_eos
         if low:
-            return "entropy", end - self.entropy_window
+            return "entropy", max(end - self.entropy_window, written_from)
         return ("length", stop) if end >= stop else None
 
     def _after_eos(self, text: Tensor, start: Tensor, end: Tensor) -> Tensor:
@@ -72,9 +75,9 @@ class Stopping:
         found = (tokens == self.eos_id) & (position < end.unsqueeze(1))
         return torch.where(found.any(1), start + found.int().argmax(1) + 1, 0)
 
-    def _low_entropy(self, text: Tensor, start: Tensor, end: Tensor) -> Tensor:
+    def _low_entropy(self, text: Tensor, written_from: Tensor, end: Tensor) -> Tensor:
         window = self.entropy_window
-        enough = end - start >= window
+        enough = (end >= window) & (end > written_from)
         if self.entropy_floor is None or text.shape[1] < window or not enough.any():
             return torch.zeros_like(enough)
         offsets = torch.arange(window, device=text.device)
@@ -83,7 +86,9 @@ class Stopping:
 
 
 def token_entropy(tokens: Tensor) -> Tensor:
-    """Entropy, in nats, of the token frequencies along the last dimension."""
+    """Entropy, in nats, of the token frequencies along the last dimension; of no tokens, 0."""
+    if not tokens.shape[-1]:
+        return torch.zeros(tokens.shape[:-1], dtype=torch.float64)
     ordered = tokens.sort(dim=-1).values
     # How many tokens equal each one: the distance between the ends of its run.
     counts = torch.searchsorted(ordered, ordered, right=True) - torch.searchsorted(ordered, ordered)

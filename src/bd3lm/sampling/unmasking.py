@@ -11,6 +11,7 @@ The parallel rules below trade the model's distribution for fewer passes, and sa
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -130,35 +131,31 @@ class Remasking(Planned):
             raise ValueError(f"eta must lie in [0, 1], got {self.eta}")
 
     def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
-        chance = counter_uniform(seeds.unsqueeze(1), positions, Purpose.REMASK, self.steps)
-        times = torch.linspace(1.0, 0.0, self.steps + 1, dtype=torch.float64, device=seeds.device)
+        times = torch.linspace(1.0, 0.0, self.steps + 1, dtype=torch.float64)
         alpha = self.schedule.alpha(times).clamp(0.0, 1.0)
         alpha[0], alpha[-1] = 0.0, 1.0
         masked = hidden
-        # A row's passes are compacted: its p-th pass is the p-th of its steps that reveals something.
-        reveals, hides, rates = [], [], []
-        for j, (alpha_t, alpha_s) in enumerate(zip(alpha[:-1].tolist(), alpha[1:].tolist(), strict=True)):
-            most = 1.0 if alpha_t == 0.0 else min(1.0, (1.0 - alpha_s) / alpha_t)
-            sigma = self.eta * most
-            reveal = masked & (chance[..., j] <= (alpha_s - (1.0 - sigma) * alpha_t) / (1.0 - alpha_t))
-            hide = hidden & ~masked & (chance[..., j] < sigma)
+        reveals, hides = [], []
+        for j, (alpha_t, alpha_s) in enumerate(pairwise(alpha.tolist())):
+            sigma = self.eta * (1.0 if alpha_t == 0.0 else min(1.0, (1.0 - alpha_s) / alpha_t))
+            chance = counter_uniform(seeds.unsqueeze(1), positions, Purpose.REMASK, 1, repeat=j).squeeze(-1)
+            reveal = masked & (chance <= (alpha_s - (1.0 - sigma) * alpha_t) / (1.0 - alpha_t))
+            hide = hidden & ~masked & (chance < sigma)
             masked = (masked & ~reveal) | hide
             reveals.append(reveal)
             hides.append(hide)
-            rates.append(1.0 - alpha_t)
         reveal, hide = torch.stack(reveals, 1), torch.stack(hides, 1)  # (rows, steps, n)
         asked = reveal.any(-1)
-        number = asked.cumsum(1) - 1  # the pass that a step belongs to, or comes after
-        for turn in range(int(asked.sum(1).max())):
-            now = (number == turn).unsqueeze(-1)
-            places, active = _gathered((reveal & now & asked.unsqueeze(-1)).any(1))
-            rate = torch.tensor(rates, dtype=torch.float64, device=seeds.device)
-            yield Pass(
-                places=places,
-                active=active,
-                mask_rate=torch.where(now.squeeze(-1) & asked, rate, 0.0).amax(1),
-                hidden_again=(hide & now).any(1),
-            )
+        passes = int(asked.sum(1).max())
+        # The p-th pass of a row is the p-th of its steps that reveals something; what is hidden by a step
+        # without one is hidden after the pass before, of which there is always one.
+        turn = (asked.cumsum(1) - 1).clamp_min(0)
+        rate = torch.where(asked, 1.0 - alpha[:-1].to(seeds.device), 0.0)
+        mask_rate = rate.new_zeros(len(seeds), passes).scatter_add_(1, turn, rate)
+        every_reveal, every_hide = (_by_turn(turn, flags, passes) for flags in (reveal, hide))
+        for now in range(passes):
+            places, active = _gathered(every_reveal[:, now])
+            yield Pass(places, active, mask_rate[:, now], every_hide[:, now])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +176,9 @@ class MostConfident(Adaptive):
 
     def choose(self, log_p: Tensor, drawn: Tensor, hidden: Tensor) -> Tensor:
         confidence = log_p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1).exp()
-        confidence = _without_rounding(confidence).masked_fill(~hidden, -1.0)
+        ranked = _on_grid(confidence).masked_fill(~hidden, -1.0)
         likeliest = torch.zeros_like(hidden).scatter_(
-            1, confidence.argsort(dim=1, descending=True, stable=True)[:, : self.tokens_per_pass], True
+            1, ranked.argsort(dim=1, descending=True, stable=True)[:, : self.tokens_per_pass], True
         )
         sure = likeliest if self.threshold is None else likeliest | (confidence >= self.threshold)
         return sure & hidden
@@ -204,7 +201,7 @@ class EntropyBound(Adaptive):
 
     def choose(self, log_p: Tensor, drawn: Tensor, hidden: Tensor) -> Tensor:
         terms = torch.where(log_p > -torch.inf, -log_p.exp() * log_p, 0.0)
-        entropy = _without_rounding(terms.sum(-1)).masked_fill(~hidden, torch.inf)
+        entropy = _on_grid(terms.sum(-1)).masked_fill(~hidden, torch.inf)
         ascending, order = entropy.sort(dim=1, stable=True)
         before = ascending.cumsum(1) - ascending  # the last of a run is its largest
         within = before.nan_to_num(torch.inf) <= self.bound
@@ -217,10 +214,17 @@ def _hitting_rates(seeds: Tensor, positions: Tensor) -> Tensor:
     return counter_uniform(seeds.unsqueeze(1), positions, Purpose.ORDER, 1).squeeze(-1)
 
 
-def _without_rounding(x: Tensor) -> Tensor:
+def _on_grid(x: Tensor) -> Tensor:
     """On a grid of 2^-20, so that equals stay equal: the masks of an empty block are all alike, and which of
     them comes first must not hang on the last bit of a sum."""
     return (x * 2.0**20).round() * 2.0**-20
+
+
+def _by_turn(turn: Tensor, flags: Tensor, turns: int) -> Tensor:
+    """Flags (rows, steps, n) of steps that belong to a turn (rows, steps), together: (rows, turns, n)."""
+    rows, _, n = flags.shape
+    counts = torch.zeros(rows, turns, n, dtype=torch.int32, device=flags.device)
+    return counts.scatter_add_(1, turn.unsqueeze(-1).expand_as(flags), flags.int()).bool()
 
 
 def _gathered(reveal: Tensor) -> tuple[Tensor, Tensor]:

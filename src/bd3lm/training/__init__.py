@@ -3,7 +3,7 @@
 from bd3lm.training.callbacks import CsvLog, ProgressBar, TensorBoardLog, WandbLog
 from bd3lm.training.checkpoint import CheckpointStore
 from bd3lm.training.clipping import ClipChoice, ClipSearch, choose_range, range_moments
-from bd3lm.training.distributed import Engine
+from bd3lm.training.distributed import Engine, pick_device
 from bd3lm.training.ema import EMA
 from bd3lm.training.log_window import Metrics
 from bd3lm.training.optim import OptimizerSettings, learning_rate
@@ -39,5 +39,6 @@ __all__ = [
     "WandbLog",
     "choose_range",
     "learning_rate",
+    "pick_device",
     "range_moments",
 ]

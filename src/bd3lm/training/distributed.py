@@ -67,7 +67,7 @@ class Engine:
         rank, world, local_rank = (
             _whole_number(name, least) for name, least in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
         )
-        here = _device(device, local_rank)
+        here = pick_device(device, local_rank)
         if here.type == "cuda":
             torch.cuda.set_device(here)
         if world == 1:
@@ -234,13 +234,16 @@ def _whole_number(name: str, least: int) -> int:
     return int(text)
 
 
-def _device(device: torch.device | str | None, local_rank: int) -> torch.device:
+def pick_device(device: torch.device | str | None, local_rank: int = 0) -> torch.device:
+    """The device that was asked for, or the best there is; a ValueError where it is not there."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         asked = torch.device(device)
     except RuntimeError:
         raise ValueError(f"device must be cpu, cuda or cuda:N, got {str(device)!r}") from None
+    if asked.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be cpu where there is no GPU that torch can use, got {str(device)!r}")
     if asked.type != "cuda" or asked.index is not None:
         return asked
     if local_rank >= torch.cuda.device_count():

@@ -1,0 +1,89 @@
+"""What happens while texts are written, and what is left of each: the sample."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bd3lm.sampling.rows import Request
+from bd3lm.sampling.stopping import StoppedBy
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A finished text and what it cost."""
+
+    index: int  # which request it answers
+    tokens: Tensor  # (length,) what was given and what was written, on the CPU
+    given: int  # how many of them were given
+    seed: int  # that of the last redraw, where there was one
+    evaluations: int  # passes that wrote this text, also the tokens that were dropped at its end
+    fill_passes: int  # passes that only read what was given
+    stopped_by: StoppedBy
+    redraws: int = 0  # how often it fell below the entropy floor and was drawn again
+    redrawn_passes: int = 0  # what those attempts cost, both kinds of passes
+
+    @property
+    def written(self) -> int:
+        """How many tokens were written, those of a dropped end not counted."""
+        return len(self.tokens) - self.given
+
+
+@dataclass(frozen=True)
+class Started:
+    """A text is begun, or begun again."""
+
+    index: int
+    request: Request
+
+
+@dataclass(frozen=True)
+class BlockStarted:
+    """Positions start..stop − 1 of a text are written next; some of them may be given."""
+
+    index: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class TokenRevealed:
+    """A token was written at a position of a text."""
+
+    index: int
+    position: int
+    token: int
+
+
+@dataclass(frozen=True)
+class TokenHidden:
+    """A token that had been written was masked again."""
+
+    index: int
+    position: int
+
+
+@dataclass(frozen=True)
+class BlockFinished:
+    """Positions start..stop − 1 of a text are written; they may yet be dropped, or all drawn again."""
+
+    index: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Redrawn:
+    """A text fell below the entropy floor; it is begun again, from a new seed."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A text is finished."""
+
+    index: int
+    sample: Sample
+
+
+Event = Started | BlockStarted | TokenRevealed | TokenHidden | BlockFinished | Redrawn | Stopped

@@ -1,0 +1,395 @@
+"""How likely a text is: the chain rule, brute force over all orders, bounds, and the sampler's own law."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import permutations
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+from bd3lm.evaluation import exact_likelihood
+from bd3lm.lm import LanguageModel, TextLikelihood
+from bd3lm.objectives import TokenBatch
+from tests.lm import BYTES, CONTEXT, END, of_bytes, of_four_tokens
+from tests.oracles.likelihood import every_text, importance_weighted, log_p_along, nelbo, nll, table
+from tests.oracles.networks import CLEAN, MASK, Written, log_probabilities, logits_of
+
+TEXTS = [[0, 1], [3, 0, 3], [1, 1, 0, 3, 0], [0, 3, 1, 0, 1, 3], [1, 3, 3, 0, 1, 0, 3, 1]]
+first_scored_or_given = pytest.mark.parametrize(
+    "score_first", [False, True], ids=["given first", "scored first"]
+)
+
+
+def log_p(scores: Sequence[TextLikelihood]) -> list[float]:
+    return [score.log_p for score in scores]
+
+
+# --- autoregressive: the chain rule ---
+
+
+@torch.no_grad()
+def chain_rule(model: LanguageModel, text: list[int]) -> float:
+    """One network call a token, each for what stands before it."""
+    before = [MASK] if model.config.method.score_first else []
+    total = 0.0
+    for place in range(1 - len(before), len(text)):
+        seen = [*before, *text[:place]]
+        logits = logits_of(model.network, torch.tensor([seen]), Written(len(seen), lambda q, k: k <= q))
+        total += log_probabilities(logits[0, -1]).tolist()[text[place]]
+    return total
+
+
+@first_scored_or_given
+def test_autoregressive_models_have_the_chain_rule(score_first):
+    model = of_four_tokens(None, context=8, score_first=score_first)
+    for estimator in ("auto", "exact"):
+        for text, found in zip(TEXTS, model.log_likelihood(TEXTS, estimator=estimator), strict=True):
+            assert found.log_p == pytest.approx(chain_rule(model, text), abs=1e-10)
+            assert found.tokens == len(text) - (not score_first)
+            assert (found.estimator, found.is_exact) == ("exact", True)
+
+
+# --- block diffusion: every order ---
+
+
+def by_brute_force(model: LanguageModel, text: list[int], of: Any = nll) -> float:
+    """Block by block, for all sets of hidden tokens; what lies past the end of the text stays masked."""
+    size, given = model.config.method.block_size, int(not model.config.method.score_first)
+    padded = torch.tensor([text + [0] * (-len(text) % size)])
+    total = 0.0
+    for start in range(0, len(text), size):
+        scored = [place - start for place in range(max(start, given), min(start + size, len(text)))]
+        absent = [place - start for place in range(len(text), start + size)]
+        if scored:
+            options = {"absent": absent, "causal_clean": model.config.method.causal_clean}
+            total += of(table(model.network, padded, start, size, scored, **options), scored).item()
+    return total
+
+
+@first_scored_or_given
+@pytest.mark.parametrize("causal_clean", [False, True], ids=["", "causal clean"])
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_block_diffusion_has_the_sum_over_all_orders(block_size, causal_clean, score_first):
+    model = of_four_tokens(block_size, context=8, score_first=score_first, causal_clean=causal_clean)
+    for estimator in ("auto", "exact"):
+        for text, found in zip(TEXTS, model.log_likelihood(TEXTS, estimator=estimator), strict=True):
+            assert found.log_p == pytest.approx(-by_brute_force(model, text), abs=1e-10)
+            assert found.tokens == len(text) - (not score_first)
+            assert (found.estimator, found.is_exact) == ("exact", True)
+
+
+@first_scored_or_given
+@pytest.mark.parametrize("block_size", [2, 4])
+def test_it_is_what_evaluation_computes(block_size, score_first):
+    model = of_four_tokens(block_size, context=8, score_first=score_first)
+    texts = torch.tensor([TEXTS[-1], TEXTS[-1][::-1]])
+    batch = TokenBatch.of(texts, score_first=score_first)
+    expected = exact_likelihood(model.network, batch, block_size=block_size, mask_id=MASK).nll.sum(1)
+    assert log_p(model.log_likelihood(texts)) == pytest.approx((-expected).tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize("block_size", [None, 1, 4, 8])
+def test_neither_neighbours_nor_padding_change_a_likelihood(block_size):
+    model = of_four_tokens(block_size, context=8)
+    texts = TEXTS[::2]
+    alone = [model.log_likelihood([text])[0] for text in texts]
+    for batch_size in (2, 8):
+        together = model.log_likelihood(texts, batch_size=batch_size)
+        assert log_p(together) == pytest.approx(log_p(alone), abs=1e-12)
+        assert [score.tokens for score in together] == [len(text) - 1 for text in texts]
+    backwards = model.log_likelihood(texts[::-1])[::-1]
+    assert log_p(backwards) == pytest.approx(log_p(alone), abs=1e-12)
+
+
+@first_scored_or_given
+@pytest.mark.parametrize(("block_size", "context"), [(None, 4), (1, 4), (2, 4), (4, 4), (3, 6)])
+@pytest.mark.parametrize("length", [3, 4])
+def test_the_probabilities_of_all_texts_sum_to_one(block_size, context, length, score_first):
+    model = of_four_tokens(block_size, context=context, score_first=score_first)
+    texts = every_text(CLEAN, length)
+    p = torch.tensor(log_p(model.log_likelihood(texts, batch_size=len(texts))), dtype=torch.float64).exp()
+    totals = p.sum() if score_first else p.view(len(CLEAN), -1).sum(1)  # given each first token
+    torch.testing.assert_close(totals, torch.ones_like(totals), rtol=0, atol=1e-10)
+    assert p.max() > 3 * p.min()  # a network with opinions
+
+
+@pytest.mark.parametrize("mask_id", [0, 3])
+def test_any_token_may_be_the_mask(mask_id):
+    """Also that of the id with which rows are padded otherwise."""
+    model = of_four_tokens(4, score_first=True, mask_id=mask_id)
+    texts = every_text([token for token in range(4) if token != mask_id], 3)
+    assert sum(map(math.exp, log_p(model.log_likelihood(texts, batch_size=len(texts))))) == pytest.approx(1.0)
+
+
+# --- what is drawn is what is likely ---
+
+
+@first_scored_or_given
+@pytest.mark.parametrize(
+    ("block_size", "causal_clean"), [(None, False), (1, False), (2, False), (2, True), (4, False)]
+)
+def test_texts_are_written_as_often_as_they_are_likely(block_size, causal_clean, score_first):
+    model = of_four_tokens(block_size, score_first=score_first, causal_clean=causal_clean)
+    rows, length = 2000, 3 if score_first else 4
+    texts = every_text(CLEAN, length)
+    if not score_first:
+        texts = texts[texts[:, 0] == 1]
+    prompt: list[int] = [] if score_first else [1]
+    found = model.generate([prompt] * rows, nucleus_p=1.0, length=length, batch_size=rows)
+    counts = Counter(tuple(each.tokens) for each in found)
+    expected = [rows * math.exp(score.log_p) for score in model.log_likelihood(texts, batch_size=len(texts))]
+    observed = [counts[tuple(text)] for text in texts.tolist()]
+    assert sum(observed) == rows
+    assert chi_square(observed, expected) > 0.01
+
+
+def chi_square(observed: Sequence[int], expected: Sequence[float]) -> float:
+    """Its p-value; neighbours of which fewer than five are expected count as one."""
+    cells = [[0.0, 0.0]]
+    for pair in sorted(zip(observed, expected, strict=True), key=lambda pair: pair[1]):
+        cells[-1] = [a + b for a, b in zip(cells[-1], pair, strict=True)]
+        if cells[-1][1] >= 5:
+            cells.append([0.0, 0.0])
+    cells.pop()  # empty, since the last and largest was enough for a cell
+    assert len(cells) > 5
+    return float(stats.chisquare(*zip(*cells, strict=True)).pvalue)
+
+
+# --- bounds ---
+
+
+@first_scored_or_given
+@pytest.mark.parametrize("block_size", [2, 8])
+def test_the_nelbo_is_a_bound(block_size, score_first):
+    """Its mean is the NELBO of brute force, which is above −log p."""
+    model = of_four_tokens(block_size, context=8, score_first=score_first)
+    texts, options = TEXTS[2:], {"estimator": "nelbo", "samples": 250, "batch_size": 250}
+    sampled = [model.log_likelihood(texts, **options, seed=seed) for seed in range(8)]
+    for index, truth in enumerate(model.log_likelihood(texts, estimator="exact")):
+        found = [scores[index] for scores in sampled]
+        assert {(each.estimator, each.is_exact, each.tokens) for each in found} == {
+            ("nelbo", False, truth.tokens)
+        }
+        bound = by_brute_force(model, texts[index], nelbo)
+        assert bound >= -truth.log_p - 1e-9
+        error = stdev(log_p(found)) / len(found) ** 0.5
+        assert error < 0.02 * bound  # otherwise this says little
+        assert -fmean(log_p(found)) == pytest.approx(bound, abs=3 * error + 1e-9)
+
+
+def test_importance_weighting_lies_between():
+    """Its mean over many seeds is the mean over all tuples of orders, which falls from NELBO to −log p."""
+    model, text, scored = of_four_tokens(4, score_first=True), [1, 3, 3, 3], range(4)
+    truth = table(model.network, torch.tensor([text]), 0, 4, scored)
+    along = torch.stack([log_p_along(truth, order) for order in permutations(scored)])
+    means = [importance_weighted(along, orders).item() for orders in (1, 2)]
+    assert nelbo(truth, scored).item() == pytest.approx(means[0])
+    exact = nll(truth, scored).item()
+    assert exact < means[1] < means[0]
+    for orders, mean in enumerate(means, start=1):
+        scores = [
+            model.log_likelihood([text], estimator="importance", samples=orders, seed=seed)[0]
+            for seed in range(60)
+        ]
+        assert {(score.estimator, score.is_exact, score.tokens) for score in scores} == {
+            ("importance", False, 4)
+        }
+        error = stdev(log_p(scores)) / len(scores) ** 0.5
+        assert error < 0.3 * (mean - exact)  # otherwise this says nothing
+        assert -fmean(log_p(scores)) == pytest.approx(mean, abs=3 * error)
+    (many,) = model.log_likelihood([text], estimator="importance", samples=100)
+    assert -many.log_p == pytest.approx(exact, abs=0.2 * (means[1] - exact))
+
+
+@pytest.mark.parametrize("estimator", ["nelbo", "importance"])
+def test_estimates_depend_on_the_seed_and_on_nothing_else(estimator):
+    model = of_four_tokens(4, context=8)
+    options: dict[str, Any] = {"estimator": estimator, "samples": 5}
+    alone = [model.log_likelihood([text], **options)[0] for text in TEXTS]
+    for batch_size in (1, 3, 8):
+        together = model.log_likelihood(TEXTS, **options, batch_size=batch_size)
+        assert log_p(together) == pytest.approx(log_p(alone), abs=1e-12)
+    backwards = model.log_likelihood([*TEXTS[::-1], TEXTS[0]], **options)
+    assert log_p(backwards[:-1][::-1]) == pytest.approx(log_p(alone), abs=1e-12)
+    other = model.log_likelihood(TEXTS, **options, seed=1)
+    assert all(abs(a.log_p - b.log_p) > 1e-6 for a, b in zip(other[1:], alone[1:], strict=True))
+    torch.manual_seed(1)  # nor on torch's own generator
+    assert log_p(model.log_likelihood(TEXTS, **options)) == pytest.approx(log_p(alone), abs=1e-12)
+
+
+def test_more_samples_are_less_noise():
+    model = of_four_tokens(8, context=8)
+    spread = [
+        torch.tensor(
+            [
+                model.log_likelihood([TEXTS[-1]], estimator="nelbo", samples=samples, seed=seed)[0].log_p
+                for seed in range(20)
+            ]
+        ).std()
+        for samples in (1, 32)
+    ]
+    assert spread[1] < spread[0] / 3
+
+
+# --- which estimator ---
+
+
+@pytest.mark.parametrize(
+    ("block_size", "network", "chosen"),
+    [
+        (None, {}, "exact"),
+        (1, {}, "exact"),
+        (8, {}, "exact"),
+        (12, {}, "nelbo"),
+        (24, {}, "nelbo"),
+        (4, {"adaln": True}, "exact"),
+        (4, {"adaln": True, "time_conditioning": True}, "nelbo"),
+    ],
+    ids=str,
+)
+def test_auto_is_exact_where_that_is_cheap(block_size, network, chosen):
+    model = of_four_tokens(block_size, context=24, **network)
+    (found,) = model.log_likelihood([TEXTS[-1]])
+    assert (found.estimator, found.is_exact) == (chosen, chosen == "exact")
+    (same,) = model.log_likelihood([TEXTS[-1]], estimator=chosen)
+    assert same == found
+
+
+@pytest.mark.parametrize("estimator", ["nelbo", "importance"])
+def test_autoregressive_likelihoods_need_no_bound(estimator):
+    said = f"must be 'exact' for an autoregressive model, whose likelihood needs no bound, got '{estimator}'"
+    with pytest.raises(ValueError, match=said):
+        of_four_tokens(None).log_likelihood([[0, 1]], estimator=estimator)
+
+
+def test_large_blocks_have_no_exact_likelihood():
+    model = of_four_tokens(16, context=16)
+    with pytest.raises(ValueError, match="block_size must be at most 12 for an exact likelihood, got 16"):
+        model.log_likelihood([[0, 1]], estimator="exact")
+    assert model.log_likelihood([[0, 1]], estimator="importance")[0].log_p < 0
+
+
+@pytest.mark.parametrize("estimator", ["exact", "importance"])
+def test_networks_that_are_told_the_time_have_a_nelbo_alone(estimator):
+    model = of_four_tokens(2, adaln=True, time_conditioning=True)
+    with pytest.raises(ValueError, match=r"conditioned on the noise level.*use the Monte-Carlo NELBO"):
+        model.log_likelihood([[0, 1]], estimator=estimator)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"estimator": "exakt"}, "estimator must be 'auto', 'exact', 'nelbo' or 'importance', got 'exakt'"),
+        ({"samples": 0}, "samples must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ],
+    ids=str,
+)
+def test_bad_options(changes, said):
+    with pytest.raises(ValueError, match=said):
+        of_four_tokens().log_likelihood([[0, 1]], **changes)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "estimator"),
+    [(None, "exact"), (4, "exact"), (4, "nelbo"), (4, "importance")],
+    ids=str,
+)
+def test_a_network_in_training_is_refused(block_size, estimator):
+    """With dropout a likelihood would be another one each time."""
+    model = of_four_tokens(block_size, dropout=0.5)
+    model.network.train()
+    with pytest.raises(ValueError, match="evaluation mode"):
+        model.log_likelihood([[0, 1, 3]], estimator=estimator)
+
+
+# --- which texts ---
+
+
+@pytest.mark.parametrize("block_size", [None, 4])
+def test_a_text_is_scored_from_its_first_token_on(block_size):
+    model = of_bytes(block_size)
+    (found,) = model.log_likelihood("naïve")
+    assert found.tokens == 6
+    assert found == model.log_likelihood(["naïve"])[0] == model.log_likelihood([[END, *"naïve".encode()]])[0]
+    given = model.log_likelihood([list("naïve".encode())])[0]
+    assert given.tokens == 5  # ids are taken as they are
+    model = of_bytes(block_size, score_first=True)
+    (found,) = model.log_likelihood("naïve")
+    assert found.tokens == 6
+    assert found == model.log_likelihood([list("naïve".encode())])[0]
+
+
+@pytest.mark.parametrize("block_size", [None, 4, CONTEXT])
+def test_ids_may_come_as_tensors_and_tuples(block_size):
+    model = of_bytes(block_size)
+    ids = [END, 97, 98]
+    expected = model.log_likelihood([ids])
+    for texts in ([tuple(ids)], [torch.tensor(ids)], torch.tensor([ids])):
+        assert model.log_likelihood(texts) == expected
+
+
+@pytest.mark.parametrize("block_size", [None, 4])
+def test_texts_up_to_one_context(block_size):
+    model = of_bytes(block_size)
+    assert model.log_likelihood("x" * 15)[0].tokens == 15
+    with pytest.raises(
+        ValueError, match=r"text 1 must have 2 to 16 tokens \(the network's context\), got 17"
+    ):
+        model.log_likelihood(["x", "x" * 16])
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ([], "texts must hold at least one text, got none"),
+        ("", "text 0 must have 2 to 16 tokens"),
+        (["a", []], "text 1 must have 2 to 16 tokens .*got 0"),
+        ([[5]], "text 0 must have 2 to 16 tokens .*got 1"),
+        ([[5, BYTES.mask_id, 5]], r"text 0: token ids must lie in 0\.\.257 and not be the mask 257"),
+        ([[5, 258]], r"text 0: token ids must lie in 0\.\.257"),
+        ([[5, -1]], r"text 0: token ids must lie in 0\.\.257"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("block_size", [None, 4])
+def test_bad_texts(texts, said, block_size):
+    with pytest.raises(ValueError, match=said):
+        of_bytes(block_size).log_likelihood(texts)
+
+
+@pytest.mark.parametrize(
+    "texts", [[1, 2, 3], torch.tensor([1, 2, 3]), [[1.5, 2.0]], [[True, False]]], ids=str
+)
+def test_what_are_no_texts_is_told_so(texts):
+    with pytest.raises(ValueError, match="text"):
+        of_bytes().log_likelihood(texts)
+
+
+def test_models_that_predict_first_tokens_score_single_ones():
+    assert of_bytes(score_first=True).log_likelihood([[5]])[0].tokens == 1
+    with pytest.raises(ValueError, match=r"text 0 must have 1 to 16 tokens .*got 0"):
+        of_bytes(score_first=True).log_likelihood("")
+
+
+def test_texts_need_a_tokenizer():
+    model = of_bytes(tokenizer=None)
+    with pytest.raises(
+        ValueError, match="text needs a tokenizer, and this model was saved without one; give token"
+    ):
+        model.log_likelihood("ab")
+    assert model.log_likelihood([[END, 97]]) == of_bytes().log_likelihood("a")
+
+
+# --- perplexity ---
+
+
+def test_perplexity_is_per_token():
+    assert TextLikelihood(-6.0, 3, "exact", True).perplexity == pytest.approx(math.exp(2.0))
+    assert TextLikelihood(-1e6, 3, "nelbo", False).perplexity == math.inf
+    (found,) = of_bytes().log_likelihood("hello")
+    assert found.perplexity == pytest.approx(math.exp(-found.log_p / 5))

@@ -1,0 +1,111 @@
+"""Texts written token by token follow the chain rule, enumerated on networks small enough."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from bd3lm.models import Transformer
+from bd3lm.sampling import AutoregressiveWriter, Request, Sharpening, sample
+from tests.oracles.networks import MASK, tiny_transformer
+from tests.oracles.sampling import Law, Tokens, chi_square, in_tokens, sharpened
+
+M = MASK
+FITS, FAILS = 1e-3, 1e-6  # p-values of samples that follow a law, and of those that do not
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    return tiny_transformer(2)
+
+
+def written(
+    model: Transformer,
+    *,
+    given: Tokens,
+    length: int = 4,
+    rows: int = 2_000,
+    context: int = 8,
+    **options: object,
+) -> list[Tensor]:
+    """Texts of the seeds 0, 1, …"""
+    writer = AutoregressiveWriter(model, mask_id=MASK, context=context, **options)
+    requests = [Request(torch.tensor(given, dtype=torch.long), seed, length) for seed in range(rows)]
+    return [text.tokens for text in sample(writer, requests, batch_size=rows)]
+
+
+@pytest.mark.parametrize(
+    ("score_first", "given", "length"),
+    [
+        (True, (), 4),
+        (True, (1, 0), 5),
+        (True, (M, 3, M, 0), 5),
+        (False, (3,), 5),
+        (False, (1, 0, 3, 3), 7),
+        (False, (1, M, 0, 3, M), 6),
+    ],
+    ids=str,
+)
+def test_tokens_follow_the_chain_rule(
+    model: Transformer, score_first: bool, given: Tokens, length: int
+) -> None:
+    law = in_tokens(model, given, length, score_first=score_first)
+    drawn = written(model, given=given, length=length, score_first=score_first)
+    assert chi_square(drawn, law) > FITS
+
+
+def test_the_mask_before_the_text_is_told_apart(model: Transformer) -> None:
+    drawn = written(model, given=(3,), score_first=True)
+    assert chi_square(drawn, in_tokens(model, (3,), 4, score_first=True)) > FITS
+    assert chi_square(drawn, in_tokens(model, (3,), 4, score_first=False)) < FAILS
+
+
+@pytest.mark.parametrize(
+    ("score_first", "given", "how"),
+    [
+        (True, (), {"temperature": 0.6}),
+        (True, (), {"temperature": 2.0, "nucleus_p": 0.8, "nucleus_rule": "exclusive"}),
+        (False, (0,), {"nucleus_p": 0.8}),
+        (False, (0,), {"temperature": 1.5, "top_k": 2, "nucleus_p": 0.7}),
+    ],
+    ids=str,
+)
+def test_sharpened_tokens_follow_the_sharpened_chain_rule(
+    model: Transformer, score_first: bool, given: Tokens, how: dict[str, float]
+) -> None:
+    law = in_tokens(model, given, 4, score_first=score_first, sharpen=sharpened(**how))
+    drawn = written(model, given=given, score_first=score_first, sharpening=Sharpening(**how))
+    assert chi_square(drawn, law) > FITS
+
+
+@pytest.mark.parametrize("score_first", [True, False])
+def test_past_the_context_the_cache_slides(model: Transformer, score_first: bool) -> None:
+    """A token sees two inputs; through their keys those before, which computed afresh it would not."""
+
+    def law(afresh: bool) -> Law:
+        return in_tokens(model, (1, 0, 3), 6, score_first=score_first, context=2, afresh=afresh)
+
+    drawn = written(model, given=(1, 0, 3), length=6, score_first=score_first, context=2)
+    assert chi_square(drawn, law(afresh=False)) > FITS
+    assert chi_square(drawn, law(afresh=True)) < FAILS
+
+
+@pytest.mark.parametrize(("score_first", "context"), [(True, 2), (False, 2), (False, 1)])
+def test_without_a_cache_all_is_computed_afresh(model: Transformer, score_first: bool, context: int) -> None:
+    options = {"score_first": score_first, "context": context}
+    drawn = written(model, given=(1, 0), length=4, cache=False, rows=300, **options)
+    assert chi_square(drawn, in_tokens(model, (1, 0), 4, afresh=True, **options)) > FITS
+
+
+@pytest.mark.parametrize("score_first", [True, False])
+def test_without_a_cache_the_texts_are_the_same(model: Transformer, score_first: bool) -> None:
+    cached, recomputed = (
+        written(model, given=(1, M, 3), length=7, rows=16, score_first=score_first, cache=cache)
+        for cache in (True, False)
+    )
+    assert torch.equal(torch.stack(cached), torch.stack(recomputed))
+
+
+@pytest.mark.parametrize("given", [(), (M, 1)])
+def test_a_first_token_that_nothing_predicts_must_be_given(model: Transformer, given: Tokens) -> None:
+    with pytest.raises(ValueError, match="request 0: the first token of a text must be given"):
+        written(model, given=given, rows=1)

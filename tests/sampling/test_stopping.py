@@ -1,0 +1,363 @@
+"""Where a text ends: at a sampled end token, before a stretch of low entropy, or at its length."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bd3lm.diffusion import derive_seed
+from bd3lm.models import Layout
+from bd3lm.sampling import (
+    AutoregressiveWriter,
+    BlockWriter,
+    Redrawn,
+    Request,
+    Sample,
+    SlidingWriter,
+    Stopped,
+    Stopping,
+    Writer,
+    sample,
+    token_entropy,
+    write,
+)
+from tests.oracles.networks import MASK, tiny_transformer
+
+EOS, VOCAB = 3, 8
+NO_TOKENS = torch.tensor([], dtype=torch.long)
+
+
+class Wishes:
+    """A network that is certain which token belongs at each position, or where given none, has no idea."""
+
+    uses_noise = False
+
+    def __init__(self, *wishes: int) -> None:
+        self.wishes = wishes
+
+    def __call__(self, tokens: Tensor, *, layout: Layout, **_: Any) -> Tensor:
+        logits = torch.zeros(len(tokens), layout.size, VOCAB, dtype=torch.float64)
+        for position, wish in enumerate(self.wishes[: layout.size]):
+            logits[:, position, wish] = 1e3
+        return logits[:, slice(*layout.read)]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+def blocks(*wishes: int, block_size: int = 4) -> BlockWriter:
+    """A writer that writes the wishes: positions count from 0 where nothing is cached or out of sight."""
+    return BlockWriter(Wishes(*wishes), block_size=block_size, mask_id=MASK, context=24, cache=False)
+
+
+def write_one(writer: Writer, given: Sequence[int], length: int, seed: int = 0, **rules: Any) -> Sample:
+    tokens = torch.tensor(given, dtype=torch.long)
+    (text,) = sample(writer, [Request(tokens, seed, length)], stopping=Stopping(**rules))
+    return text
+
+
+# --- the end token ---
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("place", range(1, 8))
+def test_a_sampled_end_token_is_the_last_token(block_size, place):
+    wishes = [EOS if i >= place else i % 2 for i in range(8)]  # the first of several
+    text = write_one(blocks(*wishes, block_size=block_size), [], 8, eos_id=EOS)
+    assert text.stopped_by == "eos"
+    assert text.tokens.tolist() == wishes[: place + 1]
+    assert text.evaluations == (place // block_size + 1) * block_size  # the whole block was paid for
+
+
+def test_every_writer_stops_at_the_end_token():
+    wishes = (0, 1, 1, EOS, 1, 1, 1, 1)
+    network = Wishes(*wishes)
+    for writer, cost in (
+        (AutoregressiveWriter(network, mask_id=MASK, context=8, score_first=True, cache=False), 4),
+        (BlockWriter(network, mask_id=MASK, block_size=2, context=8, cache=False), 4),
+        (SlidingWriter(network, mask_id=MASK, context=8), 8),
+    ):
+        text = write_one(writer, [], 8, eos_id=EOS)
+        assert (text.tokens.tolist(), text.stopped_by, text.evaluations) == ([0, 1, 1, EOS], "eos", cost)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 8])
+def test_an_end_token_that_begins_a_text_does_not_end_it(block_size):
+    text = write_one(blocks(EOS, 0, 1, 0, 1, 0, 1, 0, block_size=block_size), [], 8, eos_id=EOS)
+    assert (len(text.tokens), text.stopped_by) == (8, "length")
+    text = write_one(blocks(EOS, 0, EOS, 0, 1, 0, 1, 0, block_size=block_size), [], 8, eos_id=EOS)
+    assert (text.tokens.tolist(), text.stopped_by) == ([EOS, 0, EOS], "eos")
+
+
+@pytest.mark.parametrize("prompt", [[EOS], [0, EOS], [EOS, EOS, EOS], [0, 1, 0, EOS], [0, EOS, 1, 0, 1]])
+def test_end_tokens_of_the_prompt_do_not_end_the_text(prompt):
+    text = write_one(blocks(*[0] * 12), prompt, 12, eos_id=EOS)
+    assert (len(text.tokens), text.stopped_by) == (12, "length")
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4, 12])
+def test_an_end_token_before_the_last_given_one_does_not_end_the_text(block_size):
+    template = [0, MASK, 1, MASK, MASK, 1]
+    wishes = [0, EOS, 1, 0, EOS, 1, 0, 0, EOS, 0, 0, 0]
+    text = write_one(blocks(*wishes, block_size=block_size), template, 12, eos_id=EOS)
+    assert text.tokens.tolist() == wishes[:9]
+    text = write_one(blocks(*wishes, block_size=block_size), template, 8, eos_id=EOS)
+    assert (text.tokens.tolist(), text.stopped_by) == (wishes[:8], "length")
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_an_end_token_given_at_the_very_end_is_not_a_sampled_one(block_size):
+    text = write_one(blocks(*[0] * 4, block_size=block_size), [0, MASK, 1, EOS], 4, eos_id=EOS)
+    assert (text.tokens.tolist(), text.stopped_by) == ([0, 0, 1, EOS], "length")
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4, 12])
+def test_the_first_token_after_the_given_ones_may_end_the_text(block_size):
+    text = write_one(blocks(*[EOS] * 12, block_size=block_size), [0, MASK, 1], 12, eos_id=EOS)
+    assert (text.tokens.tolist(), text.stopped_by) == ([0, EOS, 1, EOS], "eos")
+
+
+@pytest.mark.parametrize("template", [[0, MASK, MASK, MASK, MASK, MASK], [MASK] * 6])
+def test_a_template_that_ends_in_a_gap_may_end_inside_it(template):
+    text = write_one(blocks(0, 1, EOS, 0, 0, 0, block_size=2), template, 6, eos_id=EOS)
+    assert (text.tokens.tolist(), text.stopped_by) == ([0, 1, EOS], "eos")
+    assert text.given == sum(token != MASK for token in template)
+    text = write_one(blocks(0, 1, 0, 0, block_size=4), template[:4], 4, entropy_floor=1.0, entropy_window=2)
+    assert (text.tokens.tolist(), text.stopped_by) == ([0, 1], "entropy")
+
+
+def test_an_end_token_past_the_length_is_not_seen():
+    text = write_one(blocks(0, 0, 0, 0, 0, EOS, EOS, EOS), [], 5, eos_id=EOS)
+    assert (text.tokens.tolist(), text.stopped_by) == ([0] * 5, "length")
+
+
+def test_an_end_token_at_the_very_end_ends_the_text():
+    text = write_one(blocks(0, 0, 0, 0, 0, EOS), [], 6, eos_id=EOS)
+    assert (text.tokens.tolist(), text.stopped_by) == ([0, 0, 0, 0, 0, EOS], "eos")
+
+
+# --- entropy ---
+
+
+def entropy_of(tokens: Sequence[int]) -> float:
+    """−Σ p log p of the frequencies."""
+    return -sum(n / len(tokens) * math.log(n / len(tokens)) for n in Counter(tokens).values())
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
+def test_token_entropy_is_that_of_the_frequencies(tokens):
+    assert token_entropy(torch.tensor(tokens)).item() == pytest.approx(entropy_of(tokens), abs=1e-12)
+
+
+def test_token_entropy_is_along_the_last_dimension():
+    tokens = torch.tensor([[[0, 0, 0], [0, 1, 2]], [[5, 5, 7], [9, 9, 9]]])
+    expected = [[0.0, math.log(3)], [math.log(3) - 2 / 3 * math.log(2), 0.0]]
+    torch.testing.assert_close(token_entropy(tokens), torch.tensor(expected, dtype=torch.float64))
+
+
+WINDOWS = {
+    "all different": [0, 1, 3, 4, 5, 6, 7],
+    "two of each": [0, 0, 1, 1, 3, 3, 4, 4],
+    "an odd count": [0, 0, 0, 1, 1, 1, 1, 3, 4, 4, 4],
+    "three and one": [7, 7, 7, 0],
+    "all the same": [1, 1, 1, 1, 1],
+    "one token": [5],
+}
+
+
+@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
+def test_a_window_exactly_at_the_floor_goes_on_and_one_below_it_ends(window):
+    floor, writer = entropy_of(window), blocks(*window, block_size=1)
+    for other, stops in ((floor, False), (max(floor - 1e-6, 0.0), False), (floor + 1e-6, True)):
+        text = write_one(writer, [], len(window), entropy_floor=other, entropy_window=len(window))
+        assert text.stopped_by == ("entropy" if stops else "length")
+        assert text.tokens.tolist() == ([] if stops else window)  # the window is dropped
+
+
+def test_the_window_is_the_last_tokens_and_is_dropped():
+    """Blocks of four: 0 1 4 5 | 6 7 7 7 | 7 …; the last five fall below the floor at the second end."""
+    wishes = [0, 1, 4, 5, 6, 7, 7, 7, 7, 7, 7, 7]
+    text = write_one(blocks(*wishes), [], 12, entropy_floor=1.0, entropy_window=5)
+    assert (text.tokens.tolist(), text.stopped_by) == ([0, 1, 4], "entropy")
+    assert text.evaluations == 8
+    assert entropy_of(wishes[3:8]) < 1.0 < entropy_of(wishes[:4])
+
+
+@pytest.mark.parametrize(("block_size", "left"), [(1, 2), (2, 2), (3, 2), (4, 4), (6, 2), (8, 4)])
+def test_entropy_is_looked_at_when_a_block_ends(block_size, left):
+    """Sevens from position 2 on, a window of 4: too low first at 6, noticed at the end of a block."""
+    wishes = [0, 1] + [7] * 22
+    text = write_one(blocks(*wishes, block_size=block_size), [], 24, entropy_floor=0.1, entropy_window=4)
+    end = -(-6 // block_size) * block_size
+    assert left == end - 4
+    assert (text.tokens.tolist(), text.evaluations) == (wishes[:left], end)
+
+
+def test_one_good_block_end_after_a_bad_stretch_inside_a_block_is_enough():
+    text = write_one(blocks(7, 7, 7, 7, 0, 1, 3, 4, block_size=8), [], 8, entropy_floor=1.0, entropy_window=4)
+    assert text.stopped_by == "length"
+
+
+@pytest.mark.parametrize("prompt", range(9))
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_given_tokens_count_for_nothing_and_are_never_cut(prompt, block_size):
+    """The prompt repeats itself as the text does; the rule waits until four tokens have been written."""
+    text = write_one(
+        blocks(*[7] * 24, block_size=block_size), [7] * prompt, 24, entropy_floor=1.0, entropy_window=4
+    )
+    end = -(-(prompt + 4) // block_size) * block_size
+    assert text.stopped_by == "entropy"
+    assert len(text.tokens) == end - 4 >= prompt
+    assert text.written == end - 4 - prompt
+
+
+def test_a_gap_before_a_given_token_counts_for_nothing():
+    template = [7, MASK, MASK, MASK, MASK, MASK, 7]
+    rules = {"entropy_floor": 1.0, "entropy_window": 4}
+    text = write_one(blocks(*[7] * 24, block_size=1), template, 10, **rules)
+    assert (len(text.tokens), text.stopped_by) == (10, "length")  # three tokens after the last given one
+    text = write_one(blocks(*[7] * 24, block_size=1), template, 11, **rules)
+    assert (len(text.tokens), text.stopped_by) == (7, "entropy")
+
+
+def test_a_text_shorter_than_the_window_is_never_judged():
+    text = write_one(blocks(*[7] * 8), [], 8, entropy_floor=1.0, entropy_window=9)
+    assert (len(text.tokens), text.stopped_by) == (8, "length")
+    text = write_one(blocks(*[7] * 8), [], 8, entropy_floor=1.0, entropy_window=8)
+    assert (len(text.tokens), text.stopped_by) == (0, "entropy")
+
+
+def test_a_last_block_that_is_cut_short_is_judged_at_the_end_of_the_text():
+    text = write_one(blocks(0, 1, 3, 4, 7, 7, 7, 7), [], 6, entropy_floor=0.1, entropy_window=2)
+    assert (text.tokens.tolist(), text.stopped_by) == ([0, 1, 3, 4], "entropy")
+    text = write_one(blocks(0, 1, 3, 4, 5, 7, 7, 7), [], 6, entropy_floor=0.1, entropy_window=2)
+    assert (len(text.tokens), text.stopped_by) == (6, "length")
+
+
+# --- drawing again ---
+
+REDRAWN = {"entropy_floor": 0.1, "entropy_window": 2}
+
+
+@pytest.mark.parametrize("redraws", [0, 2])
+@pytest.mark.parametrize(
+    "writer",
+    [
+        blocks(block_size=2),
+        BlockWriter(tiny_transformer(7, vocab_size=VOCAB), block_size=2, mask_id=MASK, context=8),
+        AutoregressiveWriter(tiny_transformer(7, vocab_size=VOCAB), mask_id=MASK, context=8),
+        SlidingWriter(tiny_transformer(7, vocab_size=VOCAB), mask_id=MASK, context=6),
+    ],
+    ids=["no idea", "blocks", "autoregressive", "sliding"],
+)
+def test_a_redraw_is_a_fresh_request_with_the_next_seed(writer, redraws):
+    reached = set()
+    for seed in range(10):
+        text = write_one(writer, [0, 1, 4], 7, seed, redraws=redraws, **REDRAWN)
+        spent, now = 0, seed
+        for attempt in range(redraws + 1):
+            fresh = write_one(writer, [0, 1, 4], 7, now, **REDRAWN)
+            if fresh.stopped_by != "entropy" or attempt == redraws:
+                break
+            spent, now = spent + fresh.evaluations, derive_seed(now, "redraw", attempt + 1)
+        assert text.tokens.tolist() == fresh.tokens.tolist()
+        assert (text.seed, text.redraws, text.redrawn_evaluations) == (now, attempt, spent)
+        assert (text.evaluations, text.fill_passes) == (fresh.evaluations, fresh.fill_passes)
+        assert text.stopped_by == fresh.stopped_by
+        reached.add((text.redraws, text.stopped_by))
+    assert (0, "length") in reached
+    if redraws:
+        assert max(reached)[0] >= 1
+    else:
+        assert (0, "entropy") in reached
+
+
+def test_redraws_are_limited():
+    text = write_one(blocks(*[7] * 8), [], 8, redraws=5, **REDRAWN)
+    assert (text.stopped_by, text.tokens.tolist(), text.redraws) == ("entropy", [7, 7], 5)
+    assert (text.evaluations, text.redrawn_evaluations) == (4, 5 * 4)
+
+
+def test_every_redraw_is_told_and_nothing_else_is_redrawn():
+    requests = [Request(NO_TOKENS, seed, 8) for seed in range(10)]
+    stopping = Stopping(redraws=2, **REDRAWN)
+    events = list(write(blocks(block_size=2), requests, stopping=stopping, batch_size=3))
+    done = {e.index: e.sample for e in events if isinstance(e, Stopped)}
+    redrawn = Counter(e.index for e in events if isinstance(e, Redrawn))
+    assert {index: text.redraws for index, text in done.items()} == {i: redrawn[i] for i in range(10)}
+    assert set(redrawn.values()) == {1, 2}
+
+
+def test_only_low_entropy_is_drawn_again():
+    text = write_one(blocks(0, EOS, 1, 1), [], 8, eos_id=EOS, redraws=3, **REDRAWN)
+    assert (text.stopped_by, text.redraws) == ("eos", 0)
+
+
+# --- length, and which rule comes first ---
+
+
+@pytest.mark.parametrize("length", range(1, 10))
+@pytest.mark.parametrize("block_size", [1, 3, 4, 8])
+def test_a_text_has_the_length_it_was_asked_for(length, block_size):
+    text = write_one(blocks(*[0, 1] * 12, block_size=block_size), [], length)
+    assert text.tokens.tolist() == ([0, 1] * 12)[:length]
+    assert (text.stopped_by, text.evaluations) == ("length", length)
+
+
+def test_a_full_prompt_is_finished_whatever_it_says():
+    text = write_one(blocks(), [7, 7, EOS, 7], 4, eos_id=EOS, **REDRAWN)
+    assert (text.tokens.tolist(), text.stopped_by, text.evaluations) == ([7, 7, EOS, 7], "length", 0)
+
+
+def test_an_end_token_comes_before_low_entropy_and_that_before_the_length():
+    rules = {"entropy_floor": 1.0, "entropy_window": 4}
+    low = write_one(blocks(7, 7, 7, 7), [], 4, eos_id=EOS, **rules)
+    assert (low.stopped_by, low.tokens.tolist()) == ("entropy", [])
+    both = write_one(blocks(7, 7, EOS, 7), [], 4, eos_id=EOS, **rules)
+    assert (both.stopped_by, both.tokens.tolist()) == ("eos", [7, 7, EOS])
+    neither = write_one(blocks(0, 1, 4, 5), [], 4, eos_id=EOS, **rules)
+    assert (neither.stopped_by, neither.tokens.tolist()) == ("length", [0, 1, 4, 5])
+
+
+def test_rows_are_judged_one_by_one():
+    """Straight at the rule: five rows at different places of their texts."""
+    text = torch.tensor(
+        [
+            [0, 1, 4, EOS, 7, 7],  # an end token in the last piece
+            [0, EOS, 4, 5, 6, 7],  # one that was passed already, and did not count then
+            [0, 1, 7, 7, MASK, MASK],  # too low
+            [7, 7, 7, 7, MASK, MASK],  # as low, but three of the last were given
+            [0, 1, 4, 5, 6, 7],  # at its length
+        ]
+    )
+    verdicts = Stopping(eos_id=EOS, entropy_floor=0.1, entropy_window=2).ends(
+        text,
+        written_from=torch.tensor([0, 0, 0, 3, 0]),
+        piece_start=torch.tensor([2, 4, 2, 2, 4]),
+        piece_end=torch.tensor([6, 6, 4, 4, 6]),
+        stop=torch.tensor([6, 9, 6, 6, 6]),
+    )
+    assert verdicts == [("eos", 4), None, ("entropy", 2), None, ("length", 6)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"entropy_floor": 4.0, "entropy_window": 0}, "entropy_window must be at least 1, got 0"),
+        ({"entropy_floor": -0.5}, "entropy_floor must be finite and not negative, got -0.5"),
+        ({"entropy_floor": math.nan}, "entropy_floor must be finite and not negative, got nan"),
+        ({"entropy_floor": math.inf}, "entropy_floor must be finite and not negative, got inf"),
+        ({"entropy_floor": 4.0, "redraws": -1}, "redraws must not be negative, got -1"),
+        ({"redraws": 2}, "redraws needs an entropy_floor, got 2 with none"),
+        ({"eos_id": -1}, "eos_id must be a token id, got -1"),
+    ],
+)
+def test_impossible_rules_are_refused(rules, message):
+    with pytest.raises(ValueError, match=message):
+        Stopping(**rules)

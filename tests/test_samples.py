@@ -1,0 +1,417 @@
+"""`run_sample`: what is seen in a terminal and elsewhere, what goes to a file, and what is left of it."""
+
+import io
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from rich.live import Live
+
+from bd3lm import samples
+from bd3lm.lm import Generation, LanguageModel, Settings
+from bd3lm.models import Transformer
+from bd3lm.samples import run_sample
+from bd3lm.sampling import Ancestral, FirstHitting, Remasking
+from tests.lm import CONTEXT, METHODS, of_bytes
+
+MASKED = "░"
+WHOLE = Settings(stop_at_eos=False)
+every_method = pytest.mark.parametrize("block_size", METHODS.values(), ids=METHODS)
+
+
+def of_letters(block_size: int | None = 4, end_logit: float = -1e3) -> LanguageModel:
+    """A model that writes letters, spaces and, if it is to, ends."""
+    model = of_bytes(block_size, end_logit=end_logit)
+    with torch.no_grad():
+        others = [byte for byte in range(256) if chr(byte) not in "abcdefghijklmnopqrstuvwxyz "]
+        model.network.output.bias[others] = -1e3
+    return model
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def terminal() -> Console:
+    return Console(force_terminal=True, file=io.StringIO(), width=60, height=10)
+
+
+def pipe() -> Console:
+    return Console(force_terminal=False, file=io.StringIO(), width=60)
+
+
+def shown(
+    console: Console,
+    model: LanguageModel,
+    prompts: Sequence[str],
+    settings: Settings = WHOLE,
+    out: Path | None = None,
+) -> tuple[str, list[Generation]]:
+    """What a console was sent, and what was written."""
+    generations = run_sample(model, prompts, settings, console=console, out=out)
+    return console.file.getvalue(), generations
+
+
+# --- in a terminal ---
+
+
+@pytest.fixture
+def _every_frame(monkeypatch):
+    """Draw after every event, however fast they come."""
+    clock, update = itertools.count(), Live.update
+    monkeypatch.setattr(samples, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    monkeypatch.setattr(Live, "update", lambda live, shown, **_: update(live, shown, refresh=True))
+
+
+def frames(printed: str) -> list[str]:
+    """What stood on the screen, one after the other, and at last what stays there. Colours are left out."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)
+    pieces = re.split(r"(?:\r|\x1b\[[?0-9]*[A-Za-z])+", plain)
+    return [piece for piece, _ in itertools.groupby(pieces) if piece]
+
+
+@pytest.mark.usefixtures("_every_frame")
+@pytest.mark.parametrize(
+    ("block_size", "masks"),
+    [
+        (None, [0, *[1, 0] * 13]),
+        (4, [0, 1, 0, *[4, 3, 2, 1, 0] * 3]),
+        (CONTEXT, [0, *range(13, -1, -1)]),
+    ],
+    ids=str,
+)
+def test_a_text_is_seen_being_uncovered(block_size, masks):
+    printed, (found,) = shown(terminal(), of_letters(block_size), ["ab"])
+    *drawn, last = frames(printed)
+    counts = [frame.count(MASKED) for frame in drawn]
+    assert [count for count, _ in itertools.groupby(counts)] == masks
+    assert all(frame.startswith("ab") for frame in drawn)
+    assert drawn[-1].rstrip("\n") == found.text
+    assert last.startswith(f"{found.text}\n13 tokens written in ")
+    assert MASKED not in last
+
+
+@pytest.mark.usefixtures("_every_frame")
+def test_revealed_tokens_are_seen_where_they_stand():
+    printed, (found,) = shown(terminal(), of_letters(CONTEXT), ["ab"])
+    for frame in frames(printed)[1:-1]:
+        assert len(frame.strip("\n")) == len(found.text)
+        assert all(sign in (MASKED, final) for sign, final in zip(frame, found.text, strict=False))
+
+
+@pytest.mark.usefixtures("_every_frame")
+def test_remasked_tokens_are_hidden_again():
+    settings = Settings(stop_at_eos=False, unmasking=Remasking(steps=30, eta=1.0))
+    printed, (found,) = shown(terminal(), of_letters(CONTEXT), ["ab"], settings)
+    *drawn, last = frames(printed)
+    counts = [frame.count(MASKED) for frame in drawn]
+    assert any(before < after for before, after in itertools.pairwise(counts[1:]))
+    assert last.startswith(f"{found.text}\n")
+
+
+@pytest.mark.usefixtures("_every_frame")
+@pytest.mark.parametrize("block_size", [4, CONTEXT])
+def test_of_a_text_longer_than_the_screen_the_end_is_seen_and_at_last_all(block_size):
+    prompt = "".join(f"line {number}\n" for number in range(30))
+    settings = Settings(stop_at_eos=False, length=len(prompt) + 24)
+    printed, (found,) = shown(terminal(), of_letters(block_size), [prompt], settings)
+    *drawn, last = frames(printed)
+    assert last.startswith(f"{found.text}\n")
+    assert found.text.startswith(prompt)
+    assert any(MASKED in frame for frame in drawn)
+    for frame in drawn:
+        assert len(frame.rstrip("\n").split("\n")) <= 9
+        assert "line 29" in frame
+        assert "line 3\n" not in frame
+
+
+@pytest.mark.usefixtures("_every_frame")
+def test_long_lines_are_wrapped_to_the_screen():
+    printed, (found,) = shown(terminal(), of_letters(4), ["x" * 700], Settings(length=720, stop_at_eos=False))
+    *drawn, last = frames(printed)
+    assert last.startswith(f"{found.text}\n")  # a terminal wraps it, and what is copied is one line
+    for frame in drawn:
+        lines = frame.rstrip("\n").split("\n")
+        assert len(lines) <= 9
+        assert max(map(len, lines)) <= 60
+
+
+@pytest.mark.usefixtures("_every_frame")
+@every_method
+def test_characters_of_several_tokens(block_size):
+    """Some of the bytes of a character come before others, and some never make one."""
+    prompt = "naïve ☂ 日本語 🎉"
+    settings = Settings(stop_at_eos=False, length=64, nucleus_p=1.0)
+    printed, (found,) = shown(terminal(), of_bytes(block_size), [prompt], settings)
+    assert found.text.startswith(prompt)
+    assert "\ufffd" in found.text
+    assert prompt in frames(printed)[-1]
+
+
+@pytest.mark.usefixtures("_every_frame")
+def test_a_prompt_is_shown_as_it_was_given():
+    prompt = "naïve ☂ 日本語"
+    printed, _ = shown(terminal(), of_letters(4), [prompt], Settings(stop_at_eos=False, length=32))
+    assert all(frame.startswith(prompt) for frame in frames(printed))
+
+
+@pytest.mark.usefixtures("_every_frame")
+def test_a_redrawn_text_begins_anew_on_the_screen():
+    settings = Settings(stop_at_eos=False, entropy_floor=9.0, entropy_window=4, redraws=2)
+    printed, _ = shown(terminal(), of_letters(4), ["ab"], settings)
+    *drawn, last = frames(printed)
+    assert sum(frame.strip("\n") == "ab" for frame in drawn) == 3
+    assert "1 by entropy; 2 drawn again." in last
+
+
+@every_method
+def test_at_the_speed_it_has(block_size):
+    """With nothing slowed down or speeded up: the text stays, once, after whatever was drawn."""
+    printed, (found,) = shown(terminal(), of_letters(block_size), ["ab"])
+    assert frames(printed)[-1].startswith(f"{found.text}\n13 tokens written in ")
+    assert printed.rstrip().endswith("Stopped: 1 by length.")
+    assert printed.count("\x1b[?25l") == printed.count("\x1b[?25h") == 1  # the cursor is back
+
+
+def test_several_texts_are_shown_as_they_are_finished():
+    model = of_letters(4, end_logit=3.0)
+    prompts = ["one", "two", "three", "four"]
+    printed, found = shown(terminal(), model, prompts, Settings(length=24, batch_size=2))
+    lines = [line for frame in frames(printed) for line in frame.split("\n") if line]
+    assert any(line.startswith("writing ") and "4/4 texts" in line for line in lines)
+    kept = [line for line in lines if not line.startswith("writing ")]  # what stays: the bar does not
+    for index, each in enumerate(found):
+        title = f"text {index}: {len(each.tokens)} tokens, stopped by {each.sample.stopped_by} ─"
+        (place,) = [place for place, line in enumerate(kept) if line.startswith(title)]
+        assert kept[place + 1] == each.text
+    assert len(kept) == 2 * len(prompts) + 1
+    assert MASKED not in printed
+
+
+# --- elsewhere ---
+
+
+@every_method
+def test_a_pipe_gets_the_text_and_no_control_codes(block_size):
+    printed, (found,) = shown(pipe(), of_letters(block_size), ["ab"], Settings(stop_at_eos=False, length=90))
+    assert "\x1b" not in printed
+    text, summary, nothing = printed.split("\n")
+    assert text == found.text  # not broken to the width of the console
+    assert len(text) == 89
+    assert summary.startswith("87 tokens written in ")
+    assert nothing == ""
+
+
+def test_a_pipe_gets_several_texts_with_titles():
+    printed, found = shown(pipe(), of_letters(4), ["one", "two"])
+    assert "\x1b" not in printed
+    lines = printed.splitlines()
+    assert lines[0].startswith("text 0: 16 tokens, stopped by length ")
+    assert lines[1] == found[0].text
+    assert lines[2].startswith("text 1: 16 tokens, stopped by length ")
+    assert lines[3] == found[1].text
+    assert len(lines) == 5
+
+
+@pytest.mark.parametrize("screen", [terminal, pipe])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "[bold]x[/bold] [/dim] [red",
+        "\\[x]",
+        ":smile: and :x:",
+        "https://example.org 12 'quoted'",
+        "back\\",
+        "back\\\\",
+        "back\\\\\\",
+        "two\n\nlines\n",
+        "  spaces  ",
+    ],
+)
+def test_what_is_printed_is_what_was_written(prompt, screen):
+    printed, (found,) = shown(screen(), of_letters(4), [prompt], Settings(stop_at_eos=False, length=48))
+    assert found.text.startswith(prompt)
+    assert frames(printed)[-1].startswith(f"{found.text}\n")
+
+
+def test_the_summary_counts():
+    model = of_letters(4, end_logit=1.0)
+    settings = Settings(length=40, entropy_floor=1.3, entropy_window=8, redraws=1)
+    printed, found = shown(pipe(), model, ["one", "two", "three"] * 6, settings)
+    kept = [each.sample for each in found]
+    summary = printed.splitlines()[-1]
+    number = r"([\d,]+)"
+    pattern = (
+        rf"{number} tokens written in ([\d.]+) s: ([\d,.]+) tokens/s\. {number} evaluations, {number} more "
+        rf"passes over what was given\. Stopped: (.+); {number} drawn again\."
+    )
+    matched = re.fullmatch(pattern, summary)
+    assert matched, summary
+    written, _, speed, evaluations, fills, ends, redraws = matched.groups()
+    assert int(written) == sum(len(sample.tokens) - sample.given for sample in kept)
+    assert float(speed.replace(",", "")) > 0
+    assert int(evaluations) == sum(sample.evaluations + sample.redrawn_evaluations for sample in kept)
+    assert int(fills) == sum(sample.fill_passes for sample in kept)
+    assert int(redraws) == sum(sample.redraws for sample in kept) > 0
+    reasons = [sample.stopped_by for sample in kept]
+    assert ends == ", ".join(f"{reasons.count(by)} by {by}" for by in ("eos", "entropy", "length"))
+    assert min(reasons.count(by) for by in ("eos", "entropy", "length")) > 0  # otherwise this says little
+
+
+def test_it_returns_what_generate_does():
+    model = of_letters(4, end_logit=3.0)
+    prompts, settings = ["one", "two", "three", "four"] * 3, Settings(length=24, batch_size=3, seed=5)
+    _, found = shown(pipe(), model, prompts, settings)
+    expected = model.generate(prompts, settings)
+    assert [each.text for each in found] == [each.text for each in expected]
+    _, watched = shown(terminal(), model, prompts[:1], settings)
+    assert watched[0].text == expected[0].text
+
+
+def test_without_a_tokenizer_it_says_how_to_name_one():
+    with pytest.raises(
+        ValueError, match="the model was saved without a tokenizer; name one with --tokenizer"
+    ):
+        run_sample(of_bytes(tokenizer=None), ["a"], WHOLE, console=pipe())
+
+
+# --- the file ---
+
+
+@every_method
+@pytest.mark.parametrize("screen", [terminal, pipe])
+def test_a_line_a_text(block_size, screen, tmp_path):
+    model, out = of_bytes(block_size, end_logit=4.0), tmp_path / "texts.jsonl"
+    prompts = ["naïve ☂", "a", "", "a"] if screen is pipe else ["naïve ☂"]
+    settings = Settings(length=24, seed=3, batch_size=2, top_k=200)
+    printed, _ = shown(screen(), model, prompts, settings, out=out)
+    assert printed.endswith(f"wrote {out}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+    records = [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
+    assert sorted(record["index"] for record in records) == list(range(len(prompts)))
+    expected = model.generate(prompts, settings)
+    for record in records:
+        found = expected[record["index"]]
+        sample = found.sample
+        assert record == {
+            "index": sample.index,
+            "prompt": prompts[sample.index],
+            "text": found.text,
+            "tokens": found.tokens,
+            "length": len(found.tokens),
+            "given": sample.given,
+            "evaluations": sample.evaluations,
+            "fill_passes": sample.fill_passes,
+            "stopped_by": sample.stopped_by,
+            "redraws": 0,
+            "redrawn_evaluations": 0,
+            "entropy": pytest.approx(found.entropy, abs=1e-6),
+            "seed": sample.seed,
+            "dtype": "float64",
+            "settings": {**asdict(settings), "unmasking": "FirstHitting(tokens_per_pass=1)"},
+        }
+        again = model.generate([record["prompt"]], settings, seeds=[record["seed"]])
+        assert again[0].text == record["text"]
+
+
+def test_characters_are_written_as_themselves(tmp_path):
+    shown(pipe(), of_bytes(), ["naïve ☂"], out=tmp_path / "texts.jsonl")
+    assert "naïve ☂" in (tmp_path / "texts.jsonl").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("unmasking", [FirstHitting(2), Ancestral(7), Remasking(steps=5, eta=0.5)], ids=str)
+def test_the_rule_is_recorded_by_its_name_and_values(unmasking, tmp_path):
+    settings = Settings(length=8, unmasking=unmasking)
+    shown(pipe(), of_bytes(), ["a"], settings, out=tmp_path / "texts.jsonl")
+    record = json.loads((tmp_path / "texts.jsonl").read_text())
+    assert record["settings"]["unmasking"] == repr(unmasking)
+    assert " at 0x" not in repr(unmasking)
+
+
+def test_redraws_are_recorded(tmp_path):
+    settings = Settings(length=24, stop_at_eos=False, entropy_floor=9.0, entropy_window=8, redraws=2)
+    shown(pipe(), of_bytes(), ["ab"], settings, out=tmp_path / "texts.jsonl")
+    record = json.loads((tmp_path / "texts.jsonl").read_text())
+    assert (record["redraws"], record["stopped_by"], record["length"]) == (2, "entropy", 4)
+    assert record["redrawn_evaluations"] == 2 * record["evaluations"]
+
+
+def test_a_text_of_which_nothing_is_left_is_recorded_too(tmp_path):
+    settings = Settings(entropy_floor=9.0, entropy_window=4)
+    shown(pipe(), of_bytes(score_first=True), [""], settings, out=tmp_path / "texts.jsonl")
+    record = json.loads((tmp_path / "texts.jsonl").read_text())
+    assert (record["text"], record["tokens"], record["stopped_by"]) == ("", [], "entropy")
+
+
+def test_a_path_is_printed_as_it_is(tmp_path):
+    out = tmp_path / "[bold]:x:.jsonl"
+    printed, _ = shown(pipe(), of_letters(), ["ab"], out=out)
+    assert printed.endswith(f"wrote {out}\n")
+
+
+def test_an_existing_file_is_left_alone(tmp_path):
+    out = tmp_path / "texts.jsonl"
+    out.write_text("mine")
+    with pytest.raises(ValueError, match=rf"--out must be a new file, and {re.escape(str(out))} exists"):
+        run_sample(of_bytes(), ["a"], WHOLE, out=out, console=pipe())
+    assert out.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+
+
+@pytest.mark.parametrize("prompts", [["x" * 20], []], ids=["too long", "none"])
+def test_bad_prompts_leave_no_file(prompts, tmp_path):
+    console = pipe()
+    with pytest.raises(ValueError, match="prompt"):
+        run_sample(of_bytes(), prompts, WHOLE, out=tmp_path / "texts.jsonl", console=console)
+    assert list(tmp_path.iterdir()) == []
+    assert console.file.getvalue() == ""
+
+
+@pytest.mark.parametrize("screen", [terminal, pipe])
+def test_interrupted_it_keeps_what_was_finished(screen, tmp_path, monkeypatch):
+    out, partial = tmp_path / "texts.jsonl", tmp_path / "texts.jsonl.partial"
+    model, prompts, settings = of_letters(), ["one", "two", "three", "four"], Settings(batch_size=1)
+    forward = Transformer.forward
+
+    def interrupted(*arguments: Any, **options: Any) -> torch.Tensor:
+        if partial.exists() and partial.read_text().count("\n") == 2:
+            raise KeyboardInterrupt
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(Transformer, "forward", interrupted)
+    console = screen()
+    with pytest.raises(KeyboardInterrupt):
+        run_sample(model, prompts, settings, out=out, console=console)
+    monkeypatch.undo()
+    assert not out.exists()
+    kept = [json.loads(line) for line in partial.read_text().splitlines()]
+    expected = model.generate(prompts, settings)
+    assert [record["text"] for record in kept] == [each.text for each in expected[:2]]
+    assert console.file.getvalue().count("\x1b[?25l") == console.file.getvalue().count("\x1b[?25h")
+
+
+def test_interrupted_while_a_text_is_watched_the_terminal_is_put_right(monkeypatch):
+    calls, forward = itertools.count(), Transformer.forward
+
+    def interrupted(*arguments: Any, **options: Any) -> torch.Tensor:
+        if next(calls) == 6:
+            raise KeyboardInterrupt
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(Transformer, "forward", interrupted)
+    console = terminal()
+    with pytest.raises(KeyboardInterrupt):
+        run_sample(of_letters(), ["ab"], WHOLE, console=console)
+    assert console.file.getvalue().count("\x1b[?25l") == console.file.getvalue().count("\x1b[?25h") == 1
+    assert "tokens written" not in console.file.getvalue()
