@@ -191,7 +191,14 @@ def build_writer(network: Transformer, config: LanguageModelConfig, settings: Se
     sharpening = settings.sharpening()
     match method:
         case AutoregressiveMethod():
-            _refuse(settings, "unmasking", "stride", "steps", "projection", why="it writes token after token")
+            _refuse(
+                settings,
+                "unmasking",
+                "stride",
+                "steps",
+                "projection",
+                why="an autoregressive model writes token after token",
+            )
             return AutoregressiveWriter(
                 network,
                 **common,
@@ -338,7 +345,7 @@ def _request(
     given = given_tokens(prompt, config, tokenizer)
     mask_id, length = config.method.mask_id, settings.length
     if length is None:
-        length = len(given) if mask_id in given else max(config.network.context, len(given))
+        length = len(given) if mask_id in given else config.network.context
     if len(given) > length:
         begun = "" if not _begins(prompt, config, tokenizer) else ", the one that texts begin with included"
         raise ValueError(f"length must hold its {len(given)} tokens{begun}, got {length}")
