@@ -9,16 +9,34 @@ from safetensors.torch import load_file
 from bd3lm import diffusion
 from bd3lm.build import build_masking, build_objective, build_run, open_data, validation_objective
 from bd3lm.data import TokenShards, train_bpe
-from bd3lm.diffusion import ClippedTimes, Counts, DiscreteTimes, LevelSampler, Times
+from bd3lm.diffusion import (
+    Absorbing,
+    ClippedTimes,
+    Counts,
+    DiscreteTimes,
+    Floored,
+    LevelSampler,
+    Times,
+    Uniform,
+)
 from bd3lm.interop import load
-from bd3lm.objectives import Autoregressive, BlockDiffusionLoss
+from bd3lm.objectives import (
+    D3PM,
+    Autoregressive,
+    BlockDiffusionLoss,
+    ScoreEntropy,
+    SimplexDiffusionLoss,
+)
 from bd3lm.recipe import (
     AutoregressiveRecipe,
     BlockDiffusionRecipe,
     ClippedMasking,
     CountsMasking,
+    D3PMRecipe,
     DataRecipe,
     DiscreteMasking,
+    ScoreEntropyRecipe,
+    SimplexRecipe,
     TimesMasking,
 )
 from bd3lm.training import ClipSearchValidator, Engine, GradientVarianceValidator, LikelihoodValidator
@@ -104,10 +122,25 @@ def test_each_masking_becomes_its_rule(recipe, expected):
             BlockDiffusionRecipe(block_size=4, masking=CountsMasking(learn_proposal=True)),
             BlockDiffusionLoss(block_size=4, mask_id=9, learn_proposal=True),
         ),
+        (ScoreEntropyRecipe(), ScoreEntropy(process=Absorbing(12, 9), mask_id=9)),
+        (
+            ScoreEntropyRecipe(process="uniform"),
+            ScoreEntropy(process=Uniform(12), mask_id=9, schedule=Floored(diffusion.Linear())),
+        ),
+        (D3PMRecipe(), D3PM(process=Absorbing(12, 9), mask_id=9, steps=1000)),
+        (
+            D3PMRecipe(process="uniform", steps=7, schedule="cosine", auxiliary=0.01),
+            D3PM(process=Uniform(12), mask_id=9, steps=7, schedule=diffusion.Cosine(), auxiliary=0.01),
+        ),
+        (SimplexRecipe(), SimplexDiffusionLoss(block_size=25, mask_id=9)),
+        (
+            SimplexRecipe(block_size=5, steps=50, simplex_scale=3.0),
+            SimplexDiffusionLoss(block_size=5, mask_id=9, steps=50, simplex_scale=3.0),
+        ),
     ],
 )
 def test_each_method_becomes_its_objective(recipe, expected):
-    assert build_objective(recipe, context=16, mask_id=9) == expected
+    assert build_objective(recipe, context=16, mask_id=9, vocab_size=12) == expected
 
 
 def test_models_are_judged_by_the_papers_bound_whatever_trained_them():
@@ -119,6 +152,12 @@ def test_models_are_judged_by_the_papers_bound_whatever_trained_them():
     )
     discrete = BlockDiffusionLoss(block_size=4, mask_id=9, masking=DiscreteTimes(steps=5))
     assert validation_objective(discrete) == discrete
+    d3pm = D3PM(process=Uniform(12), mask_id=9, steps=7, auxiliary=0.5)
+    assert validation_objective(d3pm) == d3pm  # what it adds is no part of its figure
+    sedd = ScoreEntropy(process=Absorbing(12, 9), mask_id=9)
+    assert validation_objective(sedd) == sedd
+    simplex = SimplexDiffusionLoss(block_size=5, mask_id=9)
+    assert validation_objective(simplex) == SimplexDiffusionLoss(block_size=5, mask_id=9, pure_noise=True)
     ar = Autoregressive(mask_id=9, random_batch=True, score_first=True)
     assert validation_objective(ar) == Autoregressive(mask_id=9, score_first=True)
     assert all(validation_objective(o).is_bound for o in (clipped, discrete, ar))
@@ -181,6 +220,37 @@ def test_a_block_model_starts_from_the_averages_of_an_autoregressive_run(folder,
     assert isinstance(run.trainer.objective, BlockDiffusionLoss)
     assert all(torch.equal(average, named[name]) for name, average in run.trainer.ema.tensors().items())
     run.trainer.run()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"kind": "score_entropy"},
+        {"kind": "score_entropy", "process": "uniform"},
+        {"kind": "d3pm", "steps": 9},
+        {"kind": "d3pm", "steps": 9, "process": "uniform", "auxiliary": 0.1},
+        {"kind": "simplex", "block_size": 5},
+    ],
+    ids=str,
+)
+def test_every_baseline_starts_from_another_methods_network_trains_and_is_released(
+    method, data, ar, tmp_path
+):
+    run = build(data, tmp_path, {"method": method, "start_from": str(ar)})
+    named = dict(run.trainer.network.named_parameters())
+    stored = load_file(ar / "model" / "model.safetensors")
+    assert all(torch.equal(named[name], stored[name]) for name in stored)
+    run.trainer.run()
+    last = rows(tmp_path)[-1]
+    assert float(last["valid_nats"]) > 0
+    assert bool(last.get("valid_perplexity")) == (method["kind"] != "simplex")
+    network, config = load(run.export())
+    assert {name: getattr(config.method, name) for name in method if name != "auxiliary"} == {
+        name: value for name, value in method.items() if name != "auxiliary"
+    }
+    assert config.method.mask_id == run.tokenizer.mask_id
+    released = dict(network.named_parameters())
+    assert all(torch.equal(released[name], average) for name, average in run.trainer.ema.tensors().items())
 
 
 def test_another_shape_is_refused_with_the_parameters_that_differ(data, ar, tmp_path):

@@ -103,7 +103,8 @@ class TestErrors:
 
     def test_no_method(self) -> None:
         assert problems(plain() | {"method": {}}) == [
-            "method.kind: must be one of 'autoregressive', 'block_diffusion', but is missing"
+            "method.kind: must be one of 'autoregressive', 'block_diffusion', 'score_entropy', 'd3pm', "
+            "'simplex', but is missing"
         ]
         assert problems({"network": {"vocab_size": 11}}) == ["method: must be given, but is missing"]
 

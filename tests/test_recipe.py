@@ -50,7 +50,7 @@ def test_the_presets_there_are():
     corpora = [
         f"{corpus}-{method}"
         for corpus in ("lm1b", "owt", "wikipedia")
-        for method in ("ar", "mdlm", "bd3lm-4", "bd3lm-8", "bd3lm-16")
+        for method in ("ar", "mdlm", "sedd", "d3pm", "ssd-lm", "bd3lm-4", "bd3lm-8", "bd3lm-16")
     ]
     assert list(PRESETS) == ["demo", "demo-paper", *corpora]
 

@@ -113,7 +113,15 @@ def test_errors_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_process_of_a_machine_needs_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(ValueError, match="there are 2, and LOCAL_RANK is 2"):
         Engine.from_environment(device="cuda")
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for asked in ("cuda", "cuda:1"):
+        with pytest.raises(ValueError, match=f"device must be cpu where there is no GPU .*, got '{asked}'"):
+            Engine.from_environment(device=asked)

@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from bd3lm.diffusion import Absorbing, Uniform
+from bd3lm.objectives import D3PM, ScoreEntropy, SimplexDiffusionLoss
 from bd3lm.training import Engine
 from bd3lm.training.distributed import whole
 from tests.training.processes import run_processes
@@ -21,7 +23,9 @@ from tests.training.tiny import (
     AR,
     CLIPPED,
     LEARNED,
+    MASK,
     NEXT_TOKEN,
+    VOCABULARY,
     checkpoint,
     rows,
     signal_at,
@@ -34,6 +38,9 @@ CASES = {
     "clip search": CLIPPED,
     "learned proposal": LEARNED,
     "random batch": replace(AR, random_batch=True),
+    "SEDD": ScoreEntropy(process=Absorbing(VOCABULARY, MASK), mask_id=MASK),
+    "uniform D3PM": D3PM(process=Uniform(VOCABULARY), mask_id=MASK, steps=9, auxiliary=0.1),
+    "SSD-LM": SimplexDiffusionLoss(block_size=5, mask_id=MASK),  # the last block is cut
 }
 FIGURES = ("train_nats", "gradient_norm", "valid_nats", "clip_low", "clip_high", "clip_variance")
 
