@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import bd3lm
@@ -24,10 +25,17 @@ from bd3lm.runs import resolve_stages
 from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
 from bd3lm.training import Trainer, tensor_files
 from tests.data_room.documents import random_texts
-from tests.lm import BYTES, CONTEXT, of_bytes
+from tests.lm import BYTES, CONTEXT, D3PM, D3PM_UNIFORM, SEDD, SEDD_UNIFORM, SSD, baseline, of_bytes
 from tests.tiny_recipes import plain, prepared, two_stages
 
 PARITY = Path(__file__).parent / "data" / "parity"
+BASELINE_FOLDERS = {
+    "sedd": SEDD,
+    "sedd_uniform": SEDD_UNIFORM,
+    "d3pm": D3PM,
+    "d3pm_uniform": D3PM_UNIFORM,
+    "ssd": SSD,
+}
 COMMANDS = ("train", "data", "sample", "presets", "variance", "convert", "demo", "prove")
 
 
@@ -343,6 +351,8 @@ def saved(tmp_path_factory, model) -> str:
     of_bytes(4, end_logit=2.0, tokenizer=None).save_pretrained(folder / "bare")
     of_bytes(CONTEXT).save_pretrained(folder / "one_block")
     of_bytes(None).save_pretrained(folder / "autoregressive")
+    for name, method in BASELINE_FOLDERS.items():
+        baseline(method).save_pretrained(folder / name)
     BYTES.save(folder / "tokenizer")
     return str(folder / "model")
 
@@ -358,15 +368,14 @@ def test_sample_prints_a_text_its_speed_and_its_cost(saved, model, capsys):
     assert main(["sample", saved, "hello", "--device", "cpu"]) == 0
     printed = capsys.readouterr()
     (found,) = model.generate("hello")
-    assert printed.out.startswith(f"{found.text}\n")
+    assert printed.out == f"{found.text}\n"  # the text and nothing else: it may be piped on
     written, evaluations = found.sample.written, found.sample.evaluations
     assert re.fullmatch(
         rf"{written} tokens written in [\d.]+ s: [\d.,]+ tokens/s\. {evaluations} evaluations, 0 more passes "
         rf"over what was given\. Stopped: 1 by {found.sample.stopped_by}\.",
-        printed.out.splitlines()[-1],
+        printed.err.removesuffix("\n"),
     )
     assert "\x1b" not in printed.out
-    assert printed.err == ""
 
 
 def test_sample_without_a_prompt_starts_from_nothing(saved, model, tmp_path, capsys):
@@ -381,8 +390,9 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
     out = tmp_path / "texts.jsonl"
     words = ["hello", "naïve ☂", "--count", "3", "--seed", "4", "--batch", "2", "--length", "20"]
     assert main(["sample", saved, *words, "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert printed.endswith(f"wrote {out}\n")
+    printed, notes = capsys.readouterr()
+    assert notes.endswith(f"wrote {out}\n")
+    assert "wrote" not in printed
     prompts = ["hello"] * 3 + ["naïve ☂"] * 3
     settings = Settings(seed=4, batch_size=2, length=20)
     expected = model.generate(prompts, settings)
@@ -399,11 +409,15 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
             "fill_passes": found.sample.fill_passes,
             "stopped_by": found.sample.stopped_by,
             "redraws": 0,
-            "redrawn_evaluations": 0,
+            "redrawn_passes": 0,
             "entropy": pytest.approx(found.entropy, abs=1e-6),
             "seed": found.sample.seed,
             "dtype": "float64",
-            "settings": {**asdict(settings), "unmasking": "FirstHitting(tokens_per_pass=1)"},
+            "settings": {
+                **asdict(settings),
+                "nucleus_p": 0.9,
+                "unmasking": "FirstHitting(tokens_per_pass=1)",
+            },
         }
         assert f"text {index}: {len(found.tokens)} tokens, stopped by {found.sample.stopped_by} " in printed
     assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
@@ -416,6 +430,7 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
         ("--length 8", {"length": 8}),
         ("--length 40", {"length": 40}),
         ("--nucleus 0.5", {"nucleus_p": 0.5}),
+        ("--nucleus 0.5 --nucleus-rule exclusive", {"nucleus_p": 0.5, "nucleus_rule": "exclusive"}),
         ("--temperature 0.7", {"temperature": 0.7}),
         ("--top-k 3", {"top_k": 3}),
         ("--seed 5", {"seed": 5}),
@@ -427,7 +442,7 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
         ("--confidence 0.4", {"unmasking": MostConfident(threshold=0.4)}),
         ("--entropy-bound 0", {"unmasking": EntropyBound(0.0)}),
         ("--no-eos", {"stop_at_eos": False}),
-        ("--entropy-floor 0.5", {"entropy_floor": 0.5}),
+        ("--entropy-floor 0.5 --length 300", {"entropy_floor": 0.5, "length": 300}),
         (
             "--entropy-floor 1.9 --entropy-window 8 --redraws 2",
             {"entropy_floor": 1.9, "entropy_window": 8, "redraws": 2},
@@ -440,7 +455,9 @@ def test_every_flag_is_a_setting(words, changes, saved, model, tmp_path, capsys)
     assert main(["sample", saved, "ab", "--out", str(out), *words.split()]) == 0
     settings = Settings(**changes)
     (record,) = records(out)
-    assert record["settings"] == {**asdict(settings), "unmasking": repr(settings.unmasking)}
+    used = settings.for_method(model.config.method)
+    assert record["settings"] == {**asdict(used), "unmasking": repr(settings.unmasking)}
+    assert record["settings"]["nucleus_p"] == changes.get("nucleus_p", 0.9)
     assert record["tokens"] == model.generate("ab", settings)[0].tokens
 
 
@@ -449,6 +466,50 @@ def test_stride_is_for_a_model_of_one_block(saved, tmp_path, capsys):
     assert main(["sample", one_block, "ab", "--stride", "3", "--length", "30", "--out", str(out)]) == 0
     assert records(out)[0]["settings"]["stride"] == 3
     assert records(out)[0]["tokens"] == of_bytes(CONTEXT).generate("ab", stride=3, length=30)[0].tokens
+
+
+@pytest.mark.parametrize("name", BASELINE_FOLDERS)
+@pytest.mark.parametrize("words", ["", "--count 2 --seed 3 --nucleus 0.7", "--length 9 --no-eos"])
+def test_baselines_are_sampled_from_in_their_own_steps(name, words, saved, tmp_path, capsys):
+    method, out = BASELINE_FOLDERS[name], tmp_path / "texts.jsonl"
+    folder = str(Path(saved).with_name(name))
+    assert main(["sample", folder, "ab", "--steps", "4", "--out", str(out), *words.split()]) == 0
+    changes: dict[str, Any] = {
+        "": {},
+        "--count 2 --seed 3 --nucleus 0.7": {"seed": 3, "nucleus_p": 0.7},
+        "--length 9 --no-eos": {"length": 9, "stop_at_eos": False},
+    }[words]
+    count = 2 if "--count" in words else 1
+    expected = baseline(method).generate(["ab"] * count, steps=4, **changes)
+    found = records(out)
+    assert [record["tokens"] for record in found] == [each.tokens for each in expected]
+    papers = {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
+    for record in found:
+        assert record["settings"]["steps"] == 4
+        assert record["settings"]["nucleus_p"] == changes.get("nucleus_p", papers)
+        assert record["settings"]["unmasking"] == "FirstHitting(tokens_per_pass=1)"
+    printed = capsys.readouterr()
+    assert printed.out.count("text ") == (count if count > 1 else 0)
+    assert len(printed.err.splitlines()) == 2
+
+
+def test_d3pm_takes_as_many_steps_as_it_was_trained_for(saved, tmp_path, capsys):
+    for name in ("d3pm", "d3pm_uniform"):
+        out = tmp_path / f"{name}.jsonl"
+        assert main(["sample", str(Path(saved).with_name(name)), "ab", "--out", str(out)]) == 0
+        (record,) = records(out)
+        assert record["settings"]["steps"] is None
+        assert record["tokens"] == baseline(BASELINE_FOLDERS[name]).generate("ab", steps=6)[0].tokens
+
+
+@pytest.mark.parametrize("projection", ["sampling", "greedy", "multi_hot"])
+def test_projections_are_for_ssd_lm(projection, saved, tmp_path, capsys):
+    out, folder = tmp_path / "texts.jsonl", str(Path(saved).with_name("ssd"))
+    words = ["--projection", projection, "--steps", "6", "--no-cache", "--length", "20"]
+    assert main(["sample", folder, "ab", "--out", str(out), *words]) == 0
+    (found,) = baseline(SSD).generate("ab", projection=projection, steps=6, cache=False, length=20)
+    assert records(out)[0]["tokens"] == found.tokens
+    assert records(out)[0]["settings"]["projection"] == projection
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
@@ -481,15 +542,21 @@ def test_a_run_can_be_sampled_from(two, tmp_path, capsys):
         ("sample NOWHERE ab", "source must be an existing folder"),
         ("sample MODEL ab --tokenizer NOWHERE", "there is no tokenizer folder"),
         ("sample BARE ab", "the model was saved without a tokenizer; name one with --tokenizer"),
-        ("sample MODEL a-prompt-longer-than-the-context", "prompt 0: length must hold its 33 tokens, got 16"),
-        ("sample MODEL a abcdef --length 5", "prompt 1: length must hold its 7 tokens, got 5"),
-        ("sample MODEL ab --length 0", "length must be at least 1, got 0"),
+        (
+            "sample MODEL a-prompt-longer-than-the-context",
+            "prompt 0: length must hold its 33 tokens, the one that texts begin with included, got 16",
+        ),
+        (
+            "sample MODEL a abcdef --length 5",
+            "prompt 1: length must hold its 7 tokens, the one that texts begin with included, got 5",
+        ),
+        ("sample MODEL ab --length 0", "length must be a whole number from 1 on, got 0"),
         ("sample MODEL ab --count 0", "--count must be at least 1, got 0"),
-        ("sample MODEL ab --batch 0", "must be at least 1, got 0"),
+        ("sample MODEL ab --batch 0", "must be a whole number from 1 on, got 0"),
         ("sample MODEL ab --nucleus 2", "must lie in (0, 1], got 2.0"),
         ("sample MODEL ab --nucleus 0", "must lie in (0, 1], got 0.0"),
         ("sample MODEL ab --temperature 0", "temperature must be positive and finite, got 0.0"),
-        ("sample MODEL ab --top-k 0", "must be at least 1, got 0"),
+        ("sample MODEL ab --top-k 0", "top_k must be a whole number from 1 on, got 0"),
         ("sample MODEL ab --steps 0", "steps must be at least 1, got 0"),
         ("sample MODEL ab --remask 0.5", "--remask needs --steps"),
         ("sample MODEL ab --steps 5 --remask 1.5", "must lie in [0, 1], got 1.5"),
@@ -511,14 +578,42 @@ def test_a_run_can_be_sampled_from(two, tmp_path, capsys):
         ("sample ONE_BLOCK ab --stride 17", "stride must lie in 1..16, the context, got 17"),
         ("sample AUTOREGRESSIVE ab --steps 4", "an autoregressive model writes token after token"),
         ("sample AUTOREGRESSIVE ab --tokens-per-pass 2", "an autoregressive model writes token after token"),
-        ("sample MODEL ab --device nonsense", "device"),
+        (
+            "sample MODEL ab --projection greedy",
+            "projection must be left at its default, got greedy: it is SSD",
+        ),
+        ("sample MODEL ab --entropy-floor 4", "prompt 0: entropy_window must be within the length 16, or"),
+        ("sample MODEL ab --device nonsense", "device must be cpu, cuda or cuda:N, got 'nonsense'"),
+        ("sample SEDD ab --steps 0", "steps must be a whole number from 1 on, got 0"),
+        (
+            "sample SEDD ab --length 24 --steps 3",
+            "length must be at most 16, the network's whole context, got 24",
+        ),
+        (
+            "sample SEDD ab --no-cache",
+            "cache must be left at its default, got False: SEDD writes a whole context",
+        ),
+        ("sample SEDD ab --confidence 0.5", "SEDD writes a whole context"),
+        ("sample D3PM ab --remask 0.5 --steps 4", "D3PM takes its own steps"),
+        ("sample D3PM ab --tokens-per-pass 2", "D3PM takes its own steps"),
+        (
+            "sample SSD ab --top-k 3",
+            "top_k must be left at its default, got 3: SSD-LM draws by its projection",
+        ),
+        ("sample SSD ab --temperature 0.5", "SSD-LM draws by its projection"),
+        ("sample SSD ab --nucleus-rule exclusive", "SSD-LM draws by its projection"),
+        pytest.param(
+            "sample MODEL ab --device cuda",
+            "device must be cpu where there is no GPU that torch can use, got 'cuda'",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
     ],
 )
 def test_bad_news_is_one_line_and_nothing_is_written(words, said, saved, tmp_path, capsys):
     folder = Path(saved).parent
     places = {
         name.upper(): str(folder / name)
-        for name in ("model", "bare", "one_block", "autoregressive", "nowhere")
+        for name in ("model", "bare", "one_block", "autoregressive", "sedd", "d3pm", "ssd", "nowhere")
     }
     out = tmp_path / "texts.jsonl"
     given = [places.get(word, word) for word in words.split()]
@@ -535,10 +630,24 @@ def test_an_existing_file_is_not_written_over(saved, tmp_path, capsys):
 
 
 def test_a_file_in_a_folder_that_is_not_there(saved, tmp_path, capsys):
-    assert "nowhere" in fails(
-        capsys, "sample", saved, "ab", "--out", str(tmp_path / "nowhere" / "texts.jsonl")
-    )
+    said = f"--out must be in an existing folder, and {tmp_path / 'nowhere'} is none"
+    assert said in fails(capsys, "sample", saved, "ab", "--out", str(tmp_path / "nowhere" / "texts.jsonl"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_interrupted_run_left_is_not_written_over(saved, tmp_path, capsys):
+    out, partial = tmp_path / "texts.jsonl", tmp_path / "texts.jsonl.partial"
+    partial.write_text("theirs")
+    line = fails(capsys, "sample", saved, "--out", str(out))
+    assert f"--out {out} was begun before: move away {partial}" in line
+    assert partial.read_text() == "theirs"
+
+
+def test_where_to_write_is_checked_before_a_model_is_loaded(tmp_path, capsys):
+    """Loading may take minutes; here there is no model at all."""
+    (tmp_path / "there").write_text("mine")
+    for out, said in ((tmp_path / "there", "must be a new file"), (tmp_path / "no" / "t", "existing folder")):
+        assert said in fails(capsys, "sample", str(tmp_path / "no-model"), "--out", str(out))
 
 
 def test_interrupted_sampling_keeps_what_was_finished(saved, model, tmp_path, capsys, monkeypatch):

@@ -18,13 +18,23 @@ from rich.live import Live
 from bd3lm import samples
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models import Transformer
-from bd3lm.samples import run_sample
+from bd3lm.samples import check_out, run_sample
 from bd3lm.sampling import Ancestral, FirstHitting, Remasking
-from tests.lm import CONTEXT, METHODS, of_bytes
+from tests.lm import (
+    BASELINES,
+    BYTES,
+    CONTEXT,
+    D3PM,
+    SEDD,
+    SSD,
+    baseline,
+    every_baseline,
+    every_method,
+    of_bytes,
+)
 
 MASKED = "░"
 WHOLE = Settings(stop_at_eos=False)
-every_method = pytest.mark.parametrize("block_size", METHODS.values(), ids=METHODS)
 
 
 def of_letters(block_size: int | None = 4, end_logit: float = -1e3) -> LanguageModel:
@@ -160,6 +170,49 @@ def test_characters_of_several_tokens(block_size):
 
 
 @pytest.mark.usefixtures("_every_frame")
+@pytest.mark.parametrize("block_size", [4, CONTEXT])
+def test_a_character_of_several_tokens_is_seen_once_they_are_all_there(block_size):
+    """The umbrella is three bytes, and given: in no frame do its bytes stand as three signs."""
+    settings = Settings(stop_at_eos=False, length=16)
+    printed, (found,) = shown(terminal(), of_letters(block_size), ["☂☂☂"], settings)
+    *drawn, _ = frames(printed)
+    assert all(frame.startswith("☂☂☂") for frame in drawn)
+    assert not any("\ufffd" in frame for frame in drawn)
+    assert found.text.startswith("☂☂☂")
+
+
+def test_an_animation_decodes_no_more_than_a_screen_holds(monkeypatch):
+    """However long a text is, what a frame costs is bounded: 2,000 finished tokens, and the open block."""
+    decoded: list[int] = []
+    decode = type(BYTES).decode
+
+    def watched(tokenizer: Any, tokens: Any, **options: Any) -> str:
+        decoded.append(len(tokens))
+        return decode(tokenizer, tokens, **options)
+
+    model, prompt = of_letters(4), "x" * 2500
+    monkeypatch.setattr(type(BYTES), "decode", watched)
+    _, (found,) = shown(terminal(), model, [prompt], Settings(stop_at_eos=False, length=2512))
+    *drawn, shown_whole = sorted(decoded)
+    assert found.text.startswith(prompt)
+    assert max(drawn) <= 2000
+    assert 2000 in decoded
+    assert shown_whole == 2512
+
+
+@pytest.mark.usefixtures("_every_frame")
+@every_baseline
+def test_baselines_are_seen_being_written(method):
+    settings = Settings(stop_at_eos=False, steps=4)
+    printed, (found,) = shown(terminal(), baseline(method), ["ab"], settings)
+    *drawn, last = frames(printed)
+    assert found.text.startswith("ab")
+    assert "13 tokens written in " in last
+    if method in (SEDD, D3PM, SSD):  # under uniform noise there are no masks to see, but by chance
+        assert any(MASKED in frame for frame in drawn)
+
+
+@pytest.mark.usefixtures("_every_frame")
 def test_a_prompt_is_shown_as_it_was_given():
     prompt = "naïve ☂ 日本語"
     printed, _ = shown(terminal(), of_letters(4), [prompt], Settings(stop_at_eos=False, length=32))
@@ -172,7 +225,7 @@ def test_a_redrawn_text_begins_anew_on_the_screen():
     printed, _ = shown(terminal(), of_letters(4), ["ab"], settings)
     *drawn, last = frames(printed)
     assert sum(frame.strip("\n") == "ab" for frame in drawn) == 3
-    assert "1 by entropy; 2 drawn again." in last
+    assert re.search(r"1 by entropy; 2 drawn again, [1-9]\d* passes for nothing\.", last)
 
 
 @every_method
@@ -245,6 +298,43 @@ def test_what_is_printed_is_what_was_written(prompt, screen):
     assert frames(printed)[-1].startswith(f"{found.text}\n")
 
 
+@pytest.mark.parametrize(
+    "prompt", ["a\tb", "\tindented\n\t\tmore", "ends\r\nas on Windows\r\n", "page\x0c2"], ids=repr
+)
+def test_a_pipe_gets_every_character(prompt):
+    """Also those that move a cursor: what is written on may be code."""
+    printed, (found,) = shown(pipe(), of_letters(4), [prompt], Settings(stop_at_eos=False, length=48))
+    assert found.text.startswith(prompt)
+    assert printed.startswith(f"{found.text}\n")
+
+
+def test_titles_and_notes_may_go_elsewhere_than_texts(tmp_path):
+    """Texts alone on the console, how it went on the other."""
+    for screen, prompts in (
+        (pipe, ["ab"]),
+        (pipe, ["one", "two"]),
+        (terminal, ["ab"]),
+        (terminal, ["a", "b"]),
+    ):
+        out = tmp_path / f"{screen.__name__}{len(prompts)}.jsonl"
+        console, notes = screen(), pipe()
+        found = run_sample(of_letters(4), prompts, WHOLE, console=console, notes=notes, out=out)
+        printed, noted = console.file.getvalue(), notes.file.getvalue()
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)
+        assert all(each.text in plain for each in found)
+        assert "tokens written" not in printed
+        assert "wrote" not in printed
+        summary, wrote, nothing = noted.split("\n")
+        assert re.match(r"\d+ tokens written in [\d.]+ s: ", summary)
+        assert (wrote, nothing) == (f"wrote {out}", "")
+
+
+def test_one_text_in_a_pipe_is_all_there_is():
+    console = pipe()
+    (found,) = run_sample(of_letters(4), ["ab"], WHOLE, console=console, notes=pipe())
+    assert console.file.getvalue() == f"{found.text}\n"
+
+
 def test_the_summary_counts():
     model = of_letters(4, end_logit=1.0)
     settings = Settings(length=40, entropy_floor=1.3, entropy_window=8, redraws=1)
@@ -254,14 +344,15 @@ def test_the_summary_counts():
     number = r"([\d,]+)"
     pattern = (
         rf"{number} tokens written in ([\d.]+) s: ([\d,.]+) tokens/s\. {number} evaluations, {number} more "
-        rf"passes over what was given\. Stopped: (.+); {number} drawn again\."
+        rf"passes over what was given\. Stopped: (.+); {number} drawn again, {number} passes for nothing\."
     )
     matched = re.fullmatch(pattern, summary)
     assert matched, summary
-    written, _, speed, evaluations, fills, ends, redraws = matched.groups()
+    written, _, speed, evaluations, fills, ends, redraws, wasted = matched.groups()
     assert int(written) == sum(len(sample.tokens) - sample.given for sample in kept)
     assert float(speed.replace(",", "")) > 0
-    assert int(evaluations) == sum(sample.evaluations + sample.redrawn_evaluations for sample in kept)
+    assert int(evaluations) == sum(sample.evaluations for sample in kept)
+    assert int(wasted) == sum(sample.redrawn_passes for sample in kept) > 0
     assert int(fills) == sum(sample.fill_passes for sample in kept)
     assert int(redraws) == sum(sample.redraws for sample in kept) > 0
     reasons = [sample.stopped_by for sample in kept]
@@ -315,14 +406,46 @@ def test_a_line_a_text(block_size, screen, tmp_path):
             "fill_passes": sample.fill_passes,
             "stopped_by": sample.stopped_by,
             "redraws": 0,
-            "redrawn_evaluations": 0,
+            "redrawn_passes": 0,
             "entropy": pytest.approx(found.entropy, abs=1e-6),
             "seed": sample.seed,
             "dtype": "float64",
-            "settings": {**asdict(settings), "unmasking": "FirstHitting(tokens_per_pass=1)"},
+            "settings": {
+                **asdict(settings),
+                "nucleus_p": 0.9,
+                "unmasking": "FirstHitting(tokens_per_pass=1)",
+            },
         }
         again = model.generate([record["prompt"]], settings, seeds=[record["seed"]])
         assert again[0].text == record["text"]
+
+
+def test_the_nucleus_that_was_used_is_recorded(tmp_path):
+    for name, method in BASELINES.items():
+        out = tmp_path / f"{name}.jsonl"
+        shown(pipe(), baseline(method), ["a"], Settings(steps=2), out=out)
+        recorded = json.loads(out.read_text())["settings"]
+        assert recorded["nucleus_p"] == {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
+        assert (recorded["steps"], recorded["projection"], recorded["eos_id"]) == (2, "sampling", None)
+    shown(pipe(), of_bytes(), ["a"], Settings(nucleus_p=0.3), out=tmp_path / "asked.jsonl")
+    assert json.loads((tmp_path / "asked.jsonl").read_text())["settings"]["nucleus_p"] == 0.3
+
+
+@pytest.mark.parametrize("screen", [terminal, pipe])
+def test_a_record_is_written_before_its_text_is_shown(screen, tmp_path, monkeypatch):
+    """What cannot be shown is not lost."""
+    prompts = ["one", "two"] if screen is pipe else ["one"]
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise UnicodeEncodeError("ascii", "☂", 0, 1, "ordinal not in range")
+
+    monkeypatch.setattr(samples, "_print", broken)
+    with pytest.raises(UnicodeEncodeError):
+        run_sample(of_letters(), prompts, WHOLE, out=tmp_path / "texts.jsonl", console=screen())
+    (left,) = tmp_path.iterdir()
+    assert left.name == "texts.jsonl.partial"
+    first = json.loads(left.read_text().split("\n")[0])
+    assert first["text"] == of_letters().generate(prompts, WHOLE)[first["index"]].text
 
 
 def test_characters_are_written_as_themselves(tmp_path):
@@ -343,8 +466,9 @@ def test_redraws_are_recorded(tmp_path):
     settings = Settings(length=24, stop_at_eos=False, entropy_floor=9.0, entropy_window=8, redraws=2)
     shown(pipe(), of_bytes(), ["ab"], settings, out=tmp_path / "texts.jsonl")
     record = json.loads((tmp_path / "texts.jsonl").read_text())
-    assert (record["redraws"], record["stopped_by"], record["length"]) == (2, "entropy", 4)
-    assert record["redrawn_evaluations"] == 2 * record["evaluations"]
+    assert (record["redraws"], record["stopped_by"], record["length"]) == (2, "entropy", 3)
+    assert record["given"] == 3  # which count in the window and are never dropped
+    assert record["redrawn_passes"] == 2 * (record["evaluations"] + record["fill_passes"]) > 0
 
 
 def test_a_text_of_which_nothing_is_left_is_recorded_too(tmp_path):
@@ -367,6 +491,28 @@ def test_an_existing_file_is_left_alone(tmp_path):
         run_sample(of_bytes(), ["a"], WHOLE, out=out, console=pipe())
     assert out.read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+
+
+def test_what_another_run_left_is_not_written_over(tmp_path):
+    out, partial = tmp_path / "texts.jsonl", tmp_path / "texts.jsonl.partial"
+    partial.write_text("theirs")
+    said = rf"--out {re.escape(str(out))} was begun before: move away {re.escape(str(partial))}, which holds"
+    with pytest.raises(ValueError, match=said):
+        run_sample(of_bytes(), ["a"], WHOLE, out=out, console=pipe())
+    assert partial.read_text() == "theirs"
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl.partial"]
+
+
+def test_a_folder_must_be_there(tmp_path):
+    with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*nowhere is none"):
+        run_sample(of_bytes(), ["a"], WHOLE, out=tmp_path / "nowhere" / "texts.jsonl", console=pipe())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*file is none"):
+        check_out(tmp_path / "file" / "texts.jsonl")
+    with pytest.raises(ValueError, match=r"--out must be a new file, and .* exists"):
+        check_out(tmp_path)
+    assert check_out(tmp_path / "texts.jsonl") == tmp_path / "texts.jsonl.partial"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # asking makes nothing
 
 
 @pytest.mark.parametrize("prompts", [["x" * 20], []], ids=["too long", "none"])

@@ -1,46 +1,42 @@
-"""What users ask for is what is written: prompts, seeds, lengths, every setting, and events on the way."""
+"""What users ask for is what is written: prompts, seeds, lengths, and events on the way."""
 
-import math
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from scipy import stats
 
-from bd3lm.config import AutoregressiveMethod
 from bd3lm.data import train_bpe
 from bd3lm.lm import Gap, Generation, LanguageModel, Settings, load
-from bd3lm.models import Transformer
 from bd3lm.sampling import (
     Ancestral,
     BlockFinished,
-    BlockStarted,
     EntropyBound,
-    Event,
     FirstHitting,
     MostConfident,
     Redrawn,
     Remasking,
     Started,
     Stopped,
-    TokenHidden,
     TokenRevealed,
     Unmasking,
 )
-from tests.lm import BYTES, CONTEXT, END, METHODS, of_bytes, of_four_tokens
-from tests.oracles.networks import MASK, Written, block_after_clean, log_probabilities, logits_of
-
-PROMPTS = ["", "a", "hello", "naïve ☂", "the cat sat on"]
-every_method = pytest.mark.parametrize("block_size", METHODS.values(), ids=METHODS)
-
-
-def tokens_of(generations: Iterable[Generation]) -> list[list[int]]:
-    return [generation.tokens for generation in generations]
+from tests.lm import (
+    BYTES,
+    CONTEXT,
+    END,
+    PROMPTS,
+    entropy_by_hand,
+    every_method,
+    of_bytes,
+    of_four_tokens,
+    replay,
+    tokens_of,
+)
 
 
 def texts_of(generations: Iterable[Generation]) -> list[str | None]:
@@ -78,12 +74,55 @@ def test_texts_go_on_from_their_prompts(block_size):
         torch.tensor([[END, 97, 98]]),
         [["ab"]],
         [["a", "", "b"]],
+        [END, 97, 98],
+        (END, 97, 98),
+        torch.tensor([END, 97, 98]),
+        np.array([END, 97, 98]),
+        np.array([[END, 97, 98]], dtype=np.int16),
+        [np.array([END, 97, 98], dtype=np.uint16)],
+        list(np.array([END, 97, 98])),
+        [[97, "b"]],  # ids among texts: the token that texts begin with stands before them
+        ["a", 98],
     ],
     ids=str,
 )
 def test_a_prompt_may_be_given_in_many_ways(prompts):
     model = of_bytes()
     assert tokens_of(model.generate(prompts)) == tokens_of(model.generate("ab"))
+
+
+def test_a_list_of_texts_is_several_prompts():
+    model = of_bytes()
+    for prompts in (["a", "b"], ("a", "b"), np.array(["a", "b"])):
+        found = model.generate(prompts, seeds=[1, 2])
+        assert tokens_of(found) == [model.generate(p, seeds=[s])[0].tokens for p, s in (("a", 1), ("b", 2))]
+    assert len(model.generate([[END, 1], [END, 2], [END, 3]])) == 3
+    assert len(model.generate(torch.tensor([[END, 1], [END, 2]]))) == 2
+
+
+@every_method
+def test_one_template_needs_no_list_around_it(block_size):
+    model = of_bytes(block_size)
+    for alone, listed in (
+        (["a", Gap(2), "b"], [["a", Gap(2), "b"]]),
+        (("a", Gap(2), "b"), [["a", Gap(2), "b"]]),
+        (["", Gap(3)], [["", Gap(3)]]),
+        ([END, Gap(2), 3], [[END, Gap(2), 3]]),
+        ([END, 97, Gap(2), 98], [["a", Gap(2), "b"]]),
+    ):
+        assert tokens_of(model.generate(alone)) == tokens_of(model.generate(listed))
+        events = [event for event in model.stream(alone) if isinstance(event, Stopped)]
+        assert [event.sample.tokens.tolist() for event in events] == tokens_of(model.generate(listed))
+
+
+@every_method
+def test_ids_with_gaps_need_no_tokenizer(block_size):
+    bare = of_bytes(block_size, tokenizer=None)
+    (found,) = bare.generate([1, Gap(2), 3])
+    assert (found.tokens[0], found.tokens[3], len(found.tokens)) == (1, 3, 4)
+    assert (found.text, found.sample.given) == (None, 2)
+    with_one = of_bytes(block_size).generate([1, Gap(2), 3], stop_at_eos=False)
+    assert tokens_of(with_one) == [found.tokens]  # nothing is put before ids
 
 
 def test_no_prompt_is_the_empty_one():
@@ -101,7 +140,7 @@ def test_no_prompt_is_the_empty_one():
         [Gap(2), "cd"],
         ["a", Gap(1), "b", Gap(6), "c"],
         ["a", Gap(2), Gap(1)],
-        [Gap(5)],
+        ["", Gap(5)],
     ],
     ids=str,
 )
@@ -110,17 +149,33 @@ def test_templates_keep_what_is_given_and_fill_their_gaps(template, block_size):
     for part in template:
         given += [None] * part.tokens if isinstance(part, Gap) else bytes_of(part)
     model = of_bytes(block_size)
-    (found,) = model.generate([template], stop_at_eos=False)
-    assert len(found.tokens) == CONTEXT
-    assert BYTES.mask_id not in found.tokens
-    kept = [
-        (token, written) for token, written in zip(given, found.tokens, strict=False) if token is not None
-    ]
-    assert all(token == written for token, written in kept)
-    assert found.sample.given == len(kept)
-    (filled,) = model.generate([template], length=len(given), stop_at_eos=False)
-    assert len(filled.tokens) == len(given)
-    assert BYTES.mask_id not in filled.tokens
+    for length, reached in ((None, len(given)), (len(given), len(given)), (CONTEXT, CONTEXT), (24, 24)):
+        (found,) = model.generate([template], length=length, stop_at_eos=False)
+        assert (len(found.tokens), found.sample.stopped_by) == (reached, "length")
+        assert BYTES.mask_id not in found.tokens
+        kept = [
+            (token, written) for token, written in zip(given, found.tokens, strict=False) if token is not None
+        ]
+        assert all(token == written for token, written in kept)
+        assert (found.sample.given, found.sample.written) == (len(kept), reached - len(kept))
+
+
+@every_method
+def test_a_template_may_be_longer_than_the_context(block_size):
+    before = "x" * 30
+    (found,) = of_bytes(block_size).generate([before, Gap(2), "cd"], stop_at_eos=False)
+    assert (len(found.tokens), found.sample.written) == (35, 2)
+    assert found.tokens[:31] == [END, *bytes_of(before)]
+    assert found.tokens[33:] == bytes_of("cd")
+
+
+def test_templates_and_prompts_side_by_side_have_each_their_length():
+    model = of_bytes()
+    prompts: list[Any] = ["ab", ["ab", Gap(3), "c"], ["x", Gap(1)]]
+    found = model.generate(prompts, seeds=[1, 2, 3], stop_at_eos=False)
+    assert [len(each.tokens) for each in found] == [CONTEXT, 7, 3]
+    alone = [model.generate([p], seeds=[s], stop_at_eos=False)[0] for s, p in enumerate(prompts, 1)]
+    assert tokens_of(found) == tokens_of(alone)
 
 
 def test_what_stands_after_a_gap_in_its_block_is_seen_and_in_a_later_block_is_not():
@@ -143,8 +198,11 @@ def test_models_that_predict_first_tokens_put_nothing_before_a_text(block_size):
     assert (empty.sample.given, empty.sample.written) == (0, CONTEXT)
     assert prompted.tokens[:2] == bytes_of("ab")
     assert prompted.sample.given == 2
-    (template,) = model.generate([[Gap(2), "ab"]], stop_at_eos=False)
-    assert template.tokens[2:4] == bytes_of("ab")
+    for prompts in ([[Gap(2), "ab"]], [Gap(2), "ab"], [Gap(2), 97, 98]):
+        (template,) = model.generate(prompts, stop_at_eos=False)
+        assert template.tokens[2:] == bytes_of("ab")
+    (ids,) = model.generate([[]], stop_at_eos=False)
+    assert ids.tokens == model.generate("", stop_at_eos=False)[0].tokens
 
 
 def test_a_tokenizer_without_a_first_token_puts_nothing_before_a_text():
@@ -165,7 +223,23 @@ def test_a_tokenizer_without_a_first_token_puts_nothing_before_a_text():
         ([[1.0]], "prompt 0: it must be a text, token ids, or a list of texts and Gaps, got 1.0"),
         ([torch.tensor([1.0])], "prompt 0: it must be a text, token ids, or a list"),
         ([torch.tensor([[1, 2]])], "prompt 0: it must be a text, token ids, or a list"),
-        ([[97, "a"]], "prompt 0: it must be a text, token ids, or a list"),
+        ([[97, 1.5]], "prompt 0: it must be a text, token ids, or a list of texts and Gaps, got 1.5"),
+        (
+            ["a", Gap(1), None],
+            "prompt 0: it must be a text, token ids, or a list of texts and Gaps, got None",
+        ),
+        ([1, [2, 3]], r"prompt 0: it must be a text, token ids, or a list of texts and Gaps, got \[2, 3\]"),
+        ([1, 258], r"prompt 0: token ids must lie in 0\.\.257, got 258"),
+        (torch.tensor([1, BYTES.mask_id]), "prompt 0: it must not hold the mask token 257"),
+        ([1, BYTES.mask_id, Gap(1)], "prompt 0: it must not hold the mask token 257"),
+        (b"ab", "prompts must be a text, token ids, a template, or a list of these, got b'ab'"),
+        ([b"ab"], "prompt 0: it must be a text, token ids, or a list of texts and Gaps, got b'ab'"),
+        (5, "prompts must be a text, token ids, a template, or a list of these, got 5"),
+        (torch.tensor(5), "prompts must be a text, token ids, a template, or a list of these, got 5"),
+        (None, "prompts must be a text, token ids, a template, or a list of these, got None"),
+        ({"a"}, "prompts must be a text, token ids, a template, or a list of these, got {'a'}"),
+        ([None], "prompt 0: it must be a text, token ids, or a list of texts and Gaps, got None"),
+        ([True, False], "prompt 0: it must be a text, token ids, or a list of texts and Gaps, got True"),
         ([["a", None]], "prompt 0: it must be a text, token ids, or a list"),
     ],
     ids=str,
@@ -175,29 +249,26 @@ def test_bad_prompts(prompts, said):
         of_bytes().generate(prompts)
 
 
-@pytest.mark.parametrize(
-    "prompts",
-    [[1, 2, 3], torch.tensor([1, 2, 3]), ["a", Gap(2), "b"], [None]],
-    ids=["ids", "tensor", "gap", "none"],
-)
-def test_one_prompt_without_a_list_around_it_is_told_so(prompts):
-    with pytest.raises(ValueError, match="prompt"):
-        of_bytes().generate(prompts)
-
-
 @pytest.mark.parametrize("tokens", [0, -2])
 def test_gaps_have_tokens(tokens):
     with pytest.raises(ValueError, match=f"a Gap must have at least 1 token, got {tokens}"):
         Gap(tokens)
 
 
-@pytest.mark.parametrize("prompt", ["", [Gap(2)], []], ids=["text", "gap", "ids"])
-def test_an_autoregressive_model_that_does_not_predict_first_tokens_needs_one(prompt):
-    model = of_bytes(None, tokenizer=replace(BYTES, bos_id=None))
-    with pytest.raises(
-        ValueError, match="the first token of a text must be given: this model was not trained"
-    ):
-        model.generate([prompt])
+@every_method
+@pytest.mark.parametrize(
+    "prompt",
+    ["", [Gap(2)], [], [Gap(1), "a"], [Gap(1), 5]],
+    ids=["text", "gap", "ids", "template", "ids gap"],
+)
+def test_a_model_that_does_not_predict_first_tokens_needs_one(prompt, block_size):
+    said = "prompt 0: the first token of a text must be given: this model was not trained to predict it"
+    with pytest.raises(ValueError, match=f"^{said}"):
+        of_bytes(block_size, tokenizer=replace(BYTES, bos_id=None)).stream([prompt])
+    if prompt in ([], [Gap(1), 5]):  # nothing is put before ids, whatever the tokenizer
+        for tokenizer in (BYTES, None):
+            with pytest.raises(ValueError, match=f"^{said}"):
+                of_bytes(block_size, tokenizer=tokenizer).stream([prompt])
 
 
 # --- each text on its own ---
@@ -258,14 +329,22 @@ def test_the_seed_of_the_settings_gives_every_text_its_own():
 
 
 def test_as_many_seeds_as_prompts():
-    with pytest.raises(ValueError, match="seeds must be one for each of 2 prompts, got 3"):
-        of_bytes().generate(["a", "b"], seeds=[1, 2, 3])
+    for seeds, shown in (([1, 2, 3], r"\[1, 2, 3\]"), ([1], r"\[1\]"), (3, "3"), ([], r"\[\]")):
+        with pytest.raises(ValueError, match=f"seeds must be one for each of 2 prompts, got {shown}"):
+            of_bytes().stream(["a", "b"], seeds=seeds)
 
 
-@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
+@pytest.mark.parametrize("seed", [2**63, -1, -(2**63) - 1, 1.0, "1", None, True])
 def test_seeds_that_do_not_fit_are_refused_at_the_call(seed):
-    with pytest.raises(ValueError, match="seed"):
-        of_bytes().stream("a", seeds=[seed])
+    with pytest.raises(ValueError, match=r"seeds must be whole numbers from 0 to 2\^63 − 1, got \[5, "):
+        of_bytes().stream(["a", "b"], seeds=[5, seed])
+
+
+def test_the_largest_seed_and_those_of_numpy_are_seeds():
+    model = of_bytes()
+    assert model.generate("a", seeds=[2**63 - 1])[0].sample.seed == 2**63 - 1
+    found = model.generate(["a", "b"], seeds=list(np.array([3, 4])))
+    assert tokens_of(found) == tokens_of(model.generate(["a", "b"], seeds=[3, 4]))
 
 
 @every_method
@@ -310,364 +389,20 @@ def test_where_nothing_is_left_to_write_nothing_is_done(block_size):
 
 @every_method
 def test_a_length_that_does_not_hold_the_prompt(block_size):
-    with pytest.raises(ValueError, match=r"prompt 1: length must hold its 6 tokens, got 5"):
-        of_bytes(block_size).generate(["a", "abcde"], length=5)
-    with pytest.raises(ValueError, match=r"prompt 0: length must hold its 18 tokens, got 16"):
-        of_bytes(block_size).generate("x" * 17)
-
-
-# --- settings: how a token is drawn ---
-
-
-def sharpened(p: list[float], temperature=1.0, top_k=None, nucleus_p=0.9, nucleus_rule="inclusive"):
-    """A distribution by hand: temperature, the k likeliest, then the likeliest that hold nucleus_p."""
-    p = [each ** (1 / temperature) for each in p]
-    ranked = sorted(range(len(p)), key=lambda token: -p[token])
-    ranked = ranked[:top_k]
-    mass = sum(p[token] for token in ranked)
-    kept, total = [], 0.0
-    for token in ranked:
-        after = total + p[token] / mass
-        if kept and (total >= nucleus_p if nucleus_rule == "inclusive" else after > nucleus_p):
-            break
-        kept.append(token)
-        total = after
-    mass = sum(p[token] for token in kept)
-    return [p[token] / mass if token in kept else 0.0 for token in range(len(p))]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"nucleus_p": 1.0},
-        {"nucleus_p": 0.7},
-        {"nucleus_p": 0.7, "nucleus_rule": "exclusive"},
-        {"nucleus_p": 1.0, "temperature": 0.5},
-        {"nucleus_p": 1.0, "temperature": 2.0},
-        {"nucleus_p": 1.0, "top_k": 3},
-        {"nucleus_p": 0.7, "top_k": 4, "temperature": 1.5, "nucleus_rule": "exclusive"},
-    ],
-    ids=str,
-)
-def test_a_token_is_drawn_from_the_distribution_that_was_asked_for(settings):
-    model = of_eight_tokens()
-    with torch.no_grad():
-        logits = logits_of(model.network, torch.tensor([[1, 5]]), Written(2, lambda query, key: key <= query))
-    p = sharpened(log_probabilities(logits[0, -1], MASK).exp().tolist(), **settings)
-    rows = 2000
-    found = model.generate([[1, 5]] * rows, Settings(length=3, batch_size=rows, **settings))
-    counts = Counter(each.tokens[-1] for each in found)
-    possible = [token for token in range(8) if p[token] > 0]
-    assert set(counts) <= set(possible)
-    assert 1 < len(possible) < 8
-    observed = [counts[token] for token in possible]
-    assert stats.chisquare(observed, [p[token] * rows for token in possible]).pvalue > 0.01
-
-
-def of_eight_tokens() -> LanguageModel:
-    return of_four_tokens(None, vocab_size=8, context=CONTEXT)
-
-
-@pytest.mark.parametrize(
-    ("block_size", "causal_clean"), [(None, False), (1, False), (4, False), (4, True), (CONTEXT, False)]
-)
-def test_top_1_is_the_likeliest_token_given_all_that_is_there(block_size, causal_clean):
-    """Each revealed token against the network's answer for the text as it stood."""
-    model = of_bytes(block_size, causal_clean=causal_clean)
-    texts: dict[int, list[int]] = {}
-    starts: dict[int, int] = {}
-    checked = 0
-    for event in model.stream(["ab", "x", "hello"], top_k=1, stop_at_eos=False):
-        if isinstance(event, TokenRevealed):
-            text, start = texts[event.index], starts[event.index]
-            assert event.token == likeliest(model, text, start, event.position)
-            checked += 1
-        if isinstance(event, BlockStarted):
-            starts[event.index] = event.start
-        replay(texts, event)
-    assert checked == 3 * CONTEXT - (3 + 2 + 6)
-
-
-@torch.no_grad()
-def likeliest(model: LanguageModel, text: list[int], start: int, position: int) -> int:
-    """The network's first choice at a position of a block that is being written after clean text."""
-    method, mask = model.config.method, BYTES.mask_id
-    if isinstance(method, AutoregressiveMethod):
-        tokens, place = text[:position], position - 1
-        layout = Written(position, lambda query, key: key <= query)
-    else:
-        size = method.block_size
-        tokens, place = (text + [mask] * size)[: start + size], position
-        layout = block_after_clean(start, size, causal_clean=method.causal_clean)
-    logits = logits_of(model.network, torch.tensor([tokens]), layout)[0, place]
-    return int(log_probabilities(logits, mask).argmax())
-
-
-@pytest.mark.parametrize("block_size", [None, 1])
-def test_greedy_texts_have_no_chance_in_them(block_size):
-    found = of_bytes(block_size).generate(["ab"] * 4, top_k=1)
-    assert len({tuple(each.tokens) for each in found}) == 1
-
-
-# --- settings: how a block is uncovered ---
-
-
-@pytest.mark.parametrize(
-    ("unmasking", "passes"),
-    [
-        (FirstHitting(), 12),
-        (FirstHitting(2), 6),
-        (FirstHitting(3), 6),  # two a block of four
-        (FirstHitting(9), 3),
-        (Ancestral(1), 3),
-        (MostConfident(tokens_per_pass=2), 6),
-        (MostConfident(threshold=1e-9), 3),
-        (MostConfident(threshold=1.0), 12),
-        (EntropyBound(1e3), 3),
-        (EntropyBound(0.0), 12),
-        (Remasking(steps=1), 3),
-    ],
-    ids=str,
-)
-def test_unmasking_decides_how_many_passes_a_block_takes(unmasking, passes):
-    (found,) = of_bytes(4).generate("abc", unmasking=unmasking, stop_at_eos=False)
-    assert found.sample.evaluations == passes
-    assert found.sample.written == 12
-
-
-@pytest.mark.parametrize("block_size", [4, CONTEXT])
-def test_remasking_thinks_tokens_over(block_size):
-    model = of_bytes(block_size)
-    settings = Settings(unmasking=Remasking(steps=40, eta=1.0), stop_at_eos=False)
-    events = list(model.stream("abc", settings))
-    hidden = [event for event in events if isinstance(event, TokenHidden)]
-    assert len(hidden) > 5
-    assert all(event.position >= 4 for event in hidden)
-    assert isinstance(events[-1], Stopped)
-    assert 12 < events[-1].sample.evaluations <= 3 * 40
-
-
-# --- settings: when a text ends ---
-
-
-@every_method
-def test_the_end_token_ends_a_text_or_not(block_size):
-    model = of_bytes(block_size, end_logit=5.0)
-    ended = model.generate(PROMPTS, length=20)
-    whole = model.generate(PROMPTS, length=20, stop_at_eos=False)
-    reasons = set()
-    for short, long in zip(ended, whole, strict=True):
-        given = long.sample.given
-        assert (long.sample.stopped_by, len(long.tokens)) == ("length", 20)
-        ends = [place for place, token in enumerate(long.tokens) if token == END and place >= given]
-        assert short.tokens == long.tokens[: ends[0] + 1 if ends else 20]
-        assert short.sample.stopped_by == ("eos" if ends else "length")
-        assert "endoftext" not in short.text
-        reasons.add(short.sample.stopped_by)
-    assert "eos" in reasons
-
-
-def test_end_tokens_that_are_given_end_nothing():
-    (found,) = of_bytes().generate([[END, 97, END, END, 98]], length=8, stop_at_eos=True)
-    assert found.tokens[:5] == [END, 97, END, END, 98]
-    assert found.sample.written > 0
-
-
-def entropy_by_hand(tokens: list[int]) -> float:
-    return -sum(n / len(tokens) * math.log(n / len(tokens)) for n in Counter(tokens).values())
-
-
-@every_method
-def test_low_entropy_ends_a_text(block_size):
-    """The rule applied afterwards to texts that were written without it, at the ends of their pieces."""
-    model, window, length = of_bytes(block_size), 6, 32
-    ends = [16, 24, 32] if block_size == CONTEXT else range(block_size or 1, length + 1, block_size or 1)
-    settings = Settings(length=length, stop_at_eos=False, entropy_window=window)
-    whole = model.generate(PROMPTS, settings)
-    for floor, reasons in ((0.0, {"length"}), (1.5, {"length", "entropy"}), (9.0, {"entropy"})):
-        found = model.generate(PROMPTS, settings, entropy_floor=floor)
-        for short, long in zip(found, whole, strict=True):
-            enough = [end for end in ends if end - long.sample.given >= window]
-            low = [end for end in enough if entropy_by_hand(long.tokens[end - window : end]) < floor - 1e-12]
-            assert short.tokens == long.tokens[: low[0] - window if low else length]
-            assert short.sample.stopped_by == ("entropy" if low else "length")
-        assert {short.sample.stopped_by for short in found} <= reasons
-
-
-@every_method
-def test_redraws(block_size):
-    model = of_bytes(block_size)
-    settings = Settings(length=24, stop_at_eos=False, entropy_window=8, nucleus_p=1.0)
-    (hopeless,) = model.generate("ab", settings, entropy_floor=9.0, redraws=3, seeds=[5])
-    assert (hopeless.sample.redraws, hopeless.sample.stopped_by) == (3, "entropy")
-    assert hopeless.sample.redrawn_evaluations == 3 * hopeless.sample.evaluations > 0
-    floor = 1.85  # so many texts fall below it, and so many do not
-    found = model.generate(["ab"] * 6, settings, entropy_floor=floor, redraws=15)
-    ended = model.generate(["ab"] * 6, settings, entropy_floor=floor)
-    assert {each.sample.stopped_by for each in ended} == {"entropy", "length"}  # otherwise this says nothing
-    for again, once in zip(found, ended, strict=True):
-        assert again.sample.stopped_by == "length"
-        assert (again.sample.redraws > 0) == (once.sample.stopped_by == "entropy")
-        assert (again.sample.redrawn_evaluations > 0) == (again.sample.redraws > 0)
-        assert (again.sample.seed != once.sample.seed) == (again.sample.redraws > 0)
-        # The seed that is written down is that of the text, not of its failed attempts.
-        assert model.generate("ab", settings, seeds=[again.sample.seed])[0].tokens == again.tokens
-
-
-def test_the_entropy_of_a_text():
-    for found in of_bytes().generate(PROMPTS):
-        assert found.entropy == pytest.approx(entropy_by_hand(found.tokens), abs=1e-12)
-
-
-def test_a_text_of_which_nothing_is_left_has_no_entropy():
-    (found,) = of_bytes(score_first=True).generate("", entropy_floor=9.0, entropy_window=4)
-    assert (found.text, found.tokens) == ("", [])
-    assert found.entropy == 0.0
-
-
-# --- settings: past the context, and the cache ---
-
-
-@pytest.mark.parametrize(
-    ("stride", "pieces"), [(None, 1 + 3), (8, 1 + 3), (3, 1 + 8), (16, 1 + 2), (1, 1 + 24)]
-)
-def test_stride(stride, pieces):
-    """One pass a piece: the context first, then strides."""
-    model = of_bytes(CONTEXT)
-    settings = Settings(length=40, stop_at_eos=False, unmasking=Ancestral(1))
-    (found,) = model.generate("abc", settings, stride=stride)
-    assert found.sample.evaluations == pieces
-    assert len(found.tokens) == 40
-    blocks = [e.stop for e in model.stream("abc", settings, stride=stride) if isinstance(e, BlockFinished)]
-    assert len(blocks) == pieces
-    assert blocks[0] == CONTEXT
-
-
-@pytest.mark.parametrize("block_size", [None, 1, 4])
-def test_without_a_cache_the_same_tokens_inside_the_context(block_size, monkeypatch):
-    model = of_bytes(block_size, end_logit=4.0)
-    cached = model.generate([*PROMPTS, ["x", Gap(5), "y"]])
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("a cache was made")
-
-    monkeypatch.setattr(Transformer, "new_cache", refuse)
-    assert tokens_of(model.generate([*PROMPTS, ["x", Gap(5), "y"]], cache=False)) == tokens_of(cached)
-    (past,) = model.generate("abc", cache=False, length=40, stop_at_eos=False)
-    assert len(past.tokens) == 40
-    with pytest.raises(AssertionError, match="a cache was made"):
-        model.generate("abc")
-
-
-# --- settings: what is refused ---
-
-
-@pytest.mark.parametrize(
-    ("block_size", "changes", "said"),
-    [
-        (None, {"unmasking": Ancestral(5)}, r"unmasking must be left at its default, got Ancestral\(steps=5"),
-        (None, {"unmasking": FirstHitting(2)}, "an autoregressive model writes token after token"),
-        (None, {"stride": 4}, "stride must be left at its default, got 4: an autoregressive model"),
-        (1, {"stride": 4}, "stride must be left at its default, got 4: this model writes blocks of 1"),
-        (4, {"stride": 4}, "stride must be left at its default, got 4: this model writes blocks of 4"),
-        (
-            CONTEXT,
-            {"cache": False},
-            "cache must be left at its default, got False: a network of one block has",
-        ),
-    ],
-    ids=str,
-)
-def test_settings_that_would_do_nothing(block_size, changes, said):
-    with pytest.raises(ValueError, match=said):
-        of_bytes(block_size).stream("a", **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"length": 0}, "length must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"temperature": 0.0}, "temperature must be positive and finite, got 0.0; top_k=1 always takes"),
-        ({"temperature": math.inf}, "temperature must be positive and finite, got inf"),
-        ({"top_k": 0}, "top_k must be at least 1, got 0"),
-        ({"nucleus_p": 0.0}, r"nucleus_p must lie in \(0, 1\], got 0.0"),
-        ({"nucleus_p": 1.5}, r"nucleus_p must lie in \(0, 1\], got 1.5"),
-        ({"nucleus_rule": "exclude"}, "nucleus_rule must be 'inclusive' or 'exclusive', got 'exclude'"),
-        ({"entropy_floor": -1.0}, "entropy_floor must be finite and not negative, got -1.0"),
-        ({"entropy_floor": 1.0, "entropy_window": 0}, "entropy_window must be at least 1, got 0"),
-        ({"redraws": 2}, "redraws needs an entropy_floor, got 2 with none"),
-        ({"entropy_floor": 1.0, "redraws": -1}, "redraws must not be negative, got -1"),
-    ],
-    ids=str,
-)
-def test_settings_that_make_no_sense(changes, said):
-    with pytest.raises(ValueError, match=said):
-        of_bytes().stream("a", **changes)
-    if "batch_size" not in changes:
-        with pytest.raises(ValueError, match=said):
-            Settings(**changes)
-
-
-@pytest.mark.parametrize("stride", [0, CONTEXT + 1])
-def test_strides_lie_within_the_context(stride):
-    with pytest.raises(ValueError, match=rf"stride must lie in 1\.\.16, the context, got {stride}"):
-        of_bytes(CONTEXT).stream("a", stride=stride)
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"), [("lenght", "length"), ("nucleus", "nucleus_p"), ("topk", "top_k"), ("seeds_", "seed")]
-)
-def test_misspelt_settings_get_a_suggestion(name, meant):
-    with pytest.raises(
-        ValueError, match=rf"{name} is no setting, did you mean '{meant}'\? allowed are length, "
+    begun = ", the one that texts begin with included"
+    for model, prompts, length, said in (
+        (of_bytes(block_size), ["a", "abcde"], 5, f"prompt 1: length must hold its 6 tokens{begun}, got 5"),
+        (of_bytes(block_size), "x" * 17, None, f"prompt 0: length must hold its 18 tokens{begun}, got 16"),
+        (of_bytes(block_size), ["a", Gap(5)], 6, f"prompt 0: length must hold its 7 tokens{begun}, got 6"),
+        (of_bytes(block_size), [1] * 17, None, "prompt 0: length must hold its 17 tokens, got 16"),
+        (of_bytes(block_size), [1, Gap(5)], 5, "prompt 0: length must hold its 6 tokens, got 5"),
+        (of_bytes(block_size, score_first=True), "abc", 2, "prompt 0: length must hold its 3 tokens, got 2"),
     ):
-        of_bytes().generate("a", **{name: 3})
-
-
-def test_unknown_settings_get_the_list_of_all():
-    with pytest.raises(ValueError, match="foo is no setting, allowed are") as caught:
-        of_bytes().stream("a", foo=3)
-    assert all(field.name in str(caught.value) for field in fields(Settings))
-
-
-def test_changes_come_before_settings():
-    model, settings = of_bytes(), Settings(length=8, seed=3)
-    assert (
-        model.generate("a", settings, length=12)[0].tokens == model.generate("a", length=12, seed=3)[0].tokens
-    )
-    assert settings.length == 8
-
-
-def test_a_network_in_training_is_refused():
-    model = of_bytes(dropout=0.5)
-    model.network.train()
-    with pytest.raises(ValueError, match=r"model must be in evaluation mode \(model\.eval\(\)\)"):
-        model.stream("a")
+        with pytest.raises(ValueError, match=f"^{said}$"):
+            model.stream(prompts, length=length)
 
 
 # --- events ---
-
-
-def replay(texts: dict[int, list[int]], event: Event) -> None:
-    """Do to the texts what an event says, and check that it can be done."""
-    mask = BYTES.mask_id
-    match event:
-        case Started(index=index, request=request):
-            texts[index] = request.given.tolist()
-        case BlockStarted(index=index, start=start, stop=stop):
-            assert start < stop
-            texts[index] += [mask] * (stop - len(texts[index]))
-        case TokenRevealed(index=index, position=position, token=token):
-            assert texts[index][position] == mask
-            assert token != mask
-            texts[index][position] = token
-        case TokenHidden(index=index, position=position):
-            assert texts[index][position] != mask
-            texts[index][position] = mask
-        case BlockFinished(index=index, start=start, stop=stop):
-            assert mask not in texts[index][start:stop]
 
 
 RULES: list[Unmasking] = [
@@ -692,7 +427,7 @@ RULES: list[Unmasking] = [
 def test_events_replay_to_what_generate_gives(block_size, unmasking):
     model = of_bytes(block_size, end_logit=4.0)
     settings = Settings(length=24, unmasking=unmasking, seed=7, batch_size=2)
-    prompts = ["ab", "", ["x", Gap(5), "y"], "hello", "naïve ☂"]
+    prompts: list[Any] = ["ab", "", ["x", Gap(5), "y"], "hello", "naïve ☂"]
     texts: dict[int, list[int]] = {}
     stopped: dict[int, Generation] = {}
     for event in model.stream(prompts, settings):
@@ -827,6 +562,12 @@ def test_tokens_of_several_characters():
     assert found.text == tokenizer.decode(found.tokens)
     assert found.sample.given == 1 + len(tokenizer.encode(prompt))
     assert model.log_likelihood("hello")[0].tokens == len(tokenizer.encode("hello"))
+
+
+def test_a_tokenizer_of_another_mask_is_refused():
+    model = of_bytes()
+    with pytest.raises(ValueError, match="tokenizer must have the model's mask token 257, got 256"):
+        LanguageModel(model.network, model.config, replace(BYTES, mask_id=256))
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path):

@@ -7,12 +7,13 @@ from itertools import permutations
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from bd3lm.evaluation import exact_likelihood
-from bd3lm.lm import LanguageModel, TextLikelihood
+from bd3lm.lm import Gap, LanguageModel, TextLikelihood
 from bd3lm.objectives import TokenBatch
 from tests.lm import BYTES, CONTEXT, END, of_bytes, of_four_tokens
 from tests.oracles.likelihood import every_text, importance_weighted, log_p_along, nelbo, nll, table
@@ -268,7 +269,8 @@ def test_autoregressive_likelihoods_need_no_bound(estimator):
 
 def test_large_blocks_have_no_exact_likelihood():
     model = of_four_tokens(16, context=16)
-    with pytest.raises(ValueError, match="block_size must be at most 12 for an exact likelihood, got 16"):
+    said = "estimator 'exact' is for blocks of at most 12, got blocks of 16; use 'importance' or 'nelbo'"
+    with pytest.raises(ValueError, match=said):
         model.log_likelihood([[0, 1]], estimator="exact")
     assert model.log_likelihood([[0, 1]], estimator="importance")[0].log_p < 0
 
@@ -276,8 +278,11 @@ def test_large_blocks_have_no_exact_likelihood():
 @pytest.mark.parametrize("estimator", ["exact", "importance"])
 def test_networks_that_are_told_the_time_have_a_nelbo_alone(estimator):
     model = of_four_tokens(2, adaln=True, time_conditioning=True)
-    with pytest.raises(ValueError, match=r"conditioned on the noise level.*use the Monte-Carlo NELBO"):
+    said = f"estimator must be 'nelbo' for a network that is told the noise level, got '{estimator}'"
+    with pytest.raises(ValueError, match=said):
         model.log_likelihood([[0, 1]], estimator=estimator)
+    for allowed in ("auto", "nelbo"):
+        assert model.log_likelihood([[0, 1]], estimator=allowed)[0].estimator == "nelbo"
 
 
 @pytest.mark.parametrize(
@@ -329,17 +334,34 @@ def test_ids_may_come_as_tensors_and_tuples(block_size):
     model = of_bytes(block_size)
     ids = [END, 97, 98]
     expected = model.log_likelihood([ids])
-    for texts in ([tuple(ids)], [torch.tensor(ids)], torch.tensor([ids])):
+    for texts in (
+        [tuple(ids)],
+        [torch.tensor(ids)],
+        torch.tensor([ids]),
+        np.array([ids]),
+        ["ab"],
+        [["a", "b"]],
+    ):
         assert model.log_likelihood(texts) == expected
+
+
+@pytest.mark.parametrize("block_size", [None, 4, CONTEXT])
+def test_one_text_needs_no_list_around_it(block_size):
+    model = of_bytes(block_size)
+    ids = [END, 97, 98]
+    expected = model.log_likelihood([ids])
+    for text in (ids, tuple(ids), torch.tensor(ids), np.array(ids), "ab"):
+        assert model.log_likelihood(text) == expected
+    several = model.log_likelihood(["ab", "a"])
+    assert log_p(several) == pytest.approx(log_p([*expected, *model.log_likelihood("a")]), abs=1e-12)
 
 
 @pytest.mark.parametrize("block_size", [None, 4])
 def test_texts_up_to_one_context(block_size):
     model = of_bytes(block_size)
     assert model.log_likelihood("x" * 15)[0].tokens == 15
-    with pytest.raises(
-        ValueError, match=r"text 1 must have 2 to 16 tokens \(the network's context\), got 17"
-    ):
+    counts = r"\(the network's context; the token that texts begin with counts\)"
+    with pytest.raises(ValueError, match=f"text 1 must have 2 to 16 tokens {counts}, got 17"):
         model.log_likelihood(["x", "x" * 16])
 
 
@@ -350,9 +372,14 @@ def test_texts_up_to_one_context(block_size):
         ("", "text 0 must have 2 to 16 tokens"),
         (["a", []], "text 1 must have 2 to 16 tokens .*got 0"),
         ([[5]], "text 0 must have 2 to 16 tokens .*got 1"),
-        ([[5, BYTES.mask_id, 5]], r"text 0: token ids must lie in 0\.\.257 and not be the mask 257"),
-        ([[5, 258]], r"text 0: token ids must lie in 0\.\.257"),
-        ([[5, -1]], r"text 0: token ids must lie in 0\.\.257"),
+        ([[5, BYTES.mask_id, 5]], "it must not hold the mask token 257"),
+        ([[5, 258]], r"token ids must lie in 0\.\.257, got 258"),
+        ([[5, -1]], r"token ids must lie in 0\.\.257, got -1"),
+        ([5, 258], r"token ids must lie in 0\.\.257, got 258"),
+        ([["a", Gap(2), "b"]], "text 0 must have no gaps"),
+        (["a", ["a", Gap(2)]], "text 1 must have no gaps"),
+        (["a", Gap(2), "b"], "text 0 must have no gaps"),
+        ([5, Gap(2), 6], "text 0 must have no gaps"),
     ],
     ids=str,
 )
@@ -363,7 +390,9 @@ def test_bad_texts(texts, said, block_size):
 
 
 @pytest.mark.parametrize(
-    "texts", [[1, 2, 3], torch.tensor([1, 2, 3]), [[1.5, 2.0]], [[True, False]]], ids=str
+    "texts",
+    [[[1.5, 2.0]], [[True, False]], [1.5, 2.0], [True, False], b"ab", [b"ab"], 5, None, torch.tensor(1.0)],
+    ids=str,
 )
 def test_what_are_no_texts_is_told_so(texts):
     with pytest.raises(ValueError, match="text"):
@@ -379,7 +408,7 @@ def test_models_that_predict_first_tokens_score_single_ones():
 def test_texts_need_a_tokenizer():
     model = of_bytes(tokenizer=None)
     with pytest.raises(
-        ValueError, match="text needs a tokenizer, and this model was saved without one; give token"
+        ValueError, match="text needs a tokenizer, and this model was saved without one; give ids"
     ):
         model.log_likelihood("ab")
     assert model.log_likelihood([[END, 97]]) == of_bytes().log_likelihood("a")

@@ -1,5 +1,7 @@
 """Decoding with a cache gives the logits of a network that sees the whole text at once."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -360,12 +362,41 @@ def test_a_lead_in_may_be_any_part_of_a_pass(lead):
 
 def test_a_lead_in_is_for_an_empty_cache_and_no_longer_than_a_pass():
     cache = MODEL.new_cache(2, segment=4, window=4)
-    with pytest.raises(ValueError, match="a lead-in is for an empty cache, and of at most 4 tokens"):
-        cache.lead_in(torch.tensor([0, 5]))
-    assert cache.ends.tolist() == [0, 0]
+    for tokens in ([0, 5], [-1, 2], [-1, 5], [-3, -2]):
+        message = rf"tokens of a lead-in must lie in 0\.\.4, got {re.escape(str(tokens))}"
+        with pytest.raises(ValueError, match=message):
+            cache.lead_in(torch.tensor(tokens))
+        assert cache.ends.tolist() == [0, 0]
     commit(cache, random_tokens(2, 2), 2)
-    with pytest.raises(ValueError, match="a lead-in is for an empty cache"):
+    with pytest.raises(ValueError, match=r"a lead-in is for an empty cache, got rows that end at \[2, 2\]"):
         cache.lead_in(torch.tensor([2, 0]))
+    assert cache.ends.tolist() == [2, 2]
+
+
+def test_there_is_one_lead_in():
+    cache = MODEL.new_cache(2, segment=4, window=4)
+    cache.lead_in(torch.tensor([2, 0]))
+    with pytest.raises(ValueError, match=r"a lead-in is for an empty cache, got rows that end at \[-2, 0\]"):
+        cache.lead_in(torch.tensor([0, 2]))
+    assert cache.ends.tolist() == [-2, 0]
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 3, torch.tensor([2, 1, 0])], ids=str)
+def test_evicting_from_a_lead_in_does_not_let_the_text_begin_before_itself(tokens):
+    cache = MODEL.new_cache(3, segment=4, window=4)
+    cache.lead_in(torch.tensor([4, 2, 0]))
+    cache.evict(tokens)
+    assert cache.starts.tolist() == [0, 0, 0]
+    assert cache.lengths.tolist() == [0, 0, 0]
+    noisy = torch.cat((random_tokens(3, 4), random_tokens(3, 2, seed=1)), 1)
+    for start in range(0, 6, 2):
+        cached = logits_of(MODEL, noisy[:, start : start + 2], Causal(2), cache=cache)
+        cache.advance(2)
+        for row, lead in enumerate((4, 2, 0)):
+            text = noisy[row : row + 1, lead : start + 2]
+            if lead <= start:
+                whole = logits_of(MODEL, text, sliding(text.shape[1], 1, 4))
+                assert_same(cached[row], whole[0, -2:])
 
 
 # --- rows that take the place of others ---

@@ -234,7 +234,10 @@ def in_steps(rates: Sequence[float], eta: float = 0.0) -> BlockLaw:
 
 
 def by_choice(choose: Callable[[list[Row], dict[int, int]], set[int]]) -> BlockLaw:
-    """Draw a token at every hidden place, keep those that `choose` names, and draw the others again."""
+    """Draw a token at every hidden place, keep those that `choose` names, and draw the others again.
+
+    A network that is told the time is told the share of masks that it sees, also of those past the end.
+    """
 
     def law_of(conditional: Conditional, block: Tokens, hidden: Tokens) -> Law:
         @cache
@@ -242,7 +245,7 @@ def by_choice(choose: Callable[[list[Row], dict[int, int]], set[int]]) -> BlockL
             if not hidden:
                 return {block: 1.0}
             law: Law = defaultdict(float)
-            rows = conditional(block, None)
+            rows = conditional(block, block.count(MASK) / len(block))
             for state, p in _drawn(rows, block, hidden):
                 kept = choose(rows, {place: state[place] for place in hidden})
                 left = tuple(place for place in hidden if place not in kept)

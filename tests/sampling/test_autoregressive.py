@@ -105,7 +105,24 @@ def test_without_a_cache_the_texts_are_the_same(model: Transformer, score_first:
     assert torch.equal(torch.stack(cached), torch.stack(recomputed))
 
 
-@pytest.mark.parametrize("given", [(), (M, 1)])
-def test_a_first_token_that_nothing_predicts_must_be_given(model: Transformer, given: Tokens) -> None:
-    with pytest.raises(ValueError, match="request 0: the first token of a text must be given"):
+@pytest.mark.parametrize(("given", "got"), [((), "none"), ((M, 1), rf"\[{M}\]")])
+def test_a_first_token_that_nothing_predicts_must_be_given(
+    model: Transformer, given: Tokens, got: str
+) -> None:
+    message = (
+        f"request 0: given must begin with a token, which this model was not trained to predict, got {got}"
+    )
+    with pytest.raises(ValueError, match=message):
         written(model, given=given, rows=1)
+
+
+def test_a_network_that_is_told_the_time_is_refused() -> None:
+    clock = tiny_transformer(2, adaln=True, time_conditioning=True, conditioning_dim=16)
+    with pytest.raises(ValueError, match="model must not be conditioned on the noise level"):
+        written(clock, given=(1,), rows=1)
+
+
+@pytest.mark.parametrize("context", [0, -1])
+def test_a_context_without_tokens_is_refused(model: Transformer, context: int) -> None:
+    with pytest.raises(ValueError, match=f"context must be at least 1, got {context}"):
+        written(model, given=(1,), rows=1, context=context)

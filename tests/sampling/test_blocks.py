@@ -29,6 +29,7 @@ from tests.oracles.likelihood import discrete_nll, every_text, nll, table
 from tests.oracles.networks import CLEAN, MASK, tiny_transformer
 from tests.oracles.sampling import (
     BlockLaw,
+    Conditional,
     Law,
     Tokens,
     by_hitting_times,
@@ -282,7 +283,7 @@ def test_first_hitting_tells_the_network_its_time(clock: Transformer) -> None:
 # Sharpening ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 4])
+@pytest.mark.parametrize("block_size", [2, 4])
 @pytest.mark.parametrize(
     "how",
     [
@@ -344,6 +345,22 @@ def test_adaptive_rules_follow_what_they_say(
     assert chi_square(written(model, block_size, rule), law) > FITS
 
 
+@pytest.mark.parametrize(("given", "length"), [((), 3), ((M, 1), 4)], ids=["an end inside a block", "a gap"])
+def test_adaptive_rules_tell_the_network_the_share_of_masks_it_sees(
+    clock: Transformer, given: Tokens, length: int
+) -> None:
+    """Of those past the end of the text, too: what is to be written alone is told apart."""
+
+    def unseen(ask: Conditional, block: Tokens, hidden: Tokens) -> Law:
+        past = 4 - length
+        return likeliest()(lambda state, rate: ask(state, (4 * rate - past) / 4), block, hidden)
+
+    drawn = written(clock, 4, MostConfident(), given=given, length=length, rows=4_000)
+    assert chi_square(drawn, in_blocks(clock, given, length, 4, likeliest())) > FITS
+    if length < 4:
+        assert chi_square(drawn, in_blocks(clock, given, length, 4, unseen)) < FAILS
+
+
 # Past the context ----------------------------------------------------------------------------------------
 
 
@@ -370,14 +387,18 @@ def test_past_the_context_without_a_cache_all_is_computed_afresh(model: Transfor
 # What does not fit -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block_size", [0, 3])
-def test_a_block_size_that_does_not_divide_the_context_is_named(model: Transformer, block_size: int) -> None:
-    with pytest.raises(ValueError, match=f"divisor of context 8, got {block_size}"):
-        BlockWriter(model, block_size=block_size, mask_id=MASK, context=8)
+@pytest.mark.parametrize(("block_size", "context"), [(0, 8), (3, 8), (4, 0), (4, -8)])
+def test_a_block_size_that_does_not_divide_the_context_is_named(
+    model: Transformer, block_size: int, context: int
+) -> None:
+    with pytest.raises(ValueError, match=f"divisor of context {context}, got {block_size}"):
+        BlockWriter(model, block_size=block_size, mask_id=MASK, context=context)
 
 
 def test_a_block_that_fills_the_context_is_the_whole_text(model: Transformer) -> None:
     with pytest.raises(ValueError, match="length must be at most the block size 4"):
         written(model, 4, length=5, context=4, rows=1)
     law = in_blocks(model, (1,), 4, 4, in_every_order)
-    assert chi_square(written(model, 4, given=(1,), context=4, rows=300), law) > FITS
+    cached, recomputed = (written(model, 4, given=(1,), context=4, cache=cache) for cache in (True, False))
+    assert chi_square(cached, law) > FITS
+    assert same_texts(cached, recomputed)

@@ -67,7 +67,10 @@ RULES: dict[str, Unmasking] = {
 }
 WRITERS: dict[str, Callable[..., Writer]] = {
     **{name: partial(blocks, unmasking=rule) for name, rule in RULES.items()},
-    **{f"{name}, causal": partial(blocks, unmasking=r, causal_clean=True) for name, r in RULES.items()},
+    **{
+        f"{name}, causal": partial(blocks, unmasking=RULES[name], causal_clean=True)
+        for name in ("first-hitting", "remasking", "threshold")
+    },
     "blocks of one": partial(blocks, block_size=1),
     "uncached": partial(blocks, cache=False),
     "autoregressive": autoregressive,
@@ -101,6 +104,7 @@ REQUESTS = [
     Request(tokens("0__1 ____ 3"), seed=7, length=10),
     Request(tokens("____ 1301 1_01 0131 1013 _0"), seed=8, length=23),
     Request(prompt(10), seed=9, length=2 * CONTEXT + 1),
+    Request(tokens("0__1 1301 1_01 0131 1013 301"), seed=10, length=23),  # what follows the gaps is given
 ]
 
 
@@ -155,13 +159,13 @@ def written_alone(
 
 @every_writer
 def test_a_text_is_the_same_alone_and_in_any_batch(make):
-    alone = written_alone(make(MODEL), batch_sizes=(1, 2, 3, len(REQUESTS)))
+    alone = written_alone(make(MODEL), batch_sizes=(1, 3, len(REQUESTS)))
     assert {text["stopped_by"] for text in alone} == {"length"}
 
 
 @every_rule
 def test_texts_that_end_early_or_begin_again_do_not_change_the_others(name):
-    alone = written_alone(WRITERS[name](MODEL), stopping=EARLY, batch_sizes=(1, 2, 3))
+    alone = written_alone(WRITERS[name](MODEL), stopping=EARLY, batch_sizes=(2, 3))
     assert {text["stopped_by"] for text in alone} > {"length"}
     assert any(text["redraws"] for text in alone)
 
@@ -326,8 +330,7 @@ LONG = [
 both_caches = pytest.mark.parametrize("cache", [True, False], ids=["cached", "uncached"])
 
 
-@pytest.mark.parametrize("causal_clean", [False, True], ids=["block-causal", "causal"])
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize(("n", "causal_clean"), [(1, False), (2, False), (4, False), (4, True)])
 @pytest.mark.parametrize("model", [MODEL, TIMED], ids=["untimed", "timed"])
 @both_caches
 @torch.no_grad()
@@ -337,6 +340,25 @@ def test_past_the_context_every_block_sees_a_window(model, n, causal_clean, cach
     for request, text in zip(LONG, sample(writer, LONG, batch_size=2), strict=True):
         expected = blocks_by_hand(model, request, n, 8 - n, causal_clean=causal_clean, afresh=not cache)
         assert text.tokens.tolist() == expected
+
+
+@pytest.mark.parametrize("model", [MODEL, TIMED], ids=["untimed", "timed"])
+@both_caches
+@torch.no_grad()
+def test_a_block_that_is_the_whole_context_is_written_in_passes_of_the_whole_batch(model, cache):
+    network = Counting(model)
+    requests = [
+        Request(prompt(0), seed=1, length=CONTEXT),
+        Request(prompt(3), seed=2, length=CONTEXT - 2),
+        Request(tokens("013_ ____ 1301"), seed=3, length=CONTEXT),
+    ]
+    for request, text in zip(
+        requests, sample(blocks(network, block_size=CONTEXT, cache=cache), requests), strict=True
+    ):
+        expected = blocks_by_hand(model, request, CONTEXT, 0, causal_clean=False, afresh=False)
+        assert text.tokens.tolist() == expected
+        assert (text.evaluations, text.fill_passes) == (text.written, 0)
+    assert network.rows == [3] * CONTEXT
 
 
 @pytest.mark.parametrize("score_first", [False, True])
@@ -435,6 +457,17 @@ def test_rules_without_a_time_tell_what_part_of_the_block_is_hidden():
     assert_told(network, [[noise_at(rate)] * 4 for rate in (1.0, 0.75, 0.5, 0.25)])
 
 
+def test_rules_without_a_time_count_the_masks_past_the_end_which_the_network_sees():
+    network = Counting(TIMED)
+    writer = blocks(network, unmasking=MostConfident(), cache=False)
+    sample(writer, [Request(prompt(0), 3, 2), Request(tokens("_1"), 3, 3)], batch_size=1)
+    assert_told(network, [[noise_at(rate)] * 4 for rate in (1.0, 0.75, 0.75, 0.5)])
+    network.told.clear()
+    sample(sliding(network, unmasking=MostConfident()), [Request(prompt(4), 3, 6)])
+    told = [noise.item() for noise in network.told]
+    assert told == pytest.approx([noise_at(rate) for rate in (8 / 12, 7 / 12)], rel=1e-6)
+
+
 def test_a_whole_context_is_told_one_time():
     network = Counting(TIMED)
     sample(sliding(network), [Request(prompt(10), 3, CONTEXT)])
@@ -467,10 +500,24 @@ def test_every_pass_is_counted_once_and_there_are_no_more_than_tokens(make):
 def test_every_pass_over_a_long_prompt_is_counted_once(name, context):
     network = Counting(MODEL)
     gaps = torch.cat((tokens("0___"), prompt(140), tokens("_"), prompt(9)))
-    for given in (prompt(128), prompt(129), prompt(300), gaps):
+    for given, more in ((prompt(128), 2), (prompt(129), 2), (prompt(300), 2), (gaps, 2), (gaps, 0)):
         network.rows.clear()
-        (text,) = sample(WRITERS[name](network, context=context), [Request(given, 1, len(given) + 2)])
+        (text,) = sample(WRITERS[name](network, context=context), [Request(given, 1, len(given) + more)])
         assert len(network.rows) == text.evaluations + text.fill_passes
+
+
+@every_rule
+def test_every_pass_of_a_text_that_was_thrown_away_is_counted_too(name):
+    """With a prompt, which is read again each time."""
+    network = Counting(MODEL)
+    writer, redraws = WRITERS[name](network), 0
+    for seed in range(4):
+        network.rows.clear()
+        (text,) = sample(writer, [Request(prompt(9), seed, 24)], stopping=EARLY)
+        assert len(network.rows) == text.evaluations + text.fill_passes + text.redrawn_passes
+        assert (text.redrawn_passes > text.redraws) == (text.redraws > 0)
+        redraws += text.redraws
+    assert redraws
 
 
 @pytest.mark.parametrize(
@@ -549,8 +596,10 @@ def replay(request: Request, first: int, events: Sequence[Any]) -> None:
                 assert text[p] != MASK == given[p]
                 text[p] = MASK
             case BlockFinished(start=start, stop=stop):
-                assert (start, stop) == block
+                # What is all given after the last gap is finished with it.
+                assert (start, stop) == (block[0], block[1] if MASK in given[block[1] :] else request.length)
                 assert MASK not in text[:stop]
+                block = (start, stop)
             case Stopped(sample=done):
                 assert event is events[-1]
                 assert text[: len(done.tokens)] == done.tokens.tolist()
@@ -587,10 +636,20 @@ def test_remasking_hides_tokens_and_other_rules_do_not(name):
 
 
 def test_blocks_are_finished_in_order_from_the_first_that_is_written():
-    requests = [Request(prompt(5), 0, 15), Request(prompt(0), 0, 6)]
-    events = [e for e in write(blocks(MODEL), requests, watch=True) if isinstance(e, BlockFinished)]
-    assert [(e.start, e.stop) for e in events if e.index == 0] == [(4, 8), (8, 12), (12, 15)]
-    assert [(e.start, e.stop) for e in events if e.index == 1] == [(0, 4), (4, 6)]
+    requests = [
+        Request(prompt(5), 0, 15),
+        Request(prompt(0), 0, 6),
+        Request(tokens("0131 10_1 3013 _301 1301 1"), 0, 21),
+    ]
+    started: list[list[tuple[int, int]]] = [[], [], []]
+    finished: list[list[tuple[int, int]]] = [[], [], []]
+    for event in write(blocks(MODEL), requests, watch=True):
+        if isinstance(event, BlockStarted):
+            started[event.index].append((event.start, event.stop))
+        if isinstance(event, BlockFinished):
+            finished[event.index].append((event.start, event.stop))
+    assert started == [[(4, 8), (8, 12), (12, 15)], [(0, 4), (4, 6)], [(4, 8), (8, 12), (12, 16)]]
+    assert finished == [[(4, 8), (8, 12), (12, 15)], [(0, 4), (4, 6)], [(4, 8), (8, 12), (12, 21)]]
 
 
 def test_first_hitting_is_told_token_by_token_in_the_order_of_its_passes():
@@ -655,8 +714,45 @@ def test_nothing_to_write_costs_nothing(make):
         "fill_passes": 0,
         "stopped_by": "length",
         "redraws": 0,
-        "redrawn_evaluations": 0,
+        "redrawn_passes": 0,
     }
+
+
+@every_writer
+def test_what_is_given_after_the_last_gap_costs_nothing(make):
+    """It is not even read: nothing is left to be written after it."""
+    network = Counting(MODEL)
+    writer = make(network)
+    texts, calls = [], []
+    for tail in ("", "0131 1013 3013 0131 1013 3013 0"):
+        given = tokens("0__1" + tail)
+        (text,) = sample(writer, [Request(given, 7, len(given))])
+        texts.append(text)
+        calls.append(len(network.rows))
+        network.rows.clear()
+        assert text.tokens[3:].tolist() == given[3:].tolist()
+        assert (text.given, text.written, text.stopped_by) == (len(given) - 2, 2, "length")
+    short, long = texts
+    assert calls[0] == calls[1] == long.evaluations + long.fill_passes
+    assert (short.evaluations, short.fill_passes) == (long.evaluations, long.fill_passes)
+    if not isinstance(writer, SlidingWriter):  # to which the tail is context
+        assert short.tokens.tolist() == long.tokens[:4].tolist()
+
+
+def test_a_text_that_goes_on_past_its_template_reads_all_of_it():
+    """One more token to write, and the four blocks before it are passes again."""
+    (text,) = sample(blocks(MODEL), [Request(tokens("0__1 0131 1013 3013"), 7, 16)])
+    assert (text.evaluations, text.fill_passes) == (2, 0)
+    (text,) = sample(blocks(MODEL), [Request(tokens("0__1 0131 1013 3013"), 7, 17)])
+    assert (text.evaluations, text.fill_passes) == (3, 3)
+
+
+def test_a_seat_is_free_once_the_last_gap_is_filled():
+    """Blocks of two and one seat: one pass over the gap, then the next text, whose block has two."""
+    network = Counting(MODEL)
+    requests = [Request(tokens("0_ 1301 3013"), 0, 10), Request(prompt(0), 1, 2)]
+    events = write(blocks(network, block_size=2), requests, batch_size=1)
+    assert [(event.index, len(network.rows)) for event in events] == [(0, 1), (1, 3)]
 
 
 def test_a_template_without_gaps_at_its_end_is_still_written_inside():
@@ -694,12 +790,25 @@ IN_TRAINING = tiny_transformer(dropout=0.1).train()
         (lambda: sample(autoregressive(IN_TRAINING), ONE), "model must be in evaluation mode"),
         (
             lambda: sample(autoregressive(MODEL, score_first=False), [Request(prompt(0), 0, 4)]),
-            "request 0: the first token of a text must be given",
+            "request 0: given must begin with a token, which this model was not trained to predict, got none",
         ),
         (
             lambda: sample(autoregressive(MODEL, score_first=False), [*ONE, Request(tokens("_1"), 0, 4)]),
-            "request 1: the first token of a text must be given",
+            r"request 1: given must begin with a token, which this model .* got \[2\]",
         ),
+        (
+            lambda: sample(blocks(MODEL), [*ONE, Request(prompt(1), -1, 4)]),
+            r"request 1: seed must lie in 0\.\.2\^63 − 1, got -1",
+        ),
+        (
+            lambda: sample(sliding(MODEL), [Request(prompt(1), 2**63, 4)]),
+            r"request 0: seed must lie in 0\.\.2\^63 − 1, got 9223372036854775808",
+        ),
+        (lambda: autoregressive(TIMED), "model must not be conditioned on the noise level"),
+        (lambda: autoregressive(MODEL, context=0), "context must be at least 1, got 0"),
+        (lambda: blocks(MODEL, context=0), "block_size must be a positive divisor of context 0, got 4"),
+        (lambda: blocks(MODEL, context=-4), "block_size must be a positive divisor of context -4, got 4"),
+        (lambda: sliding(MODEL, context=0), r"stride must lie in 1\.\.0, the context, got 5"),
         (
             lambda: sample(blocks(MODEL, block_size=CONTEXT), [*ONE, Request(prompt(1), 0, CONTEXT + 1)]),
             "request 1: length must be at most the block size 12, .* got 13",
@@ -714,6 +823,12 @@ IN_TRAINING = tiny_transformer(dropout=0.1).train()
 def test_bad_input_is_refused(draw, message):
     with pytest.raises(ValueError, match=message):
         draw()
+
+
+def test_the_least_and_the_largest_seed_are_seeds():
+    texts = sample(blocks(MODEL), [Request(prompt(1), seed, 20) for seed in (0, 2**63 - 1)])
+    assert [text.seed for text in texts] == [0, 2**63 - 1]
+    assert texts[0].tokens.tolist() != texts[1].tokens.tolist()
 
 
 def test_bad_input_is_refused_before_the_first_event_is_asked_for():

@@ -5,7 +5,16 @@ import torch
 from torch import Tensor
 
 from bd3lm.models import Transformer
-from bd3lm.sampling import Ancestral, Remasking, Request, Sharpening, SlidingWriter, Unmasking, sample
+from bd3lm.sampling import (
+    Ancestral,
+    MostConfident,
+    Remasking,
+    Request,
+    Sharpening,
+    SlidingWriter,
+    Unmasking,
+    sample,
+)
 from tests.oracles.networks import MASK, tiny_transformer
 from tests.oracles.sampling import (
     BlockLaw,
@@ -16,6 +25,7 @@ from tests.oracles.sampling import (
     in_every_order,
     in_steps,
     in_strides,
+    likeliest,
     sharpened,
 )
 
@@ -126,7 +136,29 @@ def test_strides_tell_the_network_their_time(
     assert chi_square([text[2:] for text in drawn], without) < FAILS
 
 
-@pytest.mark.parametrize("stride", [0, 5])
-def test_a_stride_beyond_the_context_is_named(model: Transformer, stride: int) -> None:
-    with pytest.raises(ValueError, match=rf"stride must lie in 1\.\.4, the context, got {stride}"):
-        SlidingWriter(model, mask_id=MASK, context=4, stride=stride)
+def test_an_adaptive_rule_tells_the_share_of_masks_in_the_whole_context(clock: Transformer) -> None:
+    """One of four, then none that is left: of the stride alone it would be one of two."""
+    law = in_strides(clock, (1, 0, 3, 0), 6, 4, 2, likeliest())
+    drawn = written(clock, given=(1, 0, 3, 0), length=6, unmasking=MostConfident())
+    assert chi_square(drawn, law) > FITS
+    of_the_stride = in_strides(
+        clock,
+        (1, 0, 3, 0),
+        6,
+        4,
+        2,
+        lambda ask, *block: likeliest()(lambda state, rate: ask(state, 2 * rate), *block),
+    )
+    assert chi_square(drawn, of_the_stride) < FAILS
+
+
+@pytest.mark.parametrize(("stride", "context"), [(0, 4), (5, 4), (1, 0), (1, -3)])
+def test_a_stride_beyond_the_context_is_named(model: Transformer, stride: int, context: int) -> None:
+    with pytest.raises(ValueError, match=rf"stride must lie in 1\.\.{context}, the context, got {stride}"):
+        SlidingWriter(model, mask_id=MASK, context=context, stride=stride)
+
+
+@pytest.mark.parametrize("context", [0, -3])
+def test_a_context_without_tokens_is_refused(model: Transformer, context: int) -> None:
+    with pytest.raises(ValueError, match=rf"must lie in 1\.\.{context}, the context"):
+        SlidingWriter(model, mask_id=MASK, context=context)

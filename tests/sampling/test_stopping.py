@@ -161,6 +161,10 @@ def test_token_entropy_is_along_the_last_dimension():
     torch.testing.assert_close(token_entropy(tokens), torch.tensor(expected, dtype=torch.float64))
 
 
+def test_no_tokens_have_no_entropy():
+    assert torch.equal(token_entropy(torch.zeros(3, 0, dtype=torch.long)), torch.zeros(3).double())
+
+
 WINDOWS = {
     "all different": [0, 1, 3, 4, 5, 6, 7],
     "two of each": [0, 0, 1, 1, 3, 3, 4, 4],
@@ -206,24 +210,84 @@ def test_one_good_block_end_after_a_bad_stretch_inside_a_block_is_enough():
 
 @pytest.mark.parametrize("prompt", range(9))
 @pytest.mark.parametrize("block_size", [1, 2, 4])
-def test_given_tokens_count_for_nothing_and_are_never_cut(prompt, block_size):
-    """The prompt repeats itself as the text does; the rule waits until four tokens have been written."""
+def test_given_tokens_count_and_are_never_cut(prompt, block_size):
+    """The prompt repeats itself as the text does; the rule waits until there are four tokens and one of them
+    has been written."""
     text = write_one(
         blocks(*[7] * 24, block_size=block_size), [7] * prompt, 24, entropy_floor=1.0, entropy_window=4
     )
-    end = -(-(prompt + 4) // block_size) * block_size
+    end = next(end for end in range(0, 24, block_size) if end >= 4 and end > prompt)
     assert text.stopped_by == "entropy"
-    assert len(text.tokens) == end - 4 >= prompt
-    assert text.written == end - 4 - prompt
+    assert len(text.tokens) == max(end - 4, prompt)
+    assert (text.written, text.evaluations) == (len(text.tokens) - prompt, end - prompt)
 
 
-def test_a_gap_before_a_given_token_counts_for_nothing():
+@pytest.mark.parametrize(
+    ("prompt", "judged", "left"),
+    [
+        ([0, 1, 3, 4], 7, 4),  # 4 7 7 7: the given token stays, the three others go
+        ([0, 1, 3, 7], 6, 4),  # 3 7 7 7
+        ([7, 7, 7], 4, 3),  # 7 7 7 7, three of them given
+        ([0, 0, 0], 4, 3),  # 0 0 0 7: low for what was given
+        ([0, 1], 5, 2),  # 1 7 7 7
+        ([], 4, 0),
+    ],
+    ids=str,
+)
+def test_the_window_reaches_back_into_what_was_given(prompt, judged, left):
+    text = write_one(blocks(*[7] * 24, block_size=1), prompt, 24, entropy_floor=1.0, entropy_window=4)
+    assert (text.tokens.tolist(), text.stopped_by) == (prompt[:left], "entropy")
+    assert text.evaluations == judged - len(prompt)
+
+
+def test_a_gap_before_a_given_token_is_in_the_window_and_not_dropped():
     template = [7, MASK, MASK, MASK, MASK, MASK, 7]
     rules = {"entropy_floor": 1.0, "entropy_window": 4}
-    text = write_one(blocks(*[7] * 24, block_size=1), template, 10, **rules)
-    assert (len(text.tokens), text.stopped_by) == (10, "length")  # three tokens after the last given one
-    text = write_one(blocks(*[7] * 24, block_size=1), template, 11, **rules)
+    text = write_one(blocks(*[7] * 24, block_size=1), template, 7, **rules)
+    assert (len(text.tokens), text.stopped_by) == (7, "length")  # nothing after the last given one
+    text = write_one(blocks(*[7] * 24, block_size=1), template, 8, **rules)
     assert (len(text.tokens), text.stopped_by) == (7, "entropy")
+    for filled, evaluations in (([7, 7], 2 + 1), ([1, 4], 2 + 3)):  # 7 7 3 7, or not until 3 7 7 7
+        writer = blocks(0, *filled, *[7] * 21, block_size=1)
+        text = write_one(writer, [0, MASK, MASK, 3], 24, **rules)
+        assert (text.tokens.tolist(), text.stopped_by) == ([0, *filled, 3], "entropy")
+        assert (text.given, text.evaluations) == (2, evaluations)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_a_text_that_ends_in_given_tokens_is_never_judged(block_size):
+    """Its end comes with the last gap, however low what follows it is, and whatever it holds."""
+    template = [0, MASK, 7, 7, 7, 7, EOS, 7, 7]
+    writer = blocks(*[7] * 24, block_size=block_size)
+    text = write_one(writer, template, 9, entropy_floor=1.0, entropy_window=4, redraws=2, eos_id=EOS)
+    assert (text.tokens.tolist(), text.stopped_by) == ([0, 7, 7, 7, 7, 7, EOS, 7, 7], "length")
+    assert (text.evaluations, text.fill_passes, text.redrawn_passes) == (1, 0, 0)
+
+
+@st.composite
+def judged_texts(draw: st.DrawFn) -> tuple[list[int], int, int, int]:
+    """A text of few tokens, from where on it was written, where its last piece begins, and where it ends."""
+    text = draw(st.lists(st.sampled_from([0, 1, 4]), min_size=1, max_size=12))
+    end = draw(st.integers(1, len(text)))
+    written_from, start = draw(st.integers(0, end)), draw(st.integers(0, end - 1))
+    return text[:end] + [MASK] * (len(text) - end), written_from, start, end
+
+
+@given(judged_texts(), st.integers(1, 8), st.sampled_from([0.5, 0.6, 0.9, 1.05]))
+def test_low_entropy_is_its_definition(judged, window, floor):
+    text, written_from, start, end = judged
+    (verdict,) = Stopping(entropy_floor=floor, entropy_window=window).ends(
+        torch.tensor([text]),
+        written_from=torch.tensor([written_from]),
+        piece_start=torch.tensor([start]),
+        piece_end=torch.tensor([end]),
+        stop=torch.tensor([len(text)]),
+    )
+    if end >= window and written_from < end and entropy_of(text[:end][-window:]) < floor:
+        kept = [p for p in range(end) if p < written_from or p < end - window]
+        assert verdict == ("entropy", len(kept))
+    else:
+        assert verdict == (("length", end) if end == len(text) else None)
 
 
 def test_a_text_shorter_than_the_window_is_never_judged():
@@ -265,9 +329,10 @@ def test_a_redraw_is_a_fresh_request_with_the_next_seed(writer, redraws):
             fresh = write_one(writer, [0, 1, 4], 7, now, **REDRAWN)
             if fresh.stopped_by != "entropy" or attempt == redraws:
                 break
-            spent, now = spent + fresh.evaluations, derive_seed(now, "redraw", attempt + 1)
+            spent += fresh.evaluations + fresh.fill_passes
+            now = derive_seed(now, "redraw", attempt + 1)
         assert text.tokens.tolist() == fresh.tokens.tolist()
-        assert (text.seed, text.redraws, text.redrawn_evaluations) == (now, attempt, spent)
+        assert (text.seed, text.redraws, text.redrawn_passes) == (now, attempt, spent)
         assert (text.evaluations, text.fill_passes) == (fresh.evaluations, fresh.fill_passes)
         assert text.stopped_by == fresh.stopped_by
         reached.add((text.redraws, text.stopped_by))
@@ -281,7 +346,7 @@ def test_a_redraw_is_a_fresh_request_with_the_next_seed(writer, redraws):
 def test_redraws_are_limited():
     text = write_one(blocks(*[7] * 8), [], 8, redraws=5, **REDRAWN)
     assert (text.stopped_by, text.tokens.tolist(), text.redraws) == ("entropy", [7, 7], 5)
-    assert (text.evaluations, text.redrawn_evaluations) == (4, 5 * 4)
+    assert (text.evaluations, text.redrawn_passes) == (4, 5 * 4)
 
 
 def test_every_redraw_is_told_and_nothing_else_is_redrawn():
@@ -326,24 +391,25 @@ def test_an_end_token_comes_before_low_entropy_and_that_before_the_length():
 
 
 def test_rows_are_judged_one_by_one():
-    """Straight at the rule: five rows at different places of their texts."""
+    """Straight at the rule: six rows at different places of their texts."""
     text = torch.tensor(
         [
             [0, 1, 4, EOS, 7, 7],  # an end token in the last piece
             [0, EOS, 4, 5, 6, 7],  # one that was passed already, and did not count then
             [0, 1, 7, 7, MASK, MASK],  # too low
-            [7, 7, 7, 7, MASK, MASK],  # as low, but three of the last were given
+            [7, 7, 7, 7, MASK, MASK],  # as low, but one of the last was given
+            [7, 7, 7, 7, MASK, MASK],  # as low, but nothing was written yet
             [0, 1, 4, 5, 6, 7],  # at its length
         ]
     )
     verdicts = Stopping(eos_id=EOS, entropy_floor=0.1, entropy_window=2).ends(
         text,
-        written_from=torch.tensor([0, 0, 0, 3, 0]),
-        piece_start=torch.tensor([2, 4, 2, 2, 4]),
-        piece_end=torch.tensor([6, 6, 4, 4, 6]),
-        stop=torch.tensor([6, 9, 6, 6, 6]),
+        written_from=torch.tensor([0, 0, 0, 3, 4, 0]),
+        piece_start=torch.tensor([2, 4, 2, 2, 2, 4]),
+        piece_end=torch.tensor([6, 6, 4, 4, 4, 6]),
+        stop=torch.tensor([6, 9, 6, 6, 6, 6]),
     )
-    assert verdicts == [("eos", 4), None, ("entropy", 2), None, ("length", 6)]
+    assert verdicts == [("eos", 4), None, ("entropy", 2), ("entropy", 3), None, ("length", 6)]
 
 
 @pytest.mark.parametrize(

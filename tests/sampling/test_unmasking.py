@@ -3,12 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bd3lm.diffusion import Cosine, Linear, NoiseSchedule, Purpose, SquareRoot, counter_uniform
 from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Planned, Remasking
@@ -162,7 +164,8 @@ def test_many_ancestral_steps_are_first_hitting_steps():
 
 def remasking_by_hand(rule: Remasking, blocks: Blocks, row: int) -> list[Step]:
     """ReMDM as it is written, one step and one token after the other."""
-    chance = counter_uniform(blocks.seeds[row], blocks.positions[row], Purpose.REMASK, rule.steps).tolist()
+    here = blocks.seeds[row], blocks.positions[row], Purpose.REMASK, 1
+    chance = [counter_uniform(*here, repeat=j)[:, 0].tolist() for j in range(rule.steps)]
     alpha = [1 - mask_rate(rule.schedule, 1 - j / rule.steps) for j in range(rule.steps + 1)]
     mine = _places(blocks.hidden[row])
     masked, steps = set(mine), []
@@ -173,9 +176,9 @@ def remasking_by_hand(rule: Remasking, blocks: Blocks, row: int) -> list[Step]:
         for place in mine:
             if place in masked:
                 last = j == rule.steps - 1  # where 1 − α_t cancels and everything is revealed
-                if last or chance[place][j] <= (alpha_s - (1 - sigma) * alpha_t) / (1 - alpha_t):
+                if last or chance[j][place] <= (alpha_s - (1 - sigma) * alpha_t) / (1 - alpha_t):
                     revealed.add(place)
-            elif chance[place][j] < sigma:
+            elif chance[j][place] < sigma:
                 again.add(place)
         masked = masked - revealed | again
         if revealed:
@@ -217,6 +220,38 @@ def test_remasking_does_hide_tokens():
     assert sum(len(again) for plan in plans for _, _, again in plan) > 50
 
 
+def test_a_plan_of_remasking_costs_no_more_than_its_steps():
+    """Eight times the steps, of which nearly all reveal something: about eight times the work."""
+    everything = torch.arange(2), torch.arange(32).expand(2, 32), torch.ones(2, 32, dtype=torch.bool)
+    counts, work = [], []
+    for steps in (40, 320):
+        with Work() as done:
+            counts.append(len(list(Remasking(steps=steps, eta=1.0).plan(*everything))))
+        work.append(done.elements)
+    assert counts[0] > 30
+    assert counts[1] > 240
+    assert work[1] < 10 * work[0]
+
+
+class Work(TorchDispatchMode):
+    """How many elements all operations inside it wrote."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        outputs = result if isinstance(result, tuple) else (result,)
+        self.elements += sum(output.numel() for output in outputs if isinstance(output, Tensor))
+        return result
+
+
+@pytest.mark.parametrize("rule", [*EXACT_ONCE, Remasking(steps=1), Remasking(steps=7, eta=0.7)], ids=str)
+def test_where_nothing_is_hidden_there_is_no_pass(rule):
+    """As in blocks that are given between two gaps."""
+    nothing = torch.zeros(3, 4, dtype=torch.bool)
+    assert list(rule.plan(torch.arange(3), torch.arange(4).expand(3, 4), nothing)) == []
+
+
 # --- rules that look at the distributions ---
 
 
@@ -237,7 +272,7 @@ def eighths(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
     return log_p, log_p.argmax(-1), torch.tensor(bits).view(rows, n)
 
 
-@given(eighths(), st.sampled_from([None, 0.375, 0.5, 0.625, 1.0]), st.integers(1, 4))
+@given(eighths(), st.sampled_from([None, 0.3, 0.5, 0.6, 1.0]), st.integers(1, 4))
 def test_the_most_confident_are_those_of_a_plain_sort(drawn_from, threshold, k):
     log_p, drawn, hidden = drawn_from
     chosen = MostConfident(threshold=threshold, tokens_per_pass=k).choose(log_p, drawn, hidden)
@@ -254,6 +289,19 @@ def test_confidence_is_that_of_the_token_drawn_not_of_the_likeliest():
     rule = MostConfident()
     assert rows_of(rule.choose(log_p, torch.tensor([[0, 1]]), hidden)) == [[0]]
     assert rows_of(rule.choose(log_p, torch.tensor([[1, 1]]), hidden)) == [[1]]
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.5 + 1e-7, 0.5 - 1e-7])
+@pytest.mark.parametrize(("nearly", "sure"), [(-1e-8, False), (0.0, True), (1e-8, True)])
+def test_the_threshold_is_compared_with_the_confidence_itself(threshold, nearly, sure):
+    """However near: the grid is for the order alone."""
+    p = torch.tensor([0.9, threshold + nearly], dtype=torch.float64)
+    log_p = torch.stack((p, 1 - p), -1).log().unsqueeze(0)
+    if nearly == 0.0:
+        threshold = float(log_p[0, 1, 0].exp())  # as it is after the logarithm
+    drawn, hidden = torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool)
+    chosen = MostConfident(threshold=threshold).choose(log_p, drawn, hidden)
+    assert rows_of(chosen) == [[0, 1] if sure else [0]]
 
 
 def entropy_bound_by_hand(log_p: Tensor, places: Sequence[int], bound: float) -> list[int]:
