@@ -2,6 +2,7 @@
 
 import json
 import time
+import unicodedata
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -15,11 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from bd3lm.lm import Generation, LanguageModel, Settings
-from bd3lm.sampling import BlockFinished, BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
+from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
 
 _MASK_SIGN = "░"
 _FRAMES_PER_SECOND = 20
-_SHOWN = 2000  # tokens before the block being written that an animation decodes: more than a screen holds
+_SHOWN = 2000  # last tokens that an animation decodes: more than a screen holds
 
 
 def run_sample(
@@ -90,8 +91,6 @@ class _Animation:
         self.console = console
         self.live = Live(console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True)
         self.tokens: list[int] = []
-        self.finished = 0
-        self.prefix = ""  # the text of what will not change any more
         self.drawn = 0.0
 
     def __enter__(self) -> "_Animation":
@@ -105,27 +104,25 @@ class _Animation:
         match event:
             case Started(request=request):
                 self.tokens = request.given.tolist()
-                self.finished, self.prefix = 0, ""
             case BlockStarted(stop=stop):
                 self.tokens += [self.mask_id] * (stop - len(self.tokens))
             case TokenRevealed(position=position, token=token):
                 self.tokens[position] = token
             case TokenHidden(position=position):
                 self.tokens[position] = self.mask_id
-            case BlockFinished(stop=stop):
-                self.finished = stop
-                self.prefix = self.tokenizer.decode(self.tokens[max(stop - _SHOWN, 0) : stop])
         if time.perf_counter() - self.drawn > 1 / _FRAMES_PER_SECOND:
             self.drawn = time.perf_counter()
             self.live.update(self._tail())
 
     def _tail(self) -> Text:
         """As many of the last lines as the terminal has room for."""
-        shown = Text(self.prefix)
-        for masked, run in groupby(self.tokens[self.finished :], lambda token: token == self.mask_id):
+        shown = Text()
+        for masked, run in groupby(self.tokens[-_SHOWN:], lambda token: token == self.mask_id):
             tokens = list(run)  # decoded together: a character may be several tokens
-            text = _MASK_SIGN * len(tokens) if masked else self.tokenizer.decode(tokens)
-            shown.append(text, style="dim" if masked else "bold")
+            if masked:
+                shown.append(_MASK_SIGN * len(tokens), style="dim")
+            else:
+                shown.append(_printable(self.tokenizer.decode(tokens)))
         lines = shown.wrap(self.console, self.console.width)
         return Text("\n").join(lines[-max(self.console.height - 2, 1) :])
 
@@ -158,16 +155,22 @@ class _Bar:
 
 
 def _print(console: Console, generation: Generation, prompt: str, *, many: bool) -> None:
-    """A text as it is: no markup, no emoji names, no wrapping."""
+    """A text as it is into a file or a pipe; in a terminal without what would steer the terminal."""
     text = generation.text or ""
     sample = generation.sample
     if many:
         title = f"text {sample.index}: {len(sample.tokens)} tokens, stopped by {sample.stopped_by}"
         console.rule(f"[bold]{title}", align="left")
-    shown = Text(text)
-    if text.startswith(prompt):
-        shown.stylize("dim", 0, len(prompt))
-    console.print(shown, soft_wrap=True)
+    if not console.is_terminal:
+        console.file.write(text + "\n")
+        return
+    written = text.removeprefix(prompt)
+    given = text[: len(text) - len(written)]
+    console.print(Text.assemble((_printable(given), "dim"), _printable(written)), soft_wrap=True)
+
+
+def _printable(text: str) -> str:
+    return "".join(c for c in text if c in "\n\t" or not unicodedata.category(c).startswith("C"))
 
 
 def _append(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -61,8 +62,8 @@ class Gap:
     tokens: int
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ValueError(f"a Gap must have at least 1 token, got {self.tokens}")
+        if not _is_whole(self.tokens) or self.tokens < 1:
+            raise ValueError(f"a Gap must have at least 1 token, got {self.tokens!r}")
 
 
 Prompt = str | Sequence[int] | Sequence[str | int | Gap] | Tensor
@@ -116,6 +117,14 @@ class Settings:
             value = getattr(self, name)
             if value is not None and (not _is_whole(value) or value < 1):
                 raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
+        for name in ("seed", "redraws", "eos_id"):
+            value = getattr(self, name)
+            if value is not None and not _is_whole(value):
+                raise ValueError(f"{name} must be a whole number, got {value!r}")
+        for name in ("temperature", "nucleus_p", "entropy_floor"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Real):
+                raise ValueError(f"{name} must be a number, got {value!r}")
         if not isinstance(self.unmasking, Planned | Adaptive):
             raise ValueError(
                 f"unmasking must be a rule of bd3lm.sampling such as FirstHitting() or Ancestral(5000), got "
@@ -142,8 +151,10 @@ class Settings:
 
     def for_method(self, method: Method) -> "Settings":
         """With the paper's nucleus for the method, where none was asked for."""
-        papers = _NUCLEUS.get(method.kind, _NUCLEUS_OF_MOST)
-        return self if self.nucleus_p is not None else replace(self, nucleus_p=papers)
+        takes_the_likeliest = method.kind == "simplex" and self.projection == "greedy"
+        if self.nucleus_p is not None or takes_the_likeliest:
+            return self
+        return replace(self, nucleus_p=_NUCLEUS.get(method.kind, _NUCLEUS_OF_MOST))
 
     def sharpening(self) -> Sharpening:
         return Sharpening(
@@ -222,7 +233,14 @@ def build_writer(network: Transformer, config: LanguageModelConfig, settings: Se
                 cache=settings.cache,
             )
         case ScoreEntropyMethod():
-            _refuse(settings, "unmasking", "projection", "stride", "cache", why="SEDD writes a whole context")
+            _refuse(
+                settings,
+                "unmasking",
+                "projection",
+                "stride",
+                "cache",
+                why="SEDD writes a whole context",
+            )
             process, schedule = _corruption(config, method.process)
             return AnalyticWriter(
                 network,
@@ -257,6 +275,8 @@ def build_writer(network: Transformer, config: LanguageModelConfig, settings: Se
                 "nucleus_rule",
                 why="SSD-LM draws by its projection",
             )
+            if settings.projection == "greedy":
+                _refuse(settings, "nucleus_p", why="the greedy projection takes the likeliest token")
             return SimplexWriter(
                 network,
                 **common,
@@ -301,7 +321,7 @@ def listed(prompts: Any) -> Sequence[Prompt]:
         return [prompts]
     if hasattr(prompts, "tolist"):  # a tensor or an array
         prompts = prompts.tolist()
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise ValueError(
             f"prompts must be a text, token ids, a template, or a list of these, got {prompts!r}"
         )
@@ -320,12 +340,16 @@ def build_requests(
     """A request for each prompt; all that is wrong with one is said before anything is written."""
     if not len(prompts):
         raise ValueError('prompts must hold at least one prompt ("" starts from nothing), got none')
+    if seeds is not None and hasattr(seeds, "tolist"):
+        seeds = seeds.tolist()
     if seeds is None:
         seeds = [derive_seed(settings.seed, "text", index) for index in range(len(prompts))]
     if not isinstance(seeds, Sequence) or len(seeds) != len(prompts):
         raise ValueError(f"seeds must be one for each of {len(prompts)} prompts, got {seeds!r:.80}")
     if not all(_is_whole(seed) and 0 <= seed < 2**63 for seed in seeds):
         raise ValueError(f"seeds must be whole numbers from 0 to 2^63 − 1, got {seeds!r:.80}")
+    if settings.eos_id is not None and settings.eos_id >= config.network.vocab_size:
+        raise ValueError(f"eos_id must be below {config.network.vocab_size}, got {settings.eos_id}")
     requests = []
     for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
         try:
@@ -355,10 +379,7 @@ def _request(
             f"{settings.entropy_window}"
         )
     if not config.method.score_first and (not given or given[0] == mask_id):
-        raise ValueError(
-            "the first token of a text must be given: this model was not trained to predict it, and there is "
-            "no token that texts begin with"
-        )
+        raise ValueError("the first token of a text must be given: this model was not trained to predict it")
     return Request(torch.tensor(given, dtype=torch.long), seed, length)
 
 
@@ -371,7 +392,7 @@ def given_tokens(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer 
     parts = [prompt] if isinstance(prompt, str) else prompt
     if hasattr(parts, "tolist"):
         parts = parts.tolist()
-    if not isinstance(parts, Sequence) or isinstance(parts, bytes):
+    if not isinstance(parts, Sequence) or isinstance(parts, bytes | bytearray):
         raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {prompt!r}")
     tokens = _begins(prompt, config, tokenizer)
     for part in parts:
@@ -380,7 +401,10 @@ def given_tokens(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer 
         elif isinstance(part, str):
             if tokenizer is None:
                 raise ValueError("text needs a tokenizer, and this model was saved without one; give ids")
-            tokens += tokenizer.encode(part)
+            try:
+                tokens += tokenizer.encode(part)
+            except TypeError:  # half of a surrogate pair, as a broken argument of a command has it
+                raise ValueError(f"text must be valid Unicode, got {part!r}") from None
         elif not _is_whole(part):
             raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {part!r}")
         elif not 0 <= part < vocab_size:
@@ -394,9 +418,11 @@ def given_tokens(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer 
 
 def _begins(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | None) -> list[int]:
     """The token that texts begin with, where one is put before this prompt."""
-    is_text = isinstance(prompt, str) or (
-        isinstance(prompt, Sequence) and any(isinstance(part, str) for part in prompt)
-    )
+    parts = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(parts, Sequence) or not parts:
+        return []
+    has_text = any(isinstance(part, str) for part in parts)
+    is_text = has_text or all(isinstance(part, Gap) for part in parts)
     if not is_text or config.method.score_first or tokenizer is None or tokenizer.bos_id is None:
         return []
     return [tokenizer.bos_id]
@@ -404,7 +430,7 @@ def _begins(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | Non
 
 def _is_whole(value: object) -> bool:
     """Whether it is an integer, of Python's or of numpy's, and no bool."""
-    return hasattr(value, "__index__") and not isinstance(value, bool | Tensor)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _refuse(settings: Settings, *names: str, why: str) -> None:

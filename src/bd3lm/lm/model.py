@@ -130,7 +130,12 @@ class LanguageModel:
         as they are: their first one is given, unless the model was trained to predict it (and so is a text's
         where the tokenizer has no token that texts begin with).
         """
-        rows = [given_tokens(text, self.config, self.tokenizer) for text in listed(texts)]
+        rows = []
+        for index, text in enumerate(listed(texts)):
+            try:
+                rows.append(given_tokens(text, self.config, self.tokenizer))
+            except ValueError as error:
+                raise ValueError(f"text {index}: {error}") from None
         return score(
             self.network,
             self.config,

@@ -55,10 +55,9 @@ def score(
     batch_size: int,
 ) -> list[TextLikelihood]:
     """The likelihood of each text, given its first token unless the model predicts that too."""
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1, got {samples}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    for name, value, least in (("samples", samples, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value!r}")
     require_evaluation_mode(network)
     estimator = _resolve(network, config, estimator)
     _check(texts, config)

@@ -147,6 +147,8 @@ class Remasking(Planned):
         reveal, hide = torch.stack(reveals, 1), torch.stack(hides, 1)  # (rows, steps, n)
         asked = reveal.any(-1)
         passes = int(asked.sum(1).max())
+        if not passes:
+            return
         # The p-th pass of a row is the p-th of its steps that reveals something; what is hidden by a step
         # without one is hidden after the pass before, of which there is always one.
         turn = (asked.cumsum(1) - 1).clamp_min(0)

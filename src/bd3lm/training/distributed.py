@@ -242,6 +242,8 @@ def pick_device(device: torch.device | str | None, local_rank: int = 0) -> torch
         asked = torch.device(device)
     except RuntimeError:
         raise ValueError(f"device must be cpu, cuda or cuda:N, got {str(device)!r}") from None
+    if asked.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu, cuda or cuda:N, got {str(device)!r}")
     if asked.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be cpu where there is no GPU that torch can use, got {str(device)!r}")
     if asked.type != "cuda" or asked.index is not None:
