@@ -253,6 +253,20 @@ def test_every_baseline_starts_from_another_methods_network_trains_and_is_releas
     assert all(torch.equal(released[name], average) for name, average in run.trainer.ema.tensors().items())
 
 
+def test_a_network_that_is_told_the_time_is_handed_on_between_baselines(data, tmp_path):
+    timed = {"network": {"adaln": True, "time_conditioning": True}}
+    sedd = build(data, tmp_path / "sedd", timed, {"method": {"kind": "score_entropy"}})
+    sedd.trainer.run()
+    sedd.export()
+    ssd = {"method": {"kind": "simplex", "block_size": 5}, "start_from": str(tmp_path / "sedd")}
+    run = build(data, tmp_path / "ssd", timed, ssd)
+    named = dict(run.trainer.network.named_parameters())
+    assert all(torch.equal(named[name], average) for name, average in sedd.trainer.ema.tensors().items())
+    run.trainer.run()
+    with pytest.raises(ValueError, match=r"start_from must have the network"):  # this one is told no time
+        build(data, tmp_path / "mdlm", BLOCK, {"start_from": str(tmp_path / "sedd")})
+
+
 def test_another_shape_is_refused_with_the_parameters_that_differ(data, ar, tmp_path):
     with pytest.raises(
         ValueError, match=r"start_from must have the network .* parameters differ \(.* there, .* here"

@@ -1,5 +1,6 @@
 """Recipes: plain values in and out, layers that replace one another, and errors that come all at once."""
 
+import re
 from typing import Any
 
 import pytest
@@ -217,3 +218,31 @@ def test_negative_numbers_are_values():
 def test_flags_that_make_no_sense_are_refused(words, message):
     with pytest.raises(ValueError, match=message):
         parse_overrides(words)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ({"kind": "d3pm", "steps": 0}, "method.steps must be at least 1, got 0"),
+        ({"kind": "d3pm", "auxiliary": -1}, "method.auxiliary must be finite and not negative, got -1.0"),
+        ({"kind": "simplex", "steps": 0}, "method.steps must be at least 1, got 0"),
+        ({"kind": "simplex", "block_size": 0}, "method.block_size must lie in 1..data.context 16, got 0"),
+        ({"kind": "simplex", "block_size": 17}, "method.block_size must lie in 1..data.context 16, got 17"),
+        ({"kind": "simplex", "block_size": 5, "simplex_scale": 0}, "method.simplex_scale must be positive"),
+    ],
+    ids=str,
+)
+def test_baselines_are_checked_before_anything_is_built(method, said):
+    recipe = {"train": {"steps": 1}, "data": {"context": 16}, "method": method}
+    with pytest.raises(ValueError, match=re.escape(said)):
+        recipe_from_dict(recipe, where="here")
+
+
+def test_ssd_lm_has_no_nelbo_whose_variance_could_be_tracked():
+    recipe = {
+        "train": {"steps": 1},
+        "method": {"kind": "simplex"},
+        "trackers": {"nelbo_variance_batches": 2},
+    }
+    with pytest.raises(ValueError, match=r"nelbo_variance_batches must be 0 for method\.kind simplex"):
+        recipe_from_dict(recipe, where="here")

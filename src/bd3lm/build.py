@@ -28,7 +28,7 @@ from bd3lm.data import (
     saved_tokenizer,
     train_bpe,
 )
-from bd3lm.diffusion import SCHEDULES, LevelSampler, MaskingRule, corruption, derive_seed
+from bd3lm.diffusion import SCHEDULES, LevelSampler, MaskingRule, derive_seed, named_process
 from bd3lm.models import Transformer
 from bd3lm.objectives import (
     D3PM,
@@ -172,10 +172,10 @@ def build_objective(method: MethodRecipe, *, context: int, mask_id: int, vocab_s
                 mask_id=mask_id, score_first=method.score_first, random_batch=method.random_batch
             )
         case ScoreEntropyRecipe():
-            process, schedule = corruption(method.process, vocab_size=vocab_size, mask_id=mask_id)
-            return ScoreEntropy(process=process, mask_id=mask_id, schedule=schedule)
+            process = named_process(method.process, vocab_size=vocab_size, mask_id=mask_id)
+            return ScoreEntropy(process=process, mask_id=mask_id, schedule=process.log_linear)
         case D3PMRecipe():
-            process, _ = corruption(method.process, vocab_size=vocab_size, mask_id=mask_id)
+            process = named_process(method.process, vocab_size=vocab_size, mask_id=mask_id)
             return D3PM(
                 process=process,
                 mask_id=mask_id,

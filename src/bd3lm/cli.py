@@ -124,7 +124,8 @@ class SampleCommand:
     count: int = 1
     """Texts for each prompt."""
     length: int | None = None
-    """Tokens a text may reach, its prompt included; by default the network's context. It may be longer."""
+    """Tokens a text may reach, its prompt included; by default the network's context. It may be longer, but
+    for SEDD and D3PM with uniform noise."""
     nucleus: float | None = None
     """Draw from the likeliest tokens that hold this much probability; 1 is the model itself. By default 0.9,
     for SEDD 0.99, for SSD-LM 0.95."""

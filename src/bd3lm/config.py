@@ -116,6 +116,13 @@ class SimplexMethod(_Method):
         if not 0.0 < self.simplex_scale < math.inf:
             yield f"simplex_scale must be positive and finite, got {self.simplex_scale}"
 
+    def conflicts(self, network: TransformerConfig) -> Iterator[str]:
+        yield from super().conflicts(network)
+        if self.block_size > network.context:
+            yield (
+                f"method.block_size must be at most network.context {network.context}, got {self.block_size}"
+            )
+
 
 # A new method is a dataclass with a `kind` of its own, added here.
 Method = Annotated[

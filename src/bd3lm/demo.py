@@ -18,6 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from bd3lm.build import Run, validation_objective
+from bd3lm.config import ScoreEntropyMethod
 from bd3lm.evaluation import exact_likelihood, monte_carlo_likelihood
 from bd3lm.lm import load
 from bd3lm.models import Transformer
@@ -31,6 +32,7 @@ _METHODS = {
     "d3pm": "D3PM",
     "simplex": "SSD-LM (no likelihood)",
 }
+_DRAWS = 8  # of each text, for a bound that is estimated
 _MAX_EXACT = 8  # 255 passes over the held-out text; larger blocks are measured by their bound alone
 
 
@@ -65,20 +67,29 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
             _name(each),
             " + ".join(str(earlier.trainer.step) for earlier in runs[: index + 1]),
             "" if exact is None else f"{exact:.1f}",
-            "" if bound is None else f"{bound:.1f}",
+            "" if bound is None else f"{'' if exact is not None else 'about '}{bound:.1f}",
         )
     console.print()
     console.print(table)
-    console.print(
-        "Exact figures count every order in which a block can be uncovered; the bound is what papers print.",
-        soft_wrap=True,
-    )
+    in_blocks = isinstance(run.trainer.objective, BlockDiffusionLoss)
+    if in_blocks:
+        console.print(
+            "Exact figures count every order in which a block can be uncovered; the bound is what papers "
+            "print.",
+            soft_wrap=True,
+        )
     _print_sample(run, console)
     command = sys.argv[0] if Path(sys.argv[0]).name == "bd3lm" else "bd3lm"
     again = f"{command} train demo --out runs"
     console.print(
         f"\n[bold]Everything is in {out}[/]: recipes, metrics.csv, checkpoints, and the model in "
-        f"{run.out / 'model'}.\nThree things to try next:\n"
+        f"{run.out / 'model'}.",
+        soft_wrap=True,
+    )
+    if not in_blocks:
+        return
+    console.print(
+        "Three things to try next:\n"
         f"  1. other masks:      {again}/pairs --block.method.masking.complementary true\n"
         f"  2. larger blocks:    {again}/block8 --from {runs[0].out} --method.block_size 8\n"
         f"  3. the paper's way:  {command} train demo-paper",
@@ -108,8 +119,10 @@ def _perplexities(run: Run, console: Console) -> tuple[float | None, float | Non
     if not isinstance(objective, BlockDiffusionLoss) or objective.block_size > _MAX_EXACT:
         if isinstance(objective, SimplexDiffusionLoss):
             return None, None
-        likelihood = monte_carlo_likelihood(network, validation_objective(objective), batches)
         is_exact = isinstance(objective, Autoregressive)
+        likelihood = monte_carlo_likelihood(
+            network, validation_objective(objective), batches, draws=1 if is_exact else _DRAWS
+        )
         return (likelihood.perplexity, None) if is_exact else (None, likelihood.perplexity)
     nll = nelbo = tokens = 0.0
     for batch in track(batches, f"measuring {_name(run)}", console=console, transient=True):
@@ -143,8 +156,9 @@ def _print_sample(run: Run, console: Console, *, length_in_contexts: int = 2) ->
     context = run.config.network.context
     prompt = next(_held_out(run)).tokens[0, : context // 8]
     model = load(run.out, device=run.trainer.engine.device)
-    if model.config.method.kind in ("score_entropy", "d3pm"):  # they write no more than one context
-        length_in_contexts = 1
+    method = model.config.method
+    if isinstance(method, ScoreEntropyMethod) or getattr(method, "process", None) == "uniform":
+        length_in_contexts = 1  # they write no more than one context
     (sample,) = model.generate([prompt], length=length_in_contexts * context, stop_at_eos=False, seed=7)
     given = run.tokenizer.decode(prompt)
     console.print(

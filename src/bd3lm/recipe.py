@@ -5,6 +5,7 @@ its own (the method, how masks are drawn) it is a union told apart by `kind`, so
 it would do nothing.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
@@ -207,6 +208,17 @@ class Recipe:
             yield "trackers.gradient_variance_batches must be 0 or at least 2, got 1"
         if isinstance(method, AutoregressiveRecipe) and self.network.time_conditioning:
             yield "network.time_conditioning must be false for an autoregressive method"
+        if isinstance(method, D3PMRecipe | SimplexRecipe) and method.steps < 1:
+            yield f"method.steps must be at least 1, got {method.steps}"
+        if isinstance(method, D3PMRecipe) and not 0.0 <= method.auxiliary < math.inf:
+            yield f"method.auxiliary must be finite and not negative, got {method.auxiliary}"
+        if isinstance(method, SimplexRecipe):
+            if not 1 <= method.block_size <= context:
+                yield f"method.block_size must lie in 1..data.context {context}, got {method.block_size}"
+            if not 0.0 < method.simplex_scale < math.inf:
+                yield f"method.simplex_scale must be positive and finite, got {method.simplex_scale}"
+            if self.trackers.nelbo_variance_batches:
+                yield "trackers.nelbo_variance_batches must be 0 for method.kind simplex, which has no NELBO"
         if not isinstance(method, BlockDiffusionRecipe):
             return
         size = context if method.block_size is None else method.block_size

@@ -65,3 +65,16 @@ def test_a_corpus_without_scored_tokens_is_refused():
 
 def test_a_hopeless_network_has_infinite_perplexity():
     assert Likelihood(nats=1e4, tokens=1.0, is_bound=True).perplexity == math.inf
+
+
+def test_several_draws_are_averaged():
+    objective = BlockDiffusionLoss(block_size=3, mask_id=MASK)
+    one, many = (monte_carlo_likelihood(MODEL, objective, corpus(), draws=draws) for draws in (1, 400))
+    assert one == monte_carlo_likelihood(MODEL, objective, corpus())
+    nelbo = sum(
+        exact_likelihood(MODEL, batch, block_size=3, mask_id=MASK).nelbo.sum().item() for batch in corpus()
+    )
+    assert many.tokens == pytest.approx(one.tokens)
+    assert many.nats == pytest.approx(nelbo / many.tokens, rel=0.03)
+    with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
+        monte_carlo_likelihood(MODEL, objective, corpus(), draws=0)

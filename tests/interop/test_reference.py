@@ -7,7 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig
+from bd3lm.config import (
+    AutoregressiveMethod,
+    BlockDiffusionMethod,
+    D3PMMethod,
+    LanguageModelConfig,
+    ScoreEntropyMethod,
+    SimplexMethod,
+)
 from bd3lm.interop import load, save_reference
 from bd3lm.interop.reference import from_reference_config, reference_name, to_reference_config
 from tests.interop.small import CONTEXT, PARITY, assert_same, small_model
@@ -210,3 +217,16 @@ class TestWeights:
     def test_dtype(self) -> None:
         model, _ = load(PARITY / "bd3lm-block4", dtype=torch.bfloat16)
         assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("kind", [ScoreEntropyMethod, D3PMMethod, SimplexMethod])
+def test_methods_that_the_reference_does_not_tell_apart_are_refused(kind: Any, tmp_path: Path) -> None:
+    """Saved as a model of one block, SEDD's scores would be read as logits."""
+    network, config = small_model()
+    mask_id = config.method.mask_id
+    options = {"block_size": 4} if kind is SimplexMethod else {}
+    other = LanguageModelConfig(network=config.network, method=kind(mask_id=mask_id, **options))
+    with pytest.raises(
+        ValueError, match=r"holds autoregressive and block diffusion models, got method\.kind"
+    ):
+        save_reference(network, other, tmp_path / "out")

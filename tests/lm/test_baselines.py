@@ -312,10 +312,11 @@ def test_steps_are_whole_numbers(method, steps):
 @scored
 def test_a_text_is_scored_by_the_nelbo(method):
     model = baseline(method)
-    texts = ["ab", "hello", "x" * 15]
+    whole = ["ab" * 7 + "c", "hello" * 3, "x" * 15]
+    texts = whole if getattr(method, "process", None) == "uniform" else ["ab", "hello", "x" * 15]
     alone = [model.log_likelihood(text)[0] for text in texts]
     assert [(each.estimator, each.is_exact) for each in alone] == [("nelbo", False)] * 3
-    assert [each.tokens for each in alone] == [2, 5, 15]
+    assert [each.tokens for each in alone] == [len(text) for text in texts]
     assert all(math.isfinite(each.log_p) and each.log_p < 0 for each in alone)
     assert alone == [model.log_likelihood(text, estimator="nelbo")[0] for text in texts]
     for batch_size in (1, 5, 16):
@@ -354,12 +355,16 @@ def test_over_masks_a_text_stands_in_a_whole_context(method, seen):
 
 
 @pytest.mark.parametrize("method", [SEDD_UNIFORM, D3PM_UNIFORM], ids=["SEDD", "D3PM"])
-def test_under_uniform_noise_nothing_stands_past_a_text(method, seen):
-    baseline(method).log_likelihood("abc", samples=8)
-    assert {tuple(call.shape) for call in seen} == {(8, 4)}
+def test_under_uniform_noise_a_text_fills_the_context(method, seen):
+    """The sampler writes whole contexts and cuts them: of a shorter text nobody knows the likelihood."""
+    model = baseline(method)
+    model.log_likelihood("a" * (CONTEXT - 1), samples=8)
+    assert {tuple(call.shape) for call in seen} == {(8, CONTEXT)}
     tokens = torch.cat(seen)
     assert (tokens[:, 0] == END).all()
     assert len(set(tokens[:, 1:].flatten().tolist())) > 5
+    with pytest.raises(ValueError, match=rf"text 1 must have {CONTEXT} tokens, .* uniform noise.*, got 4"):
+        model.log_likelihood(["a" * (CONTEXT - 1), "abc"])
 
 
 def test_in_one_step_d3pm_over_masks_is_exact_and_writes_as_it_scores():

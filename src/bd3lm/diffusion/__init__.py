@@ -6,7 +6,7 @@ from bd3lm.diffusion.counts import Counts, learned_proposal
 from bd3lm.diffusion.draws import Draws, LevelSampler, blocks_in
 from bd3lm.diffusion.masking import ClippedTimes, DiscreteTimes, MaskingRule, Masks, Times
 from bd3lm.diffusion.parameterizations import d3pm, sedd, sedd_at_masks, subs, subs_at_masks
-from bd3lm.diffusion.processes import Absorbing, ForwardProcess, Uniform, corruption
+from bd3lm.diffusion.processes import Absorbing, ForwardProcess, Uniform, named_process
 from bd3lm.diffusion.schedules import (
     SCHEDULES,
     Cosine,
@@ -64,13 +64,13 @@ __all__ = [
     "almost_one_hot",
     "blocks_in",
     "conditioning_noise",
-    "corruption",
     "counter_uniform",
     "d3pm",
     "derive_seed",
     "gumbel",
     "gumbel_max",
     "learned_proposal",
+    "named_process",
     "nucleus",
     "score_entropy_at_masks",
     "sedd",

@@ -27,6 +27,11 @@ class ForwardProcess(ABC):
         if self.vocab_size < 2:
             raise ValueError(f"vocab_size must be at least 2, got {self.vocab_size}")
 
+    @property
+    @abstractmethod
+    def log_linear(self) -> NoiseSchedule:
+        """SEDD's log-linear noise, with a floor where α must not reach 0."""
+
     @abstractmethod
     def noise(self, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
         """π (vocab_size,): where a token goes when it is corrupted, and the law of every token at t = 1."""
@@ -89,6 +94,10 @@ class Absorbing(ForwardProcess):
         if not 0 <= self.mask_id < self.vocab_size:
             raise ValueError(f"mask_id must lie in 0..{self.vocab_size - 1}, got {self.mask_id}")
 
+    @property
+    def log_linear(self) -> NoiseSchedule:
+        return Linear()
+
     def noise(self, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
         return F.one_hot(torch.tensor(self.mask_id, device=device), self.vocab_size).to(dtype)
 
@@ -125,6 +134,10 @@ class Absorbing(ForwardProcess):
 @dataclass(frozen=True)
 class Uniform(ForwardProcess):
     """Tokens jump to a uniformly random one (D3PM's and SEDD's uniform matrices)."""
+
+    @property
+    def log_linear(self) -> NoiseSchedule:
+        return Floored(Linear())
 
     def noise(self, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.full((self.vocab_size,), 1.0 / self.vocab_size, device=device, dtype=dtype)
@@ -164,10 +177,6 @@ class Uniform(ForwardProcess):
         return forward * (alpha_s * weighted + (1.0 - alpha_s) / v * weighted.sum(-1, keepdim=True))
 
 
-def corruption(
-    name: Literal["absorbing", "uniform"], *, vocab_size: int, mask_id: int
-) -> tuple[ForwardProcess, NoiseSchedule]:
-    """A process by name, and SEDD's log-linear noise for it: with a floor where α may not reach 0."""
-    if name == "absorbing":
-        return Absorbing(vocab_size, mask_id), Linear()
-    return Uniform(vocab_size), Floored(Linear())
+def named_process(name: Literal["absorbing", "uniform"], *, vocab_size: int, mask_id: int) -> ForwardProcess:
+    """A process by the name that recipes and saved models use."""
+    return Absorbing(vocab_size, mask_id) if name == "absorbing" else Uniform(vocab_size)

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -165,9 +164,7 @@ class Floored(NoiseSchedule):
         return self.schedule.time_of_mask_rate(mask_rate / (1.0 - self.least_alpha))
 
 
-ScheduleName = Literal["linear", "square", "square_root", "logarithmic", "cosine"]
-
-SCHEDULES: Mapping[ScheduleName, NoiseSchedule] = MappingProxyType(
+SCHEDULES: Mapping[str, NoiseSchedule] = MappingProxyType(
     {
         "linear": Linear(),
         "square": Square(),

@@ -33,13 +33,17 @@ def loss_sums(model: Denoiser, objective: Objective, batch: TokenBatch, draws: D
 
 
 def monte_carlo_likelihood(
-    model: Denoiser, objective: Objective, batches: Iterable[TokenBatch], *, seed: int = 0
+    model: Denoiser, objective: Objective, batches: Iterable[TokenBatch], *, seed: int = 0, draws: int = 1
 ) -> Likelihood:
-    """The objective's average over a corpus, one draw a block (Suppl. C.4)."""
+    """The objective's average over a corpus, with one draw a block (Suppl. C.4) or the mean of several."""
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
     nats = tokens = 0.0
     for index, batch in enumerate(batches):
-        sums = loss_sums(model, objective, batch, objective.seeded_draws(batch, seed, index)).tolist()
-        nats, tokens = nats + sums[0], tokens + sums[1]
+        for turn in range(draws):
+            seeds = (seed, index) if not turn else (seed, index, turn)
+            sums = loss_sums(model, objective, batch, objective.seeded_draws(batch, *seeds)).tolist()
+            nats, tokens = nats + sums[0] / draws, tokens + sums[1] / draws
     if not tokens:
         raise ValueError("batches must hold at least one scored token, got none")
     return Likelihood(nats=nats / tokens, tokens=tokens, is_bound=objective.bounds(model))

@@ -125,14 +125,20 @@ def from_reference_config(data: Mapping[str, Any], *, where: str = CONFIG_NAME) 
 def to_reference_config(config: LanguageModelConfig) -> dict[str, Any]:
     """The reference's config.json for ours; what it cannot express is refused."""
     network, method = config.network, config.method
-    needed = {
+    needed: dict[str, tuple[object, object]] = {
         "network.mlp_ratio": (network.mlp_ratio, MLP_RATIO),
         "network.rotary_base": (network.rotary_base, ROTARY_BASE),
         "network.head_bias": (network.head_bias, True),
         "method.mask_id": (method.mask_id, network.vocab_size - 1),
         "method.score_first": (method.score_first, False),
-        "method.causal_clean": (getattr(method, "causal_clean", False), False),
     }
+    if isinstance(method, BlockDiffusionMethod):
+        needed["method.causal_clean"] = (method.causal_clean, False)
+    elif not isinstance(method, AutoregressiveMethod):
+        raise ValueError(
+            f"the reference's layout holds autoregressive and block diffusion models, got method.kind "
+            f"{method.kind}"
+        )
     wrong = [f"{name} must be {must}, got {got}" for name, (got, must) in needed.items() if got != must]
     if wrong:
         raise ValueError(f"the reference's layout cannot hold this model: {'; '.join(wrong)}")

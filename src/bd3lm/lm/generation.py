@@ -14,7 +14,6 @@ from bd3lm.config import (
     D3PMMethod,
     LanguageModelConfig,
     Method,
-    ProcessName,
     ScoreEntropyMethod,
     SimplexMethod,
     did_you_mean,
@@ -22,15 +21,13 @@ from bd3lm.config import (
 from bd3lm.data import Tokenizer
 from bd3lm.diffusion import (
     SCHEDULES,
-    ForwardProcess,
     Greedy,
     MultiHot,
-    NoiseSchedule,
     Projection,
     Sampling,
     Uniform,
-    corruption,
     derive_seed,
+    named_process,
 )
 from bd3lm.diffusion.categorical import NucleusRule
 from bd3lm.models import Transformer
@@ -241,12 +238,14 @@ def build_writer(network: Transformer, config: LanguageModelConfig, settings: Se
                 "cache",
                 why="SEDD writes a whole context",
             )
-            process, schedule = _corruption(config, method.process)
+            process = named_process(
+                method.process, vocab_size=config.network.vocab_size, mask_id=method.mask_id
+            )
             return AnalyticWriter(
                 network,
                 **common,
                 process=process,
-                schedule=schedule,
+                schedule=process.log_linear,
                 steps=settings.steps or 1000,
                 sharpening=sharpening,
             )
@@ -299,10 +298,6 @@ def _whole_context(
         unmasking=unmasking,
         sharpening=settings.sharpening(),
     )
-
-
-def _corruption(config: LanguageModelConfig, process: ProcessName) -> tuple[ForwardProcess, NoiseSchedule]:
-    return corruption(process, vocab_size=config.network.vocab_size, mask_id=config.method.mask_id)
 
 
 def _projection(settings: Settings, nucleus_p: float) -> Projection:

@@ -16,7 +16,7 @@ from bd3lm.config import (
     ScoreEntropyMethod,
     SimplexMethod,
 )
-from bd3lm.diffusion import SCHEDULES, Counts, Times, corruption
+from bd3lm.diffusion import SCHEDULES, Counts, Times, named_process
 from bd3lm.evaluation import exact_likelihood, importance_weighted_nll
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
 from bd3lm.models import Transformer, require_evaluation_mode
@@ -183,10 +183,10 @@ def _bound(network: Transformer, config: LanguageModelConfig) -> Objective:
                 causal_clean=method.causal_clean,
             )
         case ScoreEntropyMethod():
-            process, schedule = corruption(method.process, vocab_size=vocab_size, mask_id=method.mask_id)
-            return ScoreEntropy(process=process, mask_id=method.mask_id, schedule=schedule)
+            process = named_process(method.process, vocab_size=vocab_size, mask_id=method.mask_id)
+            return ScoreEntropy(process=process, mask_id=method.mask_id, schedule=process.log_linear)
         case D3PMMethod():
-            process, _ = corruption(method.process, vocab_size=vocab_size, mask_id=method.mask_id)
+            process = named_process(method.process, vocab_size=vocab_size, mask_id=method.mask_id)
             return D3PM(
                 process=process,
                 mask_id=method.mask_id,
@@ -210,6 +210,14 @@ def _check(texts: Sequence[Sequence[int]], config: LanguageModelConfig) -> None:
             )
         if config.method.mask_id in text:
             raise ValueError(f"text {index} must have no gaps")
+    method = config.method
+    if isinstance(method, ScoreEntropyMethod | D3PMMethod) and method.process == "uniform":
+        for index, text in enumerate(texts):  # the sampler writes whole contexts, and so must be asked
+            if len(text) != context:
+                raise ValueError(
+                    f"text {index} must have {context} tokens, the whole context, under uniform noise, which "
+                    f"knows no end of a text, got {len(text)}"
+                )
 
 
 def _padded(texts: Sequence[Sequence[int]], config: LanguageModelConfig, device: torch.device) -> TokenBatch:
@@ -217,7 +225,7 @@ def _padded(texts: Sequence[Sequence[int]], config: LanguageModelConfig, device:
     method = config.method
     block = method.block_size if isinstance(method, BlockDiffusionMethod) else 1
     if isinstance(method, ScoreEntropyMethod | D3PMMethod) and method.process == "absorbing":
-        block = config.network.context  # uniform noise knows no mask to put past the end
+        block = config.network.context
     lengths = torch.tensor([len(text) for text in texts])
     filler = 0 if method.mask_id else 1
     tokens = torch.full((len(texts), -(-int(lengths.max()) // block) * block), filler)

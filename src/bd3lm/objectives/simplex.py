@@ -106,7 +106,8 @@ class SimplexDiffusionLoss(Objective):
         return model(inputs, layout=BlockDiffusion(whole, self.block_size), noise=noise)
 
     def _noisy(self, model: Denoiser, tokens: Tensor, alpha_bar: Tensor, draws: Draws) -> Tensor:
-        """Embeddings of softmax(w̃_t), a row at a time: of (length, vocabulary) few are ever held at once.
+        """Embeddings of softmax(w̃_t), a row at a time: of a row's noise nothing is kept. The probabilities
+        are, for the gradient of the embedding: one (rows, length, vocabulary) in all.
 
         Each row's noise comes from a generator of its own, seeded by a number drawn for that row: so a rank
         or a micro-batch, which has only its rows, adds the noise that the whole batch would.

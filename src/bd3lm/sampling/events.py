@@ -47,7 +47,10 @@ class BlockStarted:
 
 @dataclass(frozen=True)
 class TokenRevealed:
-    """A token was written at a position of a text."""
+    """A token was written at a position of a text.
+
+    Under uniform noise a position is written many times, and may hold the mask, a token like others there.
+    """
 
     index: int
     position: int
