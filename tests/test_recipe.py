@@ -53,7 +53,14 @@ def test_the_presets_there_are():
         for corpus in ("lm1b", "owt", "wikipedia")
         for method in ("ar", "mdlm", "sedd", "d3pm", "ssd-lm", "bd3lm-4", "bd3lm-8", "bd3lm-16")
     ]
-    assert list(PRESETS) == ["demo", "demo-paper", *corpora]
+    assert list(PRESETS) == [
+        "demo",
+        "demo-paper",
+        "demo-sedd",
+        "demo-d3pm",
+        "demo-ssd-lm",
+        *corpora,
+    ]
 
 
 @pytest.mark.parametrize(("corpus", "context"), [("lm1b", 128), ("owt", 1024)])
