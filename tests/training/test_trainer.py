@@ -457,3 +457,21 @@ def worst_difference(one: Path, other: Path) -> float:
     ours, theirs = (load(checkpoint(folder)["tensors.safetensors"]) for folder in (one, other))
     assert ours.keys() == theirs.keys()
     return max((ours[name].double() - theirs[name].double()).abs().max().item() for name in ours)
+
+
+def test_a_run_that_dies_right_after_a_checkpoint_has_logged_its_step(tmp_path, monkeypatch):
+    trainer = tiny_trainer(tmp_path)
+    save = trainer.save
+
+    def dying(*score: float | None) -> None:
+        save(*score)
+        if trainer.step == 4:
+            raise SystemError("killed")
+
+    monkeypatch.setattr(trainer, "save", dying)
+    with pytest.raises(SystemError, match="killed"):
+        trainer.run()
+    again = tiny_trainer(tmp_path)
+    assert again.resume()
+    again.run()
+    assert [row["step"] for row in rows(tmp_path)] == [str(step) for step in range(1, 11)]

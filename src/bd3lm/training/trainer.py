@@ -214,10 +214,10 @@ class Trainer:
             self._adapt()
         self.validation_due = bool(self.validators) and (step % settings.validate_every == 0 or last)
         self._unlogged = metrics if self.validation_due else {}
+        if metrics and not self.validation_due:
+            self._log(metrics)  # before the checkpoint: a resumed run keeps no row after it, and misses none
         if step % settings.checkpoint_every == 0 or last or stopping:
             self.save()  # before validation, which may be long: a kill there loses nothing
-        if metrics and not self.validation_due:
-            self._log(metrics)
         if self.validation_due and not stopping:
             self._validate(metrics)
 
