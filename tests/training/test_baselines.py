@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bd3lm.build import Run, build_run, validation_objective
-from bd3lm.demo import unigram_perplexity
+from bd3lm.commands.demo import unigram_perplexity
 from bd3lm.evaluation import monte_carlo_likelihood
 from bd3lm.lm import load
 from bd3lm.objectives import TokenBatch

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from bd3lm.cli import main
+from bd3lm.commands.variances import RULES, report_variances
 from bd3lm.runs import resolve_stages, train_stages
-from bd3lm.variances import RULES, report_variances
 
 TINY = {
     "network": {"layers": 1, "hidden": 16, "heads": 2},

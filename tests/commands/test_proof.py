@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 from scipy import stats
 
-from bd3lm import proof
+from bd3lm.commands import proof
 
 
 def run(**options) -> tuple[bool, str]:

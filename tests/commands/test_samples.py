@@ -15,10 +15,10 @@ import torch
 from rich.console import Console
 from rich.live import Live
 
-from bd3lm import samples
+from bd3lm.commands import samples
+from bd3lm.commands.samples import check_out, run_sample
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models import Transformer
-from bd3lm.samples import check_out, run_sample
 from bd3lm.sampling import Ancestral, FirstHitting, Remasking
 from tests.lm import (
     BASELINES,

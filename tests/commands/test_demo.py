@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bd3lm import demo, presets
+from bd3lm import presets
 from bd3lm.build import Run
 from bd3lm.cli import main
+from bd3lm.commands import demo
 from bd3lm.evaluation import monte_carlo_likelihood
 from bd3lm.interop import load
 from bd3lm.objectives import Autoregressive, TokenBatch

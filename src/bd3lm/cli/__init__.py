@@ -1,0 +1,68 @@
+"""The command `bd3lm`: words to calls, and errors to lines. Nothing imports this package."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Protocol
+
+import tyro
+from tyro.conf import subcommand
+
+import bd3lm
+from bd3lm.cli.data import Convert, DataCommand
+from bd3lm.cli.measuring import Variance
+from bd3lm.cli.sampling import SampleCommand
+from bd3lm.cli.showing import Demo, Prove
+from bd3lm.cli.training import Presets, Train, set_aside_overrides
+
+
+class _Command(Protocol):
+    def run(self) -> int:
+        """Do it, and say how it went."""
+
+
+Command = (
+    Annotated[Train, subcommand("train")]
+    | Annotated[DataCommand, subcommand("data")]
+    | Annotated[SampleCommand, subcommand("sample")]
+    | Annotated[Presets, subcommand("presets")]
+    | Annotated[Variance, subcommand("variance")]
+    | Annotated[Convert, subcommand("convert")]
+    | Annotated[Demo, subcommand("demo")]
+    | Annotated[Prove, subcommand("prove")]
+)
+
+_DESCRIPTION = (
+    "Block diffusion language models. `--debug` with any command shows tracebacks; `--version` prints the "
+    "version."
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; bad input is one line on standard error, a traceback only with --debug."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    if words == ["--version"]:
+        print(f"bd3lm {bd3lm.__version__}")
+        return 0
+    words, overrides = set_aside_overrides(words)
+    parsed: Any = tyro.cli(Command, prog="bd3lm", description=_DESCRIPTION, args=words or ["--help"])
+    command: _Command = replace(parsed, overrides=tuple(overrides)) if isinstance(parsed, Train) else parsed
+    warnings.showwarning = _warn
+    try:
+        return command.run()
+    except (ValueError, OSError, FloatingPointError, ImportError) as error:
+        if debug:
+            raise
+        print(f"bd3lm: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bd3lm: interrupted", file=sys.stderr)
+        return 130
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning is one line; where in the source it arose is of no use to whoever runs a command."""
+    print(f"bd3lm: warning: {message}", file=sys.stderr)

@@ -1,0 +1,132 @@
+"""`bd3lm data` and `bd3lm convert`: from other people's files to ours."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import OmitArgPrefixes, Positional, subcommand
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Text to token shards: parallel, resumable, the same bytes every time."""
+
+    source: Positional[str]
+    """A file or folder (txt, jsonl, parquet; also .gz .xz .zst), or a named corpus such as lm1b."""
+    out: Positional[Path]
+    """The folder to write."""
+    tokenizer: str | None = None
+    """A folder with tokenizer.json, a name on the hub, or bytes; by default the paper's for the corpus."""
+    workers: int = 1
+    """Processes that tokenize."""
+    eos: bool = True
+    """Put an end-of-text token after every document."""
+    bos: bool = False
+    """Put a beginning-of-text token before every document."""
+    folder: Path | None = None
+    """A local copy of a named corpus."""
+    field: str | None = None
+    """The field that holds the text, in jsonl and parquet; text by default."""
+    held_out: float | None = None
+    """Share of the documents, the last ones, to hold out where there is no validation file."""
+
+    def run(self) -> int:
+        from bd3lm.data import load_corpus, load_tokenizer, prepare
+
+        corpus = load_corpus(self.source, folder=self.folder, field=self.field, held_out=self.held_out)
+        shards = prepare(
+            corpus,
+            load_tokenizer(self.tokenizer or ("bert-base-uncased" if self.source == "lm1b" else "gpt2")),
+            self.out,
+            workers=self.workers,
+            eos_between_documents=self.eos,
+            bos_before_documents=self.bos,
+        )
+        for name in shards.splits:
+            split = shards.split(name)
+            print(f"{name}: {split.documents:,} documents, {split.tokens:,} tokens")
+        print(f"wrote {self.out}")
+        return 0
+
+
+@dataclass(frozen=True)
+class TrainTokenizer:
+    """Train a byte-level BPE on a corpus."""
+
+    source: Positional[str]
+    """A file, a folder or a named corpus; its training split is used."""
+    out: Positional[Path]
+    """The folder to write."""
+    vocabulary: int = 8192
+    """Number of tokens, the special ones included."""
+    folder: Path | None = None
+    """A local copy of a named corpus."""
+    field: str | None = None
+    """The field that holds the text, in jsonl and parquet; text by default."""
+
+    def run(self) -> int:
+        from bd3lm.data import load_corpus, train_bpe
+
+        corpus = load_corpus(self.source, folder=self.folder, field=self.field)
+        tokenizer = train_bpe(corpus.documents("train"), self.vocabulary)
+        tokenizer.save(self.out)
+        print(f"wrote {self.out}: {tokenizer.vocab_size:,} tokens")
+        return 0
+
+
+Data = (
+    Annotated[Prepare, subcommand("prepare", prefix_name=False)]
+    | Annotated[TrainTokenizer, subcommand("train-tokenizer", prefix_name=False)]
+)
+
+
+@dataclass(frozen=True)
+class DataCommand:
+    """Prepare text for training."""
+
+    command: OmitArgPrefixes[Data]
+
+    def run(self) -> int:
+        return self.command.run()
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Rewrite a checkpoint (the reference implementation's, or our own) in this project's format."""
+
+    source: Positional[str]
+    """A folder, a Lightning .ckpt file, or a hub id such as owner/name."""
+    out: Positional[Path]
+    """The folder to write."""
+    context: int | None = None
+    """Context length; a .ckpt file does not say, so give it there."""
+    block_size: int | None = None
+    """Block size, for a .ckpt of a block diffusion model; by default one block (MDLM)."""
+    causal: bool = False
+    """Whether a .ckpt is of an autoregressive model."""
+    weights: Literal["ema", "raw"] | None = None
+    """Which weights of a .ckpt to take; by default the EMA's where there are any."""
+
+    def run(self) -> int:
+        from bd3lm.interop import LightningFacts
+        from bd3lm.lm import load
+
+        lightning = None
+        if self.source.endswith(".ckpt"):
+            if self.context is None:
+                raise ValueError("--context must be given for a .ckpt, which does not say it")
+            lightning = LightningFacts(
+                context=self.context,
+                block_size=None if self.causal else self.block_size or self.context,
+                causal=self.causal,
+                weights=self.weights,
+            )
+        elif self.context or self.block_size or self.causal or self.weights:
+            raise ValueError(
+                f"--context, --block-size, --causal and --weights are for a .ckpt file, got {self.source}"
+            )
+        model = load(self.source, lightning=lightning)
+        model.save_pretrained(self.out)
+        parameters = sum(p.numel() for p in model.network.parameters())
+        print(f"wrote {self.out}: {model.config.method}, {parameters:,} parameters")
+        return 0

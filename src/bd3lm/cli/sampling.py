@@ -1,0 +1,135 @@
+"""`bd3lm sample`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True)
+class SampleCommand:
+    """Let a model write, one text for each prompt. In a terminal one text is shown as it is uncovered."""
+
+    model: Positional[str]
+    """A run, model folder or hub id."""
+    prompts: Positional[tuple[str, ...]] = ()
+    """Texts to continue; none starts from nothing."""
+    count: int = 1
+    """Texts for each prompt."""
+    length: int | None = None
+    """Tokens a text may reach, its prompt included; by default the network's context. It may be longer, but
+    for SEDD and D3PM with uniform noise."""
+    nucleus: float | None = None
+    """Draw from the likeliest tokens that hold this much probability; 1 is the model itself. By default 0.9,
+    for SEDD 0.99, for SSD-LM 0.95."""
+    nucleus_rule: Literal["inclusive", "exclusive"] = "inclusive"
+    """Whether the token that crosses --nucleus is kept; the reference implementation leaves it out."""
+    temperature: float = 1.0
+    top_k: int | None = None
+    """Draw from this many of the likeliest tokens."""
+    seed: int = 0
+    batch: int = 32
+    """Texts written side by side. It changes speed and memory, not the texts."""
+    steps: int | None = None
+    """Ancestral steps a block (5,000 in the paper) instead of first-hitting ones; for SEDD and D3PM their
+    steps, for SSD-LM those of each block."""
+    projection: Literal["sampling", "greedy", "multi_hot"] = "sampling"
+    """How SSD-LM makes almost one-hot vectors of what its network says."""
+    remask: float | None = None
+    """With --steps: ReMDM's eta in [0, 1], the share of what may be hidden again that is."""
+    tokens_per_pass: int | None = None
+    """Reveal so many tokens of the random order at once. Faster, and no longer the model's distribution."""
+    confidence: float | None = None
+    """Reveal tokens drawn with at least this probability at once. Not the model's distribution either."""
+    entropy_bound: float | None = None
+    """Reveal tokens together while their entropies bound the error by so many nats."""
+    eos: bool = True
+    """End a text at the end token."""
+    entropy_floor: float | None = None
+    """End a text whose last 256 tokens have less entropy, in nats; 4 in the paper."""
+    entropy_window: int = 256
+    """How many last tokens that is."""
+    redraws: int = 0
+    """How often to draw a text below the floor again, rather than end it."""
+    stride: int | None = None
+    """For a model of one block, past its context: tokens written at a time."""
+    cache: bool = True
+    """Keep keys and values between passes."""
+    out: Path | None = None
+    """Write texts, tokens and costs as JSON lines to this new file."""
+    tokenizer: str | None = None
+    """For a model saved without one: a folder or a name on the hub."""
+    device: str | None = None
+    """cpu, cuda or cuda:1; by default a GPU where there is one."""
+    dtype: Literal["float32", "bfloat16", "float64"] | None = None
+    """Precision of the network; by default that of its weights."""
+
+    def run(self) -> int:
+        import torch
+        from rich.console import Console
+
+        from bd3lm.commands.samples import check_out, run_sample
+        from bd3lm.lm import Settings, load
+        from bd3lm.training import pick_device
+
+        if self.count < 1:
+            raise ValueError(f"--count must be at least 1, got {self.count}")
+        self._check_ways()
+        if self.out is not None:
+            check_out(self.out)
+        model = load(
+            self.model,
+            device=pick_device(self.device),
+            dtype=getattr(torch, self.dtype) if self.dtype else None,
+            tokenizer=self.tokenizer,
+        )
+        in_blocks = model.config.method.kind == "block_diffusion"
+        settings = Settings(
+            length=self.length,
+            seed=self.seed,
+            batch_size=self.batch,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            nucleus_p=self.nucleus,
+            nucleus_rule=self.nucleus_rule,
+            unmasking=self._unmasking(in_blocks),
+            steps=None if in_blocks else self.steps,
+            projection=self.projection,
+            stop_at_eos=self.eos,
+            entropy_floor=self.entropy_floor,
+            entropy_window=self.entropy_window,
+            redraws=self.redraws,
+            stride=self.stride,
+            cache=self.cache,
+        )
+        prompts = [prompt for prompt in self.prompts or ("",) for _ in range(self.count)]
+        run_sample(model, prompts, settings, out=self.out, notes=Console(stderr=True))
+        return 0
+
+    def _check_ways(self) -> None:
+        if self.remask is not None and self.steps is None:
+            raise ValueError("--remask needs --steps, the steps a block is given to think it over")
+        ways = {
+            "--steps": self.steps,
+            "--tokens-per-pass": self.tokens_per_pass,
+            "--confidence": self.confidence,
+            "--entropy-bound": self.entropy_bound,
+        }
+        chosen = [name for name, value in ways.items() if value is not None]
+        if len(chosen) > 1:
+            raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
+
+    def _unmasking(self, in_blocks: bool) -> Any:
+        """What the flags say of the order of reveal; to methods with steps of their own --steps is those."""
+        from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
+
+        if self.remask is not None and self.steps is not None:
+            return Remasking(steps=self.steps, eta=self.remask)
+        if self.steps is not None and in_blocks:
+            return Ancestral(self.steps)
+        if self.confidence is not None:
+            return MostConfident(threshold=self.confidence)
+        if self.entropy_bound is not None:
+            return EntropyBound(self.entropy_bound)
+        return FirstHitting(1 if self.tokens_per_pass is None else self.tokens_per_pass)
