@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
@@ -25,6 +25,8 @@ class _Method:
     kind: str
     mask_id: int
     score_first: bool = False
+    title: ClassVar[str]
+    """What tables call it."""
 
     def __post_init__(self) -> None:
         raise_problems(self.problems())
@@ -45,6 +47,7 @@ class AutoregressiveMethod(_Method):
     """Next-token prediction. The mask token is never predicted."""
 
     kind: Literal["autoregressive"] = "autoregressive"
+    title = "autoregressive"
 
     def conflicts(self, network: TransformerConfig) -> Iterator[str]:
         yield from super().conflicts(network)
@@ -60,6 +63,7 @@ class BlockDiffusionMethod(_Method):
     block_size: int
     causal_clean: bool = False
     """Whether clean tokens attend causally rather than block-causally."""
+    title = "block diffusion"
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -81,6 +85,7 @@ class ScoreEntropyMethod(_Method):
     """SEDD: scores of the whole context, under noise that masks tokens or replaces them by random ones."""
 
     kind: Literal["score_entropy"] = "score_entropy"
+    title = "SEDD"
     process: ProcessName = "absorbing"
 
 
@@ -89,6 +94,7 @@ class D3PMMethod(_Method):
     """D3PM: the whole context in T discrete steps, under noise of either kind."""
 
     kind: Literal["d3pm"] = "d3pm"
+    title = "D3PM"
     process: ProcessName = "absorbing"
     steps: int = 1000
     """T, of the bound and of the sampler."""
@@ -105,6 +111,7 @@ class SimplexMethod(_Method):
     """SSD-LM: Gaussian diffusion of a block on the simplex, after clean text. It has no likelihood."""
 
     kind: Literal["simplex"] = "simplex"
+    title = "SSD-LM"
     block_size: int = 25
     simplex_scale: float = 5.0
     """K of the almost one-hot vectors, whose entries are ±K."""
@@ -140,6 +147,17 @@ class LanguageModelConfig:
 
     def __post_init__(self) -> None:
         raise_problems(self.method.conflicts(self.network))
+
+    @property
+    def title(self) -> str:
+        """What tables call the model."""
+        method = self.method
+        if isinstance(method, BlockDiffusionMethod):
+            if method.block_size == self.network.context:
+                return "diffusion, one block (MDLM)"
+            return f"{method.title}, blocks of {method.block_size}"
+        uniform = getattr(method, "process", None) == "uniform"
+        return f"{method.title}, uniform noise" if uniform else method.title
 
 
 def config_to_dict(config: LanguageModelConfig) -> dict[str, Any]:

@@ -97,6 +97,28 @@ def is_run(out: Path) -> bool:
     return bool([*out.glob(RECIPE_FILE), *out.glob(f"*/{RECIPE_FILE}")])
 
 
+def run_stages(out: Path) -> list[Path]:
+    """The folders of a run's stages, in the order they were trained; a run of one stage is its own."""
+    if (out / RECIPE_FILE).is_file():
+        return [out]
+    names = sorted(file.parent.name for file in out.glob(f"*/{RECIPE_FILE}"))
+    if not names:
+        raise ValueError(f"{out} must be the folder of a run, with its {RECIPE_FILE}, got none")
+    # A stage starts from OUT/STAGE/model, wherever OUT may have been moved to since.
+    starts = {name: Path(read_recipe(out / name).start_from or "").parent.name for name in names}
+
+    def stages_before(name: str) -> int:
+        return 1 + stages_before(starts[name]) if starts[name] in names else 0
+
+    return [out / name for name in sorted(names, key=stages_before)]
+
+
+def read_recipe(folder: Path) -> Recipe:
+    """The resolved recipe of a run of one stage."""
+    file = folder / RECIPE_FILE
+    return recipe_from_dict(_read_yaml(file), where=str(file))
+
+
 def _check_layout(out: Path, stages: Sequence[str]) -> None:
     """Refuse to put a run of several stages beside a single one in the same folder, or the reverse."""
     single = (out / RECIPE_FILE).exists()
@@ -142,7 +164,7 @@ def _save_recipe(folder: Path, recipe: Recipe, *, resume: bool, chained: bool, e
     if file.exists() and any((folder / "checkpoints").glob("step-*")):  # otherwise nothing would be lost
         if not resume:
             raise ValueError(f"{folder} holds a run; give --resume to go on with it, or another --out")
-        saved = recipe_from_dict(_read_yaml(file), where=str(file))
+        saved = read_recipe(folder)
         free = _may_change(saved) | ({"start_from"} if chained else set())
         if changed := _differences(recipe_to_dict(saved), recipe_to_dict(recipe), free):
             raise ValueError(

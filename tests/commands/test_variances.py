@@ -33,7 +33,7 @@ def test_every_rule_is_measured_and_counts_vary_less_than_linear_times(run):
 def test_bad_input_is_one_line(run, capsys):
     for words, message in (
         ([str(run / "ar")], "must hold a block diffusion model"),
-        ([str(run)], "with its recipe.yaml"),
+        ([str(run)], "name one of them"),
         ([str(run / "block"), "--gradients", "1"], "gradients 0 or at least 2"),
     ):
         assert main(["variance", *words]) == 1

@@ -26,12 +26,6 @@ from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, SimplexDiffusio
 from bd3lm.runs import resolve_stages, train_stages
 from bd3lm.training import LikelihoodValidator
 
-_METHODS = {
-    "autoregressive": "autoregressive",
-    "score_entropy": "SEDD",
-    "d3pm": "D3PM",
-    "simplex": "SSD-LM (no likelihood)",
-}
 _DRAWS = 8  # of each text, for a bound that is estimated
 _MAX_EXACT = 8  # 255 passes over the held-out text; larger blocks are measured by their bound alone
 
@@ -64,7 +58,7 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
     for index, each in enumerate(runs):
         exact, bound = _perplexities(each, console)
         table.add_row(
-            _name(each),
+            each.config.title,
             " + ".join(str(earlier.trainer.step) for earlier in runs[: index + 1]),
             "" if exact is None else f"{exact:.1f}",
             "" if bound is None else f"{'' if exact is not None else 'about '}{bound:.1f}",
@@ -125,7 +119,7 @@ def _perplexities(run: Run, console: Console) -> tuple[float | None, float | Non
         )
         return (likelihood.perplexity, None) if is_exact else (None, likelihood.perplexity)
     nll = nelbo = tokens = 0.0
-    for batch in track(batches, f"measuring {_name(run)}", console=console, transient=True):
+    for batch in track(batches, f"measuring {run.config.title}", console=console, transient=True):
         exact = exact_likelihood(
             network,
             batch,
@@ -167,15 +161,6 @@ def _print_sample(run: Run, console: Console, *, length_in_contexts: int = 2) ->
             title=f"{length_in_contexts * context} tokens, {length_in_contexts} contexts (prompt ▸ sample)",
         )
     )
-
-
-def _name(run: Run) -> str:
-    objective = run.trainer.objective
-    if not isinstance(objective, BlockDiffusionLoss):
-        return _METHODS[run.config.method.kind]
-    if objective.block_size == run.config.network.context:
-        return "diffusion, one block (MDLM)"
-    return f"block diffusion, blocks of {objective.block_size}"
 
 
 def _to(batch: TokenBatch, device: torch.device) -> TokenBatch:

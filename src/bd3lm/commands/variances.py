@@ -3,12 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bd3lm.build import held_out_batches, open_data
+from bd3lm.build import held_out_batches
+from bd3lm.commands.subjects import Subject
 from bd3lm.config import BlockDiffusionMethod
 from bd3lm.diffusion import (
     ClippedTimes,
@@ -21,10 +21,7 @@ from bd3lm.diffusion import (
     Times,
 )
 from bd3lm.evaluation import gradient_variance, nelbo_variance
-from bd3lm.lm import load
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
-from bd3lm.recipe import recipe_from_dict
-from bd3lm.training import Engine
 
 # The rows of the paper's tables of mask ranges and of noise schedules, and ours.
 RULES: dict[str, MaskingRule] = {
@@ -50,18 +47,14 @@ def report_variances(
         raise ValueError(
             f"batches must be at least 1 and gradients 0 or at least 2, got {batches}, {gradients}"
         )
-    file = folder / "recipe.yaml"
-    if not file.is_file():
+    subject = Subject.open(folder, device="cpu")
+    recipe, model = subject.recipe, subject.model
+    if recipe is None:
         raise ValueError(f"{folder} must be the folder of a run, with its recipe.yaml, got none")
-    recipe = recipe_from_dict(yaml.safe_load(file.read_text(encoding="utf-8")), where=str(file))
-    model = load(folder)
     method = model.config.method
     if not isinstance(method, BlockDiffusionMethod):
         raise ValueError(f"{folder} must hold a block diffusion model, got {method.kind}")
-    prepared = next(
-        (path for path in (folder / "data", folder.parent / "data") if path.is_dir()), folder / "data"
-    )
-    held_out = held_out_batches(recipe.data, open_data(recipe.data, prepared, Engine()))
+    held_out = held_out_batches(recipe.data, subject.shards())
     if not len(held_out):
         raise ValueError(f"the data of {folder} has no sequence held out to measure on")
     some = [

@@ -11,12 +11,13 @@ from bd3lm.interop import native, reference
 from bd3lm.interop.lightning import LightningFacts
 from bd3lm.interop.native import save
 from bd3lm.interop.reference import save as save_reference
-from bd3lm.interop.sources import RUN_MODEL, HubOptions, read_config, refuse_file, resolve
+from bd3lm.interop.sources import RUN_MODEL, WEIGHTS_NAME, HubOptions, read_config, refuse_file, resolve
 from bd3lm.interop.weights import check_config
 from bd3lm.models import Transformer
 
 __all__ = [
     "RUN_MODEL",
+    "WEIGHTS_NAME",
     "HubOptions",
     "LightningFacts",
     "check_config",

@@ -1,0 +1,81 @@
+"""The model that a command measures, and the run it came from where it came from one."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from bd3lm import interop
+from bd3lm.build import open_data
+from bd3lm.data import TokenShards
+from bd3lm.lm import LanguageModel, load
+from bd3lm.recipe import Recipe
+from bd3lm.runs import RECIPE_FILE, read_recipe
+from bd3lm.training import Engine, pick_device
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under a name; `run` is the folder of its run, with its recipe, or None."""
+
+    name: str
+    model: LanguageModel
+    folder: Path
+    run: Path | None
+
+    @classmethod
+    def open(
+        cls,
+        source: str | Path,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        tokenizer: str | Path | None = None,
+    ) -> "Subject":
+        """A run, model folder or hub id, ready to be measured."""
+        folder = interop.resolve(source)
+        model = load(
+            folder,
+            device=pick_device(device),
+            dtype=getattr(torch, dtype) if dtype else None,
+            tokenizer=tokenizer,
+        )
+        is_run = folder.name == interop.RUN_MODEL and (folder.parent / RECIPE_FILE).is_file()
+        return cls(str(source), model, folder, folder.parent if is_run else None)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.network.embedding.weight.device
+
+    @property
+    def dtype(self) -> str:
+        return str(self.model.network.embedding.weight.dtype).removeprefix("torch.")
+
+    @property
+    def title(self) -> str:
+        """The method, as a table names it."""
+        return self.model.config.title
+
+    @cached_property
+    def weights(self) -> str:
+        """sha256 of the weights: what a record says it was measured on."""
+        file = self.folder / interop.WEIGHTS_NAME if self.folder.is_dir() else self.folder
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+
+    @cached_property
+    def recipe(self) -> Recipe | None:
+        """The recipe of its run."""
+        return None if self.run is None else read_recipe(self.run)
+
+    def shards(self) -> TokenShards:
+        """The data its run trained on."""
+        if self.run is None or self.recipe is None:
+            raise ValueError(
+                f"{self.name} is no training run, so its data is not known: say which with --data"
+            )
+        places = (self.run / "data", self.run.parent / "data")
+        prepared = next((place for place in places if place.is_dir()), places[0])
+        return open_data(self.recipe.data, prepared, Engine())
