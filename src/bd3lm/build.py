@@ -28,7 +28,8 @@ from bd3lm.data import (
     saved_tokenizer,
     train_bpe,
 )
-from bd3lm.diffusion import SCHEDULES, LevelSampler, MaskingRule, derive_seed, named_process
+from bd3lm.diffusion import SCHEDULES, LevelSampler, MaskingRule, derive_seed
+from bd3lm.lm import corruption_bound
 from bd3lm.models import Transformer
 from bd3lm.objectives import (
     D3PM,
@@ -172,17 +173,13 @@ def build_objective(method: MethodRecipe, *, context: int, mask_id: int, vocab_s
                 mask_id=mask_id, score_first=method.score_first, random_batch=method.random_batch
             )
         case ScoreEntropyRecipe():
-            process = named_process(method.process, vocab_size=vocab_size, mask_id=mask_id)
-            return ScoreEntropy(process=process, mask_id=mask_id, schedule=process.log_linear)
+            released = ScoreEntropyMethod(mask_id=mask_id, process=method.process)
+            return corruption_bound(released, vocab_size)
         case D3PMRecipe():
-            process = named_process(method.process, vocab_size=vocab_size, mask_id=mask_id)
-            return D3PM(
-                process=process,
-                mask_id=mask_id,
-                steps=method.steps,
-                schedule=SCHEDULES[method.schedule],
-                auxiliary=method.auxiliary,
+            steps = D3PMMethod(
+                mask_id=mask_id, process=method.process, steps=method.steps, schedule=method.schedule
             )
+            return replace(corruption_bound(steps, vocab_size), auxiliary=method.auxiliary)
         case SimplexRecipe():
             return SimplexDiffusionLoss(
                 block_size=method.block_size,

@@ -1,5 +1,7 @@
 """`bd3lm variance`: one row a rule, on the held-out text of a run."""
 
+import io
+import json
 import math
 
 import pytest
@@ -24,10 +26,26 @@ def run(tmp_path_factory):
 
 
 def test_every_rule_is_measured_and_counts_vary_less_than_linear_times(run):
-    found = report_variances(run / "block", batches=2, gradients=2, console=Console(quiet=True))
+    console = Console(file=io.StringIO(), width=160)
+    (record,) = report_variances([run / "block"], batches=2, gradients=2, console=console)
+    found = {row["masks"]: row for row in record["result"]["rows"]}
     assert list(found) == list(RULES)
-    assert all(0 < loss < math.inf and 0 < gradient < math.inf for loss, gradient in found.values())
-    assert found["counts"][0] < found["linear U[0, 1]"][0]
+    assert all(0 < row[what] < math.inf for row in found.values() for what in ("loss", "gradient"))
+    assert found["counts"]["loss"] < found["linear U[0, 1]"]["loss"]
+    assert found["counts"]["unbiased"]
+    assert not found["clipped U[0.3, 0.8]"]["unbiased"]
+    printed = console.file.getvalue()
+    assert "blocks of 4" in printed
+    assert f"{found['counts']['loss']:.4g}" in printed
+    assert json.loads((run / "block" / "measured" / "variance.json").read_text()) == record
+
+
+def test_runs_stand_side_by_side(run, capsys):
+    assert main(["variance", str(run / "block"), str(run / "block"), "--batches", "1"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if "counts" in line)
+    first, second = (cell.strip() for cell in row.split("│")[2:4])
+    assert first == second
+    assert float(first) > 0
 
 
 def test_bad_input_is_one_line(run, capsys):

@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import Draws, LevelSampler
-from bd3lm.evaluation import exact_likelihood, importance_weighted_nll, order_log_likelihood
+from bd3lm.evaluation import (
+    draw_orders,
+    exact_likelihood,
+    importance_weighted_nll,
+    order_log_likelihood,
+)
 from bd3lm.objectives import TokenBatch
 from tests.oracles.likelihood import (
     chain_rule_nats,
@@ -188,10 +193,9 @@ def test_mean_importance_weighted_nll_is_its_expectation(orders):
     samples = importance_weighted_nll(
         MODEL,
         TokenBatch.of(text.repeat(2000, 1), score_first=True),
+        draw_orders(orders, 2000, 6, 3, generator=torch.Generator().manual_seed(0)),
         block_size=3,
         mask_id=MASK,
-        orders=orders,
-        generator=torch.Generator().manual_seed(0),
     )
     error = samples.std(0) / len(samples) ** 0.5
     assert (error < 0.02 * expected).all()
@@ -223,10 +227,9 @@ def test_the_bound_serves_blocks_too_large_to_enumerate():
         importance_weighted_nll(
             MODEL,
             TokenBatch.of(text.repeat(16, 1)),
+            draw_orders(orders, 16, 32, 16, generator=torch.Generator().manual_seed(0)),
             block_size=16,
             mask_id=MASK,
-            orders=orders,
-            generator=torch.Generator().manual_seed(0),
         ).mean(0)
         for orders in (1, 8)
     )
@@ -243,7 +246,7 @@ def test_time_conditioned_networks_are_refused_with_the_reason():
     with pytest.raises(ValueError, match=reason):
         exact_likelihood(model, batch, block_size=2, mask_id=MASK)
     with pytest.raises(ValueError, match=reason):
-        importance_weighted_nll(model, batch, block_size=2, mask_id=MASK, orders=1)
+        importance_weighted_nll(model, batch, draw_orders(1, 81, 4, 2), block_size=2, mask_id=MASK)
 
 
 def test_adaptive_norms_that_ignore_time_are_welcome():
@@ -261,8 +264,9 @@ def test_blocks_too_large_to_enumerate_are_refused():
 def test_bad_arguments_are_refused():
     batch = TokenBatch.of(every_text(CLEAN, 4))
     with pytest.raises(ValueError, match="orders must be at least 1, got 0"):
-        importance_weighted_nll(MODEL, batch, block_size=2, mask_id=MASK, orders=0)
-    for call in (exact_likelihood, lambda *a, **k: importance_weighted_nll(*a, **k, orders=1)):
+        draw_orders(0, 81, 4, 2)
+    some = draw_orders(1, 81, 4, 2)
+    for call in (exact_likelihood, lambda *a, **k: importance_weighted_nll(*a, some, **k)):
         with pytest.raises(
             ValueError, match=r"length must be a positive multiple .* length 4 and block_size 3"
         ):

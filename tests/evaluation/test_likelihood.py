@@ -1,17 +1,34 @@
-"""A corpus' likelihood is its summed nats over its scored tokens, by draws that a seed decides."""
+"""A corpus' likelihood is its summed nats over its scored tokens, and its stated errors are right."""
 
 import math
+from statistics import fmean, stdev
 
 import pytest
 import torch
+from scipy import stats
 
-from bd3lm.diffusion import ClippedTimes, Counts
-from bd3lm.evaluation import Likelihood, exact_likelihood, monte_carlo_likelihood
+from bd3lm.diffusion import Counts, Times
+from bd3lm.evaluation import (
+    CorpusLikelihood,
+    Enumerated,
+    Estimator,
+    Figure,
+    Sampled,
+    corpus_likelihood,
+    exact_likelihood,
+    ratio_error,
+)
 from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, TokenBatch
 from tests.oracles.likelihood import every_text
 from tests.oracles.networks import CLEAN, MASK, tiny_transformer
 
 MODEL = tiny_transformer(41)
+CHAIN = Sampled("exact", Autoregressive(mask_id=MASK))
+ENUMERATED = Enumerated(block_size=3, mask_id=MASK)
+NELBO, COUNTS = (
+    Sampled(name, BlockDiffusionLoss(block_size=3, mask_id=MASK, masking=masking))
+    for name, masking in (("nelbo", Times()), ("counts", Counts()))
+)
 
 
 def corpus() -> list[TokenBatch]:
@@ -24,57 +41,126 @@ def corpus() -> list[TokenBatch]:
     ]
 
 
+def only(estimator: Estimator, batches, **options) -> CorpusLikelihood:
+    return corpus_likelihood(MODEL, estimator, batches, **options)[0]
+
+
 def test_it_is_the_nats_over_the_tokens_not_a_mean_of_means():
-    objective = Autoregressive(mask_id=MASK)
-    found = monte_carlo_likelihood(MODEL, objective, corpus())
-    losses = [objective(MODEL, batch) for batch in corpus()]
+    found = only(CHAIN, corpus())
+    losses = [Autoregressive(mask_id=MASK)(MODEL, batch) for batch in corpus()]
     tokens = sum(batch.scored.sum().item() for batch in corpus())
     assert found.tokens == tokens == 5 * 5 + (2 + 5 + 4) + 2
+    assert found.sequences == 9
     assert found.nats == pytest.approx(sum(loss.nats.sum().item() for loss in losses) / tokens)
     assert found.perplexity == pytest.approx(math.exp(found.nats))
+    assert found.bits_per_token == pytest.approx(found.nats / math.log(2))
+    assert found.bits_per_byte(76) == pytest.approx(found.bits_per_token / 2)
+    assert found.figure == Figure("exact", "exact")
+    assert found.monte_carlo_error == 0.0
 
 
 def test_a_seed_decides_the_figure_and_each_batch_draws_anew():
-    objective = BlockDiffusionLoss(block_size=3, mask_id=MASK)
     batches = corpus()[:1] * 2
-    one, same, other = (monte_carlo_likelihood(MODEL, objective, batches, seed=s).nats for s in (0, 0, 1))
+    one, same, other = (only(COUNTS, batches, seed=seed).nats for seed in (0, 0, 1))
     assert one == same != other
-    assert monte_carlo_likelihood(MODEL, objective, batches[:1]).nats != one
+    assert only(COUNTS, batches[:1]).nats != one
 
 
 def test_over_many_draws_it_is_the_exact_bound():
-    batch = TokenBatch.of(every_text(CLEAN, 6)[[517]].repeat(500, 1))
-    found = monte_carlo_likelihood(MODEL, BlockDiffusionLoss(block_size=3, mask_id=MASK), [batch] * 10)
-    exact = exact_likelihood(MODEL, batch[:1], block_size=3, mask_id=MASK)
-    assert found.nats == pytest.approx(exact.nelbo.sum().item() / 5, rel=0.02)
-    assert found.is_bound
+    exact, bound = corpus_likelihood(MODEL, ENUMERATED, corpus())
+    for estimator in (NELBO, COUNTS):
+        found = only(estimator, corpus(), replicates=400)
+        assert found.monte_carlo_error < 0.02 * bound.nats
+        assert found.nats == pytest.approx(bound.nats, abs=4 * found.monte_carlo_error)
+    assert exact.nats < bound.nats
+    truth = [exact_likelihood(MODEL, batch, block_size=3, mask_id=MASK) for batch in corpus()]
+    for figure, name in ((exact, "nll"), (bound, "nelbo")):
+        total = sum(getattr(each, name).sum().item() for each in truth)
+        assert figure.nats == pytest.approx(total / figure.tokens)
 
 
-def test_what_is_no_bound_does_not_become_one():
-    for masking, is_bound in ((Counts(), True), (ClippedTimes(low=0.3, high=0.8), False)):
-        objective = BlockDiffusionLoss(block_size=3, mask_id=MASK, masking=masking)
-        assert monte_carlo_likelihood(MODEL, objective, corpus()).is_bound == is_bound
+def test_replicates_are_averaged_and_tell_their_noise():
+    """The mean of replicates is that of their figures, and the error the spread of those over √K."""
+    found = only(NELBO, corpus(), replicates=2, seed=5)
+    first = only(NELBO, corpus(), seed=5)
+    assert first.monte_carlo_error is None
+    second = 2 * found.nats - first.nats
+    assert found.monte_carlo_error == pytest.approx(stdev([first.nats, second]) / math.sqrt(2))
+    assert (found.tokens, found.replicates) == (first.tokens, 2)
+
+
+def test_the_error_over_sequences_by_hand():
+    found = only(CHAIN, corpus())
+    nats, tokens = [], []
+    for batch in corpus():
+        loss = Autoregressive(mask_id=MASK)(MODEL, batch)
+        nats += loss.nats.sum(1).tolist()
+        tokens += batch.scored.sum(1).tolist()
+    mean = sum(nats) / sum(tokens)
+    squares = sum((n - mean * t) ** 2 for n, t in zip(nats, tokens, strict=True))
+    assert found.standard_error == pytest.approx(math.sqrt(squares * 9 / 8) / sum(tokens))
+    assert found.perplexity_error == pytest.approx(found.perplexity * found.standard_error)
+
+
+def test_for_sequences_of_one_length_it_is_that_of_their_mean():
+    nats = torch.tensor([3.0, 4.0, 7.0])
+    assert ratio_error(nats, torch.full((3,), 5)) == pytest.approx(stdev([0.6, 0.8, 1.4]) / math.sqrt(3))
+    assert ratio_error(nats[:1], torch.tensor([5])) is None
+    assert ratio_error(nats, torch.tensor([5, 0, 0])) is None
+
+
+def test_the_noise_of_draws_is_stated_rightly():
+    """Over many seeds the interval of the replicates holds the corpus' NELBO as often as it says.
+
+    Under uniform times the estimate has no finite variance (rates near 0 weigh 1/t), so only its intervals
+    are checked; under counts the squared error itself is unbiased too.
+    """
+    truth = corpus_likelihood(MODEL, ENUMERATED, corpus())[1].nats
+    width, runs = stats.t.ppf(0.95, df=4), 300
+    for estimator in (NELBO, COUNTS):
+        found = [only(estimator, corpus(), seed=seed, replicates=5) for seed in range(runs)]
+        held = sum(abs(each.nats - truth) < width * each.monte_carlo_error for each in found)
+        low, high = stats.binom.interval(0.998, runs, 0.9)
+        assert low <= held <= high, estimator.name
+    spread = stdev(each.nats for each in found)
+    assert fmean(each.monte_carlo_error**2 for each in found) == pytest.approx(spread**2, rel=0.25)
+
+
+@pytest.mark.parametrize("estimator", [CHAIN, ENUMERATED, COUNTS, NELBO], ids=lambda each: each.name)
+def test_the_error_is_right_for_texts_like_these(estimator):
+    """Of corpora drawn from a known population, nine in ten intervals hold the population's own figure."""
+    texts = every_text(CLEAN, 6)
+    lengths = torch.randint(2, 7, (len(texts),), generator=torch.Generator().manual_seed(2))
+    population = TokenBatch.of(texts, lengths=lengths)
+    truth = corpus_likelihood(MODEL, estimator if estimator is CHAIN else ENUMERATED, [population])
+    mean = truth[-1 if estimator.is_random else 0].nats
+    size, runs, held = 60, 250, 0
+    generator = torch.Generator().manual_seed(3)
+    for seed in range(runs):
+        chosen = torch.randint(len(texts), (size,), generator=generator)
+        batch = TokenBatch.of(texts[chosen], lengths=lengths[chosen])
+        found = only(estimator, [batch], seed=seed)
+        held += abs(found.nats - mean) < stats.t.ppf(0.95, df=size - 1) * found.standard_error
+    low, high = stats.binom.interval(0.998, runs, 0.9)
+    assert low <= held <= high
 
 
 def test_a_corpus_without_scored_tokens_is_refused():
     nothing = TokenBatch.of(every_text(CLEAN, 3), prompts=torch.full((27,), 3))
     for batches in ([], [nothing]):
         with pytest.raises(ValueError, match="at least one scored token"):
-            monte_carlo_likelihood(MODEL, Autoregressive(mask_id=MASK), batches)
+            only(CHAIN, batches)
 
 
 def test_a_hopeless_network_has_infinite_perplexity():
-    assert Likelihood(nats=1e4, tokens=1.0, is_bound=True).perplexity == math.inf
+    figure = Figure("nelbo", "bound")
+    found = CorpusLikelihood(figure, 1e4, None, None, tokens=1, sequences=1, replicates=1)
+    assert found.perplexity == math.inf
+    assert found.perplexity_error is None
 
 
-def test_several_draws_are_averaged():
-    objective = BlockDiffusionLoss(block_size=3, mask_id=MASK)
-    one, many = (monte_carlo_likelihood(MODEL, objective, corpus(), draws=draws) for draws in (1, 400))
-    assert one == monte_carlo_likelihood(MODEL, objective, corpus())
-    nelbo = sum(
-        exact_likelihood(MODEL, batch, block_size=3, mask_id=MASK).nelbo.sum().item() for batch in corpus()
-    )
-    assert many.tokens == pytest.approx(one.tokens)
-    assert many.nats == pytest.approx(nelbo / many.tokens, rel=0.03)
-    with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
-        monte_carlo_likelihood(MODEL, objective, corpus(), draws=0)
+def test_replicates_must_mean_something():
+    with pytest.raises(ValueError, match="replicates must be at least 1, got 0"):
+        only(COUNTS, corpus(), replicates=0)
+    with pytest.raises(ValueError, match="replicates must be 1 for exact, which draws nothing, got 4"):
+        only(CHAIN, corpus(), replicates=4)

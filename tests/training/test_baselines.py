@@ -1,14 +1,13 @@
 """SEDD, D3PM and SSD-LM learn: at the demo's size, from random weights, past the frequencies of tokens."""
 
 import math
-import statistics
 from pathlib import Path
 
 import pytest
 
 from bd3lm.build import Run, build_run, validation_objective
 from bd3lm.commands.demo import unigram_perplexity
-from bd3lm.evaluation import monte_carlo_likelihood
+from bd3lm.evaluation import Sampled, corpus_likelihood
 from bd3lm.lm import load
 from bd3lm.objectives import TokenBatch
 from bd3lm.presets import preset
@@ -36,8 +35,8 @@ def test_a_baseline_learns_more_than_the_frequencies_of_tokens(name: str, tmp_pa
     network = load(run.export()).network
     batches = [TokenBatch.of(tokens) for tokens in run.trainer.validators[0].held_out.batches]
     judge = validation_objective(run.trainer.objective)
-    figures = [monte_carlo_likelihood(network, judge, batches, seed=seed).nats for seed in range(DRAWS)]
-    mean, error = statistics.mean(figures), statistics.stdev(figures) / math.sqrt(DRAWS)
+    (found,) = corpus_likelihood(network, Sampled(name, judge), batches, replicates=DRAWS)
+    mean, error = found.nats, found.monte_carlo_error
     unigram = math.log(unigram_perplexity(run))
     print(f"{name}: {mean:.3f} ± {error:.3f} nats after {run.trainer.step} steps, unigram {unigram:.3f}")
     assert mean + 3 * error < unigram

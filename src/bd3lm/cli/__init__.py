@@ -11,7 +11,8 @@ from tyro.conf import subcommand
 
 import bd3lm
 from bd3lm.cli.data import Convert, DataCommand
-from bd3lm.cli.measuring import Variance
+from bd3lm.cli.judging import Judge
+from bd3lm.cli.measuring import Eval, Variance, ZeroShot
 from bd3lm.cli.sampling import SampleCommand
 from bd3lm.cli.showing import Demo, Prove
 from bd3lm.cli.training import Presets, Train, set_aside_overrides
@@ -27,6 +28,9 @@ Command = (
     | Annotated[DataCommand, subcommand("data")]
     | Annotated[SampleCommand, subcommand("sample")]
     | Annotated[Presets, subcommand("presets")]
+    | Annotated[Eval, subcommand("eval")]
+    | Annotated[ZeroShot, subcommand("zeroshot")]
+    | Annotated[Judge, subcommand("judge")]
     | Annotated[Variance, subcommand("variance")]
     | Annotated[Convert, subcommand("convert")]
     | Annotated[Demo, subcommand("demo")]

@@ -1,25 +1,125 @@
-"""What measures a model: `bd3lm variance` and its like."""
+"""What measures a model: `bd3lm eval`, `bd3lm zeroshot` and `bd3lm variance`."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Likelihoods:
+    """What the commands that measure likelihoods have in common."""
+
+    models: Positional[tuple[str, ...]]
+    """Runs, model folders or hub ids."""
+    estimator: str = "auto"
+    """exact (blocks of at most 12), nelbo (the paper's: a mask rate drawn for each block), counts (the same
+    bound with less noise), or iw:K (tighter, from K orders). By default exact up to blocks of 8, else counts,
+    and for networks that are told the noise level nelbo."""
+    replicates: int = 1
+    """Independent draws of a drawn estimate: more are less noise, and say how much of the error is theirs."""
+    split: str | None = None
+    """Of the data; by default valid, else test, else all there is."""
+    sequences: int | None = None
+    """Measure only the first so many."""
+    seed: int = 0
+    batch: int = 16
+    """Sequences side by side."""
+    tokenizer: str | None = None
+    """For models saved without one: a folder or a name on the hub."""
+    device: str | None = None
+    """cpu, cuda or cuda:1; by default a GPU where there is one."""
+    dtype: Literal["float32", "bfloat16", "float64"] | None = None
+    """Precision of the network; by default that of its weights."""
+    out: Path | None = None
+    """Write the records, all figures and settings, to this JSON file too."""
+
+    def _subjects(self) -> list[Any]:
+        from bd3lm.commands.subjects import Subject
+
+        return [
+            Subject.open(model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer)
+            for model in self.models
+        ]
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "estimator": self.estimator,
+            "replicates": self.replicates,
+            "split": self.split,
+            "limit": self.sequences,
+            "seed": self.seed,
+            "batch_size": self.batch,
+        }
+
+    def _write(self, records: Sequence[dict[str, Any]]) -> None:
+        if self.out is not None:
+            self.out.write_text(json.dumps(records, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            print(f"wrote {self.out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval(_Likelihoods):
+    """Perplexity, bits per token and per byte, with standard errors: exact where it can be, else a bound."""
+
+    data: tuple[str, ...] = ()
+    """Texts to measure on: folders of token shards, files, folders of files or named corpora; by default what
+    each run held out."""
+    eos: bool = True
+    """Where --data is text: put an end-of-text token after every document."""
+
+    def run(self) -> int:
+        from rich.console import Console
+
+        from bd3lm.commands.perplexities import report_perplexities
+
+        data = self.data or (None,)
+        options = {**self._options(), "eos_between_documents": self.eos}
+        self._write(report_perplexities(self._subjects(), data, console=Console(), **options))
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShot(_Likelihoods):
+    """Perplexity on corpora the models were not trained on: a table of models against corpora.
+
+    Documents are wrapped to the context without an end-of-text token between them, as the paper does.
+    """
+
+    data: tuple[str, ...] = ()
+    """Corpora: names, files or folders; by default the paper's seven, from the hub."""
+
+    def run(self) -> int:
+        from rich.console import Console
+
+        from bd3lm.commands.perplexities import ZERO_SHOT, report_zero_shot
+
+        data = self.data or ZERO_SHOT
+        self._write(report_zero_shot(self._subjects(), data, console=Console(), **self._options()))
+        return 0
+
+
 @dataclass(frozen=True)
 class Variance:
-    """How noisy each way of drawing masks is on a trained block diffusion model."""
+    """How noisy each way of drawing masks is on trained block diffusion models, by block size."""
 
-    run_folder: Positional[Path]
-    """The folder of a run (of one stage)."""
+    runs: Positional[tuple[Path, ...]]
+    """Folders of runs (of one stage each)."""
     batches: int = 20
     """Held-out batches to measure the loss on."""
     gradients: int = 0
     """Held-out batches to measure the gradient on; 0 does not."""
     seed: int = 0
+    device: str | None = None
+    """cpu, cuda or cuda:1; by default a GPU where there is one."""
 
     def run(self) -> int:
         from bd3lm.commands.variances import report_variances
 
-        report_variances(self.run_folder, batches=self.batches, gradients=self.gradients, seed=self.seed)
+        report_variances(
+            self.runs, batches=self.batches, gradients=self.gradients, seed=self.seed, device=self.device
+        )
         return 0

@@ -14,20 +14,18 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
-from rich.progress import track
 from rich.table import Table
 
-from bd3lm.build import Run, validation_objective
-from bd3lm.config import ScoreEntropyMethod
-from bd3lm.evaluation import exact_likelihood, monte_carlo_likelihood
-from bd3lm.lm import load
-from bd3lm.models import Transformer
-from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, SimplexDiffusionLoss, TokenBatch
+from bd3lm.build import Run
+from bd3lm.commands.perplexities import measure_perplexity, perplexity_text
+from bd3lm.commands.subjects import Subject
+from bd3lm.config import ScoreEntropyMethod, SimplexMethod
+from bd3lm.lm import build_estimator, load
+from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
 from bd3lm.runs import resolve_stages, train_stages
 from bd3lm.training import LikelihoodValidator
 
 _DRAWS = 8  # of each text, for a bound that is estimated
-_MAX_EXACT = 8  # 255 passes over the held-out text; larger blocks are measured by their bound alone
 
 
 def run_demo(out: Path, *, console: Console | None = None) -> int:
@@ -52,24 +50,19 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
     console = console or Console()
     run = runs[-1]
     table = Table(title="Perplexity of held-out text (per token; lower is better)")
-    for heading in ("model", "steps", "exact", "bound (≤)"):
+    for heading in ("model", "steps", "exact", "bound"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
     table.add_row("unigram frequencies", "", f"{unigram_perplexity(run):.1f}", "")
     for index, each in enumerate(runs):
-        exact, bound = _perplexities(each, console)
-        table.add_row(
-            each.config.title,
-            " + ".join(str(earlier.trainer.step) for earlier in runs[: index + 1]),
-            "" if exact is None else f"{exact:.1f}",
-            "" if bound is None else f"{'' if exact is not None else 'about '}{bound:.1f}",
-        )
+        steps = " + ".join(str(earlier.trainer.step) for earlier in runs[: index + 1])
+        table.add_row(each.config.title, steps, *_perplexities(each, console))
     console.print()
     console.print(table)
     in_blocks = isinstance(run.trainer.objective, BlockDiffusionLoss)
     if in_blocks:
         console.print(
             "Exact figures count every order in which a block can be uncovered; the bound is what papers "
-            "print.",
+            "print; ± is one standard error.",
             soft_wrap=True,
         )
     _print_sample(run, console)
@@ -105,36 +98,21 @@ def unigram_perplexity(run: Run) -> float:
     return math.exp(nats / tokens)
 
 
-def _perplexities(run: Run, console: Console) -> tuple[float | None, float | None]:
-    """(exact, bound) of the model the run released, on all of its held-out text."""
-    network, device = _released(run), run.trainer.engine.device
-    objective = run.trainer.objective
-    batches = [_to(batch, device) for batch in _held_out(run)]
-    if not isinstance(objective, BlockDiffusionLoss) or objective.block_size > _MAX_EXACT:
-        if isinstance(objective, SimplexDiffusionLoss):
-            return None, None
-        is_exact = isinstance(objective, Autoregressive)
-        likelihood = monte_carlo_likelihood(
-            network, validation_objective(objective), batches, draws=1 if is_exact else _DRAWS
-        )
-        return (likelihood.perplexity, None) if is_exact else (None, likelihood.perplexity)
-    nll = nelbo = tokens = 0.0
-    for batch in track(batches, f"measuring {run.config.title}", console=console, transient=True):
-        exact = exact_likelihood(
-            network,
-            batch,
-            block_size=objective.block_size,
-            mask_id=objective.mask_id,
-            causal_clean=objective.causal_clean,
-        )
-        nll, nelbo = nll + exact.nll.sum().item(), nelbo + exact.nelbo.sum().item()
-        tokens += int(exact.tokens.sum())
-    return math.exp(nll / tokens), math.exp(nelbo / tokens)
-
-
-def _released(run: Run) -> Transformer:
-    """The network as others will load it: whole, whatever the run's processes shared out."""
-    return load(run.out, device=run.trainer.engine.device).network
+def _perplexities(run: Run, console: Console) -> tuple[str, str]:
+    """(exact, bound) of the model the run released, on all of its held-out text, as the table prints them."""
+    config = run.config
+    if isinstance(config.method, SimplexMethod):
+        return "", "no likelihood"
+    subject = Subject.open(run.out, device=str(run.trainer.engine.device))
+    drawn = build_estimator(subject.model.network, config, "auto").is_random
+    record = measure_perplexity(
+        subject,
+        limit=subject.recipe.data.validation_sequences if subject.recipe else None,
+        replicates=_DRAWS if drawn else 1,
+        console=console,
+    )
+    figures = {figure["meaning"]: perplexity_text(figure) for figure in record["result"]["figures"]}
+    return figures.get("exact", ""), figures.get("bound", "")
 
 
 def _held_out(run: Run) -> Iterator[TokenBatch]:
@@ -161,7 +139,3 @@ def _print_sample(run: Run, console: Console, *, length_in_contexts: int = 2) ->
             title=f"{length_in_contexts * context} tokens, {length_in_contexts} contexts (prompt ▸ sample)",
         )
     )
-
-
-def _to(batch: TokenBatch, device: torch.device) -> TokenBatch:
-    return TokenBatch(tokens=batch.tokens.to(device), scored=batch.scored.to(device))

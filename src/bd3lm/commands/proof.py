@@ -12,7 +12,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from bd3lm.evaluation import ExactLikelihood, exact_likelihood, importance_weighted_nll
+from bd3lm.evaluation import ExactLikelihood, draw_orders, exact_likelihood, importance_weighted_nll
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.objectives import TokenBatch
 from bd3lm.sampling import BlockWriter, Request, sample
@@ -68,10 +68,11 @@ def _print_bounds(
     tighter = importance_weighted_nll(
         model,
         batch,
+        draw_orders(
+            _ORDERS, len(batch.tokens), _LENGTH, _BLOCK, generator=torch.Generator().manual_seed(seed)
+        ),
         block_size=_BLOCK,
         mask_id=_MASK,
-        orders=_ORDERS,
-        generator=torch.Generator().manual_seed(seed),
     )
     figures = [
         ("exact", "=", "log-likelihood, by 2^n − 1 mask patterns", exact.nll),

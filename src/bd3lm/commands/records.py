@@ -6,6 +6,7 @@ measurement of the model that is there now.
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,6 +58,11 @@ def kept(subject: Subject, kind: str) -> list[dict[str, Any]]:
         return []
     records = [json.loads(file.read_text("utf-8")) for file in sorted((subject.run / FOLDER).glob("*.json"))]
     return [record for record in records if record["kind"] == kind and record["weights"] == subject.weights]
+
+
+def slug(*parts: str) -> str:
+    """A name for a record: letters, digits and dots, the rest as dashes."""
+    return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts)
 
 
 def _plain(value: Any) -> Any:

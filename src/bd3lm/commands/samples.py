@@ -6,15 +6,16 @@ import unicodedata
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from bd3lm.data import Tokenizer
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
 
@@ -29,13 +30,15 @@ def run_sample(
     settings: Settings,
     *,
     out: Path | None = None,
+    show: bool = True,
     console: Console | None = None,
     notes: Console | None = None,
 ) -> list[Generation]:
     """Write a text for each prompt, show them, and say on `notes` how fast it went.
 
     One text in a terminal is shown while it is written, hidden tokens and all; of several each is shown
-    when it is finished. Records go to `out` as texts are finished, and `out` appears when all are.
+    when it is finished; without `show` none is. Records go to `out` as texts are finished, and `out` appears
+    when all are.
     """
     console = console or Console()
     notes = notes or console
@@ -43,7 +46,7 @@ def run_sample(
     if model.tokenizer is None:
         raise ValueError("the model was saved without a tokenizer; name one with --tokenizer")
     partial = None if out is None else check_out(out)
-    watch = len(prompts) == 1 and console.is_terminal
+    watch = show and len(prompts) == 1 and console.is_terminal
     begun = time.perf_counter()
     events = model.stream(prompts, settings, watch=watch)  # complains before anything is written
     done: list[Generation] = []
@@ -55,8 +58,10 @@ def run_sample(
                 generation = model.generation(event.sample)
                 done.append(generation)
                 if file is not None:  # first of all, in case it cannot be shown
-                    _append(file, generation, prompts[event.index], settings, model)
-                if not watch:
+                    record = sample_record(generation, prompts[event.index], settings, model)
+                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                    file.flush()
+                if show and not watch:
                     _print(console, generation, prompts[event.index], many=len(prompts) > 1)
     seconds = time.perf_counter() - begun
     if watch:
@@ -173,14 +178,16 @@ def _printable(text: str) -> str:
     return "".join(c for c in text if c in "\n\t" or not unicodedata.category(c).startswith("C"))
 
 
-def _append(
-    file: IO[str], generation: Generation, prompt: str, settings: Settings, model: LanguageModel
-) -> None:
+def sample_record(
+    generation: Generation, prompt: str, settings: Settings, model: LanguageModel
+) -> dict[str, Any]:
+    """A text, what it cost and how it was written: a line of --out."""
     sample = generation.sample
-    record: dict[str, Any] = {
+    return {
         "index": sample.index,
         "prompt": prompt,
         "text": generation.text,
+        "documents": _documents(generation.tokens, model.tokenizer),
         "tokens": generation.tokens,
         "length": len(sample.tokens),
         "given": sample.given,
@@ -192,10 +199,22 @@ def _append(
         "entropy": round(generation.entropy, 6),
         "seed": sample.seed,
         "dtype": str(model.network.embedding.weight.dtype).removeprefix("torch."),
-        "settings": {**asdict(settings), "unmasking": repr(settings.unmasking)},
+        "settings": settings_record(settings),
     }
-    file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    file.flush()
+
+
+def settings_record(settings: Settings) -> dict[str, Any]:
+    """Settings as JSON has them."""
+    return {**asdict(settings), "unmasking": repr(settings.unmasking)}
+
+
+def _documents(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
+    """The text cut at its end tokens, which the text itself does not show."""
+    if tokenizer is None:
+        return []
+    ends = [place for place, token in enumerate(tokens) if token == tokenizer.eos_id]
+    pieces = (tokens[start + 1 : stop] for start, stop in pairwise([-1, *ends, len(tokens)]))
+    return [document for piece in pieces if (document := tokenizer.decode(piece))]
 
 
 def _summary(done: Sequence[Generation], seconds: float) -> str:

@@ -1,13 +1,16 @@
-"""`bd3lm variance RUN`: how noisy each way of drawing masks is on a trained model."""
+"""`bd3lm variance RUN...`: how noisy each way of drawing masks is on trained models."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from bd3lm.build import held_out_batches
+from bd3lm.commands.records import keep, new_record
 from bd3lm.commands.subjects import Subject
 from bd3lm.config import BlockDiffusionMethod
 from bd3lm.diffusion import (
@@ -38,54 +41,87 @@ RULES: dict[str, MaskingRule] = {
 }
 
 
-def report_variances(
-    folder: Path, *, batches: int = 20, gradients: int = 0, seed: int = 0, console: Console | None = None
-) -> dict[str, tuple[float, float | None]]:
-    """Print and return the variance of the loss over blocks, and of the gradient over batches (eq. 10)."""
-    console = console or Console()
+def measure_variances(
+    subject: Subject, *, batches: int = 20, gradients: int = 0, seed: int = 0, console: Console | None = None
+) -> dict[str, Any]:
+    """The variance of the loss over blocks and of the gradient over batches (eq. 10), as a record that is
+    kept beside the run."""
     if batches < 1 or gradients < 0 or gradients == 1:
         raise ValueError(
             f"batches must be at least 1 and gradients 0 or at least 2, got {batches}, {gradients}"
         )
-    subject = Subject.open(folder, device="cpu")
-    recipe, model = subject.recipe, subject.model
+    recipe, method, network = subject.recipe, subject.model.config.method, subject.model.network
     if recipe is None:
-        raise ValueError(f"{folder} must be the folder of a run, with its recipe.yaml, got none")
-    method = model.config.method
+        raise ValueError(f"{subject.name} must be the folder of a run, with its recipe.yaml, got none")
     if not isinstance(method, BlockDiffusionMethod):
-        raise ValueError(f"{folder} must hold a block diffusion model, got {method.kind}")
+        raise ValueError(f"{subject.name} must hold a block diffusion model, got {method.kind}")
     held_out = held_out_batches(recipe.data, subject.shards())
     if not len(held_out):
-        raise ValueError(f"the data of {folder} has no sequence held out to measure on")
+        raise ValueError(f"the data of {subject.name} has no sequence held out to measure on")
     some = [
-        TokenBatch.of(held_out[index], score_first=method.score_first)
+        TokenBatch.of(held_out[index].to(subject.device), score_first=method.score_first)
         for index in range(min(max(batches, gradients), len(held_out)))
     ]
     plain = BlockDiffusionLoss(
         block_size=method.block_size, mask_id=method.mask_id, causal_clean=method.causal_clean
     )
-    table = Table(
-        title=f"Variance at block size {method.block_size}, {len(some[:batches])} batches, seed {seed}"
-    )
-    table.add_column("masks", no_wrap=True)
-    for heading in ("of the loss", *(("of the gradient",) if gradients else ()), "unbiased"):
-        table.add_column(heading, justify="right")
-    found: dict[str, tuple[float, float | None]] = {}
-    for name, rule in track(RULES.items(), "measuring", console=console, transient=True):
+    rows = []
+    for name, rule in track(RULES.items(), subject.title, console=console or Console(), transient=True):
         objective = replace(plain, masking=rule)
-        loss = nelbo_variance(
-            model.network, objective, some[:batches], block_size=method.block_size, seed=seed
-        )
-        gradient = (
-            gradient_variance(model.network, objective, some[:gradients], seed=seed) if gradients else None
-        )
-        found[name] = loss, gradient
-        figures = [f"{loss:.3f}", *((f"{gradient:.4g}",) if gradient is not None else ())]
-        table.add_row(name, *figures, "yes" if objective.bounds(model.network) else "no")
+        loss = nelbo_variance(network, objective, some[:batches], block_size=method.block_size, seed=seed)
+        gradient = gradient_variance(network, objective, some[:gradients], seed=seed) if gradients else None
+        unbiased = objective.bounds(network)
+        rows.append({"masks": name, "loss": loss, "gradient": gradient, "unbiased": unbiased})
+    settings = {
+        "block_size": method.block_size,
+        "batches": len(some[:batches]),
+        "gradients": len(some[:gradients]),
+        "seed": seed,
+    }
+    record = new_record(subject, "variance", settings=settings, result={"rows": rows})
+    keep(subject, "variance", record)
+    return record
+
+
+def report_variances(
+    folders: Sequence[Path],
+    *,
+    batches: int = 20,
+    gradients: int = 0,
+    seed: int = 0,
+    device: str | None = None,
+    console: Console | None = None,
+) -> list[dict[str, Any]]:
+    """Measure each run, and print a row for each way of drawing masks, a column for each run."""
+    console = console or Console()
+    if not folders:
+        raise ValueError("runs must name at least one run, got none")
+    subjects = [Subject.open(folder, device=device) for folder in folders]
+    records = [
+        measure_variances(subject, batches=batches, gradients=gradients, seed=seed, console=console)
+        for subject in subjects
+    ]
+    settings = records[0]["settings"]
+    table = Table(title=f"Variance over {settings['batches']} batches, seed {seed}")
+    table.add_column("masks", no_wrap=True)
+    for subject, record in zip(subjects, records, strict=True):
+        name = f"{subject.name}\nblocks of {record['settings']['block_size']}"
+        table.add_column(f"{name}\nof the loss", justify="right")
+        if gradients:
+            table.add_column(f"{name}\nof the gradient", justify="right")
+    table.add_column("unbiased")
+    for rows in zip(*(record["result"]["rows"] for record in records), strict=True):
+        cells = [_cell(row[what]) for row in rows for what in ("loss", *(("gradient",) if gradients else ()))]
+        sure = "yes" if all(row["unbiased"] for row in rows) else "no"
+        table.add_row(rows[0]["masks"], *cells, sure)
     console.print(table)
     console.print(
         "Over blocks for the loss, over batches for the gradient; lower is quieter. Schedules that draw "
         "rates near 0 have no finite variance: theirs is that of this sample.",
         soft_wrap=True,
     )
-    return found
+    return records
+
+
+def _cell(value: float | None) -> str:
+    return "∞" if value is None else f"{value:.4g}"

@@ -67,6 +67,31 @@ class Tokenizer:
         listed = list(ids) if isinstance(ids, Sequence) else ids.tolist()
         return self._backend.decode(listed, skip_special_tokens=skip_special)
 
+    def text_bytes(self, ids: "np.ndarray[Any, Any]") -> int:
+        """How many bytes of UTF-8 the text of `ids` has, special tokens aside: what bits per byte count.
+
+        Exact for byte-level vocabularies, also where a row begins or ends inside a character; for others it
+        is the length of the decoded text.
+        """
+        if self._bytes_of is not None:
+            return int(self._bytes_of[ids].sum())
+        return sum(len(self.decode(row).encode()) for row in np.atleast_2d(ids))
+
+    @cached_property
+    def _bytes_of(self) -> "np.ndarray[Any, Any] | None":
+        """The bytes of each id, where every character of a token stands for one; None for other kinds."""
+        spec = json.loads(self.spec)
+        decoder = spec.get("decoder") or {}
+        if decoder.get("type") != "ByteLevel":
+            return None
+        lengths = np.zeros(self.vocab_size, np.int64)
+        special = {token["id"] for token in spec.get("added_tokens", ()) if token.get("special")}
+        added = {token["id"] for token in spec.get("added_tokens", ())}
+        for token, place in self._backend.get_vocab(with_added_tokens=True).items():
+            if place not in special:
+                lengths[place] = len(token.encode()) if place in added else len(token)
+        return lengths
+
     @cached_property
     def vocab_size(self) -> int:
         """How many ids there are, the mask included."""

@@ -1,24 +1,41 @@
 """Likelihoods and other measurements of a trained network."""
 
+from bd3lm.evaluation.estimators import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled
 from bd3lm.evaluation.exact import (
     ExactLikelihood,
+    draw_orders,
     exact_likelihood,
     importance_weighted_nll,
     order_log_likelihood,
 )
-from bd3lm.evaluation.likelihood import Likelihood, loss_sums, monte_carlo_likelihood
+from bd3lm.evaluation.judges import HuggingFaceJudge
+from bd3lm.evaluation.judging import Judge, Judgement, judge_texts
+from bd3lm.evaluation.likelihood import CorpusLikelihood, corpus_likelihood, loss_sums, ratio_error
+from bd3lm.evaluation.mauve import mauve_score
 from bd3lm.evaluation.variance import block_moments, gradient_variance, nelbo_variance, variance
 
 __all__ = [
+    "CorpusLikelihood",
+    "Enumerated",
+    "Estimator",
     "ExactLikelihood",
-    "Likelihood",
+    "Figure",
+    "HuggingFaceJudge",
+    "ImportanceWeighted",
+    "Judge",
+    "Judgement",
+    "Sampled",
     "block_moments",
+    "corpus_likelihood",
+    "draw_orders",
     "exact_likelihood",
     "gradient_variance",
     "importance_weighted_nll",
+    "judge_texts",
     "loss_sums",
-    "monte_carlo_likelihood",
+    "mauve_score",
     "nelbo_variance",
     "order_log_likelihood",
+    "ratio_error",
     "variance",
 ]

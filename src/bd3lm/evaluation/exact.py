@@ -15,6 +15,7 @@ prompt that ends inside a block starts the recursion from its tokens, which is t
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,32 +58,43 @@ def exact_likelihood(
     )
 
 
+def draw_orders(
+    orders: int,
+    rows: int,
+    length: int,
+    block_size: int,
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Draws, ...]:
+    """Random orders in which the tokens of each block are revealed."""
+    if orders < 1:
+        raise ValueError(f"orders must be at least 1, got {orders}")
+    sampler = LevelSampler()
+    return tuple(
+        sampler.draw(rows, length, block_size, generator=generator, device=device) for _ in range(orders)
+    )
+
+
 @torch.no_grad()
 def importance_weighted_nll(
     model: Denoiser,
     batch: TokenBatch,
+    orders: Sequence[Draws],
     *,
     block_size: int,
     mask_id: int,
-    orders: int,
     causal_clean: bool = False,
-    generator: torch.Generator | None = None,
 ) -> Tensor:
-    """−log of the mean over `orders` random orders of p(x^b along the order), (rows, blocks).
+    """−log of the mean over random `orders` (`draw_orders`) of p(x^b along the order), (rows, blocks).
 
-    In expectation between the NLL and the NELBO (its value at one order), and falling with `orders`.
+    In expectation between the NLL and the NELBO (its value at one order), and falling with their number.
     Each order costs as many passes as a block has tokens, and one clean pass serves all.
     """
     _refuse_noise(model)
-    if orders < 1:
-        raise ValueError(f"orders must be at least 1, got {orders}")
-    rows, length = batch.tokens.shape
     denoiser = _denoiser(model, batch, block_size, mask_id, causal_clean)
-    log_p = []
-    for _ in range(orders):
-        draws = LevelSampler().draw(rows, length, block_size, generator=generator, device=batch.tokens.device)
-        log_p.append(_along_order(denoiser, draws))
-    return math.log(orders) - torch.logsumexp(torch.stack(log_p), dim=0)
+    log_p = torch.stack([_along_order(denoiser, draws) for draws in orders])
+    return math.log(len(orders)) - torch.logsumexp(log_p, dim=0)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Monte-Carlo likelihoods: an objective averaged over a corpus."""
+"""The likelihood of a corpus: nats per token with a standard error, and what they mean."""
 
 import math
 from collections.abc import Iterable
@@ -7,22 +7,109 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import Draws
+from bd3lm.diffusion import Draws, derive_seed
+from bd3lm.evaluation.estimators import Estimator, Figure
 from bd3lm.models import Denoiser
 from bd3lm.objectives import Objective, TokenBatch
 
 
 @dataclass(frozen=True)
-class Likelihood:
-    """Nats per token over a corpus, and whether their expectation bounds the negative log-likelihood."""
+class CorpusLikelihood:
+    """Nats per token of a corpus, Σ nats / Σ tokens.
 
+    `standard_error` is that of the figure as an estimate for texts like these: a ratio estimator's, clustered
+    by sequence, since tokens of one sequence are alike. It holds the noise of the draws too.
+    `monte_carlo_error` is of the draws alone, for these very texts, from independent replicates: None with
+    one replicate, 0 where nothing is drawn.
+    """
+
+    figure: Figure
     nats: float
-    tokens: float
-    is_bound: bool
+    standard_error: float | None
+    monte_carlo_error: float | None
+    tokens: int
+    sequences: int
+    replicates: int
 
     @property
     def perplexity(self) -> float:
         return math.exp(self.nats) if self.nats < 700 else math.inf
+
+    @property
+    def perplexity_error(self) -> float | None:
+        """By the delta method."""
+        return None if self.standard_error is None else self.perplexity * self.standard_error
+
+    @property
+    def bits_per_token(self) -> float:
+        return self.nats / math.log(2)
+
+    def bits_per_byte(self, text_bytes: int) -> float:
+        """Given how many bytes the text of the scored tokens has."""
+        return self.bits_per_token * self.tokens / text_bytes
+
+
+def corpus_likelihood(
+    model: Denoiser,
+    estimator: Estimator,
+    batches: Iterable[TokenBatch],
+    *,
+    seed: int = 0,
+    replicates: int = 1,
+) -> tuple[CorpusLikelihood, ...]:
+    """Each figure of an estimator over a corpus: one draw a text (Suppl. C.4), or the mean of replicates.
+
+    A replicate draws afresh for every batch, within which noise levels are spread evenly.
+    """
+    if replicates < 1:
+        raise ValueError(f"replicates must be at least 1, got {replicates}")
+    if replicates > 1 and not estimator.is_random:
+        raise ValueError(f"replicates must be 1 for {estimator.name}, which draws nothing, got {replicates}")
+    nats: list[Tensor] = []  # (replicates, figures, rows)
+    tokens: list[Tensor] = []
+    for index, batch in enumerate(batches):
+        turns = []
+        for turn in range(replicates):
+            seeds = (seed, index) if not turn else (seed, index, turn)
+            generator = torch.Generator(batch.tokens.device).manual_seed(derive_seed(*seeds))
+            draws = estimator.draw(*batch.tokens.shape, generator=generator, device=batch.tokens.device)
+            turns.append(estimator.nats(model, batch, draws).cpu())
+        nats.append(torch.stack(turns))
+        tokens.append(batch.scored.sum(1).double().cpu())
+    lengths = torch.cat(tokens) if tokens else torch.zeros(1)
+    if not lengths.sum():
+        raise ValueError("batches must hold at least one scored token, got none")
+    each = torch.cat(nats, dim=2)
+    return tuple(
+        CorpusLikelihood(
+            figure=figure,
+            nats=(rows.sum(1).mean() / lengths.sum()).item(),
+            standard_error=ratio_error(rows.mean(0), lengths),
+            monte_carlo_error=_spread_of_means(rows.sum(1) / lengths.sum()) if estimator.is_random else 0.0,
+            tokens=int(lengths.sum()),
+            sequences=int((lengths > 0).sum()),
+            replicates=replicates,
+        )
+        for figure, rows in zip(estimator.figures(model), each.unbind(1), strict=True)
+    )
+
+
+def ratio_error(totals: Tensor, sizes: Tensor) -> float | None:
+    """The standard error of Σ totals / Σ sizes over independent clusters; None for fewer than two.
+
+    sqrt(R/(R−1) Σ_r (N_r − m T_r)²) / Σ T, by linearisation.
+    """
+    counted = sizes > 0
+    totals, sizes = totals[counted].double(), sizes[counted].double()
+    number = len(sizes)
+    if number < 2:
+        return None
+    residuals = totals - sizes * (totals.sum() / sizes.sum())
+    return (residuals.square().sum() * number / (number - 1)).sqrt().item() / sizes.sum().item()
+
+
+def _spread_of_means(means: Tensor) -> float | None:
+    return None if len(means) < 2 else (means.std() / math.sqrt(len(means))).item()
 
 
 @torch.no_grad()
@@ -30,20 +117,3 @@ def loss_sums(model: Denoiser, objective: Objective, batch: TokenBatch, draws: D
     """(nats, tokens) of a batch, float64."""
     loss = objective.loss(model, batch, draws)
     return torch.stack((loss.nats.double().sum(), loss.weight.double().sum()))
-
-
-def monte_carlo_likelihood(
-    model: Denoiser, objective: Objective, batches: Iterable[TokenBatch], *, seed: int = 0, draws: int = 1
-) -> Likelihood:
-    """The objective's average over a corpus, with one draw a block (Suppl. C.4) or the mean of several."""
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
-    nats = tokens = 0.0
-    for index, batch in enumerate(batches):
-        for turn in range(draws):
-            seeds = (seed, index) if not turn else (seed, index, turn)
-            sums = loss_sums(model, objective, batch, objective.seeded_draws(batch, *seeds)).tolist()
-            nats, tokens = nats + sums[0] / draws, tokens + sums[1] / draws
-    if not tokens:
-        raise ValueError("batches must hold at least one scored token, got none")
-    return Likelihood(nats=nats / tokens, tokens=tokens, is_bound=objective.bounds(model))

@@ -2,6 +2,15 @@
 
 from bd3lm.lm.generation import Gap, Generation, Settings
 from bd3lm.lm.model import LanguageModel, load
-from bd3lm.lm.scoring import TextLikelihood
+from bd3lm.lm.scoring import TextLikelihood, build_estimator, corruption_bound
 
-__all__ = ["Gap", "Generation", "LanguageModel", "Settings", "TextLikelihood", "load"]
+__all__ = [
+    "Gap",
+    "Generation",
+    "LanguageModel",
+    "Settings",
+    "TextLikelihood",
+    "build_estimator",
+    "corruption_bound",
+    "load",
+]

@@ -25,7 +25,7 @@ from bd3lm.lm.generation import (
     given_tokens,
     listed,
 )
-from bd3lm.lm.scoring import Estimator, TextLikelihood, score
+from bd3lm.lm.scoring import TextLikelihood, score
 from bd3lm.models import Transformer
 from bd3lm.sampling import Event, Sample, Stopped, write
 
@@ -114,21 +114,24 @@ class LanguageModel:
         self,
         texts: str | Sequence[Prompt],
         *,
-        estimator: Estimator = "auto",
-        samples: int = 16,
+        given: Sequence[int] | None = None,
+        estimator: str = "auto",
+        samples: int | None = None,
         seed: int = 0,
         batch_size: int = 8,
     ) -> list[TextLikelihood]:
         """How likely each text is, up to one context long; nothing in it is sharpened.
 
         - "exact": the chain rule, or for block diffusion the sum over all orders of reveal (blocks up to 12);
-        - "nelbo": the paper's bound, averaged over `samples` draws;
-        - "importance": a tighter bound, from `samples` orders of reveal;
-        - "auto": exact where that takes at most 255 passes, else the NELBO.
+        - "nelbo": the paper's bound from uniformly drawn mask rates, the mean of `samples` draws (16);
+        - "counts": the same bound from masks drawn by count, with less noise;
+        - "iw:K": a tighter bound, from K orders of reveal;
+        - "auto": exact where that takes at most 255 passes, else counts, else the NELBO.
 
         A text is scored from its first token on, after the token that texts begin with. Token ids are taken
         as they are: their first one is given, unless the model was trained to predict it (and so is a text's
-        where the tokenizer has no token that texts begin with).
+        where the tokenizer has no token that texts begin with). `given` says how many leading tokens of each
+        text are given instead: the likelihood is then of the rest, after them.
         """
         rows = []
         for index, text in enumerate(listed(texts)):
@@ -140,6 +143,7 @@ class LanguageModel:
             self.network,
             self.config,
             rows,
+            given=given,
             estimator=estimator,
             samples=samples,
             seed=seed,

@@ -1,9 +1,10 @@
 """How likely texts are under a model: exactly where that can be computed, bounded where it cannot."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -16,25 +17,30 @@ from bd3lm.config import (
     ScoreEntropyMethod,
     SimplexMethod,
 )
-from bd3lm.diffusion import SCHEDULES, Counts, Times, named_process
-from bd3lm.evaluation import exact_likelihood, importance_weighted_nll
+from bd3lm.diffusion import SCHEDULES, Counts, Draws, Times, named_process
+from bd3lm.evaluation import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
 from bd3lm.models import Transformer, require_evaluation_mode
-from bd3lm.objectives import D3PM, Autoregressive, BlockDiffusionLoss, Objective, ScoreEntropy, TokenBatch
+from bd3lm.objectives import D3PM, Autoregressive, BlockDiffusionLoss, ScoreEntropy, TokenBatch
 
-Estimator = Literal["auto", "exact", "nelbo", "importance"]
+ESTIMATORS = "auto, exact, nelbo, counts or iw:K"
 
 _LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
+_DRAWS = 16  # of each text, for an estimate that is drawn; one for iw:K, which draws K orders itself
 
 
 @dataclass(frozen=True)
 class TextLikelihood:
-    """log p of a text in nats, or a lower bound of it, over `tokens` tokens."""
+    """log p of a text in nats, or what an estimator gives for it, over `tokens` tokens."""
 
     log_p: float
     tokens: int
-    estimator: str
-    is_exact: bool
+    figure: Figure
+
+    @property
+    def is_exact(self) -> bool:
+        """Otherwise log_p is a lower bound in expectation, or (`figure.meaning`) not even that."""
+        return self.figure.meaning == "exact"
 
     @property
     def perplexity(self) -> float:
@@ -43,158 +49,162 @@ class TextLikelihood:
         return math.exp(nats) if nats < 700 else math.inf
 
 
+def build_estimator(network: Transformer, config: LanguageModelConfig, name: str) -> Estimator:
+    """The estimator that a user names; one that would not do for the model is refused with the reason."""
+    method = config.method
+    orders = _orders(name)
+    match method:
+        case SimplexMethod():
+            raise ValueError(
+                "SSD-LM (method kind simplex) has no likelihood, nor a bound on one, to be asked for"
+            )
+        case AutoregressiveMethod():
+            if name not in ("auto", "exact"):
+                raise ValueError(
+                    "estimator must be 'exact' for an autoregressive model, whose likelihood needs no bound, "
+                    f"got {name!r}"
+                )
+            return Sampled("exact", Autoregressive(mask_id=method.mask_id, score_first=method.score_first))
+        case ScoreEntropyMethod() | D3PMMethod():
+            if name not in ("auto", "nelbo"):
+                raise ValueError(
+                    f"estimator must be 'nelbo' for method kind {method.kind}, whose likelihood is only "
+                    f"bounded, got {name!r}"
+                )
+            return Sampled("nelbo", corruption_bound(method, config.network.vocab_size))
+        case BlockDiffusionMethod():
+            return _block_estimator(network, method, name, orders)
+
+
+def _block_estimator(
+    network: Transformer, method: BlockDiffusionMethod, name: str, orders: int | None
+) -> Estimator:
+    size = method.block_size
+    if network.uses_noise and name not in ("auto", "nelbo"):
+        raise ValueError(
+            f"estimator must be 'nelbo' for a network that is told the noise level, got {name!r}"
+        )
+    if name == "exact" and size > MAX_EXACT_BLOCK:
+        raise ValueError(
+            f"estimator 'exact' takes 2^block_size − 1 passes, for blocks of {size} therefore 2^{size} − 1; "
+            f"it is for blocks of at most {MAX_EXACT_BLOCK}. Use 'counts', a bound in one pass, or 'iw:K', a "
+            f"tighter one in {size}·K passes"
+        )
+    if name == "auto":
+        name = "nelbo" if network.uses_noise else "exact" if size <= _LARGEST_EXACT else "counts"
+    if name == "exact":
+        return Enumerated(block_size=size, mask_id=method.mask_id, causal_clean=method.causal_clean)
+    if orders is not None:
+        return ImportanceWeighted(
+            block_size=size, mask_id=method.mask_id, causal_clean=method.causal_clean, orders=orders
+        )
+    bound = BlockDiffusionLoss(
+        block_size=size,
+        mask_id=method.mask_id,
+        masking=Counts() if name == "counts" else Times(),
+        causal_clean=method.causal_clean,
+    )
+    return Sampled(name, bound)
+
+
+@overload
+def corruption_bound(method: ScoreEntropyMethod, vocab_size: int) -> ScoreEntropy: ...
+@overload
+def corruption_bound(method: D3PMMethod, vocab_size: int) -> D3PM: ...
+def corruption_bound(method: ScoreEntropyMethod | D3PMMethod, vocab_size: int) -> ScoreEntropy | D3PM:
+    """The objective whose mean is the bound of SEDD or D3PM."""
+    process = named_process(method.process, vocab_size=vocab_size, mask_id=method.mask_id)
+    if isinstance(method, ScoreEntropyMethod):
+        return ScoreEntropy(process=process, mask_id=method.mask_id, schedule=process.log_linear)
+    return D3PM(
+        process=process, mask_id=method.mask_id, steps=method.steps, schedule=SCHEDULES[method.schedule]
+    )
+
+
 @torch.no_grad()
 def score(
     network: Transformer,
     config: LanguageModelConfig,
     texts: Sequence[Sequence[int]],
     *,
-    estimator: Estimator,
-    samples: int,
+    given: Sequence[int] | None,
+    estimator: str,
+    samples: int | None,
     seed: int,
     batch_size: int,
 ) -> list[TextLikelihood]:
-    """The likelihood of each text, given its first token unless the model predicts that too."""
+    """The likelihood of each text, given its first token unless the model predicts that too, or `given`."""
     for name, value, least in (("samples", samples, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
-        if not isinstance(value, int) or value < least:
+        if value is not None and (not isinstance(value, int) or value < least):
             raise ValueError(f"{name} must be at least {least}, got {value!r}")
     require_evaluation_mode(network)
-    estimator = _resolve(network, config, estimator)
+    chosen = build_estimator(network, config, estimator)
+    if samples is not None and not chosen.is_random:
+        raise ValueError(
+            f"samples is for an estimate that is drawn, and {chosen.name!r} is not, got {samples}"
+        )
     _check(texts, config)
+    prompts = _prompts(texts, given, config)
     device = network.embedding.weight.device
-    scores: list[TextLikelihood] = []
-    # What is drawn for a text must not depend on its neighbours, so sampled estimates take one at a time.
-    rows = batch_size if estimator == "exact" else 1
+    figure, scores = chosen.figures(network)[0], []
+    # What is drawn for a text must not depend on its neighbours, so drawn estimates take one at a time.
+    rows = 1 if chosen.is_random else batch_size
     for start in range(0, len(texts), rows):
-        batch = _padded(texts[start : start + rows], config, device)
-        if estimator == "exact":
-            nats = _exact(network, config, batch)
+        batch = _padded(texts[start : start + rows], prompts[start : start + rows], config, device)
+        if chosen.is_random:
+            draws = samples or (1 if isinstance(chosen, ImportanceWeighted) else _DRAWS)
+            nats = _mean_of_draws(network, chosen, batch, draws, seed, batch_size)
         else:
-            generator = torch.Generator(device).manual_seed(seed)
-            nats = _sampled(network, config, batch, estimator, samples, batch_size, generator)
+            nats = chosen.nats(network, batch, ())[0]
         scores += [
-            TextLikelihood(-nll, tokens, estimator, is_exact=estimator == "exact")
+            TextLikelihood(-nll, tokens, figure)
             for nll, tokens in zip(nats.tolist(), batch.scored.sum(1).tolist(), strict=True)
         ]
     return scores
 
 
-def _resolve(network: Transformer, config: LanguageModelConfig, estimator: Estimator) -> Estimator:
-    if estimator not in ("auto", "exact", "nelbo", "importance"):
-        raise ValueError(f"estimator must be 'auto', 'exact', 'nelbo' or 'importance', got {estimator!r}")
-    method = config.method
-    if isinstance(method, AutoregressiveMethod):
-        if estimator not in ("auto", "exact"):
-            raise ValueError(
-                f"estimator must be 'exact' for an autoregressive model, whose likelihood needs no bound, "
-                f"got {estimator!r}"
-            )
-        return "exact"
-    if isinstance(method, SimplexMethod):
-        raise ValueError(
-            "SSD-LM (method kind simplex) has no likelihood, nor a bound on one, to be asked for"
-        )
-    if isinstance(method, ScoreEntropyMethod | D3PMMethod):
-        if estimator not in ("auto", "nelbo"):
-            raise ValueError(
-                f"estimator must be 'nelbo' for method kind {method.kind}, whose likelihood is only bounded, "
-                f"got {estimator!r}"
-            )
-        return "nelbo"
-    if estimator == "auto":
-        return "exact" if method.block_size <= _LARGEST_EXACT and not network.uses_noise else "nelbo"
-    if estimator == "exact" and method.block_size > MAX_EXACT_BLOCK:
-        raise ValueError(
-            f"estimator 'exact' is for blocks of at most {MAX_EXACT_BLOCK}, got blocks of "
-            f"{method.block_size}; use 'importance' or 'nelbo'"
-        )
-    if network.uses_noise and estimator != "nelbo":
-        raise ValueError(
-            f"estimator must be 'nelbo' for a network that is told the noise level, got {estimator!r}"
-        )
-    return estimator
-
-
-def _exact(network: Transformer, config: LanguageModelConfig, batch: TokenBatch) -> Tensor:
-    """−log p of each row."""
-    method = config.method
-    if isinstance(method, AutoregressiveMethod):
-        judge = Autoregressive(mask_id=method.mask_id, score_first=method.score_first)
-        return judge.loss(network, batch).nats.double().sum(1)
-    if not isinstance(method, BlockDiffusionMethod):
-        raise RuntimeError(f"no exact likelihood is known for {method.kind}")
-    exact = exact_likelihood(
-        network,
-        batch,
-        block_size=method.block_size,
-        mask_id=method.mask_id,
-        causal_clean=method.causal_clean,
-    )
-    return exact.nll.sum(1)
-
-
-def _sampled(
-    network: Transformer,
-    config: LanguageModelConfig,
-    batch: TokenBatch,
-    estimator: Estimator,
-    samples: int,
-    batch_size: int,
-    generator: torch.Generator,
+def _mean_of_draws(
+    network: Transformer, estimator: Estimator, batch: TokenBatch, draws: int, seed: int, batch_size: int
 ) -> Tensor:
-    """An upper bound, in expectation, of −log p of the one row."""
-    method = config.method
-    if estimator == "importance" and isinstance(method, BlockDiffusionMethod):
-        return importance_weighted_nll(
-            network,
-            batch,
-            block_size=method.block_size,
-            mask_id=method.mask_id,
-            orders=samples,
-            causal_clean=method.causal_clean,
-            generator=generator,
-        ).sum(1)
-    bound = _bound(network, config)
-    # The same text in every row: noise levels are spread evenly over all of its draws.
+    """The mean estimate for the one row; the same text in every row spreads the noise levels of its draws."""
     copies = TokenBatch(
-        tokens=batch.tokens.expand(samples, -1),
-        scored=batch.scored.expand(samples, -1),
-        absent=None if batch.absent is None else batch.absent.expand(samples, -1),
+        tokens=batch.tokens.expand(draws, -1),
+        scored=batch.scored.expand(draws, -1),
+        absent=None if batch.absent is None else batch.absent.expand(draws, -1),
     )
-    draws = bound.draw(*copies.tokens.shape, generator=generator, device=batch.tokens.device)
-    if draws is None:
-        raise RuntimeError("a sampled bound draws something")
-    total = torch.zeros(1, dtype=torch.float64, device=batch.tokens.device)
-    for start in range(0, samples, batch_size):
+    device = batch.tokens.device
+    generator = torch.Generator(device).manual_seed(seed)
+    drawn: tuple[Draws, ...] = estimator.draw(*copies.tokens.shape, generator=generator, device=device)
+    total = torch.zeros(1, dtype=torch.float64, device=device)
+    for start in range(0, draws, batch_size):
         rows = slice(start, start + batch_size)
-        total += bound.loss(network, copies[rows], draws[rows]).nats.double().sum()
-    return total / samples
+        total += estimator.nats(network, copies[rows], tuple(each[rows] for each in drawn))[0].sum()
+    return total / draws
 
 
-def _bound(network: Transformer, config: LanguageModelConfig) -> Objective:
-    """The objective whose mean is the bound of a method."""
-    method, vocab_size = config.method, config.network.vocab_size
-    match method:
-        case BlockDiffusionMethod():
-            return BlockDiffusionLoss(
-                block_size=method.block_size,
-                mask_id=method.mask_id,
-                masking=Times() if network.uses_noise else Counts(),
-                causal_clean=method.causal_clean,
+def _orders(name: str) -> int | None:
+    """K of iw:K; None for the other names."""
+    if name in ("auto", "exact", "nelbo", "counts"):
+        return None
+    if found := re.fullmatch(r"iw:([1-9]\d*)", name):
+        return int(found[1])
+    raise ValueError(f"estimator must be {ESTIMATORS} with K from 1 on, got {name!r}")
+
+
+def _prompts(
+    texts: Sequence[Sequence[int]], given: Sequence[int] | None, config: LanguageModelConfig
+) -> list[int]:
+    least = int(not config.method.score_first)
+    if given is None:
+        return [least] * len(texts)
+    if len(given) != len(texts):
+        raise ValueError(f"given must hold a number for each of {len(texts)} texts, got {len(given)}")
+    for index, (number, text) in enumerate(zip(given, texts, strict=True)):
+        if not least <= number < len(text):
+            raise ValueError(
+                f"given[{index}] must leave something to score, {least} to {len(text) - 1}, got {number}"
             )
-        case ScoreEntropyMethod():
-            process = named_process(method.process, vocab_size=vocab_size, mask_id=method.mask_id)
-            return ScoreEntropy(process=process, mask_id=method.mask_id, schedule=process.log_linear)
-        case D3PMMethod():
-            process = named_process(method.process, vocab_size=vocab_size, mask_id=method.mask_id)
-            return D3PM(
-                process=process,
-                mask_id=method.mask_id,
-                steps=method.steps,
-                schedule=SCHEDULES[method.schedule],
-            )
-        case _:
-            raise RuntimeError(f"method kind {method.kind} has no sampled bound")
+    return list(given)
 
 
 def _check(texts: Sequence[Sequence[int]], config: LanguageModelConfig) -> None:
@@ -220,7 +230,9 @@ def _check(texts: Sequence[Sequence[int]], config: LanguageModelConfig) -> None:
                 )
 
 
-def _padded(texts: Sequence[Sequence[int]], config: LanguageModelConfig, device: torch.device) -> TokenBatch:
+def _padded(
+    texts: Sequence[Sequence[int]], prompts: Sequence[int], config: LanguageModelConfig, device: torch.device
+) -> TokenBatch:
     """Rows padded to whole blocks; what lies past a text's end is never seen."""
     method = config.method
     block = method.block_size if isinstance(method, BlockDiffusionMethod) else 1
@@ -231,6 +243,6 @@ def _padded(texts: Sequence[Sequence[int]], config: LanguageModelConfig, device:
     tokens = torch.full((len(texts), -(-int(lengths.max()) // block) * block), filler)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = torch.tensor(text)
-    given = torch.full((len(texts),), int(not method.score_first), device=device)
+    given = torch.tensor(prompts, device=device)
     whole = bool((lengths == tokens.shape[1]).all())
     return TokenBatch.of(tokens.to(device), prompts=given, lengths=None if whole else lengths.to(device))

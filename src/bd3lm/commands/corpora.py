@@ -1,0 +1,116 @@
+"""The text that a model is measured on: its run's own, token shards, or any corpus, as wrapped sequences."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from bd3lm.commands.subjects import Subject
+from bd3lm.data import TokenShards, WrappedTokens, load_corpus, prepare
+from bd3lm.data.shards import META_FILE
+from bd3lm.objectives import TokenBatch
+
+HELD_OUT = ("valid", "test")
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Some text as sequences of the model's context; what is left after the last whole one is not in it."""
+
+    name: str
+    split: str
+    rows: WrappedTokens
+    number: int
+    eos_between_documents: bool
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the tokens: the same for runs that read the same data."""
+        return self.rows.shards.fingerprint
+
+    def batches(self, subject: Subject, batch_size: int) -> Iterator[TokenBatch]:
+        """On the model's device, scored as the model was trained."""
+        for start in range(0, self.number, batch_size):
+            tokens = torch.from_numpy(self.rows[start : min(start + batch_size, self.number)])
+            yield TokenBatch.of(
+                tokens.to(subject.device), score_first=subject.model.config.method.score_first
+            )
+
+    def text_bytes(self, subject: Subject) -> int | None:
+        """The bytes of what is scored; None without a tokenizer."""
+        tokenizer = subject.model.tokenizer
+        if tokenizer is None:
+            return None
+        first = int(not subject.model.config.method.score_first)
+        return sum(tokenizer.text_bytes(self.rows[[index]][:, first:]) for index in range(self.number))
+
+
+@contextmanager
+def open_sequences(
+    subject: Subject,
+    data: str | None,
+    *,
+    split: str | None = None,
+    eos_between_documents: bool = True,
+    limit: int | None = None,
+) -> Iterator[Sequences]:
+    """The held-out text of a model's own run, or `data`: a folder of token shards, or a corpus as files or by
+    name, which is tokenized for the occasion, with or without EOS after each document.
+
+    `split` is by default what was held out, else all there is; `limit` takes the first sequences only.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"sequences must be at least 1, got {limit}")
+    with TemporaryDirectory() as scratch:
+        bos_eos = False
+        if data is None:
+            shards = subject.shards()
+            bos_eos = subject.recipe is not None and subject.recipe.data.bos_eos
+        elif (Path(data) / META_FILE).is_file():
+            shards = TokenShards(data)
+        else:
+            shards, split = _tokenize(subject, data, split, eos_between_documents, Path(scratch))
+        name = data or f"the data of {subject.name}"
+        _check_tokenizer(subject, shards, name)
+        split = split or next((each for each in HELD_OUT if each in shards.splits), shards.splits[0])
+        context = subject.model.config.network.context
+        rows = WrappedTokens(shards, split, context, bos_eos=bos_eos)
+        if not len(rows):
+            raise ValueError(
+                f"{name} must hold at least one sequence of {context} tokens, the network's context, got "
+                f"{shards.split(split).tokens} tokens in split {split!r}"
+            )
+        number = len(rows) if limit is None else min(limit, len(rows))
+        yield Sequences(name, split, rows, number, shards.meta.inputs.eos_between_documents)
+
+
+def _tokenize(
+    subject: Subject, data: str, split: str | None, eos_between_documents: bool, folder: Path
+) -> tuple[TokenShards, str]:
+    """One split of a corpus as shards; a file that is no split of anything is taken whole."""
+    tokenizer = subject.model.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
+    corpus = load_corpus(data, held_out=0) if Path(data).is_file() else load_corpus(data)
+    split = split or next((each for each in HELD_OUT if each in corpus.splits), corpus.splits[0])
+    shards = prepare(corpus, tokenizer, folder, splits=[split], eos_between_documents=eos_between_documents)
+    return shards, split
+
+
+def _check_tokenizer(subject: Subject, shards: TokenShards, name: str) -> None:
+    """The tokens of the text must mean to the model what they meant when the text was tokenized."""
+    tokenizer, inputs = subject.model.tokenizer, shards.meta.inputs
+    if tokenizer is not None:
+        try:
+            shards.require_tokenizer(tokenizer)
+        except ValueError as error:
+            raise ValueError(f"{subject.name} cannot be measured on {name}: {error}") from None
+    config = subject.model.config
+    if (inputs.vocab_size, inputs.mask_id) != (config.network.vocab_size, config.method.mask_id):
+        raise ValueError(
+            f"{subject.name} cannot be measured on {name}: its {config.network.vocab_size} tokens (mask "
+            f"{config.method.mask_id}) are not the {inputs.vocab_size} (mask {inputs.mask_id}) of the text"
+        )

@@ -1,0 +1,203 @@
+"""`bd3lm eval` and `bd3lm zeroshot`: how likely a model finds text, with what the figure is worth."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from bd3lm.commands.corpora import open_sequences
+from bd3lm.commands.records import keep, new_record, slug
+from bd3lm.commands.subjects import Subject
+from bd3lm.evaluation import CorpusLikelihood, corpus_likelihood
+from bd3lm.lm import build_estimator
+
+OWN = "own"  # the text that a run held out
+# The paper's zero-shot corpora, in its order.
+ZERO_SHOT = ("ptb", "wikitext103", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
+
+
+def measure_perplexity(
+    subject: Subject,
+    *,
+    data: str | None = None,
+    split: str | None = None,
+    estimator: str = "auto",
+    replicates: int = 1,
+    seed: int = 0,
+    batch_size: int = 16,
+    eos_between_documents: bool = True,
+    limit: int | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """The perplexity of one model on one text, as a record, which is kept beside its run."""
+    if batch_size < 1:
+        raise ValueError(f"batch must be at least 1, got {batch_size}")
+    network = subject.model.network
+    chosen = build_estimator(network, subject.model.config, estimator)
+    with open_sequences(
+        subject, data, split=split, eos_between_documents=eos_between_documents, limit=limit
+    ) as text:
+        batches = track(
+            text.batches(subject, batch_size),
+            f"{subject.title} on {text.name}",
+            total=-(-text.number // batch_size),
+            console=console or Console(stderr=True),
+            transient=True,
+        )
+        found = corpus_likelihood(network, chosen, batches, seed=seed, replicates=replicates)
+        text_bytes = text.text_bytes(subject)
+        record = new_record(
+            subject,
+            "perplexity",
+            settings={
+                "data": data or OWN,
+                "text": text.fingerprint,
+                "split": text.split,
+                "estimator": chosen.name,
+                "replicates": replicates,
+                "seed": seed,
+                "eos_between_documents": text.eos_between_documents,
+                "context": text.rows.context,
+                "limit": limit,
+            },
+            result={
+                "sequences": found[0].sequences,
+                "tokens": found[0].tokens,
+                "bytes": text_bytes,
+                "figures": [_figure(each, text_bytes) for each in found],
+            },
+        )
+    part = [] if limit is None else [f"first {limit}"]
+    keep(subject, slug("perplexity", data or OWN, record["settings"]["split"], chosen.name, *part), record)
+    return record
+
+
+def report_perplexities(
+    subjects: Sequence[Subject], data: Sequence[str | None], *, console: Console, **options: Any
+) -> list[dict[str, Any]]:
+    """Measure every model on every text, and print a table of all figures."""
+    records = [
+        measure_perplexity(subject, data=source, console=console, **options)
+        for source in data
+        for subject in subjects
+    ]
+    for text, group in _by_text(records).items():
+        first = group[0]["result"]
+        scored = f"{first['sequences']:,} sequences, {first['tokens']:,} tokens scored"
+        table = Table(title=f"{text}: {scored}")
+        table.add_column("model", overflow="fold")
+        drawn = any(figure["monte_carlo_error"] for record in group for figure in record["result"]["figures"])
+        for heading in ("estimator", "perplexity", *_of_draws(drawn), "bits/token", "bits/byte"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("it is")
+        for record in group:
+            for index, figure in enumerate(record["result"]["figures"]):
+                table.add_row("" if index else record["model"], *_cells(figure, drawn))
+        console.print(table)
+    console.print(_legend(records), soft_wrap=True)
+    return records
+
+
+def report_zero_shot(
+    subjects: Sequence[Subject], data: Sequence[str], *, console: Console, **options: Any
+) -> list[dict[str, Any]]:
+    """Models against corpora, sequences wrapped to the context and no EOS between them (Suppl. C.4)."""
+    records = [
+        measure_perplexity(subject, data=source, eos_between_documents=False, console=console, **options)
+        for source in data
+        for subject in subjects
+    ]
+    table = Table(title="Zero-shot perplexity")
+    table.add_column("model", overflow="fold")
+    for source in data:
+        table.add_column(_short(source), justify="right")
+    for index, subject in enumerate(subjects):
+        cells = [
+            perplexity_text(record["result"]["figures"][0]) for record in records[index :: len(subjects)]
+        ]
+        table.add_row(f"{subject.name} ({subject.title})", *cells)
+    console.print(table)
+    console.print(_legend(records), soft_wrap=True)
+    return records
+
+
+def perplexity_text(figure: dict[str, Any]) -> str:
+    """A perplexity as a table prints it: ≤ before a bound, ≈ before what is neither, ± a standard error."""
+    sign = {"exact": "", "bound": "≤ ", "neither": "≈ "}[figure["meaning"]]
+    if figure["perplexity"] is None:
+        return f"{sign}∞"
+    error = figure["perplexity_error"]
+    digits = 0 if figure["perplexity"] >= 1000 else 1 if error is not None and error >= 0.1 else 2
+    return f"{sign}{figure['perplexity']:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
+def _figure(found: CorpusLikelihood, text_bytes: int | None) -> dict[str, Any]:
+    return {
+        "name": found.figure.name,
+        "meaning": found.figure.meaning,
+        "nats": found.nats,
+        "standard_error": found.standard_error,
+        "monte_carlo_error": found.monte_carlo_error,
+        "perplexity": found.perplexity,
+        "perplexity_error": found.perplexity_error,
+        "bits_per_token": found.bits_per_token,
+        "bits_per_byte": None if not text_bytes else found.bits_per_byte(text_bytes),
+    }
+
+
+_MEANINGS = {"exact": "exact", "bound": "a bound", "neither": "neither"}
+
+
+def _of_draws(drawn: bool, cell: str = "of draws") -> list[str]:
+    return [cell] if drawn else []
+
+
+def _cells(figure: dict[str, Any], drawn: bool) -> list[str]:
+    noise, bits = figure["monte_carlo_error"], figure["bits_per_byte"]
+    return [
+        figure["name"],
+        perplexity_text(figure),
+        *_of_draws(drawn, f"± {noise * figure['perplexity']:.2f}" if noise and figure["perplexity"] else ""),
+        f"{figure['bits_per_token']:.3f}",
+        "" if bits is None else f"{bits:.3f}",
+        _MEANINGS[figure["meaning"]],
+    ]
+
+
+def _legend(records: Sequence[dict[str, Any]]) -> str:
+    lines = ["± is one standard error over sequences; what the draws add to it is in it, and beside it."]
+    figures = [figure for record in records for figure in record["result"]["figures"]]
+    if any(figure["meaning"] == "bound" for figure in figures):
+        lines.append("≤ marks an upper bound.")
+    if any(figure["monte_carlo_error"] is None for figure in figures):
+        lines.append("With one draw of each text the part of draws is not known: --replicates 4 tells it.")
+    if any(figure["name"] == "nelbo" and figure["monte_carlo_error"] != 0.0 for figure in figures):
+        lines.append(
+            "Mask rates near 0 give nelbo no finite variance, so its errors come out too small now and then; "
+            "counts is the same bound with less noise."
+        )
+    return " ".join(lines)
+
+
+def _by_text(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Records by what they were measured on: runs that held out the same text stand in one table."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        settings, result = record["settings"], record["result"]
+        key = f"{settings['text']} {settings['split']} {result['sequences']}"
+        groups.setdefault(key, []).append(record)
+    return {_name(group[0]["settings"]): group for group in groups.values()}
+
+
+def _name(settings: dict[str, Any]) -> str:
+    data = settings["data"]
+    split = "" if settings["split"] == "train" and Path(data).is_file() else f", split {settings['split']}"
+    return f"{'held-out text' if data == OWN else data}{split}"
+
+
+def _short(source: str) -> str:
+    """A corpus as a column names it: the file's name without its endings."""
+    return Path(source).name.partition(".")[0] or source

@@ -1,0 +1,160 @@
+"""How −log p of a text is found: by the chain rule, by enumeration, from drawn masks, from drawn orders.
+
+An estimator says what its figures mean. "exact" is −log p itself; the expectation of a "bound" is at least
+−log p; of "neither" nothing is known. Chance is drawn apart from its use, as for objectives, so that several
+draws of one text can be spread evenly.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion import Draws
+from bd3lm.evaluation.exact import draw_orders, exact_likelihood, importance_weighted_nll
+from bd3lm.models import Denoiser
+from bd3lm.objectives import Autoregressive, Objective, TokenBatch
+
+Meaning = Literal["exact", "bound", "neither"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One of the numbers that an estimator gives for a text."""
+
+    name: str
+    meaning: Meaning
+
+
+class Estimator(ABC):
+    """−log p of each row of a batch, over its scored tokens."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What a user calls it."""
+
+    @property
+    @abstractmethod
+    def is_random(self) -> bool:
+        """Whether it draws anything."""
+
+    @abstractmethod
+    def figures(self, model: Denoiser) -> tuple[Figure, ...]:
+        """What it gives for a network, the most telling figure first."""
+
+    @abstractmethod
+    def draw(
+        self, rows: int, length: int, *, generator: torch.Generator, device: torch.device
+    ) -> tuple[Draws, ...]:
+        """The random numbers of a batch; none where nothing is random."""
+
+    @abstractmethod
+    def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
+        """(figures, rows), float64: a deterministic function of the batch and the draws."""
+
+
+@dataclass(frozen=True)
+class Sampled(Estimator):
+    """An objective with one draw a text, the paper's estimate (Suppl. C.4); the autoregressive is exact."""
+
+    label: str
+    objective: Objective
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+    @property
+    def is_random(self) -> bool:
+        return not isinstance(self.objective, Autoregressive)
+
+    def figures(self, model: Denoiser) -> tuple[Figure, ...]:
+        if not self.is_random:
+            return (Figure(self.name, "exact"),)
+        return (Figure(self.name, "bound" if self.objective.bounds(model) else "neither"),)
+
+    def draw(
+        self, rows: int, length: int, *, generator: torch.Generator, device: torch.device
+    ) -> tuple[Draws, ...]:
+        draws = self.objective.draw(rows, length, generator=generator, device=device)
+        return () if draws is None else (draws,)
+
+    @torch.no_grad()
+    def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
+        loss = self.objective.loss(model, batch, *draws or (None,))
+        return loss.nats.double().sum(1).unsqueeze(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enumerated(Estimator):
+    """The sum over all orders of reveal, and from the same passes the NELBO without Monte-Carlo noise."""
+
+    block_size: int
+    mask_id: int
+    causal_clean: bool = False
+
+    @property
+    def name(self) -> str:
+        return "exact"
+
+    @property
+    def is_random(self) -> bool:
+        return False
+
+    def figures(self, model: Denoiser) -> tuple[Figure, ...]:
+        return Figure("exact", "exact"), Figure("nelbo", "bound")
+
+    def draw(
+        self, rows: int, length: int, *, generator: torch.Generator, device: torch.device
+    ) -> tuple[Draws, ...]:
+        return ()
+
+    def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
+        exact = exact_likelihood(
+            model,
+            batch,
+            block_size=self.block_size,
+            mask_id=self.mask_id,
+            causal_clean=self.causal_clean,
+        )
+        return torch.stack((exact.nll.sum(1), exact.nelbo.sum(1)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportanceWeighted(Estimator):
+    """−log of the mean probability along `orders` random orders of each block: tighter than the NELBO."""
+
+    block_size: int
+    mask_id: int
+    orders: int
+    causal_clean: bool = False
+
+    @property
+    def is_random(self) -> bool:
+        return True
+
+    @property
+    def name(self) -> str:
+        return f"iw:{self.orders}"
+
+    def figures(self, model: Denoiser) -> tuple[Figure, ...]:
+        return (Figure(self.name, "bound"),)
+
+    def draw(
+        self, rows: int, length: int, *, generator: torch.Generator, device: torch.device
+    ) -> tuple[Draws, ...]:
+        return draw_orders(self.orders, rows, length, self.block_size, generator=generator, device=device)
+
+    def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
+        nats = importance_weighted_nll(
+            model,
+            batch,
+            draws,
+            block_size=self.block_size,
+            mask_id=self.mask_id,
+            causal_clean=self.causal_clean,
+        )
+        return nats.sum(1).unsqueeze(0)

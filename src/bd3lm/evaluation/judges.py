@@ -1,0 +1,132 @@
+"""Judges from the Hugging Face ecosystem: any causal language model, from a folder, a hub id or a GGUF file.
+
+Nothing that can run code is loaded: weights are safetensors or GGUF, and a model that brings its own code is
+refused. Only a hub id is ever downloaded.
+"""
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DEFAULT_JUDGE = "gpt2-large"
+GGUF = ".gguf"
+
+_PATTERNS = ("*.json", "model*.safetensors", "*.txt", "*.model")  # a model, and the files of tokenizers
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_POSITIONS = 64  # whose logits are normalised at a time: the rest stays in the judge's own precision
+
+
+class HuggingFaceJudge:
+    """A causal language model of `transformers`, with its tokenizer."""
+
+    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
+        self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
+        self.dtype = str(model.dtype).removeprefix("torch.")
+        config = model.config.get_text_config()
+        self.context: int | None = getattr(config, "max_position_embeddings", None)
+        self.eos_id = _end_token(tokenizer, config.vocab_size, name)
+        self._check_causal()
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path = DEFAULT_JUDGE,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> "HuggingFaceJudge":
+        """The judge in a local folder, in a GGUF file, or of the hub by its name."""
+        transformers = require("transformers", "judge", "a judge")
+        folder, name = _resolve(source)
+        # GGUF is named by its folder and its file; `transformers` needs two packages more to read it.
+        options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+        if folder.suffix == GGUF:
+            require("gguf", "judge", "a GGUF file")
+            folder, options["gguf_file"] = folder.parent, folder.name
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, use_safetensors=True, **options
+            )
+        except Exception as error:  # as many kinds as there are models
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ValueError(f"judge {str(source)!r} could not be loaded: {reason}") from error
+        return cls(model.to(device), tokenizer, name)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(
+            text, add_special_tokens=False, split_special_tokens=True, verbose=False
+        )["input_ids"]
+        return ids
+
+    @torch.no_grad()
+    def log_p(self, tokens: Tensor) -> Tensor:
+        """log p of each token given those before it in its row, (rows, length); the first column is 0."""
+        tokens = tokens.to(self.model.device)
+        logits = self.model(input_ids=tokens, use_cache=False).logits
+        found = torch.zeros(tokens.shape, dtype=torch.promote_types(logits.dtype, torch.float32))
+        for start in range(1, tokens.shape[1], _POSITIONS):
+            targets = tokens[:, start : start + _POSITIONS]
+            part = logits[:, start - 1 : start - 1 + targets.shape[1]].to(found.dtype)
+            chosen = part.gather(2, targets.unsqueeze(2)).squeeze(2)
+            found[:, start : start + _POSITIONS] = (chosen - part.logsumexp(2)).cpu()
+        return found
+
+    @torch.no_grad()
+    def features(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """The last hidden state of the last token of each row, (rows, hidden)."""
+        hidden = self.model.base_model(input_ids=tokens.to(self.model.device), use_cache=False)[0]
+        return hidden[torch.arange(len(tokens)), lengths - 1].float().cpu()
+
+    def _check_causal(self) -> None:
+        """A network that looks ahead, as BERT does, loads like any other and would be told the answers."""
+        before, same = self.log_p(torch.tensor([[1, 2, 3], [1, 2, 4]]))[:, 1]
+        if (before - same).abs() > max(1e-3, 32 * torch.finfo(self.model.dtype).eps):
+            raise ValueError(f"judge {self.name} must be causal, got a network that looks ahead")
+
+
+def require(module: str, extra: str, purpose: str) -> Any:
+    """A module that is not installed with bd3lm itself, or the one line that says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{purpose} needs the package {module}: pip install 'bd3lm[{extra}]'") from error
+
+
+def _resolve(source: str | Path) -> tuple[Path, str]:
+    """A folder or a GGUF file, and the name of the judge in it."""
+    path = Path(source).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == GGUF):
+        return path, path.resolve().name
+    if not _HUB_ID.fullmatch(str(source)) or path.suffix == GGUF or path.exists():
+        raise ValueError(
+            f"judge must be a local folder, a {GGUF} file or a hub id such as {DEFAULT_JUDGE}, got "
+            f"{str(source)!r}"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=list(_PATTERNS))), str(source)
+    except Exception as error:  # the hub's client has many: offline, not found, no access
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"judge {str(source)!r} is no folder here, and the Hugging Face hub did not give it ({reason}); "
+            f"name a local folder or a {GGUF} file instead"
+        ) from error
+
+
+def _end_token(tokenizer: Any, vocab_size: int, name: str) -> int:
+    """The id of the end token. Without files of its own a tokenizer may load with next to no vocabulary."""
+    if len(tokenizer) < vocab_size // 2:
+        raise ValueError(
+            f"judge {name} must come with its tokenizer, got one of {len(tokenizer)} tokens for a network of "
+            f"{vocab_size}"
+        )
+    eos_id = tokenizer.eos_token_id
+    if not isinstance(eos_id, int) or eos_id >= vocab_size:
+        raise ValueError(f"judge {name} must have an end token below {vocab_size}, got {eos_id}")
+    return eos_id

@@ -1,0 +1,152 @@
+"""Generative perplexity: how likely the texts that a model wrote are to another language model, the judge.
+
+The judge retokenizes a text. What is longer than its window is scored by windows that overlap, a stride apart
+(1,024 and 512 in Suppl. C.5), each token once: by the first window that holds it, and so with at least
+window − stride tokens before it, or all there are. The judge's end token stands before every document of a
+text. It is context and is never scored, so that the first word of a document is scored like any other.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from bd3lm.evaluation.likelihood import ratio_error
+
+Documents = Sequence[str]
+"""A text as the documents in it: a model that is not stopped at its end token writes one after another."""
+
+
+class Judge(Protocol):
+    """A causal language model with its tokenizer."""
+
+    name: str
+    dtype: str
+    eos_id: int
+    context: int | None
+    """The most tokens it can read, None where there is no most."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with no special one among them."""
+
+    def log_p(self, tokens: Tensor) -> Tensor:
+        """log p of each token given those before it in its row, (rows, length); the first column is 0."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The tokens start..stop − 1 of a text, of which those from `first` on are scored."""
+
+    text: int
+    start: int
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a judge says of texts: of each the nats and how many tokens were scored, (texts,)."""
+
+    nats: Tensor
+    tokens: Tensor
+    characters: int
+
+    @property
+    def nats_per_token(self) -> float:
+        """Over all tokens of all texts: longer texts weigh more."""
+        return (self.nats.sum() / self.tokens.sum()).item()
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the nats per token, clustered by text, since tokens of one text are alike; None for one text."""
+        return ratio_error(self.nats, self.tokens)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nats_per_token) if self.nats_per_token < 700 else math.inf
+
+    @property
+    def perplexity_error(self) -> float | None:
+        """By the delta method."""
+        return None if self.standard_error is None else self.perplexity * self.standard_error
+
+    @property
+    def bits_per_character(self) -> float:
+        """What can be compared across the tokenizers of judges."""
+        return self.nats.sum().item() / math.log(2) / self.characters
+
+
+def _in_order(batches: Sequence[Sequence[Window]]) -> Iterable[Sequence[Window]]:
+    return batches
+
+
+def judge_texts(
+    judge: Judge,
+    texts: Sequence[Documents],
+    *,
+    window: int = 1024,
+    stride: int = 512,
+    batch_size: int = 8,
+    watch: Callable[[Sequence[Sequence[Window]]], Iterable[Sequence[Window]]] = _in_order,
+) -> Judgement:
+    """Score texts, `batch_size` windows at a time, which changes speed and memory only.
+
+    `watch` is handed the batches and gives them back one by one: a progress bar.
+    """
+    check_windows(judge, window, stride)
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    tokens = [torch.tensor(judged_tokens(judge, documents), dtype=torch.long) for documents in texts]
+    windows = [
+        each for text, row in enumerate(tokens) for each in sliding_windows(text, len(row), window, stride)
+    ]
+    nats = torch.zeros(len(texts), dtype=torch.float64)
+    scored = torch.zeros(len(texts), dtype=torch.long)
+    for batch in watch([windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]):
+        # What pads a row on its right lies after all that is scored, where a causal judge does not look.
+        rows = pad_sequence([tokens[each.text][each.start : each.stop] for each in batch], batch_first=True)
+        log_p = judge.log_p(rows).double().cpu()
+        for row, each in enumerate(batch):
+            new = slice(each.first - each.start, each.stop - each.start)
+            is_text = rows[row, new] != judge.eos_id
+            nats[each.text] -= log_p[row, new][is_text].sum()
+            scored[each.text] += is_text.sum()
+    if not scored.sum():
+        raise ValueError("texts must hold at least one token to score, got none")
+    if not nats.isfinite().all():
+        raise FloatingPointError(f"{judge.name} gives probabilities that are not finite in {judge.dtype}")
+    return Judgement(nats, scored, sum(len(document) for documents in texts for document in documents))
+
+
+def check_windows(judge: Judge, window: int, stride: int) -> None:
+    """Refuse a window that the judge cannot read, or a stride that leaves a token without context."""
+    longest = math.inf if judge.context is None else judge.context
+    if not 2 <= window <= longest:
+        raise ValueError(f"window must be from 2 to {longest}, what {judge.name} can read, got {window}")
+    if not 1 <= stride < window:
+        raise ValueError(f"stride must be from 1 to {window - 1}, less than the window, got {stride}")
+
+
+def judged_tokens(judge: Judge, documents: Documents) -> list[int]:
+    """The judge's tokens of a text, its end token before every document."""
+    return [token for document in documents if document for token in (judge.eos_id, *judge.encode(document))]
+
+
+def sliding_windows(text: int, length: int, window: int, stride: int) -> Iterator[Window]:
+    """The windows over a text of `length` tokens; all but the first token are scored, each once."""
+    start, first = 0, 1
+    while first < length:
+        stop = min(start + window, length)
+        yield Window(text, start, first, stop)
+        start, first = start + stride, stop
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """A mean and its standard error, which one value does not have."""
+    spread = torch.tensor(values, dtype=torch.float64)
+    error = None if len(values) < 2 else (spread.std() / math.sqrt(len(values))).item()
+    return spread.mean().item(), error

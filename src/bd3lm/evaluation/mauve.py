@@ -1,0 +1,69 @@
+"""MAUVE: how far written text is from human text, in the judge's own feature space.
+
+The package mauve-text does the clustering and the divergences. It is handed features, the judge's last hidden
+state at the last token, so that it downloads no model of its own.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from statistics import median_low
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from bd3lm.evaluation.judges import require
+from bd3lm.evaluation.judging import Documents, Judge, judged_tokens
+
+
+class FeatureJudge(Judge, Protocol):
+    """A judge that also says what it makes of a text."""
+
+    def features(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """A vector for each row of `tokens`, read up to its length: (rows, hidden)."""
+
+
+def mauve_score(
+    judge: FeatureJudge,
+    texts: Sequence[Documents],
+    reference: Iterable[str],
+    *,
+    window: int = 1024,
+    batch_size: int = 8,
+) -> float:
+    """MAUVE in [0, 1], 1 for texts like the reference's, read up to `window` tokens.
+
+    As many reference texts as there are written ones are cut from the reference's documents, one after
+    another, each as long as the written ones are: MAUVE would see a difference in length too.
+    """
+    package = require("mauve", "mauve", "MAUVE")
+    written = [tokens[:window] for documents in texts if (tokens := judged_tokens(judge, documents))]
+    length = median_low(map(len, written)) if written else 1
+    human = list(islice(_pieces(judge, reference, length), len(written)))
+    if not written or len(human) < len(written):
+        raise ValueError(
+            f"the reference must hold {len(written)} texts of {length} tokens, as many as are compared with "
+            f"it, got {len(human)}"
+        )
+    p, q = (_features(judge, each, batch_size).numpy() for each in (written, human))
+    return float(package.compute_mauve(p_features=p, q_features=q, verbose=False).mauve)
+
+
+def _pieces(judge: Judge, documents: Iterable[str], length: int) -> Iterator[list[int]]:
+    """The documents after one another, in pieces of `length` tokens."""
+    left: list[int] = []
+    for document in documents:
+        left += judged_tokens(judge, [document])
+        for start in range(0, len(left) - length + 1, length):
+            yield left[start : start + length]
+        left = left[len(left) // length * length :]
+
+
+def _features(judge: FeatureJudge, texts: Sequence[list[int]], batch_size: int) -> Tensor:
+    found = []
+    for start in range(0, len(texts), batch_size):
+        batch = [torch.tensor(tokens) for tokens in texts[start : start + batch_size]]
+        lengths = torch.tensor([len(tokens) for tokens in batch])
+        found.append(judge.features(pad_sequence(batch, batch_first=True), lengths))
+    return torch.cat(found)

@@ -1,0 +1,279 @@
+"""`bd3lm eval` and `bd3lm zeroshot`: the right figure of the right text, and what is refused."""
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from bd3lm.cli import main
+from bd3lm.commands.corpora import open_sequences
+from bd3lm.commands.perplexities import measure_perplexity, perplexity_text, report_perplexities
+from bd3lm.commands.records import FOLDER, kept
+from bd3lm.commands.subjects import Subject
+from bd3lm.data import byte_tokenizer, train_bpe
+from bd3lm.lm import load
+from bd3lm.runs import resolve_stages, train_stages
+from tests.data_room.documents import random_texts
+from tests.lm import BYTES, CONTEXT, D3PM, END, SEDD, SSD, baseline, of_bytes
+from tests.tiny_recipes import BLOCK, plain, prepared
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return prepared(tmp_path_factory.mktemp("data") / "shards")
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory) -> Path:
+    """A trained run, blocks of 4, of a context of 16 bytes."""
+    out = tmp_path_factory.mktemp("run") / "block"
+    stages = resolve_stages(None, overrides=plain(data, BLOCK))
+    train_stages(stages, out, console=QUIET, device="cpu")
+    return out
+
+
+def saved(model, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    return folder
+
+
+def documents(folder: Path, number: int = 30) -> Path:
+    file = folder / "text.jsonl"
+    texts = random_texts(number)
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return file
+
+
+def by_hand(model, texts: list[str], *, eos: bool) -> tuple[float, int, int]:
+    """(nats, tokens, bytes) of documents end to end, cut every CONTEXT bytes, the first of each given."""
+    stream = [token for text in texts for token in (*text.encode(), *([END] if eos else []))]
+    rows = [stream[i : i + CONTEXT] for i in range(0, len(stream) - CONTEXT + 1, CONTEXT)]
+    scores = model.log_likelihood(rows, batch_size=64)
+    size = sum(token != END for row in rows for token in row[1:])
+    return -sum(score.log_p for score in scores), sum(score.tokens for score in scores), size
+
+
+@pytest.mark.parametrize("eos", [True, False])
+@pytest.mark.parametrize("block_size", [None, 1, 4])
+def test_text_is_wrapped_and_scored_as_by_hand(block_size, eos, tmp_path):
+    model = of_bytes(block_size)
+    subject = Subject.open(saved(model, tmp_path / "model"), device="cpu")
+    record = measure_perplexity(
+        subject, data=str(documents(tmp_path)), eos_between_documents=eos, batch_size=7, console=QUIET
+    )
+    nats, tokens, size = by_hand(load(tmp_path / "model"), random_texts(30), eos=eos)
+    result, figure = record["result"], record["result"]["figures"][0]
+    assert (result["tokens"], result["bytes"]) == (tokens, size)
+    assert result["sequences"] == tokens // (CONTEXT - 1)
+    assert figure["nats"] == pytest.approx(nats / tokens, rel=1e-5)
+    assert figure["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
+    assert figure["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+    assert figure["meaning"] == "exact"
+    assert record["settings"]["eos_between_documents"] is eos
+
+
+def test_batches_change_nothing_and_a_limit_takes_the_first(tmp_path):
+    subject = Subject.open(saved(of_bytes(4), tmp_path / "model"), device="cpu")
+    file = str(documents(tmp_path))
+    whole, other, part = (
+        measure_perplexity(subject, data=file, console=QUIET, **options)["result"]
+        for options in ({"batch_size": 5}, {"batch_size": 64}, {"limit": 3})
+    )
+    assert whole["figures"][0]["nats"] == pytest.approx(other["figures"][0]["nats"], rel=1e-6)
+    assert part["sequences"] == 3
+    with open_sequences(subject, file, limit=3) as text:
+        (batch,) = text.batches(subject, 8)
+    scores = subject.model.log_likelihood(batch.tokens)
+    mean = -sum(each.log_p for each in scores) / sum(each.tokens for each in scores)
+    assert part["figures"][0]["nats"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_a_run_is_measured_on_what_it_held_out_and_the_record_is_kept(run, capsys):
+    assert main(["eval", str(run), "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    subject = Subject.open(run, device="cpu")
+    (record,) = kept(subject, "perplexity")
+    assert record["settings"]["split"] == "valid"
+    exact, bound = record["result"]["figures"]
+    assert (exact["meaning"], bound["meaning"]) == ("exact", "bound")
+    assert exact["nats"] < bound["nats"]
+    assert perplexity_text(exact) in printed
+    assert perplexity_text(bound) in printed
+    assert "≤" in printed
+    shards = subject.shards()
+    assert record["result"]["sequences"] == shards.split("valid").tokens // 16
+    assert record["weights"] == subject.weights
+
+
+def test_records_of_other_weights_do_not_count(run, tmp_path):
+    subject = Subject.open(run, device="cpu")
+    measure_perplexity(subject, console=QUIET)
+    file = next((run / FOLDER).glob("*.json"))
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, "weights": "others"}))
+    assert kept(subject, "perplexity") == []
+    file.write_text(json.dumps(record))
+    assert kept(subject, "perplexity") == [record]
+
+
+def test_replicates_tell_what_the_draws_add(run, capsys):
+    words = ["eval", str(run), "--estimator", "counts", "--device", "cpu"]
+    assert main(words) == 0
+    assert "the part of draws is not known: --replicates 4 tells it" in capsys.readouterr().out
+    assert main([*words, "--replicates", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "of draws" in printed
+    assert "not known" not in printed
+
+
+def test_the_papers_estimator_is_named_with_its_weakness(run, capsys):
+    assert main(["eval", str(run), "--estimator", "nelbo", "--sequences", "4", "--device", "cpu"]) == 0
+    assert "no finite variance" in capsys.readouterr().out
+
+
+def test_models_on_the_same_text_share_a_table(data, tmp_path):
+    subjects = [
+        Subject.open(saved(of_bytes(block_size), tmp_path / str(block_size)), device="cpu")
+        for block_size in (None, 2)
+    ]
+    console = Console(file=io.StringIO(), width=120)
+    records = report_perplexities(subjects, [str(data)], console=console)
+    printed = console.file.getvalue()
+    assert printed.count("tokens scored") == 1
+    assert len(records) == 2
+    assert all(subject.name.rpartition("/")[2] in printed for subject in subjects)
+    assert not list(tmp_path.glob(f"*/{FOLDER}"))  # no run, so nothing is kept beside it
+
+
+@pytest.mark.parametrize("method", [SEDD, D3PM], ids=lambda method: method.kind)
+def test_baselines_have_a_bound(method, data, tmp_path):
+    subject = Subject.open(saved(baseline(method), tmp_path), device="cpu")
+    record = measure_perplexity(subject, data=str(data), replicates=2, limit=10, console=QUIET)
+    (figure,) = record["result"]["figures"]
+    assert (figure["name"], figure["meaning"]) == ("nelbo", "bound")
+    assert figure["monte_carlo_error"] > 0
+    assert perplexity_text(figure).startswith("≤ ")
+
+
+def test_zero_shot_is_a_table_of_models_against_corpora(tmp_path, capsys):
+    for name, seed in (("one", 1), ("two", 2)):
+        saved(of_bytes(2, seed=seed), tmp_path / name)
+    for name, number in (("news", 8), ("novels", 12)):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(random_texts(number)), encoding="utf-8")
+    files = [str(tmp_path / f"{name}.txt") for name in ("news", "novels")]
+    out = tmp_path / "records.json"
+    models = [str(tmp_path / "one"), str(tmp_path / "two")]
+    assert main(["zeroshot", *models, "--data", *files, "--out", str(out), "--device", "cpu"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    records = json.loads(out.read_text())
+    assert [(each["model"], each["settings"]["data"]) for each in records] == [
+        (model, file) for file in files for model in models
+    ]
+    assert all(not each["settings"]["eos_between_documents"] for each in records)
+    assert "news" in printed
+    assert all(perplexity_text(each["result"]["figures"][0]) in printed for each in records)
+
+
+# --- what is refused ---
+
+
+def refused(capsys, *words: str) -> str:
+    assert main(["eval", *words, "--device", "cpu"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("bd3lm: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def test_another_tokenizer_is_refused(run, tmp_path, capsys):
+    other = train_bpe(random_texts(40), 300)
+    shards = prepared(tmp_path / "other", other)
+    error = refused(capsys, str(run), "--data", str(shards))
+    assert f"{run} cannot be measured on {shards}" in error
+    assert "another tokenizer" in error
+
+
+def test_a_model_without_a_tokenizer_is_held_to_its_vocabulary(tmp_path, capsys):
+    folder = saved(of_bytes(4, tokenizer=None), tmp_path / "model")
+    same, other = prepared(tmp_path / "same"), prepared(tmp_path / "other", train_bpe(random_texts(40), 300))
+    assert main(["eval", str(folder), "--data", str(same), "--device", "cpu"]) == 0
+    capsys.readouterr()
+    assert "258 tokens (mask 257) are not the" in refused(capsys, str(folder), "--data", str(other))
+    text = documents(tmp_path)
+    assert "without a tokenizer; name one with --tokenizer" in refused(
+        capsys, str(folder), "--data", str(text)
+    )
+    byte_tokenizer().save(tmp_path / "bytes")
+    words = ["eval", str(folder), "--data", str(text), "--tokenizer", str(tmp_path / "bytes")]
+    assert main([*words, "--device", "cpu"]) == 0
+
+
+def test_too_little_text_is_refused(tmp_path, capsys):
+    folder = saved(of_bytes(4), tmp_path / "model")
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    error = refused(capsys, str(folder), "--data", str(short))
+    assert "must hold at least one sequence of 16 tokens, the network's context, got 10 tokens" in error
+    empty = tmp_path / "empty.txt"
+    empty.write_text("")
+    assert "has no documents" in refused(capsys, str(folder), "--data", str(empty))
+
+
+def test_exact_figures_of_large_blocks_are_refused_with_their_cost(tmp_path, capsys):
+    folder = saved(of_bytes(64, context=64), tmp_path / "model")
+    error = refused(capsys, str(folder), "--data", str(documents(tmp_path)), "--estimator", "exact")
+    assert "2^64 − 1" in error
+    assert "Use 'counts', a bound in one pass, or 'iw:K', a tighter one in 64·K passes" in error
+
+
+def test_ssd_lm_has_no_likelihood(tmp_path, capsys):
+    folder = saved(baseline(SSD), tmp_path / "model")
+    assert "has no likelihood" in refused(capsys, str(folder), "--data", str(documents(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--estimator", "best"], "estimator must be auto, exact, nelbo, counts or iw:K"),
+        (["--sequences", "0"], "sequences must be at least 1, got 0"),
+        (["--replicates", "0"], "replicates must be at least 1, got 0"),
+        (["--replicates", "2"], "replicates must be 1 for exact, which draws nothing, got 2"),
+        (["--batch", "0"], "batch must be at least 1, got 0"),
+        (["--split", "dev"], "split must be one of train, valid"),
+        (["--data", "nowhere"], "nowhere is neither a file or folder nor one of"),
+    ],
+    ids=" ".join,
+)
+def test_bad_options(words, said, run, capsys):
+    assert said in refused(capsys, str(run), *words)
+
+
+def test_a_model_of_no_run_needs_data(tmp_path, capsys):
+    folder = saved(of_bytes(4), tmp_path / "model")
+    assert "is no training run, so its data is not known: say which with --data" in refused(
+        capsys, str(folder)
+    )
+
+
+# --- the bytes of a text ---
+
+
+def test_bytes_are_counted_also_where_a_row_cuts_a_character():
+    text = "naïve ☂ 語"
+    ids = torch.tensor(BYTES.encode(text)).numpy()
+    assert BYTES.text_bytes(ids) == len(text.encode())
+    assert sum(BYTES.text_bytes(ids[[i]]) for i in range(len(ids))) == len(text.encode())
+    assert BYTES.text_bytes(torch.tensor([END, BYTES.mask_id]).numpy()) == 0
+
+
+def test_bytes_of_merged_tokens():
+    tokenizer = train_bpe(random_texts(40), 400)
+    for text in random_texts(10):
+        ids = torch.tensor(tokenizer.encode(text)).numpy()
+        assert tokenizer.text_bytes(ids) == len(text.encode())

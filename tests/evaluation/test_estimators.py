@@ -1,0 +1,113 @@
+"""Every estimator's figures against enumeration, and what it says they mean."""
+
+import pytest
+import torch
+
+from bd3lm.diffusion import Absorbing, ClippedTimes, Counts, Times
+from bd3lm.evaluation import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled, exact_likelihood
+from bd3lm.objectives import D3PM, Autoregressive, BlockDiffusionLoss, TokenBatch
+from tests.oracles.likelihood import every_text, nelbo, nll, table
+from tests.oracles.networks import CLEAN, MASK, tiny_transformer
+
+MODEL = tiny_transformer(41)
+BLOCK = 3
+TEXTS = every_text(CLEAN, 6)[[17, 300, 517]]
+
+
+def sampled(name: str, masking=None) -> Sampled:
+    return Sampled(name, BlockDiffusionLoss(block_size=BLOCK, mask_id=MASK, masking=masking or Counts()))
+
+
+def by_brute_force(texts: torch.Tensor, of) -> torch.Tensor:
+    """The sum over the blocks of each text, first token included."""
+    return sum(of(table(MODEL, texts, start, BLOCK, range(BLOCK)), range(BLOCK)) for start in (0, BLOCK))
+
+
+def mean_and_error(estimator: Estimator, text: torch.Tensor, times: int = 4000) -> tuple[float, float]:
+    batch = TokenBatch.of(text.repeat(times, 1), score_first=True)
+    draws = estimator.draw(
+        times, len(text), generator=torch.Generator().manual_seed(1), device=torch.device("cpu")
+    )
+    (nats,) = estimator.nats(MODEL, batch, draws)
+    return nats.mean().item(), (nats.std() / times**0.5).item()
+
+
+def test_enumeration_gives_the_likelihood_and_its_bound():
+    estimator = Enumerated(block_size=BLOCK, mask_id=MASK)
+    exact, bound = estimator.nats(MODEL, TokenBatch.of(TEXTS, score_first=True), ())
+    torch.testing.assert_close(exact, by_brute_force(TEXTS, nll))
+    torch.testing.assert_close(bound, by_brute_force(TEXTS, nelbo))
+    assert estimator.figures(MODEL) == (Figure("exact", "exact"), Figure("nelbo", "bound"))
+    assert not estimator.is_random
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        sampled("nelbo", Times()),
+        sampled("counts"),
+        ImportanceWeighted(block_size=BLOCK, mask_id=MASK, orders=1),
+    ],
+    ids=lambda estimator: estimator.name,
+)
+@pytest.mark.parametrize("row", range(len(TEXTS)))
+def test_drawn_estimates_are_the_nelbo_on_average(estimator, row):
+    mean, error = mean_and_error(estimator, TEXTS[row])
+    truth = by_brute_force(TEXTS[[row]], nelbo).item()
+    assert error < 0.05 * truth
+    assert mean == pytest.approx(truth, abs=4 * error)
+    assert estimator.figures(MODEL) == (Figure(estimator.name, "bound"),)
+    assert estimator.is_random
+
+
+def test_more_orders_are_tighter_and_stay_above():
+    few, many = (
+        mean_and_error(ImportanceWeighted(block_size=BLOCK, mask_id=MASK, orders=k), TEXTS[2]) for k in (1, 8)
+    )
+    truth = by_brute_force(TEXTS[[2]], nll).item()
+    assert truth - 4 * many[1] < many[0] < few[0] - 4 * few[1]
+
+
+def test_the_chain_rule_is_exact():
+    estimator = Sampled("exact", Autoregressive(mask_id=MASK))
+    assert not estimator.is_random
+    assert estimator.figures(MODEL) == (Figure("exact", "exact"),)
+    batch = TokenBatch.of(TEXTS)
+    generator = torch.Generator()
+    assert estimator.draw(3, 6, generator=generator, device=torch.device("cpu")) == ()
+    expected = Autoregressive(mask_id=MASK)(MODEL, batch).nats.sum(1)
+    torch.testing.assert_close(estimator.nats(MODEL, batch, ())[0], expected.double())
+
+
+def test_what_bounds_nothing_says_so():
+    assert sampled("clipped", ClippedTimes(low=0.3, high=0.8)).figures(MODEL) == (
+        Figure("clipped", "neither"),
+    )
+    steps = D3PM(process=Absorbing(4, MASK), mask_id=MASK, steps=4)
+    assert Sampled("nelbo", steps).figures(MODEL) == (Figure("nelbo", "bound"),)
+
+
+@pytest.mark.parametrize("name", ["nelbo", "counts", "iw:2", "exact"])
+def test_estimates_are_functions_of_their_draws_and_rows_stand_alone(name):
+    estimator = {
+        "nelbo": sampled("nelbo", Times()),
+        "counts": sampled("counts"),
+        "iw:2": ImportanceWeighted(block_size=BLOCK, mask_id=MASK, orders=2),
+        "exact": Enumerated(block_size=BLOCK, mask_id=MASK),
+    }[name]
+    assert estimator.name == name
+    batch = TokenBatch.of(TEXTS, lengths=torch.tensor([6, 4, 2]), prompts=torch.tensor([1, 2, 1]))
+    draws = estimator.draw(3, 6, generator=torch.Generator().manual_seed(3), device=torch.device("cpu"))
+    together = estimator.nats(MODEL, batch, draws)
+    assert together.shape == (len(estimator.figures(MODEL)), 3)
+    for row in range(3):
+        only = slice(row, row + 1)
+        alone = estimator.nats(MODEL, batch[only], tuple(each[only] for each in draws))
+        torch.testing.assert_close(alone, together[:, only])
+
+
+def test_the_figures_agree_with_those_of_blocks():
+    batch = TokenBatch.of(TEXTS)
+    truth = exact_likelihood(MODEL, batch, block_size=BLOCK, mask_id=MASK)
+    found = Enumerated(block_size=BLOCK, mask_id=MASK).nats(MODEL, batch, ())
+    torch.testing.assert_close(found, torch.stack((truth.nll.sum(1), truth.nelbo.sum(1))))
