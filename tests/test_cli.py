@@ -402,6 +402,7 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
             "index": index,
             "prompt": prompts[index],
             "text": found.text,
+            "documents": [found.text],
             "tokens": found.tokens,
             "length": len(found.tokens),
             "given": found.sample.given,

@@ -1,6 +1,7 @@
 """The demo, shrunk: every line it prints, and that what it suggests can be done."""
 
 import io
+import json
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from bd3lm.evaluation import Sampled, corpus_likelihood
 from bd3lm.interop import load
 from bd3lm.objectives import Autoregressive, TokenBatch
 from bd3lm.recipe import merge
+from bd3lm.reports.numbers import with_error
 from bd3lm.runs import resolve_stages, train_stages
 from bd3lm.training import Trainer
 
@@ -120,6 +122,16 @@ def test_the_unigram_by_hand(autoregressive):
 def test_a_sample_past_the_training_context(finished):
     _, printed = finished
     assert "64 tokens, 2 contexts" in printed
+
+
+def test_it_writes_a_report_of_both_models_with_what_the_table_has(finished):
+    folder, printed = finished
+    assert f"{folder / 'report.html'} has all of this" in printed
+    page = (folder / "report.html").read_text("utf-8")
+    assert "<h2>A text being written</h2>" in page
+    (measured,) = (folder / "block" / "measured").glob("perplexity*")  # by the demo, and not again
+    for figure in json.loads(measured.read_text("utf-8"))["result"]["figures"]:
+        assert with_error(figure["perplexity"], figure["perplexity_error"]) in page
 
 
 def test_it_ends_with_where_everything_is_and_three_commands_that_work(finished, capsys):

@@ -399,6 +399,7 @@ def test_a_line_a_text(block_size, screen, tmp_path):
             "index": sample.index,
             "prompt": prompts[sample.index],
             "text": found.text,
+            "documents": [found.text] if found.text else [],
             "tokens": found.tokens,
             "length": len(found.tokens),
             "given": sample.given,
@@ -418,6 +419,29 @@ def test_a_line_a_text(block_size, screen, tmp_path):
         }
         again = model.generate([record["prompt"]], settings, seeds=[record["seed"]])
         assert again[0].text == record["text"]
+
+
+def test_documents_are_the_text_cut_at_its_end_tokens(tmp_path):
+    """Where a text is not ended, its end tokens leave no trace in the text."""
+    model = of_letters(end_logit=3.0)
+    shown(pipe(), model, ["one", "two"], Settings(stop_at_eos=False, length=64), out=tmp_path / "texts.jsonl")
+    for line in (tmp_path / "texts.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        marked = BYTES.decode(record["tokens"], skip_special=False)
+        assert record["documents"] == [part for part in marked.split("<|endoftext|>") if part]
+        assert len(record["documents"]) > 1
+        assert "".join(record["documents"]) == record["text"]
+
+
+def test_without_show_only_the_speed_is_said(tmp_path):
+    for console in (pipe(), terminal()):
+        out = tmp_path / f"{console.is_terminal}.jsonl"
+        (found,) = run_sample(of_letters(), ["ab"], WHOLE, out=out, show=False, console=console)
+        printed = console.file.getvalue()
+        assert found.text not in printed
+        assert MASKED not in printed
+        assert "tokens/s" in printed
+        assert json.loads(out.read_text())["text"] == found.text
 
 
 def test_the_nucleus_that_was_used_is_recorded(tmp_path):

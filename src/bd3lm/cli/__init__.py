@@ -11,8 +11,11 @@ from tyro.conf import subcommand
 
 import bd3lm
 from bd3lm.cli.data import Convert, DataCommand
+from bd3lm.cli.harness import Harness
 from bd3lm.cli.judging import Judge
+from bd3lm.cli.lengths import Lengths
 from bd3lm.cli.measuring import Eval, Variance, ZeroShot
+from bd3lm.cli.reporting import ReportCommand
 from bd3lm.cli.sampling import SampleCommand
 from bd3lm.cli.showing import Demo, Prove
 from bd3lm.cli.training import Presets, Train, set_aside_overrides
@@ -31,7 +34,10 @@ Command = (
     | Annotated[Eval, subcommand("eval")]
     | Annotated[ZeroShot, subcommand("zeroshot")]
     | Annotated[Judge, subcommand("judge")]
+    | Annotated[Lengths, subcommand("lengths")]
+    | Annotated[Harness, subcommand("harness")]
     | Annotated[Variance, subcommand("variance")]
+    | Annotated[ReportCommand, subcommand("report")]
     | Annotated[Convert, subcommand("convert")]
     | Annotated[Demo, subcommand("demo")]
     | Annotated[Prove, subcommand("prove")]

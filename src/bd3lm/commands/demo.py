@@ -18,6 +18,7 @@ from rich.table import Table
 
 from bd3lm.build import Run
 from bd3lm.commands.perplexities import measure_perplexity, perplexity_text
+from bd3lm.commands.reports import make_report
 from bd3lm.commands.subjects import Subject
 from bd3lm.config import ScoreEntropyMethod, SimplexMethod
 from bd3lm.lm import build_estimator, load
@@ -46,7 +47,7 @@ def run_demo(out: Path, *, console: Console | None = None) -> int:
 
 
 def report(runs: list[Run], out: Path, *, console: Console | None = None) -> None:
-    """Held-out perplexities of every stage beside the unigram's, and a sample of the last."""
+    """Held-out perplexities of every stage beside the unigram's, a sample of the last, and report.html."""
     console = console or Console()
     run = runs[-1]
     table = Table(title="Perplexity of held-out text (per token; lower is better)")
@@ -66,10 +67,16 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
             soft_wrap=True,
         )
     _print_sample(run, console)
+    with console.status("writing the report"):
+        page = make_report([out], device=str(run.trainer.engine.device), console=Console(quiet=True))
     command = sys.argv[0] if Path(sys.argv[0]).name == "bd3lm" else "bd3lm"
     again = f"{command} train demo --out runs"
     console.print(
-        f"\n[bold]Everything is in {out}[/]: recipes, metrics.csv, checkpoints, and the model in "
+        f"\n[bold]{page}[/] has all of this, plots, and a text being written: open it in a browser.",
+        soft_wrap=True,
+    )
+    console.print(
+        f"[bold]Everything is in {out}[/]: recipes, metrics.csv, checkpoints, and the model in "
         f"{run.out / 'model'}.",
         soft_wrap=True,
     )

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -19,6 +20,7 @@ from bd3lm.commands.subjects import Subject
 from bd3lm.data import load_corpus
 from bd3lm.data.corpus import digest
 from bd3lm.evaluation import judge_texts, mauve_score
+from bd3lm.evaluation.judges import require
 from bd3lm.evaluation.judging import check_windows, mean_and_error
 from bd3lm.evaluation.mauve import FeatureJudge
 from bd3lm.lm import Settings
@@ -65,6 +67,8 @@ class Drawing:
                 f"length must be at least {ENTROPY_WINDOW}, the tokens whose entropy has a floor, got "
                 f"{min(self.lengths)}; an entropy floor of 0 is none"
             )
+        if not self.entropy_floor and self.redraws != Drawing.redraws:
+            raise ValueError(f"redraws needs an entropy floor above 0, got {self.redraws} without one")
 
     def settings(self, subject: Subject, length: int) -> Settings:
         method = subject.model.config.method
@@ -111,8 +115,8 @@ class Samples:
         """The samples in a file, all of which must have been written in one way."""
         if not file.is_file():
             raise ValueError(f"there is no file {file}")
-        lines = file.read_text("utf-8").splitlines()
-        records = [_parse(line, f"{file} line {number}") for number, line in enumerate(lines, 1)]
+        with file.open(encoding="utf-8") as lines:
+            records = [_parse(line, f"{file} line {number}") for number, line in enumerate(lines, 1)]
         if not records:
             raise ValueError(f"{file} must hold at least one sample, got none")
         ways = {json.dumps(_way(record), sort_keys=True) for record in records}
@@ -159,10 +163,16 @@ def run_judge(
     notes = notes or console
     if out is not None:
         check_out(out)
+    if judging.reference is not None:
+        require("mauve", "mauve", "MAUVE")
     opened = [
         Samples.read(Path(source)) if source.endswith(SAMPLES_SUFFIX) else open_subject(source)
         for source in sources
     ]
+    for source in opened:
+        if isinstance(source, Subject):
+            for length in drawing.lengths:  # a stream complains before it writes
+                source.model.stream([""], drawing.settings(source, length))
     judge = load_judge()
     check_windows(judge, judging.window, judging.stride)
     records = []
@@ -171,7 +181,11 @@ def run_judge(
             record = judge_samples(samples, judge, judging, notes)
             records.append(record)
             notes.print(Text(_line(record)), soft_wrap=True)
-    console.print(_table(records, judge, judging))
+    title = f"Generative perplexity under {judge.name}, {judge.dtype}"
+    console.print(
+        Text(f"{title}, window {judging.window:,}, stride {judging.stride:,}", style="bold"), soft_wrap=True
+    )
+    console.print(_table(records))
     console.print(_legend(records), soft_wrap=True)
     if out is not None:
         write_record(out, {"judgements": records})
@@ -209,17 +223,27 @@ def draw_samples(subject: Subject, drawing: Drawing, length: int, notes: Console
     return Samples(subject.name, [sample_record(text, "", settings, model) for text in texts], subject)
 
 
-def judge_samples(
-    samples: Samples, judge: FeatureJudge, judging: Judging, notes: Console | None = None
-) -> dict[str, Any]:
+def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes: Console) -> dict[str, Any]:
     """The judgement of samples as a record, which is kept beside the run of their model."""
     texts = samples.values("documents")
+    degenerate = samples.values("stopped_by").count("entropy")
+    if not any(map(any, texts)):
+        raise ValueError(
+            f"nothing is left of the samples of {samples.name}: {degenerate} of {len(texts)} stayed below "
+            f"the entropy floor of {samples.settings.get('entropy_floor')}; a floor of 0 cuts none"
+        )
     options = {"window": judging.window, "batch_size": judging.batch_size}
     found = judge_texts(
         judge,
         texts,
         stride=judging.stride,
-        watch=lambda batches: track(batches, f"judging {samples.name}", console=notes, transient=True),
+        watch=lambda batches: track(
+            batches,
+            f"judging {samples.name}",
+            console=notes,
+            transient=True,
+            disable=not notes.is_terminal,
+        ),
         **options,
     )
     likeness = None
@@ -243,7 +267,7 @@ def judge_samples(
         "evaluations": evaluations / len(texts),
         "evaluations_per_token": evaluations / written if written else None,
         "redraws": sum(samples.values("redraws")),
-        "degenerate": samples.values("stopped_by").count("entropy"),
+        "degenerate": degenerate,
         "mauve": likeness,
     }
     record = _record(samples, _settings(samples, judge, judging), result)
@@ -304,36 +328,36 @@ def _way(record: Mapping[str, Any]) -> list[Any]:
     return [settings, record["dtype"]]
 
 
-def _table(records: Sequence[dict[str, Any]], judge: FeatureJudge, judging: Judging) -> Table:
-    title = f"Generative perplexity under {judge.name}, {judge.dtype}"
-    table = Table(title=f"{title}, window {judging.window:,}, stride {judging.stride:,}")
-    table.add_column("samples of", overflow="fold")
-    columns = ["length", "perplexity", "bits/char", "entropy", "evaluations", "samples", "redrawn", "nucleus"]
-    for heading in (*columns, "dtype", *(("MAUVE",) if judging.reference else ())):
-        table.add_column(heading, justify="right")
+def _table(records: Sequence[dict[str, Any]]) -> Table:
+    """Narrow enough for 80 columns: nothing that a perplexity must stand beside may fall off the edge."""
+    table = Table(box=SIMPLE, show_edge=False)
+    table.add_column("samples of", overflow="fold", min_width=10)
+    for heading in ("length", "perplexity", "entropy", "passes"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("drawn", min_width=11)
     for record in records:
         settings, result = record["settings"], record["result"]
-        nucleus = settings["nucleus_p"]
+        under_judge = [_perplexity(result), f"{result['bits_per_character']:.3f} bits/char"]
+        if result["mauve"] is not None:
+            under_judge.append(f"MAUVE {result['mauve']:.3f}")
+        drawn = [f"{result['samples']:,} samples", settings["dtype"], f"{result['redraws']:,} redrawn"]
+        if settings["nucleus_p"] is not None:  # a greedy projection has none
+            drawn.insert(1, f"nucleus {settings['nucleus_p']:g}")
         table.add_row(
             Text(record["model"] if record["title"] is None else f"{record['model']} ({record['title']})"),
             f"{settings['length']:,}",
-            _perplexity(result),
-            f"{result['bits_per_character']:.3f}",
+            "\n".join(under_judge),
             _with_error(result["entropy"], result["entropy_error"], 2),
             f"{result['evaluations']:,.0f}",
-            f"{result['samples']:,}",
-            f"{result['redraws']:,}",
-            "-" if nucleus is None else f"{nucleus:g}",
-            settings["dtype"],
-            *((f"{result['mauve']:.3f}",) if judging.reference else ()),
+            ", ".join(drawn),
         )
     return table
 
 
 def _legend(records: Sequence[dict[str, Any]]) -> Text:
     lines = [
-        "± is one standard error over samples. Entropy is of the tokens of a sample, in nats; evaluations are "
-        "the passes through the network that wrote one."
+        "± is one standard error over samples. Entropy is of the tokens of a sample, in nats; passes are the "
+        "evaluations of the network that wrote one."
     ]
     for record in records:
         floor, left = record["settings"]["entropy_floor"], record["result"]["degenerate"]

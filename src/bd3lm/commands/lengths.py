@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -22,7 +23,7 @@ from bd3lm.sampling.contexts import ContextWriter
 
 SPLIT = "train"
 DOCUMENTS_FILE = "documents.jsonl"
-_CONTEXTS = 16  # the longest document of the paper's block diffusion model is 9.7 contexts of 1,024
+_CONTEXTS = 16  # the longest document of the paper's block diffusion model has 9.7 contexts of 1,024
 _KEPT = 10_000  # training documents whose lengths a record holds
 
 
@@ -32,9 +33,9 @@ class Writing:
 
     count: int = 500
     length: int | None = None
-    """The limit; by default 16 contexts."""
+    """The limit in tokens, the one that texts begin with included; by default 16 contexts."""
     entropy_floor: float = 4.0
-    """0 is none."""
+    """In nats; 0 is none."""
     entropy_window: int = 256
     nucleus_p: float | None = None
     batch_size: int = 32
@@ -44,67 +45,39 @@ class Writing:
         if self.count < 1:
             raise ValueError(f"count must be at least 1, got {self.count}")
 
-    def settings(self, subject: Subject, notes: Console) -> Settings:
-        """For a model, within what it can do; says so where that is less than was asked for."""
-        model = subject.model
-        context, vocabulary = model.config.network.context, model.config.network.vocab_size
-        highest = math.log(min(self.entropy_window, vocabulary - 1))  # the mask is never written
-        if self.entropy_floor > highest:
-            raise ValueError(
-                f"entropy_floor must be at most {highest:.2f}, the most that {self.entropy_window} tokens out "
-                f"of the {vocabulary - 1} of {subject.name} can have, or every document ends, got "
-                f"{self.entropy_floor:g}"
-            )
+    def settings(self, subject: Subject, notes: Console | None = None) -> Settings:
+        """For a model, within what it can write; says on `notes` where that is less than was asked for."""
+        model, method = subject.model, subject.model.config.method
+        context = model.config.network.context
         settings = Settings(
-            length=self.length or _CONTEXTS * context,
+            length=_CONTEXTS * context if self.length is None else self.length,
             seed=self.seed,
             batch_size=self.batch_size,
             nucleus_p=self.nucleus_p,
             entropy_floor=self.entropy_floor or None,
             entropy_window=self.entropy_window,
-        ).for_method(model.config.method)
+        ).for_method(method)
+        self._check_floor(subject)
         one_context = isinstance(build_writer(model.network, model.config, settings), ContextWriter)
         if one_context and (settings.length or 0) > context:
             settings = replace(settings, length=context)
-            notes.print(
-                Text(f"{subject.name} ({subject.title}) cannot write past its context of {context:,} tokens"),
-                soft_wrap=True,
-            )
+            if notes is not None:
+                limit = (
+                    f"{subject.name} ({subject.title}) cannot write past its context of {context:,} tokens."
+                )
+                notes.print(Text(limit), soft_wrap=True)
+        model.stream("", settings)  # complains here already, before another model has written for an hour
         return settings
 
-
-@dataclass(frozen=True)
-class Documents:
-    """The lengths of a source's documents, what ended each, and how they were written."""
-
-    name: str
-    lengths: list[int]
-    stopped_by: list[Any]
-    settings: Mapping[str, Any]
-    subject: Subject | None = None
-
-    @classmethod
-    def of(cls, samples: Samples) -> "Documents":
-        """From samples that were written from nothing."""
-        marks = {record["tokens"][-1] for record in samples.records if record["stopped_by"] == "eos"}
-        if samples.subject is not None and samples.subject.model.tokenizer is not None:
-            marks.add(samples.subject.model.tokenizer.bos_id)
-        lengths = []
-        for number, record in enumerate(samples.records, 1):
-            given, stopped_by = record["given"], record["stopped_by"]
-            try:
-                lengths.append(
-                    document_length(record["tokens"], given=given, stopped_by=stopped_by, marks=marks)
-                )
-            except ValueError as error:
-                raise ValueError(f"{samples.name} line {number}: {error}") from None
-        return cls(
-            samples.name, lengths, samples.values("stopped_by"), samples.settings, samples.subject
-        )
-
-    @property
-    def title(self) -> str:
-        return self.name if self.subject is None else f"{self.name} ({self.subject.title})"
+    def _check_floor(self, subject: Subject) -> None:
+        tokens = subject.model.config.network.vocab_size - 1  # the mask is never written
+        highest = math.log(min(self.entropy_window, tokens))
+        if self.entropy_floor > highest:
+            raise ValueError(
+                f"entropy_floor must be at most {highest:.2f} for {subject.name}, the entropy of "
+                f"{self.entropy_window} tokens as different as its vocabulary of {tokens} allows, or nothing "
+                f"it writes is kept, got {self.entropy_floor:g}"
+            )
 
 
 def report_lengths(
@@ -115,26 +88,149 @@ def report_lengths(
     console: Console | None = None,
     notes: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Measure each source and print a table under the lengths of what was trained on; returns records.
+    """Measure each source, print a table that begins with the training set, and return the records.
 
-    `data` is a folder of shards; by default each run is held against its own. What is wrong with it, or with
-    the settings for one of the models, is said before anything is written.
+    `data` is a folder of token shards; by default a run is held against its own. What is wrong with it, with
+    a file, or with the settings for any of the models is said before anything is written.
     """
     console = console or Console()
     notes = notes or console
-    subjects = [source for source in sources if isinstance(source, Subject)]
     given = None if data is None else TokenShards(data)
-    for subject in subjects:
-        if given is not None and subject.model.tokenizer is not None:
-            given.require_tokenizer(subject.model.tokenizer)
-    shards = {subject.name: given or _own_shards(subject, notes) for subject in subjects}
-    settings = {subject.name: writing.settings(subject, notes) for subject in subjects}
-    sets = [each for each in (given, *shards.values()) if each is not None]
-    training = {each.folder: _training(each) for each in sets}
-    records, rows = [], []
+    against = [_shards(source, given, notes) for source in sources]
     for source in sources:
-        samples = source
-        if isinstance(source, Subject):
-            samples = _draw(source, writing.count, settings[source.name], notes)
-        ...
+        if isinstance(source, Samples):
+            _document_lengths(source)
+        else:
+            writing.settings(source, notes)
+    records = []
+    for source, shards in zip(sources, against, strict=True):
+        samples = source if isinstance(source, Samples) else _draw(source, writing, notes)
+        records.append(measure_lengths(samples, shards))
+    console.print(_table(records))
+    console.print(Text(_legend(records)), soft_wrap=True)
     return records
+
+
+def measure_lengths(samples: Samples, shards: TokenShards | None) -> dict[str, Any]:
+    """The lengths of documents beside those of the training set, as a record; a run's is kept beside it."""
+    lengths = _document_lengths(samples)
+    result = {
+        "samples": {
+            **asdict(LengthStatistics.of(lengths)),
+            "stopped_by": stop_counts(samples.values("stopped_by")),
+            "lengths": lengths,
+        },
+        "training": None if shards is None else _training(shards),
+    }
+    drawn = ("entropy_floor", "entropy_window", "nucleus_p", "seed")
+    settings = {
+        "count": len(lengths),
+        "length": samples.length,
+        **{name: samples.settings.get(name) for name in drawn},
+        "data": None if shards is None else str(shards.folder),
+        "split": None if shards is None else SPLIT,
+    }
+    if samples.subject is None:  # a file does not say which weights its samples came from
+        unknown = {"kind": "lengths", "model": samples.name, "title": None, "weights": None}
+        return {**unknown, "settings": settings, "result": result}
+    record = new_record(samples.subject, "lengths", settings=settings, result=result)
+    keep(samples.subject, "lengths", record)
+    return record
+
+
+def _shards(source: Subject | Samples, given: TokenShards | None, notes: Console) -> TokenShards | None:
+    """What a source is held against; a run whose own data is gone is measured without."""
+    if isinstance(source, Samples):
+        return given
+    if given is not None:
+        if source.model.tokenizer is not None:
+            given.require_tokenizer(source.model.tokenizer)
+        return given
+    try:
+        return source.shards()
+    except (ValueError, OSError) as error:
+        notes.print(Text(f"No training set to compare {source.name} with: {error}"), soft_wrap=True)
+        return None
+
+
+def _draw(subject: Subject, writing: Writing, notes: Console) -> Samples:
+    """Documents of a model; those of a run are kept beside it, in place of earlier ones."""
+    settings, file = writing.settings(subject), None
+    if subject.run is not None:
+        file = subject.run / FOLDER / DOCUMENTS_FILE
+        file.parent.mkdir(exist_ok=True)
+        for earlier in (file, file.with_name(file.name + ".partial")):
+            earlier.unlink(missing_ok=True)
+    texts = run_sample(subject.model, [""] * writing.count, settings, out=file, show=False, console=notes)
+    lines = [sample_record(text, "", settings, subject.model) for text in texts]
+    return Samples(subject.name, lines, subject)
+
+
+def _document_lengths(samples: Samples) -> list[int]:
+    """Of samples that were written from nothing, without the tokens that mark their ends."""
+    for index, record in enumerate(samples.records):
+        if record["given"] > 1 or not isinstance(record.get("tokens"), list):
+            raise ValueError(
+                f"sample {index} of {samples.name} must have tokens, written from nothing, without a prompt"
+            )
+    marks = {record["tokens"][-1] for record in samples.records if record["stopped_by"] == "eos"}
+    tokenizer = None if samples.subject is None else samples.subject.model.tokenizer
+    if tokenizer is not None and tokenizer.bos_id is not None:
+        marks.add(tokenizer.bos_id)
+    return [
+        document_length(record["tokens"], given=record["given"], stopped_by=record["stopped_by"], marks=marks)
+        for record in samples.records
+    ]
+
+
+def _training(shards: TokenShards) -> dict[str, Any]:
+    lengths = shards.lengths(SPLIT)
+    statistics = asdict(LengthStatistics.of(lengths))
+    return {
+        "documents": statistics.pop("number"),
+        **statistics,
+        "lengths": evenly_spaced(lengths, _KEPT),
+    }
+
+
+def _table(records: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title="Lengths of documents in tokens, and what ended them", box=SIMPLE_HEAD, padding=0)
+    table.add_column("documents of", overflow="fold", min_width=20)
+    for heading in ("number", "median", "p90", "max", "mean", "EOS", "entropy", "limit"):
+        table.add_column(heading, justify="right")
+    sets = {record["settings"]["data"]: record["result"]["training"] for record in records}
+    for folder, training in sets.items():
+        if training is not None:
+            table.add_row(Text(f"training set, {folder}"), *_figures(training, training["documents"]))
+    for record in records:
+        found = record["result"]["samples"]
+        name = record["model"] if record["title"] is None else f"{record['model']} ({record['title']})"
+        stops = [f"{number:,}" for number in found["stopped_by"].values()]
+        table.add_row(Text(name), *_figures(found, found["number"]), *stops)
+    return table
+
+
+def _figures(found: Mapping[str, Any], number: int) -> list[str]:
+    return [
+        f"{number:,}",
+        *(f"{found[name]:,}" for name in ("median", "p90", "max")),
+        f"{found['mean']:,.0f}",
+    ]
+
+
+def _legend(records: Sequence[Mapping[str, Any]]) -> str:
+    lines = ["Begin and end tokens do not count; a quantile is the length of a document."]
+    for record in records:
+        settings, stops = record["settings"], record["result"]["samples"]["stopped_by"]
+        if stops["length"]:
+            lines.append(
+                f"{stops['length']:,} documents of {record['model']} reached the limit of "
+                f"{settings['length']:,} tokens, and might have gone on."
+            )
+        if stops["entropy"]:
+            lines.append(
+                f"{stops['entropy']:,} of {record['model']} fell below an entropy of "
+                f"{settings['entropy_floor']:g} nats; their last {settings['entropy_window']} tokens are "
+                f"dropped."
+            )
+    return "\n".join(lines)

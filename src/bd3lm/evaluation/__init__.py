@@ -10,6 +10,7 @@ from bd3lm.evaluation.exact import (
 )
 from bd3lm.evaluation.judges import HuggingFaceJudge
 from bd3lm.evaluation.judging import Judge, Judgement, judge_texts
+from bd3lm.evaluation.lengths import LengthStatistics, document_length, evenly_spaced, stop_counts
 from bd3lm.evaluation.likelihood import CorpusLikelihood, corpus_likelihood, loss_sums, ratio_error
 from bd3lm.evaluation.mauve import mauve_score
 from bd3lm.evaluation.variance import block_moments, gradient_variance, nelbo_variance, variance
@@ -24,10 +25,13 @@ __all__ = [
     "ImportanceWeighted",
     "Judge",
     "Judgement",
+    "LengthStatistics",
     "Sampled",
     "block_moments",
     "corpus_likelihood",
+    "document_length",
     "draw_orders",
+    "evenly_spaced",
     "exact_likelihood",
     "gradient_variance",
     "importance_weighted_nll",
@@ -37,5 +41,6 @@ __all__ = [
     "nelbo_variance",
     "order_log_likelihood",
     "ratio_error",
+    "stop_counts",
     "variance",
 ]

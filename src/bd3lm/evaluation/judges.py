@@ -53,8 +53,7 @@ class HuggingFaceJudge:
                 folder, dtype=dtype, use_safetensors=True, **options
             )
         except Exception as error:  # as many kinds as there are models
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ValueError(f"judge {str(source)!r} could not be loaded: {reason}") from error
+            raise ValueError(f"judge {str(source)!r} could not be loaded: {_one_line(error)}") from error
         return cls(model.to(device), tokenizer, name)
 
     def encode(self, text: str) -> list[int]:
@@ -100,7 +99,7 @@ def require(module: str, extra: str, purpose: str) -> Any:
 def _resolve(source: str | Path) -> tuple[Path, str]:
     """A folder or a GGUF file, and the name of the judge in it."""
     path = Path(source).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == GGUF):
+    if (source != "" and path.is_dir()) or (path.is_file() and path.suffix == GGUF):
         return path, path.resolve().name
     if not _HUB_ID.fullmatch(str(source)) or path.suffix == GGUF or path.exists():
         raise ValueError(
@@ -112,11 +111,14 @@ def _resolve(source: str | Path) -> tuple[Path, str]:
     try:
         return Path(snapshot_download(str(source), allow_patterns=list(_PATTERNS))), str(source)
     except Exception as error:  # the hub's client has many: offline, not found, no access
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
-            f"judge {str(source)!r} is no folder here, and the Hugging Face hub did not give it ({reason}); "
-            f"name a local folder or a {GGUF} file instead"
+            f"judge {str(source)!r} is no folder here, and the Hugging Face hub did not give it "
+            f"({_one_line(error)}); name a local folder or a {GGUF} file instead"
         ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _end_token(tokenizer: Any, vocab_size: int, name: str) -> int:

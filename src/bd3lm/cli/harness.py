@@ -1,0 +1,77 @@
+"""`bd3lm harness`."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True)
+class Harness:
+    """Run tasks of lm-evaluation-harness on a model; needs the extra `harness`.
+
+    Tasks that come with the harness download their data from the hub.
+    """
+
+    model: Positional[str]
+    """A run, model folder or hub id."""
+    tasks: tuple[str, ...]
+    """Names of tasks or groups, or patterns such as "arc_*"."""
+    include_path: Path | None = None
+    """A folder with task files (YAML) of your own."""
+    num_fewshot: int | None = None
+    """Examples in each context; by default what the task says."""
+    limit: int | None = None
+    """Only the first so many examples of each task, to try it out."""
+    estimator: str = "auto"
+    """Of likelihoods: exact (blocks of at most 12), nelbo, counts (the same bound with less noise) or iw:K
+    (tighter, from K orders). By default exact up to blocks of 8, else a bound."""
+    samples: int | None = None
+    """Draws of each text, for a bound; by default 16."""
+    steps: int | None = None
+    """Steps of the sampler, for SEDD and D3PM, for SSD-LM those of each block."""
+    seed: int = 0
+    batch: int = 8
+    """Texts side by side."""
+    tokenizer: str | None = None
+    """For a model saved without one: a folder or a name on the hub."""
+    device: str | None = None
+    """cpu, cuda or cuda:1; by default a GPU where there is one."""
+    dtype: Literal["float32", "bfloat16", "float64"] | None = None
+    """Precision of the network; by default that of its weights."""
+    out: Path | None = None
+    """Write all that the harness reports to this JSON file."""
+
+    def run(self) -> int:
+        from bd3lm.evaluation.judges import require
+
+        require("lm_eval", "harness", "bd3lm harness")
+
+        from bd3lm.commands.harness import run_harness
+        from bd3lm.harness import HarnessLM
+
+        model = HarnessLM(
+            self.model,
+            estimator=self.estimator,
+            samples=self.samples,
+            steps=self.steps,
+            seed=self.seed,
+            batch_size=self.batch,
+            device=self.device,
+            dtype=self.dtype,
+            tokenizer=self.tokenizer,
+        )
+        results = run_harness(
+            model,
+            self.tasks,
+            include_path=self.include_path,
+            num_fewshot=self.num_fewshot,
+            limit=self.limit,
+        )
+        if self.out is not None:
+            text = json.dumps(results, indent=2, ensure_ascii=False, default=str)
+            self.out.write_text(text + "\n", encoding="utf-8")
+            print(f"wrote {self.out}")
+        return 0

@@ -1,0 +1,34 @@
+"""`bd3lm report`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True)
+class ReportCommand:
+    """One HTML page, and the same as Markdown, of all that is known of some runs.
+
+    Training curves, perplexities, variances, lengths, samples, and a text being written that can be watched.
+    """
+
+    runs: Positional[tuple[Path, ...]]
+    """Folders of runs; one of several stages is reported stage by stage."""
+    out: Path | None = None
+    """Where to write report.html, report.md and plots; by default into the run, or report for several."""
+    measure: bool = True
+    """Measure what is missing, as far as it takes less than a minute each."""
+    samples: int = 3
+    """Texts of each model to show."""
+    device: str | None = None
+    """cpu, cuda or cuda:1; by default a GPU where there is one."""
+
+    def run(self) -> int:
+        from bd3lm.commands.reports import make_report
+
+        page = make_report(
+            self.runs, out=self.out, measure=self.measure, samples=self.samples, device=self.device
+        )
+        print(f"wrote {page}")
+        return 0

@@ -1,0 +1,322 @@
+"""Other people's tasks: a model as lm-evaluation-harness (`lm_eval`, the extra `harness`) drives it.
+
+Importing this module makes the harness know the model `bd3lm`, and `python -m bd3lm.harness` is the harness's
+own command with it: the harness looks for no models outside its package by itself.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+from rich.console import Console
+from rich.progress import track
+
+from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, SimplexMethod
+from bd3lm.diffusion import derive_seed
+from bd3lm.evaluation import Figure
+from bd3lm.lm import Gap, LanguageModel, Settings, build_estimator, load
+from bd3lm.lm.generation import build_writer
+from bd3lm.sampling import BlockFinished, Stopped, TokenRevealed
+from bd3lm.sampling.contexts import ContextWriter
+from bd3lm.training import pick_device
+
+DTYPES = ("float32", "bfloat16", "float64")
+_MAX_NEW_TOKENS = 256  # where a task does not say, as for the harness's own models
+_OPTIONS = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "num_beams")
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Token ids, of which the first `given` are not scored."""
+
+    tokens: list[int]
+    given: int
+
+
+@register_model("bd3lm")
+class HarnessLM(LM):
+    """A model's likelihoods, exact or bounded, and its continuations of contexts.
+
+    `pretrained` is a run, model folder or hub id, or a model in memory; `estimator`, `samples` and `seed` are
+    those of `LanguageModel.log_likelihood`, `steps` those of a sampler that has its own. A context begins as
+    all texts of the model do, with the token that texts begin with. What does not fit into the network's
+    context is left off on the left.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | Path | LanguageModel,
+        *,
+        estimator: str = "auto",
+        samples: int | None = None,
+        steps: int | None = None,
+        seed: int = 0,
+        batch_size: int | str = 8,
+        device: str | None = None,
+        dtype: str | None = None,
+        tokenizer: str | None = None,
+    ) -> None:
+        super().__init__()
+        model = _open(pretrained, device, dtype, tokenizer)
+        if model.tokenizer is None:
+            raise ValueError("the model was saved without a tokenizer; name one with tokenizer=")
+        if not str(batch_size).isdecimal() or int(batch_size) < 1:
+            raise ValueError(f"batch_size must be a whole number from 1 on, got {batch_size!r}")
+        self.model, self.text_tokenizer, self.method = model, model.tokenizer, model.config.method
+        self.context = model.config.network.context
+        self.estimator, self.samples, self.seed = estimator, samples, seed
+        self.batch_size = int(batch_size)
+        self.settings = Settings(steps=steps, batch_size=self.batch_size)
+        self.begin = self._begin()
+        writer = build_writer(model.network, model.config, self.settings)  # refuses steps that nobody takes
+        self.writes_past_context = not isinstance(writer, ContextWriter)
+        self.figure: Figure | None = None  # what the likelihoods are; SSD-LM has none
+        if not isinstance(self.method, SimplexMethod) or estimator != "auto":
+            self.figure = build_estimator(model.network, model.config, estimator).figures(model.network)[0]
+
+    # --- what the harness asks ---
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """log p(continuation | context), and whether the continuation is what the model greedily writes.
+
+        Greedily is with the likeliest token at every place. A block diffusion model fills the places of a
+        block in a random order, which follows from the seed, and so may its greedy text.
+        """
+        texts = [self._pair(*request.args) for request in requests]
+        return list(zip(self._score(texts, disable_tqdm), self._are_greedy(texts), strict=True))
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """log p of whole texts: each token once, in windows of the context that overlap by a token."""
+        windows = [
+            (index, window)
+            for index, request in enumerate(requests)
+            for window in self._windows(self.text_tokenizer.encode(request.args[0]))
+        ]
+        totals = [0.0] * len(requests)
+        scores = self._score([window for _, window in windows], disable_tqdm)
+        for (index, _), log_p in zip(windows, scores, strict=True):
+            totals[index] += log_p
+        return totals
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Continuations, each up to its first stop string or the end token.
+
+        A context has a seed of its own, whatever else is asked; the same request again has another.
+        """
+        texts, seeds, repeats = [""] * len(requests), [], Counter[str]()
+        alike: dict[str, list[int]] = {}
+        for index, request in enumerate(requests):
+            key = repr(request.args)
+            seeds.append(derive_seed(self.seed, request.args[0], repeats[key]))
+            repeats[key] += 1
+            alike.setdefault(repr(request.args[1]), []).append(index)
+        batches = [batch for indices in alike.values() for batch in self._batches(indices)]
+        for some in self._track(batches, "writing texts", disable_tqdm):
+            settings, until, length = self._options(requests[some[0]].args[1])
+            prompts = [self._prompt(requests[index].args[0], length) for index in some]
+            written = self._write(prompts, length, until, settings, [seeds[index] for index in some])
+            for index, text in zip(some, written, strict=True):
+                texts[index] = text
+        return texts
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness writes into its results beside its own settings."""
+        figure = self.figure
+        return {
+            "model_title": self.model.config.title,
+            "model_dtype": str(self.model.network.embedding.weight.dtype).removeprefix("torch."),
+            "likelihoods": None if figure is None else figure.meaning,
+            "estimator": None if figure is None else figure.name,
+            "estimator_samples": self.samples,
+            "estimator_seed": self.seed,
+        }
+
+    # --- tokens ---
+
+    def _begin(self) -> list[int]:
+        """The token that texts begin with, or none for a model that predicts first tokens itself."""
+        if self.method.score_first:
+            return []
+        for token in (self.text_tokenizer.bos_id, self.text_tokenizer.eos_id):
+            if token is not None:
+                return [token]
+        raise ValueError("the tokenizer must have a token for texts to begin with, BOS or EOS, got neither")
+
+    def _pair(self, context: str, continuation: str) -> _Text:
+        """Encoded together, and split where the context ends; spaces before the end are the continuation's.
+
+        This is how the harness treats its own models.
+        """
+        given = self.begin + self.text_tokenizer.encode(context.rstrip())
+        whole = self.begin + self.text_tokenizer.encode(context + continuation)
+        scored = whole[len(given) :]
+        if not 0 < len(scored) <= self.context - len(self.begin):
+            raise ValueError(
+                f"a continuation must have 1 to {self.context - len(self.begin)} tokens after its context, "
+                f"got {len(scored)} for {continuation!r:.80}"
+            )
+        tokens = [*given, *scored][-self.context :]
+        return _Text(tokens, len(tokens) - len(scored))
+
+    def _windows(self, tokens: list[int]) -> Iterator[_Text]:
+        """Windows that score every token once; the last one reaches back as far as the context does."""
+        tokens, scored = [*self.begin, *tokens], len(self.begin)
+        while scored < len(tokens):
+            # The token before the first scored one is given, also where the text itself begins with none.
+            end = min(len(tokens), self.context if scored <= len(self.begin) else scored - 1 + self.context)
+            start = max(0, end - self.context)
+            yield _Text(tokens[start:end], scored - start)
+            scored = end
+
+    def _prompt(self, context: str, length: int) -> list[int]:
+        most = self.context if self.writes_past_context else self.context - length
+        if most < 1:
+            raise ValueError(
+                f"max_gen_toks must be below {self.context}, the network's context, past which this model "
+                f"does not write, got {length}"
+            )
+        return [*self.begin, *self.text_tokenizer.encode(context)][-most:]
+
+    def _batches(self, indices: list[int]) -> list[list[int]]:
+        return [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
+
+    def _track(self, batches: list[list[int]], what: str, disable: bool) -> Iterable[list[int]]:
+        console = Console(stderr=True)
+        return track(
+            batches, what, console=console, transient=True, disable=disable or not console.is_terminal
+        )
+
+    # --- likelihoods ---
+
+    def _score(self, texts: Sequence[_Text], disable_tqdm: bool) -> list[float]:
+        """log p of what is scored in each text; texts of like lengths go together, the longest first."""
+        order = sorted(range(len(texts)), key=lambda index: -len(texts[index].tokens))
+        scores = [0.0] * len(texts)
+        for some in self._track(self._batches(order), "scoring texts", disable_tqdm):
+            found = self.model.log_likelihood(
+                [texts[index].tokens for index in some],
+                given=[texts[index].given for index in some],
+                estimator=self.estimator,
+                samples=self.samples,
+                seed=self.seed,
+                batch_size=self.batch_size,
+            )
+            for index, each in zip(some, found, strict=True):
+                scores[index] = each.log_p
+        return scores
+
+    def _are_greedy(self, texts: Sequence[_Text]) -> list[bool]:
+        """Whether what is scored in each text is what the model greedily writes there.
+
+        Most texts differ soon, so they are compared in pieces, each of them twice as long as what came
+        before. A piece ends where a block does: what is written in a block does not depend on later ones.
+        """
+        greedy, seen = [True] * len(texts), [text.given for text in texts]
+        size = self._piece_size()
+        while going := [i for i, text in enumerate(texts) if greedy[i] and seen[i] < len(text.tokens)]:
+            ends = {}
+            for i in going:
+                least = seen[i] + max(1, seen[i] - texts[i].given)
+                ends[i] = min(len(texts[i].tokens), -(-least // size) * size)
+            written = self.model.generate(
+                [[*texts[i].tokens[: seen[i]], Gap(ends[i] - seen[i])] for i in going],
+                self.settings,
+                seeds=[self.seed] * len(going),
+                **self._greedily(),
+            )
+            for i, each in zip(going, written, strict=True):
+                greedy[i] = each.tokens == texts[i].tokens[: ends[i]]
+                seen[i] = ends[i]
+        return greedy
+
+    def _piece_size(self) -> int:
+        """Tokens that are written together."""
+        if isinstance(self.method, AutoregressiveMethod):
+            return 1
+        return self.method.block_size if isinstance(self.method, BlockDiffusionMethod) else self.context
+
+    # --- texts ---
+
+    def _greedily(self) -> dict[str, Any]:
+        if isinstance(self.method, SimplexMethod):
+            return {"projection": "greedy"}
+        return {"top_k": 1, "nucleus_p": 1.0}
+
+    def _options(self, asked: Mapping[str, Any]) -> tuple[Settings, list[str], int]:
+        """How to write, where to stop and how many tokens to write, from a task's options for generation."""
+        options: dict[str, Any] = dict(normalize_gen_kwargs(dict(asked), _MAX_NEW_TOKENS))
+        for name in options:
+            if name not in _OPTIONS:
+                raise ValueError(f"options for generation are {', '.join(_OPTIONS)}, got {name}")
+        if options.get("num_beams", 1) != 1:
+            raise ValueError(f"num_beams must be 1: there is no beam search here, got {options['num_beams']}")
+        if options["max_gen_toks"] < 1:
+            raise ValueError(f"max_gen_toks must be at least 1, got {options['max_gen_toks']}")
+        drawing, temperature = self._greedily(), options.get("temperature", 1.0)
+        if options["do_sample"] and temperature:
+            drawing = {
+                "temperature": temperature,
+                "top_k": options.get("top_k"),
+                "nucleus_p": options.get("top_p", 1.0),
+            }
+        return Settings.of(self.settings, drawing), options["until"], options["max_gen_toks"]
+
+    def _write(
+        self,
+        prompts: Sequence[list[int]],
+        length: int,
+        until: list[str],
+        settings: Settings,
+        seeds: Sequence[int],
+    ) -> list[str]:
+        """What follows each prompt up to its stop; over as soon as all of them have met theirs."""
+        texts: dict[int, str] = {}
+        tokens = [[*prompt, *[self.method.mask_id] * length] for prompt in prompts]
+        events = self.model.stream(
+            [[*prompt, Gap(length)] for prompt in prompts], settings, seeds=list(seeds)
+        )
+        for event in events:
+            match event:
+                case TokenRevealed(index=index, position=position, token=token):
+                    tokens[index][position] = token
+                case BlockFinished(index=index, stop=end) if index not in texts:
+                    ids = tokens[index][len(prompts[index]) : end]
+                    written = self.text_tokenizer.decode(ids)
+                    ended = self.text_tokenizer.eos_id in ids  # then `Stopped` follows, and says where
+                    if not ended and any(string and string in written for string in until):
+                        texts[index] = written
+                case Stopped(index=index, sample=sample) if index not in texts:
+                    texts[index] = self.text_tokenizer.decode(sample.tokens[len(prompts[index]) :])
+            if len(texts) == len(prompts):
+                break
+        return [postprocess_generated_text(texts[i], until, None) for i in range(len(prompts))]
+
+
+def _open(
+    pretrained: str | Path | LanguageModel, device: str | None, dtype: str | None, tokenizer: str | None
+) -> LanguageModel:
+    if isinstance(pretrained, LanguageModel):
+        if (device, dtype, tokenizer) != (None, None, None):
+            raise ValueError("device, dtype and tokenizer are for a model that is yet to be loaded")
+        return pretrained
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    return load(
+        pretrained,
+        device=pick_device(device),
+        dtype=getattr(torch, dtype) if dtype else None,
+        tokenizer=tokenizer,
+    )
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

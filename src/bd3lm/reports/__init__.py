@@ -1,0 +1,11 @@
+"""Reports: what was measured of some runs as one HTML page, and as Markdown with its plots beside it.
+
+Plain values in, text out: this room opens no model and reads no run. matplotlib is imported when a document
+is built.
+"""
+
+from bd3lm.reports.animation import Film, record_film
+from bd3lm.reports.content import COMMANDS, Report, Run
+from bd3lm.reports.writing import write_report
+
+__all__ = ["COMMANDS", "Film", "Report", "Run", "record_film", "write_report"]

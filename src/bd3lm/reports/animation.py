@@ -1,0 +1,118 @@
+"""A text being uncovered, as a film: recorded from a sampler's events, replayed here and in the browser.
+
+A film is a list of steps, small enough to be kept as JSON and sent with a page:
+
+    ["block", start, stop]       positions start..stop − 1 are written next; those not given are hidden
+    ["show", position, piece]    a token is uncovered, and this is its part of the text
+    ["hide", position]           a token is hidden again (remasking)
+    ["cut", length]              the text ends here after all
+
+Pieces joined in order are the text, whatever the tokenizer: a character made of several tokens appears whole,
+with the last of them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+from typing import Any
+
+from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
+
+Step = Sequence[Any]
+Pieces = list[str | None]
+"""What is at each position so far; None is a mask."""
+
+
+@dataclass(frozen=True)
+class Film:
+    """What was given, piece by piece, and what happened then."""
+
+    given: Sequence[str | None]
+    steps: Sequence[Step]
+
+    @property
+    def text(self) -> str:
+        """What is there at the end."""
+        return "".join(piece or "" for piece in list(self.states())[-1])
+
+    @property
+    def blocks(self) -> list[tuple[int, int]]:
+        """Where blocks start and stop."""
+        return [(step[1], step[2]) for step in self.steps if step[0] == "block"]
+
+    def states(self) -> Iterator[Pieces]:
+        """The pieces before the first step and after each."""
+        pieces = list(self.given)
+        yield list(pieces)
+        for kind, place, *rest in self.steps:
+            if kind == "block":
+                pieces += [None] * (rest[0] - len(pieces))
+            elif kind == "show":
+                pieces[place] = rest[0]
+            elif kind == "hide":
+                pieces[place] = None
+            else:
+                del pieces[place:]
+            yield list(pieces)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"given": list(self.given), "steps": [list(step) for step in self.steps]}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> "Film":
+        return cls(plain["given"], plain["steps"])
+
+
+def record_film(events: Iterable[Event], decode: Callable[[list[int]], str], *, mask_id: int) -> Film:
+    """The film of one text, from the events of `LanguageModel.stream`; begun again when it is drawn again."""
+    given: list[int] = []
+    happened: list[Step] = []
+    for event in events:
+        match event:
+            case Started(request=request):
+                given, happened = request.given.tolist(), []
+            case BlockStarted(start=start, stop=stop):
+                happened.append(("block", start, stop))
+            case TokenRevealed(position=position, token=token):
+                happened.append(("show", position, token))
+            case TokenHidden(position=position):
+                happened.append(("hide", position))
+            case Stopped(sample=sample):
+                return _developed(given, happened, sample.tokens.tolist(), decode, mask_id)
+    raise ValueError("events must be those of a whole text, until it is Stopped, got none that stops it")
+
+
+def _developed(
+    given: list[int],
+    happened: list[Step],
+    tokens: list[int],
+    decode: Callable[[list[int]], str],
+    mask_id: int,
+) -> Film:
+    """Token ids as pieces of text."""
+    pieces = split_text(tokens, decode)
+
+    def piece(position: int, token: int) -> str:
+        if position < len(tokens) and tokens[position] == token:
+            return pieces[position]
+        return decode([token])  # it did not stay, so there is no text that it is a part of
+
+    first = [None if token == mask_id else piece(place, token) for place, token in enumerate(given)]
+    steps = [
+        ["show", step[1], piece(step[1], step[2])] if step[0] == "show" else list(step) for step in happened
+    ]
+    reached = max((step[2] for step in happened if step[0] == "block"), default=len(given))
+    if reached > len(tokens):
+        steps.append(["cut", len(tokens)])
+    return Film(first, steps)
+
+
+def split_text(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
+    """Each token's part of the text. Bytes of a character that is not yet whole have none."""
+    whole = decode(list(tokens))
+    ends = [0]
+    for count in range(1, len(tokens)):
+        so_far = zip(decode(list(tokens[:count])), whole, strict=False)
+        agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], so_far))
+        ends.append(max(ends[-1], agreed))
+    return [whole[start:end] for start, end in pairwise([*ends, len(whole)])] if tokens else []

@@ -1,0 +1,129 @@
+"""What a report is made of, as plain values: runs with their recipes, training logs and measurements."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+COMMANDS = {
+    "perplexity": "bd3lm eval {folders}",
+    "variance": "bd3lm variance {folders}",
+    "lengths": "bd3lm lengths {folders}",
+    "judgement": "bd3lm judge {folders}",
+    "samples": "bd3lm report {folders}",
+    "denoising": "bd3lm report {folders}",
+}
+"""The kinds of records that a report shows, and what measures each."""
+
+Record = Mapping[str, Any]
+"""A measurement as it is kept beside its run: kind, settings, result, and what it was measured on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A trained model and what is known of it."""
+
+    folder: str
+    """As a command names it."""
+    title: str
+    """The method, as a table names it."""
+    recipe: Mapping[str, Any]
+    parameters: int
+    steps: tuple[int, ...]
+    """Of this run, after those of the runs it started from."""
+    tokens: tuple[int, ...]
+    log: Sequence[Mapping[str, float]]
+    """The rows of metrics.csv."""
+    records: Sequence[Record] = ()
+
+    def of_kind(self, kind: str) -> list[Record]:
+        return [record for record in self.records if record["kind"] == kind]
+
+    def column(self, name: str) -> tuple[list[float], list[float]]:
+        """Tokens seen and the value of a logged figure, where it was logged."""
+        rows = [row for row in self.log if name in row]
+        return [row["tokens"] for row in rows], [row[name] for row in rows]
+
+    @property
+    def method(self) -> str:
+        """Which kind of model it is."""
+        kind: str = self.recipe["method"]["kind"]
+        return kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Runs side by side; `unmeasured` says of (folder, kind) why it was not measured, where that is known."""
+
+    runs: tuple[Run, ...]
+    unmeasured: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("runs must hold at least one run to report on, got none")
+        for folder, count in Counter(run.folder.rstrip("/") for run in self.runs).items():
+            if count > 1:
+                raise ValueError(f"runs must be different ones, got {folder} {count} times")
+        for run in self.runs:
+            if not run.log:
+                raise ValueError(f"{run.folder}/metrics.csv must hold rows of a training log, got none")
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether some run went on from another one."""
+        return any(len(run.steps) > 1 for run in self.runs)
+
+    def of_kind(self, kind: str) -> list[tuple[Run, Record]]:
+        return [(run, record) for run in self.runs for record in run.of_kind(kind)]
+
+    def command(self, kind: str) -> str:
+        """What measured all that there is of a kind, as prose has it."""
+        folders = dict.fromkeys(run.folder for run, _ in self.of_kind(kind))
+        return f"`{COMMANDS[kind].format(folders=' '.join(folders))}`"
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """What to call each run, by folder: its method, and as much more as tells it from the others."""
+        methods = [run.title + _variant(run.recipe) for run in self.runs]
+        names = _short_names([run.folder for run in self.runs])
+        return {
+            run.folder: method if methods.count(method) == 1 else f"{method}, {names[run.folder]}"
+            for run, method in zip(self.runs, methods, strict=True)
+        }
+
+
+def differing(recipes: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The settings that are not the same in all recipes, by dotted name; None where there is no such one."""
+    flat = [_flat(recipe) for recipe in recipes]
+    names = list(dict.fromkeys(name for each in flat for name in each))
+    table = {name: [each.get(name) for each in flat] for name in names}
+    return {name: values for name, values in table.items() if any(value != values[0] for value in values)}
+
+
+def _variant(recipe: Mapping[str, Any]) -> str:
+    """What the title of a method leaves out and the paper's case study compares."""
+    method = recipe["method"]
+    masking = method.get("masking") or {}
+    if method.get("random_batch"):
+        return ", random batch size"
+    if masking.get("kind") == "clipped" and masking.get("low") == masking.get("high") == 1.0:
+        return ", fully masked"
+    return ""
+
+
+def _short_names(folders: Sequence[str]) -> dict[str, str]:
+    """The last parts of each path, as many as tell them apart."""
+    parts = {folder: folder.rstrip("/").split("/") for folder in folders}
+    depth = 1
+    while len({tuple(path[-depth:]) for path in parts.values()}) < len(parts):
+        depth += 1
+    return {folder: "/".join(path[-depth:]) for folder, path in parts.items()}
+
+
+def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in recipe.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat

@@ -1,0 +1,97 @@
+"""A report as a sequence of parts, before it is HTML or Markdown.
+
+Prose may hold `code` between backticks and nothing else that is marked up.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bd3lm.reports.animation import Film
+
+
+@dataclass(frozen=True)
+class Prose:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What the parts after it are about."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Short items, one below the other."""
+
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under headings. The first column and `text_columns` hold words, the others numbers."""
+
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.headings):
+                raise ValueError(f"a row must have {len(self.headings)} cells, got {list(row)}")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture; `name` is that of its file, `alt` says in words what is to be seen."""
+
+    name: str
+    svg: str
+    alt: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Quotation:
+    """A text that a model wrote, after what it was given."""
+
+    given: str
+    written: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Screening:
+    """A text being written, to be watched."""
+
+    film: Film
+    caption: str
+
+
+Part = Prose | Heading | Listing | Table | Plot | Quotation | Screening
+
+
+@dataclass(frozen=True)
+class Section:
+    """Parts under a title."""
+
+    title: str
+    parts: Sequence[Part]
+
+    @property
+    def anchor(self) -> str:
+        return "-".join(self.title.lower().split())
+
+
+@dataclass(frozen=True)
+class Document:
+    """The whole report."""
+
+    title: str
+    lead: str
+    sections: Sequence[Section]
+    colophon: str

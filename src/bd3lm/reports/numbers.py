@@ -1,0 +1,38 @@
+"""Numbers as people read them."""
+
+import math
+
+
+def with_error(value: float | None, error: float | None, *, sign: str = "") -> str:
+    """A figure ± one standard error, with as many digits as the error leaves meaning to."""
+    if value is None:
+        return f"{sign}∞"
+    if not error:
+        return sign + plain(value)
+    decimals = min(max(1 - math.floor(math.log10(error)), 0), 3)
+    return f"{sign}{value:,.{decimals}f} ± {error:,.{decimals}f}"
+
+
+def plain(value: float) -> str:
+    """Three or more significant digits."""
+    size = abs(value)
+    decimals = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 3
+    return f"{value:,.{decimals}f}"
+
+
+def capital(text: str) -> str:
+    """As a heading begins."""
+    return text[:1].upper() + text[1:]
+
+
+def chain(counts: tuple[int, ...]) -> str:
+    """What one run after another did."""
+    return " + ".join(f"{count:,}" for count in counts)
+
+
+def shortened(count: int) -> str:
+    """A number of parameters."""
+    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= unit:
+            return f"{count / unit:.3g}{name}"
+    return str(count)

@@ -1,0 +1,128 @@
+"""From runs to a document. A section whose measurements are missing is left out, and named at the end."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from bd3lm.reports.content import COMMANDS, Report, Run, differing
+from bd3lm.reports.document import Document, Listing, Part, Prose, Section, Table
+from bd3lm.reports.likelihoods import perplexity_parts
+from bd3lm.reports.numbers import capital, chain, shortened
+from bd3lm.reports.texts import film_parts, judgement_parts, length_parts, sample_parts
+from bd3lm.reports.trainings import clip_parts, curve_parts, variance_parts
+
+_LEAD = (
+    "A language model says how likely a text is, and can write one. An autoregressive model writes one token "
+    "after another. A diffusion model starts from nothing but masks and uncovers the text in any order. A "
+    "block diffusion model does both: it writes block after block, and inside a block uncovers the tokens in "
+    "a random order, each time looking at everything that is there so far. With blocks of one token it is "
+    "autoregressive; with one block as long as the text it is a diffusion model."
+)
+_NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+
+
+def build_document(report: Report) -> Document:
+    """The whole report, in the order in which a newcomer would ask."""
+    sections = [
+        Section("A text being written", list(film_parts(report))),
+        Section("Models", list(_models(report))),
+        Section("Perplexity", list(perplexity_parts(report))),
+        Section("Training", [*curve_parts(report), *clip_parts(report)]),
+        Section("Noise in training", list(variance_parts(report))),
+        Section("Samples", list(sample_parts(report))),
+        Section("Lengths", list(length_parts(report))),
+        Section("Generative perplexity", list(judgement_parts(report))),
+        Section("Recipes", list(_recipes(report))),
+        Section("Not measured", list(_missing(report))),
+    ]
+    return Document(
+        title=_title(report),
+        lead=_LEAD,
+        sections=[section for section in sections if section.parts],
+        colophon=_colophon(report),
+    )
+
+
+def _title(report: Report) -> str:
+    number = len(report.runs)
+    if number == 1:
+        return capital(report.labels[report.runs[0].folder])
+    return f"{_NUMBERS[number] if number < len(_NUMBERS) else number} language models, measured"
+
+
+def _colophon(report: Report) -> str:
+    dates = sorted({record["measured"][:10] for run in report.runs for record in run.records})
+    made_with = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    parts = [f"Measured {' to '.join(dates[:1] + dates[1:][-1:])}."] if dates else []
+    return " ".join([*parts, f"Page made with {made_with}."])
+
+
+def _models(report: Report) -> Iterator[Part]:
+    stages = " A sum is training that went on from another model." if report.has_stages else ""
+    yield Table(
+        f"What was trained. Context is the longest text in tokens that a model sees at once.{stages}",
+        ["model", "parameters", "context", "steps", "tokens seen", "folder"],
+        [
+            [
+                report.labels[run.folder],
+                shortened(run.parameters),
+                f"{run.recipe['data']['context']:,}",
+                chain(run.steps),
+                chain(run.tokens),
+                f"`{run.folder}`",
+            ]
+            for run in report.runs
+        ],
+        text_columns=[5],
+    )
+
+
+def _recipes(report: Report) -> Iterator[Part]:
+    table = differing([run.recipe for run in report.runs])
+    if table:
+        yield Table(
+            "Settings that differ between the runs. The rest is in the `recipe.yaml` of each folder.",
+            ["setting", *report.labels.values()],
+            [[f"`{name}`", *map(_setting, values)] for name, values in table.items()],
+            text_columns=range(1, len(report.runs) + 1),
+        )
+
+
+def _setting(value: Any) -> str:
+    if value is None:
+        return "–"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_NAMES = {
+    "perplexity": "perplexity",
+    "variance": "variance of the loss",
+    "lengths": "lengths of texts",
+    "judgement": "generative perplexity",
+    "samples": "samples",
+    "denoising": "a film of a text being written",
+}
+
+
+def _missing(report: Report) -> Iterator[Part]:
+    items = []
+    for kind, name in _NAMES.items():
+        reasons: dict[str, list[Run]] = {}
+        for run in report.runs:
+            if not run.of_kind(kind) and _applies(run, kind):
+                reasons.setdefault(report.unmeasured.get((run.folder, kind), ""), []).append(run)
+        for why, runs in reasons.items():
+            whose = "; ".join(report.labels[run.folder] for run in runs)
+            command = COMMANDS[kind].format(folders=" ".join(run.folder for run in runs))
+            items.append(f"{name} ({whose}){f', {why}' if why else ''}: `{command}`")
+    if items:
+        yield Prose("This is not in the report, and would be after these commands:")
+        yield Listing([capital(item) for item in items])
+
+
+def _applies(run: Run, kind: str) -> bool:
+    """Whether there is such a thing to measure of a model."""
+    return {
+        "perplexity": run.method != "simplex",
+        "variance": run.method == "block_diffusion",
+        "denoising": run.method != "simplex" and run.recipe["method"].get("process") != "uniform",
+    }.get(kind, True)

@@ -1,0 +1,127 @@
+"""The parts of a report on training: the loss, the clip ranges, and how noisy the loss is."""
+
+from collections.abc import Iterator, Sequence
+
+from bd3lm.reports import plots
+from bd3lm.reports.content import Report, Run
+from bd3lm.reports.document import Part, Plot, Prose, Table
+
+_LOGGED = "From `metrics.csv`, which `bd3lm train` writes."
+
+
+def curve_parts(report: Report) -> Iterator[Part]:
+    """The loss of all runs over tokens."""
+    curves = []
+    for run in report.runs:
+        tokens, train = run.column("train_nats")
+        if train:
+            curves.append(plots.Curve(report.labels[run.folder], tokens, train, *run.column("valid_nats")))
+    if not curves:
+        return
+    no_bound = [report.labels[run.folder] for run in report.runs if _trains_on_no_bound(run)]
+    words = [
+        f"Loss in training{_of([curve.label for curve in curves])}, the mean over a few steps.",
+        "Single marks are the loss on held-out text." if any(curve.valid for curve in curves) else "",
+        "Lower is better; a difference of 0.1 nats is about 10 % in perplexity.",
+        "A run that went on from another model starts again at 0 tokens." if report.has_stages else "",
+        f"In training no bound, so not to be held against the marks: {'; '.join(no_bound)}."
+        if no_bound
+        else "",
+        _LOGGED,
+    ]
+    yield Plot(
+        "curves",
+        plots.training_curves(curves, list(report.labels.values())),
+        "Training loss over tokens seen. Last values in nats per token: "
+        + "; ".join(f"{curve.label} {curve.train[-1]:.2f}" for curve in curves)
+        + ".",
+        " ".join(filter(None, words)),
+    )
+
+
+def _trains_on_no_bound(run: Run) -> bool:
+    masking = run.recipe["method"].get("masking") or {}
+    if masking.get("kind") != "clipped":
+        return run.method == "simplex"
+    # All rates are the bound itself, and so is full masking for blocks of one token.
+    whole = (masking["low"], masking["high"]) == (0.0, 1.0)
+    single = (masking["low"], run.recipe["method"]["block_size"]) == (1.0, 1)
+    return masking["search"] is not None or not (whole or single)
+
+
+def clip_parts(report: Report) -> Iterator[Part]:
+    """The ranges of mask rates that were found, where they were searched."""
+    bands = []
+    for run in report.runs:
+        tokens, low = run.column("clip_low")
+        high = run.column("clip_high")[1]
+        if low:
+            first = run.recipe["method"]["masking"]
+            low, high = [first["low"], *low], [first["high"], *high]
+            tokens = [0.0, *tokens]
+            label, end = report.labels[run.folder], run.log[-1]["tokens"]
+            bands.append(plots.Band(label, [*tokens, end], [*low, low[-1]], [*high, high[-1]]))
+    if bands:
+        yield Plot(
+            "clips",
+            plots.clip_ranges(bands, list(report.labels.values())),
+            "Clip ranges over training. Last: "
+            + "; ".join(f"{band.label}, {band.low[-1]:g} to {band.high[-1]:g}" for band in bands)
+            + ".",
+            f"Mask rates that training draws from{_of([band.label for band in bands])}: first those of the "
+            "recipe, then the range whose loss varies least over blocks, searched again as training goes on. "
+            f"{_LOGGED}",
+        )
+
+
+def variance_parts(report: Report) -> Iterator[Part]:
+    """How much the loss varies, by the way masks are drawn."""
+    measured = {
+        report.labels[run.folder]: record["result"]["rows"]
+        for run in report.runs
+        for record in run.of_kind("variance")[-1:]
+    }
+    if not measured:
+        return
+    yield Prose(
+        "A training step looks at one random masking of each block, so its loss is a noisy estimate of the "
+        "bound. The less the estimate varies, the more a step can learn from it, and that depends on how "
+        "masks are drawn."
+    )
+    rows = [row for found in measured.values() for row in found]
+    biased = sorted({row["masks"] for row in rows if not row["unbiased"]})
+    figures = {
+        label: {row["masks"]: row["loss"] for row in found if row["loss"]}
+        for label, found in measured.items()
+    }
+    yield Plot(
+        "variances",
+        plots.variances(figures, biased, list(report.labels.values())),
+        "Variance of the loss by the way masks are drawn. Least: "
+        + "; ".join(f"{label}, {min(each, key=each.__getitem__)}" for label, each in figures.items() if each)
+        + ".",
+        f"Variance of the loss over blocks{_of(list(figures))}. Filled marks are unbiased estimates of the "
+        f"bound; hollow ones estimate something else. Measured by {report.command('variance')}.",
+    )
+    shown = ["loss", *(["gradient"] if any(row["gradient"] is not None for row in rows) else [])]
+    by_rule = [{row["masks"]: row for row in found} for found in measured.values()]
+    yield Table(
+        "The same in figures. An unbiased estimate has the bound as its mean; the others have a mean that is "
+        "no bound. Schedules that draw rates near 0 have no finite variance: theirs is that of this sample.",
+        ["masks", "unbiased", *(f"{label}: {what}" for label in measured for what in shown)],
+        [
+            [rule, "no" if rule in biased else "yes"]
+            + [_variance(each.get(rule, {}).get(what)) for each in by_rule for what in shown]
+            for rule in dict.fromkeys(row["masks"] for row in rows)
+        ],
+        text_columns=[1],
+    )
+
+
+def _variance(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _of(labels: Sequence[str]) -> str:
+    """Whose it is, where a plot of one model has no legend to say so."""
+    return f" ({labels[0]})" if len(labels) == 1 else ""

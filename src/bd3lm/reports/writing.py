@@ -1,0 +1,25 @@
+"""A report as files: report.html, report.md and a folder of plots."""
+
+from pathlib import Path
+
+from bd3lm.reports.content import Report
+from bd3lm.reports.document import Plot
+
+PAGE, MARKDOWN, PLOTS = "report.html", "report.md", "report"
+
+
+def write_report(report: Report, out: Path) -> Path:
+    """Write a report into a folder, which is made where it is not there; returns the page."""
+    from bd3lm.reports.markdown import render_markdown
+    from bd3lm.reports.page import render_page
+    from bd3lm.reports.sections import build_document
+
+    document = build_document(report)
+    plots = [part for section in document.sections for part in section.parts if isinstance(part, Plot)]
+    (out / PLOTS).mkdir(parents=True, exist_ok=True)
+    for plot in plots:
+        (out / PLOTS / f"{plot.name}.svg").write_text(plot.svg, encoding="utf-8")
+    (out / MARKDOWN).write_text(render_markdown(document, PLOTS), encoding="utf-8")
+    page = out / PAGE
+    page.write_text(render_page(document), encoding="utf-8")
+    return page

@@ -1,0 +1,381 @@
+"""`bd3lm judge`: samples drawn and kept, judged under a tiny GPT-2, and what stands beside the figures."""
+
+import io
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+
+from bd3lm.cli import main
+from bd3lm.commands import judgements
+from bd3lm.commands.judgements import Drawing, Judging, Samples, run_judge
+from bd3lm.commands.records import kept
+from bd3lm.commands.subjects import Subject
+from bd3lm.data import PydocCorpus
+from bd3lm.evaluation import HuggingFaceJudge, judge_texts
+from bd3lm.runs import resolve_stages, train_stages
+from bd3lm.sampling import Ancestral, FirstHitting
+from tests.evaluation.judges import save_judge
+from tests.lm import BASELINES, baseline, of_bytes
+
+pytest.importorskip("transformers")
+
+TINY = {
+    "network": {"layers": 1, "hidden": 16, "heads": 2},
+    "data": {"context": 32, "builtin_vocabulary": 300, "validation_sequences": 8, "validation_batch": 4},
+    "train": {"global_batch": 4, "steps": 2},
+}
+FEW = Drawing(count=3, lengths=(40,), entropy_floor=0.0)
+WINDOWS = Judging(window=32, stride=16)
+FLAGS = ["--window", "32", "--stride", "16", "--count", "3", "--length", "40", "--entropy-floor", "0"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("judged")
+    train_stages(resolve_stages("demo", overrides=TINY), out, console=Console(quiet=True))
+    return out
+
+
+@pytest.fixture(scope="module")
+def judge_folder(tmp_path_factory):
+    return save_judge(tmp_path_factory.mktemp("judge") / "tiny-gpt")
+
+
+@pytest.fixture(scope="module")
+def judge(judge_folder):
+    return HuggingFaceJudge.load(judge_folder)
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    shutil.copytree(trained / "block", tmp_path / "block")
+    return tmp_path / "block"
+
+
+def screen() -> Console:
+    return Console(force_terminal=False, file=io.StringIO(), width=80)
+
+
+def judged(source, judge, drawing=FEW, judging=WINDOWS, console=None, **options):
+    return run_judge(
+        [str(source)],
+        drawing,
+        judging,
+        open_subject=Subject.open,
+        load_judge=lambda: judge,
+        console=console or screen(),
+        **options,
+    )
+
+
+def lines_of(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text("utf-8").split("\n") if line]
+
+
+def test_a_run_is_sampled_judged_and_its_judgement_kept(run, judge):
+    console = screen()
+    (record,) = judged(run, judge, console=console)
+    (file,) = (run / "measured").glob("samples-40-*.jsonl")
+    lines = lines_of(file)
+    texts = [line["documents"] for line in lines]
+    expected = judge_texts(judge, texts, window=32, stride=16)
+    result = record["result"]
+    assert result["perplexity"] == pytest.approx(expected.perplexity)
+    assert result["perplexity_error"] == pytest.approx(expected.perplexity_error)
+    assert result["nats"] == pytest.approx(math.log(result["perplexity"]))
+    assert result["bits_per_character"] == pytest.approx(expected.bits_per_character)
+    assert result["characters"] == sum(len(document) for text in texts for document in text)
+    assert result["entropy"] == pytest.approx(sum(line["entropy"] for line in lines) / 3)
+    assert (result["evaluations"], result["evaluations_per_token"]) == (39, 1)
+    assert (result["samples"], result["redraws"], result["degenerate"], result["mauve"]) == (3, 0, 0, None)
+    assert record["settings"] == {
+        "judge": "tiny-gpt",
+        "judge_dtype": "float32",
+        "window": 32,
+        "stride": 16,
+        "count": 3,
+        "length": 40,
+        "nucleus_p": 0.9,
+        "unmasking": "FirstHitting(tokens_per_pass=1)",
+        "steps": None,
+        "entropy_floor": None,
+        "seed": 0,
+        "dtype": "float32",
+    }
+    assert (run / "measured" / "judgement-tiny-gpt-40.json").is_file()
+    assert kept(Subject.open(run), "judgement") == [record]
+    assert all(len(line["tokens"]) == 40 for line in lines)  # no end token ended one
+
+
+def test_what_a_perplexity_must_stand_beside_fits_80_columns(run, judge):
+    console = screen()
+    (record,) = judged(run, judge, console=console)
+    printed = console.file.getvalue()
+    result = record["result"]
+    assert "Generative perplexity under tiny-gpt, float32, window 32, stride 16" in printed
+    for shown in (
+        f"{result['perplexity']:,.{1 if result['perplexity'] < 1000 else 0}f} ±",
+        f"{result['bits_per_character']:.3f} bits/char",
+        f"{result['entropy']:.2f} ±",
+        " 39 ",
+        "3 samples",
+        "nucleus 0.9",
+        "float32",
+        "redrawn",
+    ):
+        assert shown in printed
+
+
+def test_samples_are_drawn_once_and_never_written_over(run, judge, monkeypatch):
+    first = judged(run, judge)
+    (file,) = (run / "measured").glob("*.jsonl")
+    (run / "measured" / f"{file.name}.partial").write_text("interrupted")
+    other = judged(run, judge, Drawing(count=3, lengths=(40,), entropy_floor=0.0, nucleus_p=1.0))
+    assert other[0]["result"]["perplexity"] != first[0]["result"]["perplexity"]
+    assert len(list((run / "measured").glob("*.jsonl"))) == 2
+    monkeypatch.setattr(judgements, "run_sample", lambda *_, **__: pytest.fail("drawn again"))
+    faster = Drawing(count=3, lengths=(40,), entropy_floor=0.0, batch_size=1)
+    console = screen()
+    again = judged(run, judge, faster, console=console)
+    assert again[0]["result"] == first[0]["result"]
+    assert f"judging {file}, drawn before" in console.file.getvalue().replace("\n", "")
+
+
+def test_an_interrupted_drawing_is_begun_again(run, judge, monkeypatch):
+    real = judgements.run_sample
+
+    def interrupted(*arguments, out, **options):
+        out.with_name(out.name + ".partial").write_text("half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(judgements, "run_sample", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        judged(run, judge)
+    monkeypatch.setattr(judgements, "run_sample", real)
+    assert judged(run, judge)[0]["result"]["samples"] == 3
+    assert not list((run / "measured").glob("*.partial"))
+
+
+def test_a_file_is_judged_as_the_model_that_wrote_it(run, judge, tmp_path):
+    (drawn,) = judged(run, judge)
+    (file,) = (run / "measured").glob("*.jsonl")
+    shutil.copy(file, tmp_path / "elsewhere.jsonl")
+    out = tmp_path / "figures.json"
+    (read,) = judged(tmp_path / "elsewhere.jsonl", judge, out=out)
+    assert read["result"] == drawn["result"]
+    assert read["settings"] == drawn["settings"]
+    assert (read["model"], read["weights"]) == (str(tmp_path / "elsewhere.jsonl"), None)
+    assert json.loads(out.read_text()) == {"judgements": [read]}
+
+
+def test_a_model_without_a_run_leaves_nothing_behind(run, judge):
+    (record,) = judged(run, judge)
+    model = run.parent / "alone"
+    shutil.copytree(run / "model", model)
+    before = sorted(model.rglob("*"))
+    (alone,) = judged(model, judge)
+    assert alone["result"] == record["result"]
+    assert sorted(model.rglob("*")) == before
+
+
+def test_files_put_together_are_judged_together(run, judge, tmp_path):
+    for seed in (1, 2):
+        judged(run, judge, Drawing(count=2, lengths=(40,), entropy_floor=0.0, seed=seed))
+    files = sorted((run / "measured").glob("*.jsonl"))
+    both = tmp_path / "both.jsonl"
+    both.write_text("".join(file.read_text() for file in files))
+    (record,) = judged(both, judge)
+    assert (record["settings"]["count"], record["settings"]["seed"]) == (4, None)
+
+
+def test_redraws_and_samples_that_stay_degenerate_are_counted(judge, tmp_path):
+    floor = {**LINE, "settings": {"length": None, "entropy_floor": 4.0}}
+    cut_short = {**floor, "stopped_by": "entropy", "redraws": 20}
+    console = screen()
+    samples = written(tmp_path, floor, {**floor, "redraws": 3}, cut_short, cut_short)
+    (record,) = judged(samples, judge, console=console)
+    assert (record["result"]["redraws"], record["result"]["degenerate"]) == (43, 2)
+    printed = console.file.getvalue().replace("\n", " ")
+    assert f"2 samples of {samples} stayed below the entropy floor of 4, and were cut short" in printed
+
+
+def test_a_model_of_which_nothing_is_left_is_told_why(run, judge):
+    drawing = Drawing(count=2, lengths=(256,), entropy_floor=9.0, redraws=1)
+    said = r"nothing is left of the samples of .*: 2 of 2 stayed below the entropy floor of 9"
+    with pytest.raises(ValueError, match=said):
+        judged(run, judge, drawing)
+    (file,) = (run / "measured").glob("*.jsonl")
+    assert [line["redraws"] for line in lines_of(file)] == [1, 1]
+
+
+def test_the_paper_s_way_of_drawing():
+    assert (Drawing().count, Drawing().lengths, Drawing().entropy_floor) == (300, (1024, 2048), 4.0)
+
+    def settings(model, **changes):
+        return Drawing(**changes).settings(SimpleNamespace(model=model), 1024)
+
+    plain = settings(of_bytes())
+    assert (plain.stop_at_eos, plain.redraws, plain.nucleus_p, plain.length) == (False, 20, 0.9, 1024)
+    assert plain.unmasking == FirstHitting()
+    assert settings(of_bytes(), steps=5000).unmasking == Ancestral(5000)
+    assert settings(of_bytes(), nucleus_p=1.0).nucleus_p == 1.0
+    assert settings(of_bytes(), entropy_floor=0.0).entropy_floor is None
+    for method in BASELINES.values():
+        found = settings(baseline(method), steps=25)
+        assert (found.steps, found.unmasking) == (25, FirstHitting())
+        assert found.nucleus_p == {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
+
+
+def test_a_length_that_a_model_cannot_write_is_said_before_others_are_drawn(judge, tmp_path, monkeypatch):
+    monkeypatch.setattr(judgements, "run_sample", lambda *_, **__: pytest.fail("drawn"))
+    baseline(BASELINES["SEDD"]).save_pretrained(tmp_path / "sedd")
+    with pytest.raises(ValueError, match="length must be at most 16, the network's whole context, got 32"):
+        judged(tmp_path / "sedd", judge, Drawing(lengths=(16, 32), entropy_floor=0.0))
+
+
+def test_all_is_opened_before_anything_is_drawn(run, judge, tmp_path, monkeypatch):
+    monkeypatch.setattr(judgements, "run_sample", lambda *_, **__: pytest.fail("drawn"))
+    options = {"open_subject": Subject.open, "console": screen()}
+    with pytest.raises(ValueError, match="there is no file"):
+        run_judge(
+            [str(run), "nowhere.jsonl"], FEW, WINDOWS, load_judge=lambda: pytest.fail("loaded"), **options
+        )
+    with pytest.raises(ValueError, match="window must be from 2 to 32, what tiny-gpt can read, got 1024"):
+        run_judge([str(run)], FEW, Judging(), load_judge=lambda: judge, **options)
+    (tmp_path / "there.json").write_text("mine")
+    with pytest.raises(ValueError, match="--out must be a new file"):
+        run_judge([str(run)], FEW, WINDOWS, load_judge=lambda: judge, out=tmp_path / "there.json", **options)
+
+
+LINE = {
+    "documents": ["a line\u2028and a next\x85line"],
+    "length": 9,
+    "given": 1,
+    "evaluations": 8,
+    "redraws": 0,
+    "stopped_by": "length",
+    "entropy": 2,
+    "dtype": "float32",
+    "settings": {"length": None},
+}
+
+
+def written(folder: Path, *lines: object) -> Path:
+    file = folder / "samples.jsonl"
+    file.write_text("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines), "utf-8")
+    return file
+
+
+def test_only_a_newline_ends_a_line(tmp_path):
+    found = Samples.read(written(tmp_path, LINE, LINE))
+    assert found.values("documents") == [LINE["documents"]] * 2
+    assert found.length == 9
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"text": "human"}, "line 2 must be a sample .*missing or of another kind: documents, length, given"),
+        ({**LINE, "entropy": "4"}, "missing or of another kind: entropy$"),
+        ({**LINE, "documents": [1]}, "missing or of another kind: documents$"),
+        ([], "missing or of another kind: documents, length"),
+        ({**LINE, "settings": {"length": 9}}, "samples written in one way, got 2 different settings"),
+        ({**LINE, "dtype": "bfloat16"}, "samples written in one way, got 2 different settings"),
+    ],
+)
+def test_a_file_that_is_no_samples_is_refused(line, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        Samples.read(written(tmp_path, LINE, line))
+
+
+def test_an_empty_or_broken_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="must hold at least one sample, got none"):
+        Samples.read(written(tmp_path))
+    (tmp_path / "samples.jsonl").write_text("{half")
+    with pytest.raises(ValueError, match="line 1 must be JSON, as `bd3lm sample --out` writes it"):
+        Samples.read(tmp_path / "samples.jsonl")
+
+
+def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
+    texts = tmp_path / "texts.jsonl"
+    sample = ["sample", str(run), "--count", "3", "--no-eos", "--length", "40", "--out", str(texts)]
+    assert main(sample) == 0
+    capsys.readouterr()
+    common = ["--judge", str(judge_folder), "--out"]
+    assert main(["judge", str(run), *FLAGS, *common, str(tmp_path / "run.json")]) == 0
+    assert "Generative perplexity under tiny-gpt" in capsys.readouterr().out
+    assert main(["judge", str(texts), *FLAGS[:4], *common, str(tmp_path / "file.json")]) == 0
+    by_run, by_file = (
+        json.loads((tmp_path / name).read_text())["judgements"] for name in ("run.json", "file.json")
+    )
+    assert [each["result"] for each in by_run] == [each["result"] for each in by_file]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "a source must be given"),
+        (["texts.jsonl", "--count", "5"], "--count is for drawing samples, and all sources are files"),
+        (["texts.jsonl", "--entropy-floor", "3"], "--entropy-floor is for drawing samples"),
+        (["texts.jsonl"], "there is no file texts.jsonl"),
+        (["RUN", "--count", "0"], "count must be at least 1, got 0"),
+        (["RUN", "--length", "128"], "length must be at least 256, the tokens whose entropy has a floor"),
+        (["RUN", "--length", "512", "512"], "length must be one or more different lengths"),
+        (["RUN", "--entropy-floor", "0", "--redraws", "3"], "redraws needs an entropy floor above 0, got 3"),
+        (["RUN", "--judge-batch", "0"], "judge-batch must be at least 1, got 0"),
+        (["RUN", "--mauve", "no.txt"], "mauve must be a file of human text, and no.txt is none"),
+        (["RUN", "--judge", "./no-folder"], "judge must be a local folder, a .gguf file or a hub id"),
+        (["RUN", "--stride", "1024"], "stride must be from 1 to 1023"),
+    ],
+)
+def test_bad_input_is_one_line(words, said, run, judge_folder, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    wide = save_judge(tmp_path / "wide", n_positions=1024) if "--stride" in words else judge_folder
+    named = [str(run) if word == "RUN" else word for word in words]
+    judge = [] if "--judge" in words else ["--judge", str(wide)]
+    assert main(["judge", *named, *judge]) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_a_missing_mauve_is_said_before_anything_is_opened(judge, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mauve", None)
+    (tmp_path / "human.txt").write_text("Not much.")
+    with pytest.raises(ImportError, match=r"MAUVE needs the package mauve: pip install 'bd3lm\[mauve\]'"):
+        judged("nowhere", judge, judging=Judging(reference=tmp_path / "human.txt"))
+
+
+@pytest.mark.slow
+def test_mauve_is_high_for_text_like_the_reference_and_low_for_other(judge, tmp_path):
+    pytest.importorskip("mauve", reason="MAUVE is in the extra bd3lm[mauve]")
+    texts = [document for document in PydocCorpus().documents("train") if len(document) > 200][:60]
+    reference = tmp_path / "human.jsonl"
+    reference.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    alike, unlike = (
+        written(tmp_path / name, *({**LINE, "documents": [make(text)]} for text in texts))
+        for name, make in (("alike", lambda text: text[64:]), ("unlike", lambda _: "aaaaaaaa" * 20))
+        if (tmp_path / name).mkdir() is None
+    )
+    judging = Judging(window=32, stride=16, reference=reference)
+    torch.manual_seed(0)
+    console = screen()
+    (near,), (far,) = (judged(file, judge, judging=judging, console=console) for file in (alike, unlike))
+    assert near["result"]["mauve"] > 0.5 > 0.2 > far["result"]["mauve"]
+    assert f"MAUVE {near['result']['mauve']:.3f}" in console.file.getvalue()
+
+
+def test_a_reference_that_is_too_short_is_refused(judge, tmp_path):
+    pytest.importorskip("mauve", reason="MAUVE is in the extra bd3lm[mauve]")
+    (tmp_path / "human.txt").write_text("Not much.")
+    samples = written(tmp_path, LINE)
+    said = r"the reference must hold 1 texts of 26 tokens, as many as are compared with it, got 0"
+    with pytest.raises(ValueError, match=said):
+        judged(samples, judge, judging=Judging(window=32, stride=16, reference=tmp_path / "human.txt"))

@@ -1,0 +1,265 @@
+"""`bd3lm report` on small runs that were really trained: what it measures, keeps, shows and refuses."""
+
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bd3lm.cli import main
+from bd3lm.commands import reports
+from bd3lm.commands.records import kept
+from bd3lm.commands.reports import make_report
+from bd3lm.commands.subjects import Subject
+from bd3lm.presets import Preset, Stage
+from bd3lm.recipe import merge, recipe_from_dict
+from bd3lm.reports import Film
+from bd3lm.reports.numbers import with_error
+from bd3lm.runs import train_stages
+from tests.tiny_recipes import BLOCK, plain, prepared, tiny_recipe, two_stages
+
+QUIET = Console(quiet=True)
+TIMED = {"network": {"adaln": True, "time_conditioning": True}}
+
+
+def trained(preset: Preset, out: Path) -> Path:
+    stages = [(stage.name, recipe_from_dict(stage.recipe, where=stage.name)) for stage in preset.stages]
+    train_stages(stages, out, console=QUIET, device="cpu")
+    return out
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return prepared(tmp_path_factory.mktemp("data") / "shards")
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory, data) -> Path:
+    """A run of two stages with its report in it."""
+    out = trained(two_stages(data), tmp_path_factory.mktemp("runs") / "demo")
+    make_report([out], samples=2, device="cpu", console=QUIET)
+    return out
+
+
+@pytest.fixture
+def run(reported, tmp_path) -> Path:
+    """A copy of it, to be changed."""
+    return Path(shutil.copytree(reported, tmp_path / "demo"))
+
+
+def text_of(page: Path) -> str:
+    return re.sub(r"<[^>]*>", "", page.read_text("utf-8"))
+
+
+def test_the_page_has_every_section_that_can_be_measured_cheaply(reported):
+    page = (reported / "report.html").read_text("utf-8")
+    titles = re.findall(r"<h2>([^<]*)</h2>", page)
+    assert titles == [
+        "A text being written",
+        "Models",
+        "Perplexity",
+        "Training",
+        "Noise in training",
+        "Samples",
+        "Recipes",
+        "Not measured",
+    ]
+    assert page.count("<svg") == 3
+    for words in ("autoregressive", "block diffusion, blocks of 4", "6 + 6", f"bd3lm judge {reported}/ar"):
+        assert words in page
+    assert (reported / "report.md").is_file()
+    assert (reported / "report" / "curves.svg").is_file()
+
+
+def test_what_was_measured_is_kept_beside_the_runs(reported):
+    for stage, kinds in {
+        "ar": ["denoising", "perplexity", "samples"],
+        "block": ["denoising", "perplexity", "samples", "variance"],
+    }.items():
+        subject = Subject.open(reported / stage, device="cpu")
+        every = ("denoising", "judgement", "lengths", "perplexity", "samples", "variance")
+        assert [kind for kind in every if kept(subject, kind)] == kinds
+
+
+def test_the_figures_are_those_of_the_records(reported):
+    (record,) = kept(Subject.open(reported / "block", device="cpu"), "perplexity")
+    exact, bound = record["result"]["figures"]
+    page = text_of(reported / "report.html")
+    for figure, sign in ((exact, ""), (bound, "≤ ")):
+        assert with_error(figure["perplexity"], figure["perplexity_error"], sign=sign) in page
+
+
+def test_samples_go_on_from_held_out_documents_and_films_end_in_their_text(reported):
+    subject = Subject.open(reported / "block", device="cpu")
+    (record,) = kept(subject, "samples")
+    texts = record["result"]["texts"]
+    assert len(texts) == 2
+    shards, tokenizer = subject.shards(), subject.model.tokenizer
+    held_out = shards.read("valid", 0, shards.split("valid").tokens)
+    documents = tokenizer.decode(held_out, skip_special=False).split("<|endoftext|>")
+    for text in texts:
+        assert text["given"]
+        assert any(document.startswith(text["given"]) for document in documents), text
+    (filmed,) = kept(subject, "denoising")
+    film = Film.from_json(filmed["result"])
+    settings = filmed["settings"]
+    assert settings["stop_at_eos"] is False  # a film of two words would show little
+    (again,) = subject.model.generate(
+        ["".join(film.given)], length=settings["length"], stop_at_eos=False, seed=settings["seed"]
+    )
+    assert film.text == again.text
+
+
+def test_a_second_report_measures_nothing_and_is_the_same(run, monkeypatch):
+    before = {file: file.read_bytes() for file in run.rglob("*.*") if file.is_file()}
+    for name in ("measure_perplexity", "measure_variances", "record_film"):
+        monkeypatch.setattr(reports, name, lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.chdir(run.parent)
+    make_report([run], samples=2, device="cpu", console=QUIET)
+    after = {file: file.read_bytes() for file in run.rglob("*.*") if file.is_file()}
+    changed = [file.name for file in before if before[file] != after[file]]
+    assert sorted(changed) == ["report.html", "report.md"]  # they name the folder, which was copied
+
+
+def test_records_of_other_weights_are_measured_again(run):
+    file = next((run / "block" / "measured").glob("perplexity*.json"))
+    record = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps({**record, "weights": "others"}), encoding="utf-8")
+    make_report([run], samples=2, device="cpu", console=QUIET)
+    weights = Subject.open(run / "block", device="cpu").weights
+    assert json.loads(file.read_text("utf-8"))["weights"] == weights
+
+
+def test_without_measuring_it_shows_what_there_is(run, capsys):
+    shutil.rmtree(run / "ar" / "measured")
+    assert main(["report", str(run), "--no-measure", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == f"wrote {run / 'report.html'}\n"
+    page = text_of(run / "report.html")
+    assert f"Perplexity (autoregressive): bd3lm eval {run}/ar" in page
+    assert "Variance of the loss (" not in page
+    assert not (run / "ar" / "measured").exists()
+
+
+def test_runs_side_by_side_in_a_folder_of_their_own(run, reported, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = make_report([run, reported / "ar"], samples=2, device="cpu", console=QUIET)
+    assert page == Path("report/report.html")
+    names = text_of(page)
+    assert f"autoregressive, {run.parent.name}/demo/ar" in names
+    assert f"autoregressive, {reported.parent.name}/demo/ar" in names
+    assert "Three language models, measured" in names
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_what_would_take_too_long_is_left_to_its_command(run, monkeypatch):
+    for file in (run / "block" / "measured").glob("[pv]*.json"):
+        file.unlink()
+    monkeypatch.setattr(reports, "_AFFORDABLE", 1e-9)
+    page = text_of(make_report([run], samples=2, device="cpu", console=QUIET))
+    assert re.search(r"Perplexity \(block diffusion, blocks of 4\), about \d+ seconds here: bd3lm eval", page)
+    assert re.search(r"Variance of the loss \(block .*\), about \d+ \w+ here: bd3lm variance", page)
+
+
+def test_as_many_sequences_as_there_is_time_for(run, monkeypatch):
+    for file in (run / "block" / "measured").glob("perplexity*.json"):
+        file.unlink()
+    speed = reports._Speed(sequences=100, limit=None, perplexity=1.0, variance=1.0)
+    monkeypatch.setattr(reports._Speed, "measure", lambda subject: speed)
+    monkeypatch.setattr(reports, "_AFFORDABLE", 20.0)
+    asked = []
+    monkeypatch.setattr(reports, "measure_perplexity", lambda *_, limit, **__: asked.append(limit))
+    make_report([run], samples=2, device="cpu", console=QUIET)
+    assert asked == [20]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (45, "about 45 seconds here"),
+        (600, "about 10 minutes here"),
+        (9000, "about 2 hours here"),
+        (1e6, "about 12 days here"),
+    ],
+)
+def test_how_long(seconds, words):
+    assert reports._too_long(seconds) == words
+
+
+def test_a_run_whose_data_is_gone_writes_from_nothing_and_says_why_it_is_not_measured(data, tmp_path):
+    lost = Path(shutil.copytree(data, tmp_path / "lost"))
+    out = trained(Preset("", (Stage("run", plain(lost, BLOCK)),)), tmp_path / "run")
+    shutil.rmtree(lost)
+    page = make_report([out], samples=1, device="cpu", console=QUIET)
+    assert f"data.path must be a folder of token shards, got {lost}" in text_of(page)
+    (record,) = kept(Subject.open(out, device="cpu"), "samples")
+    assert record["result"]["texts"][0]["given"] == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "missing"),
+    [
+        ({"kind": "score_entropy"}, {"judgement", "lengths"}),
+        ({"kind": "d3pm", "steps": 9}, {"judgement", "lengths"}),
+        ({"kind": "d3pm", "steps": 9, "process": "uniform"}, {"judgement", "lengths"}),
+        ({"kind": "simplex", "block_size": 4}, {"judgement", "lengths"}),
+    ],
+    ids=["SEDD", "D3PM", "D3PM uniform", "SSD-LM"],
+)
+def test_the_baselines(method, missing, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "_STEPS", 3)
+    short = {"train": {"steps": 2, "validate_every": 2}}
+    out = trained(
+        Preset("", (Stage("run", plain(data, {"method": method}, TIMED, short)),)), tmp_path / "run"
+    )
+    page = make_report([out], samples=1, device="cpu", console=QUIET)
+    listed = re.findall(r"<li>([A-Z][^(]*) \(", page.read_text("utf-8"))
+    names = {"judgement": "Generative perplexity", "lengths": "Lengths of texts"}
+    assert set(listed) == {names[kind] for kind in missing}
+
+
+def test_progress_is_said_line_by_line(run, capsys):
+    shutil.rmtree(run / "block" / "measured")
+    assert main(["report", str(run), "--samples", "2", "--device", "cpu"]) == 0
+    said = capsys.readouterr().err
+    for words in ("perplexity of held-out text", "variance of the loss", "2 samples", "a film"):
+        assert re.search(
+            rf"^{re.escape(str(run))}/block \(block diffusion, blocks of 4\): {words}", said, re.M
+        )
+    assert f"{run}/ar" not in said  # nothing of it was missing
+
+
+def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
+    started = time.perf_counter()
+    (tmp_path / "empty").mkdir()
+    torn = Path(shutil.copytree(run, tmp_path / "torn"))
+    (torn / "ar" / "metrics.csv").write_text("step,tokens\n", encoding="utf-8")
+    untrained = Path(shutil.copytree(run, tmp_path / "untrained"))
+    shutil.rmtree(untrained / "block" / "model")
+    monkeypatch.setattr(reports, "_measure", lambda *_: pytest.fail("measured before all was looked at"))
+    for words, message in (
+        ([], "runs must name at least one run"),
+        ([str(tmp_path / "empty")], "must be the folder of a run, with its recipe.yaml, got none"),
+        ([str(tmp_path / "nowhere")], "must be the folder of a run, with its recipe.yaml, got none"),
+        ([str(torn)], "metrics.csv must hold the log of a training run, got no rows"),
+        ([str(run), str(run / "ar")], "runs must be different ones"),
+        ([str(run), "--samples", "0"], "samples must be at least 1, got 0"),
+        ([str(untrained)], "model"),
+        ([str(run), "--out", str(run / "ar" / "metrics.csv")], "metrics.csv"),
+    ):
+        if "--out" in words:
+            monkeypatch.setattr(reports, "_measure", lambda *_: {})
+        assert main(["report", *words]) == 1, words
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1, said
+    assert time.perf_counter() - started < 60
+
+
+def test_recipes_are_shown_where_they_differ(reported, data):
+    page = text_of(reported / "report.html")
+    assert "method.block_size" in page
+    assert "data.context" not in page
+    assert tiny_recipe(data, merge(BLOCK)).method.block_size == 4

@@ -1,0 +1,83 @@
+"""Runs as plain values: what they are called, what differs between them, what is refused."""
+
+import pytest
+
+from bd3lm.reports import Report
+from bd3lm.reports.content import differing
+from tests.reports import log, perplexity, recipe, run, variance, whole_report
+
+
+def labels(*runs):
+    return list(Report(runs=runs).labels.values())
+
+
+def test_a_run_is_called_by_its_method():
+    assert labels(run(), run("b", "SEDD")) == ["autoregressive", "SEDD"]
+
+
+def test_the_same_method_twice_is_told_apart_by_its_folder():
+    assert labels(run("runs/a"), run("runs/b")) == ["autoregressive, a", "autoregressive, b"]
+    assert labels(run("x/demo/ar"), run("y/demo/ar")) == [
+        "autoregressive, x/demo/ar",
+        "autoregressive, y/demo/ar",
+    ]
+
+
+def test_the_four_runs_of_the_case_study_have_names_of_their_own():
+    full = {"kind": "clipped", "low": 1.0, "high": 1.0, "search": None}
+    ones = "block diffusion, blocks of 1"
+    runs = [
+        run("a"),
+        run("b", recipe=recipe(random_batch=True)),
+        run("c", ones, recipe=recipe("block_diffusion", block_size=1, masking={"kind": "times"})),
+        run("d", ones, recipe=recipe("block_diffusion", block_size=1, masking=full)),
+    ]
+    assert labels(*runs) == [
+        "autoregressive",
+        "autoregressive, random batch size",
+        ones,
+        f"{ones}, fully masked",
+    ]
+
+
+def test_only_what_differs_between_recipes():
+    one, other = recipe(), recipe("block_diffusion", block_size=4)
+    other["start_from"] = "runs/ar/model"
+    assert differing([one, other]) == {
+        "method.kind": ["autoregressive", "block_diffusion"],
+        "start_from": [None, "runs/ar/model"],
+        "method.block_size": [None, 4],
+    }
+    assert differing([one, one]) == {}
+
+
+def test_columns_skip_rows_that_lack_them():
+    assert run(log=log(7)).column("valid_nats") == ([300.0, 600.0], pytest.approx([4.9158, 4.2929], abs=1e-3))
+    assert run().column("gradient_variance") == ([], [])
+
+
+def test_the_command_names_the_runs_that_were_measured():
+    report = Report(
+        runs=(run("a", records=[perplexity(("exact", 2.0))]), run("b"), run("c", records=[variance()]))
+    )
+    assert report.command("perplexity") == "`bd3lm eval a`"
+    assert report.command("variance") == "`bd3lm variance c`"
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ((), "runs must hold at least one run"),
+        ((run("a"), run("a")), "runs must be different ones, got a 2 times"),
+        ((run("x/a"), run("x/a/")), "runs must be different ones, got x/a 2 times"),
+        ((run("a", log=[]),), "a/metrics.csv must hold rows of a training log, got none"),
+    ],
+)
+def test_bad_runs(runs, message):
+    with pytest.raises(ValueError, match=message):
+        Report(runs=runs)
+
+
+def test_stages():
+    assert whole_report().has_stages
+    assert not Report(runs=(run(),)).has_stages

@@ -1,0 +1,72 @@
+"""Markdown: tables that are tables, texts that stay text, plots that are found."""
+
+import re
+
+import pytest
+
+from bd3lm.reports import Film, write_report
+from bd3lm.reports.document import Document, Plot, Prose, Quotation, Screening, Section, Table
+from bd3lm.reports.markdown import render_markdown
+from tests.reports import FILM, whole_document, whole_report
+
+
+def markdown_of(*parts):
+    return render_markdown(Document("Title", "Lead", [Section("A section", parts)], "End"), "plots")
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The cells of each table, by unescaped bars."""
+    blocks = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    return [[re.split(r"(?<!\\)\|", line)[1:-1] for line in block.splitlines()] for block in blocks]
+
+
+def test_every_row_of_every_table_has_as_many_cells():
+    found = tables(render_markdown(whole_document(), "report"))
+    assert len(found) == 7
+    for table in found:
+        assert len({len(row) for row in table}) == 1
+        assert all(set(cell.strip()) <= set(":-") for cell in table[1])
+
+
+def test_a_bar_in_a_cell_does_not_end_it():
+    (table,) = tables(markdown_of(Table("Caption", ["a", "b|c"], [["x|y", "`m|n`"]])))
+    assert [[cell.strip() for cell in row] for row in table] == [
+        ["a", r"b\|c"],
+        [":--", "--:"],
+        [r"x\|y", r"`m\|n`"],
+    ]
+
+
+@pytest.mark.parametrize("written", ["plain", "```\n# fence\n```", "`````", "<script>&</script>\n| a |"])
+def test_texts_are_fenced_by_more_than_they_hold(written):
+    text = markdown_of(Quotation("given", written, "note"))
+    fence = re.search(r"^(`{3,})text\n", text, re.M).group(1)
+    assert f"\ngiven ▸ {written}\n{fence}\n" in text
+    assert fence not in written
+
+
+def test_what_markdown_would_mark_up_is_escaped():
+    assert r"a\_b \*c\* \<i\> \[d\] `e_f*` \# g" in markdown_of(Prose("a_b *c* <i> [d] `e_f*` # g"))
+
+
+def test_plots_are_looked_for_beside():
+    assert "![alt](plots/name.svg)\n\n*caption*" in markdown_of(Plot("name", "<svg/>", "alt", "caption"))
+
+
+def test_a_film_is_its_first_frames():
+    lines = markdown_of(Screening(Film.from_json(FILM), "Caption.")).splitlines()
+    start = lines.index("```text") + 1
+    assert lines[start : start + 4] == ["The", "The░░", "The░ sat", "The cat sat"]
+    assert lines[lines.index("```", start) - 1] == "The cat sat."
+
+
+def test_the_files_of_a_report(tmp_path):
+    page = write_report(whole_report(), tmp_path / "new" / "place")
+    assert page == tmp_path / "new" / "place" / "report.html"
+    text = (page.parent / "report.md").read_text("utf-8")
+    plots = re.findall(r"\]\((report/[\w]+\.svg)\)", text)
+    assert len(plots) == 6
+    assert all((page.parent / plot).read_text("utf-8").startswith("<svg") for plot in plots)
+    first = {file: file.read_bytes() for file in page.parent.rglob("*.*")}
+    write_report(whole_report(), page.parent)
+    assert first == {file: file.read_bytes() for file in page.parent.rglob("*.*")}
