@@ -10,6 +10,7 @@ import tyro
 from tyro.conf import subcommand
 
 import bd3lm
+from bd3lm.cli.benching import Bench
 from bd3lm.cli.data import Convert, DataCommand
 from bd3lm.cli.judging import Judge
 from bd3lm.cli.measuring import Eval, Variance, ZeroShot
@@ -32,6 +33,7 @@ Command = (
     | Annotated[ZeroShot, subcommand("zeroshot")]
     | Annotated[Judge, subcommand("judge")]
     | Annotated[Variance, subcommand("variance")]
+    | Annotated[Bench, subcommand("bench")]
     | Annotated[Convert, subcommand("convert")]
     | Annotated[Demo, subcommand("demo")]
     | Annotated[Prove, subcommand("prove")]

@@ -98,9 +98,7 @@ class Documents:
                 )
             except ValueError as error:
                 raise ValueError(f"{samples.name} line {number}: {error}") from None
-        return cls(
-            samples.name, lengths, samples.values("stopped_by"), samples.settings, samples.subject
-        )
+        return cls(samples.name, lengths, samples.values("stopped_by"), samples.settings, samples.subject)
 
     @property
     def title(self) -> str:
