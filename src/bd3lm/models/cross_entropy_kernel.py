@@ -26,6 +26,8 @@ def _rows(logits, offset, targets, weights, nats, stride, tokens, TOKENS: tl.con
     logits += row * stride
     target = tl.load(targets + row)
     weight = tl.load(weights + row)
+    # Before the sums, whose barriers keep faster warps from writing over it.
+    at_target = tl.load(logits + target).to(tl.float32) + tl.load(offset + target)
     column = tl.arange(0, TOKENS)
     largest = tl.full((TOKENS,), -float("inf"), tl.float32)
     total = tl.zeros((TOKENS,), tl.float32)
@@ -40,7 +42,6 @@ def _rows(logits, offset, targets, weights, nats, stride, tokens, TOKENS: tl.con
         largest = larger
     top = tl.max(largest, 0)
     log_total = top + tl.log(tl.sum(total * tl.exp(largest - top), 0))
-    at_target = tl.load(logits + target).to(tl.float32) + tl.load(offset + target)
     tl.store(nats + row, log_total - at_target)
     for start in range(0, tokens, TOKENS):
         inside = start + column < tokens
