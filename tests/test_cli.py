@@ -197,7 +197,7 @@ def test_a_folder_that_holds_a_run(two, tmp_path, capsys):
 
 def test_a_stopped_run_ends_with_130_and_resumes(two, tmp_path, capsys, monkeypatch):
     words = ["train", "two", "--out", str(tmp_path), "--device", "cpu"]
-    step = Trainer._train_step
+    step = Trainer.train_step
 
     def interrupted(trainer):
         step(trainer)
@@ -205,7 +205,7 @@ def test_a_stopped_run_ends_with_130_and_resumes(two, tmp_path, capsys, monkeypa
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_train_step", interrupted)
+        patch.setattr(Trainer, "train_step", interrupted)
         assert main(words) == 130
     printed = capsys.readouterr()
     assert "stopped at step 4 of 6" in printed.out

@@ -234,14 +234,14 @@ def stop_at(monkeypatch, step: int, stage: str | None = None) -> None:
     """SIGTERM comes while `step` is trained, in the folder of `stage` where one is named."""
     from bd3lm.training import Trainer
 
-    plain_step = Trainer._train_step
+    plain_step = Trainer.train_step
 
     def watched(trainer: Trainer) -> None:
         plain_step(trainer)
         if trainer.step == step and (stage is None or trainer.store.folder.parent.name == stage):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Trainer, "_train_step", watched)
+    monkeypatch.setattr(Trainer, "train_step", watched)
 
 
 def test_a_stopped_run_says_so_and_goes_on(data, tmp_path, monkeypatch):

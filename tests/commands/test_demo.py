@@ -161,7 +161,7 @@ def test_the_second_suggestion_trains(finished, tmp_path, capsys):
 
 def test_a_second_demo_finds_the_first_done(finished, monkeypatch):
     folder, printed = finished
-    monkeypatch.setattr(Trainer, "_train_step", lambda trainer: pytest.fail("trained again"))
+    monkeypatch.setattr(Trainer, "train_step", lambda trainer: pytest.fail("trained again"))
     console = screen()
     demo.run_demo(folder, console=console)
     assert table(console.file.getvalue()) == table(printed)
@@ -169,14 +169,14 @@ def test_a_second_demo_finds_the_first_done(finished, monkeypatch):
 
 @pytest.mark.parametrize("words", [["demo"], ["train", "demo", "--device", "cpu"]], ids=" ".join)
 def test_stopped_it_says_how_to_go_on_and_measures_nothing(words, tmp_path, monkeypatch, capsys):
-    step = Trainer._train_step
+    step = Trainer.train_step
 
     def interrupted(trainer):
         step(trainer)
         if trainer.step == 5:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Trainer, "_train_step", interrupted)
+    monkeypatch.setattr(Trainer, "train_step", interrupted)
     code = main([*words, "--out", str(tmp_path / "demo")])
     printed = capsys.readouterr().out
     assert "stopped at step 5 of 12" in printed

@@ -72,6 +72,8 @@ def ratios(q_t: Array, length: int, vocab: int = VOCAB) -> Array:
 class TableNetwork:
     """Logits looked up in a table (V^n, n, V); with `uses_noise`, in that of the noise level it is told."""
 
+    device = torch.device("cpu")
+
     def __init__(self, table: Callable[[float], Array], *, uses_noise: bool = False) -> None:
         self.table, self.uses_noise = table, uses_noise
         self.passes: list[int] = []  # how many rows each pass read

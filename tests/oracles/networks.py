@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.models import Denoiser, Layout, Transformer, TransformerConfig
+from bd3lm.objectives.base import token_nats
 
 MASK = 2  # in the middle of the vocabulary, where a mistake about which token it is shows
 CLEAN = (0, 1, 3)
@@ -81,6 +82,7 @@ class CopyNetwork:
     """
 
     uses_noise = False
+    device = torch.device("cpu")
 
     def __init__(self, vocab_size: int = 4, mask_id: int = MASK) -> None:
         self.vocab_size, self.mask_id = vocab_size, mask_id
@@ -96,5 +98,11 @@ class CopyNetwork:
 
     def head(self, hidden: Tensor) -> Tensor:
         return hidden
+
+    def cross_entropy(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
+    ) -> tuple[Tensor, Tensor]:
+        nats = token_nats(self.head(hidden), targets, excluded)
+        return (nats * weights).sum(), nats.detach()
 
     new_cache = Denoiser.new_cache

@@ -169,6 +169,8 @@ class OpenNetwork:
     logits. Calls are counted.
     """
 
+    device = torch.device("cpu")
+
     def __init__(
         self,
         vocab_size: int,

@@ -379,6 +379,7 @@ class NoIdea:
     """A network to which all tokens are alike."""
 
     uses_noise = False
+    device = torch.device("cpu")
 
     def __call__(self, tokens: Tensor, *, layout: Layout, **_: Any) -> Tensor:
         start, stop = layout.read

@@ -37,6 +37,7 @@ class Wishes:
     """A network that is certain which token belongs at each position, or where given none, has no idea."""
 
     uses_noise = False
+    device = torch.device("cpu")
 
     def __init__(self, *wishes: int) -> None:
         self.wishes = wishes

@@ -41,7 +41,7 @@ class Step(nn.Module):
 
     def forward(self, batch: TokenBatch, draws: Draws) -> tuple[Tensor, Tensor]:
         loss = self.objective.loss(self.network, batch, draws)
-        return loss.nats.sum(), loss.weight.sum()
+        return loss.minimised, loss.weight.sum()
 
 
 class Run:

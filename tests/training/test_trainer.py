@@ -71,7 +71,7 @@ def test_it_is_the_plain_loop_one_would_write(objective, micro_batch, tmp_path):
         batch = TokenBatch.of(Sentences().batch(step))
         chance = torch.Generator().manual_seed(derive_seed(0, "masks", step))
         loss = objective(plain, batch, generator=chance)
-        total = loss.nats.sum() + (0 if loss.auxiliary is None else loss.auxiliary.sum())
+        total = loss.minimised
         (total / loss.weight.sum()).backward()
         norms.append(nn.utils.clip_grad_norm_(plain.parameters(), 0.7).item())
         optimizer.step()
@@ -244,13 +244,13 @@ def test_metrics_averaged_over_several_steps_survive_a_stop_in_between(stop, tmp
     stopped = tmp_path / "stopped"
     watcher = crash_at(6) if stop == "crash" else signal_at(7, signal.SIGTERM)
     trainer = tiny_trainer(stopped, COUNTS, log_every=5, validate=False)
-    train_step = trainer._train_step
+    train_step = trainer.train_step
 
     def watched():
         train_step()
         watcher.do(trainer)
 
-    trainer._train_step = watched
+    trainer.train_step = watched
     if stop == "crash":
         with pytest.raises(Crash):
             trainer.run()
@@ -322,10 +322,11 @@ class BadFromStep:
         class Bad(Autoregressive):
             def loss(self, model, batch, draws=None):
                 loss = super().loss(model, batch, draws)
-                nats = loss.nats
-                if torch.equal(batch.tokens, data.batch(step)):
-                    nats = nats * math.nan if where == "loss" else _bad_gradient(nats)
-                return TokenLoss(nats=nats, weight=loss.weight)
+                if not torch.equal(batch.tokens, data.batch(step)):
+                    return loss
+                if where == "loss":
+                    return replace(loss, nats=loss.nats * math.nan, total=loss.total * math.nan)
+                return replace(loss, total=_bad_gradient(loss.total))
 
         return Bad(mask_id=MASK)
 

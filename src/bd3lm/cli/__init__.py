@@ -10,6 +10,7 @@ import tyro
 from tyro.conf import subcommand
 
 import bd3lm
+from bd3lm.cli.benching import Bench
 from bd3lm.cli.data import Convert, DataCommand
 from bd3lm.cli.harness import Harness
 from bd3lm.cli.judging import Judge
@@ -38,6 +39,7 @@ Command = (
     | Annotated[Harness, subcommand("harness")]
     | Annotated[Variance, subcommand("variance")]
     | Annotated[ReportCommand, subcommand("report")]
+    | Annotated[Bench, subcommand("bench")]
     | Annotated[Convert, subcommand("convert")]
     | Annotated[Demo, subcommand("demo")]
     | Annotated[Prove, subcommand("prove")]

@@ -1,7 +1,8 @@
 """Networks: token ids in, hidden states or logits out; nothing here knows of diffusion."""
 
-from bd3lm.models.attention import AttentionMask, Backend, attend
+from bd3lm.models.attention import AttentionMask, Backend, attend, render
 from bd3lm.models.cache import KVCache, KVReplay, KVStore, KVTape
+from bd3lm.models.cross_entropy import check_targets
 from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDecoding, BlockDiffusion, Causal, Layout
 from bd3lm.models.protocol import Denoiser, require_evaluation_mode
 from bd3lm.models.transformer import Transformer, TransformerConfig
@@ -23,5 +24,7 @@ __all__ = [
     "Transformer",
     "TransformerConfig",
     "attend",
+    "check_targets",
+    "render",
     "require_evaluation_mode",
 ]

@@ -48,9 +48,35 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Te
     """softmax(q kᵀ / √d + mask) v, all (rows, heads, positions, head_dim)."""
     if mask.blocks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.dense, is_causal=mask.causal)
-    flex = _compiled_flex() if query.is_cuda else flex_attention
-    attended: Tensor = flex(query, key, value, block_mask=mask.blocks)
+    if not query.is_cuda:
+        attended: Tensor = flex_attention(query, key, value, block_mask=mask.blocks)
+        return attended
+    options = _kernel_options(query.shape[-1], query.device)
+    attended = _compiled_flex()(query, key, value, block_mask=mask.blocks, kernel_options=options)
     return attended
+
+
+@lru_cache(maxsize=16)
+def _kernel_options(head_dim: int, device: torch.device) -> dict[str, Any]:
+    """What was measured fastest (docs/performance.md): on Hopper, smaller tiles than FlexAttention's own."""
+    # Not ROWS_GUARANTEED_SAFE, although each token sees itself: it means each row of each tile.
+    always: dict[str, Any] = {"PRESCALE_QK": True}
+    if head_dim > 64 or torch.cuda.get_device_capability(device) < (9, 0):
+        return always
+    forward = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+    backward = {
+        "BLOCK_M1": 64,
+        "BLOCK_N1": 64,
+        "BLOCK_M2": 64,
+        "BLOCK_N2": 64,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+    return (
+        always
+        | {f"fwd_{name}": value for name, value in forward.items()}
+        | {f"bwd_{name}": value for name, value in backward.items()}
+    )
 
 
 @lru_cache(maxsize=1)

@@ -96,7 +96,7 @@ class BlockCausal(Layout):
         check_block_size(self.length, self.block_size)
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
-        return key // self.block_size <= query // self.block_size
+        return _block(key, self.block_size) <= _block(query, self.block_size)
 
     def group_start(self, query: Tensor) -> Tensor:
         return query // self.block_size * self.block_size
@@ -157,13 +157,27 @@ class BlockDiffusion(Layout):
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         query_clean, key_clean = query >= self.noisy, key >= self.noisy
-        query_text, key_text = query % self.length, key % self.length
-        query_block, key_block = query_text // self.block_size, key_text // self.block_size
-        same_copy = query // self.length == key // self.length
-        block_diagonal = ~query_clean & same_copy & (query_block == key_block)
-        offset_block_causal = ~query_clean & key_clean & (key_block < query_block)
+        query_text, key_text = self._text(query), self._text(key)
+        query_block, key_block = (_block(text, self.block_size) for text in (query_text, key_text))
+        # In every copy blocks are numbered anew, and copies are a whole number of blocks apart.
+        block_diagonal = _block(query, self.block_size) == _block(key, self.block_size)
+        offset_block_causal = key_block < query_block
         earlier = key_text <= query_text if self.causal_clean else key_block <= query_block
-        return block_diagonal | offset_block_causal | (query_clean & key_clean & earlier)
+        sees_clean = torch.where(query_clean, earlier, offset_block_causal)
+        return torch.where(key_clean, sees_clean, block_diagonal)
+
+    def _text(self, position: Tensor) -> Tensor:
+        """position % length, without a division where there is one noisy copy: a kernel computes it often."""
+        if self.copies > 1:
+            return position % self.length
+        return torch.where(position >= self.length, position - self.length, position)
+
+
+def _block(position: Tensor, block_size: int) -> Tensor:
+    """position // block_size, by a shift where it can be."""
+    if block_size & (block_size - 1):
+        return position // block_size
+    return position >> (block_size.bit_length() - 1)
 
 
 def check_block_size(length: int, block_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from bd3lm.models.cache import KVCache, KVStore
@@ -14,6 +15,10 @@ class Denoiser(Protocol):
     @property
     def uses_noise(self) -> bool:
         """Whether the output depends on the noise level given."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
 
     @property
     def vocab_size(self) -> int:
@@ -29,6 +34,14 @@ class Denoiser(Protocol):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (..., vocabulary) of hidden states (..., hidden)."""
+
+    def cross_entropy(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
+    ) -> tuple[Tensor, Tensor]:
+        """Σ weight·(−log p(target)) over hidden states (n, hidden), and the terms without their gradients.
+
+        p leaves out the `excluded` token.
+        """
 
     def new_cache(self, rows: int, *, segment: int, window: int | None = None) -> KVCache:
         """A cache for passes of up to `segment` tokens."""

@@ -19,7 +19,7 @@ def rotation(positions: Tensor, head_dim: int, *, base: float, dtype: torch.dtyp
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate the pairs (x_i, x_{i + head_dim/2}) of x (rows, heads, positions, head_dim)."""
+    """Rotate the pairs (x_i, x_{i + head_dim/2}) of x (..., head_dim)."""
     cos, sin = rotation
     first, second = x.to(cos.dtype).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from bd3lm.models.attention import AttentionMask, Backend, attend
 from bd3lm.models.cache import KVCache, KVStore, NoStore
+from bd3lm.models.cross_entropy import weighted_cross_entropy
 from bd3lm.models.layouts import Layout, Span
 from bd3lm.models.rotary import Rotation, rotate, rotation
 
@@ -83,6 +84,7 @@ class Transformer(nn.Module):
         self.output = nn.Linear(config.hidden, config.vocab_size, bias=config.head_bias)
         if config.tied:
             self.output.weight = self.embedding.weight
+        self._trunk = self._run_trunk
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -105,6 +107,10 @@ class Transformer(nn.Module):
         for layer in self._layers:
             layer.compile()
 
+    def compile_trunk(self) -> None:
+        """Compile all layers as one graph, for each shape and layout that is met."""
+        self._trunk = torch.compile(self._run_trunk, dynamic=False)
+
     @property
     def _layers(self) -> "Sequence[Layer]":
         return cast("Sequence[Layer]", self.layers)
@@ -113,6 +119,11 @@ class Transformer(nn.Module):
     def uses_noise(self) -> bool:
         """Whether the output depends on the noise level given."""
         return self.config.time_conditioning
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embedding.weight.device
 
     @property
     def vocab_size(self) -> int:
@@ -162,6 +173,20 @@ class Transformer(nn.Module):
         x = tokens if tokens.is_floating_point() else self.embedding(tokens)
         turn = self._rotation(positions, x.dtype)
         conditioning = self._conditioning(noise, tokens, x.dtype)
+        return self._trunk(x, turn, mask, last_mask, store, read, conditioning)
+
+    def _run_trunk(
+        self,
+        x: Tensor,
+        turn: Rotation,
+        mask: AttentionMask,
+        last_mask: AttentionMask,
+        store: KVStore,
+        read: Span,
+        conditioning: Tensor | None,
+    ) -> Tensor:
+        """All layers and the last norm: what is compiled as one graph."""
+        every = (0, x.shape[1])
         for index, layer in enumerate(self._layers):
             last = index == len(self._layers) - 1
             x = layer(
@@ -176,6 +201,17 @@ class Transformer(nn.Module):
         """Logits over the vocabulary."""
         logits: Tensor = self.output(hidden)
         return logits
+
+    def cross_entropy(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
+    ) -> tuple[Tensor, Tensor]:
+        """Σ weight·(−log p(target)) over hidden states (n, hidden), and the terms without their gradients.
+
+        p leaves out the `excluded` token. The logits of all positions never exist at once.
+        """
+        return weighted_cross_entropy(
+            hidden, self.output.weight, self.output.bias, targets, weights, excluded=excluded
+        )
 
     def new_cache(self, rows: int, *, segment: int, window: int | None = None) -> KVCache:
         """A cache for passes of up to `segment` tokens that shows the last `window` positions of the text.
@@ -202,7 +238,7 @@ class Transformer(nn.Module):
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         precise = torch.float64 if dtype == torch.float64 else torch.float32
         cos, sin = rotation(positions, self.config.head_dim, base=self.config.rotary_base, dtype=precise)
-        return (cos, sin) if positions.ndim == 1 else (cos.unsqueeze(1), sin.unsqueeze(1))
+        return cos.unsqueeze(-2), sin.unsqueeze(-2)  # the same for every head
 
     def _conditioning(self, noise: Tensor | None, tokens: Tensor, dtype: torch.dtype) -> Tensor | None:
         """(rows, positions or 1, conditioning_dim), or None without adaptive norms."""
@@ -306,10 +342,11 @@ class Layer(nn.Module):
             query_weight, other_weight = self.qkv.weight.split((normed.shape[-1], 2 * normed.shape[-1]))
             query = F.linear(normed[:, start:stop], query_weight)
             key, value = F.linear(normed, other_weight).chunk(2, dim=-1)
-        query, key, value = (h.unflatten(-1, (self.heads, -1)).transpose(1, 2) for h in (query, key, value))
+        query, key, value = (h.unflatten(-1, (self.heads, -1)) for h in (query, key, value))
         cos, sin = turn
-        query = rotate(query, (cos[..., start:stop, :], sin[..., start:stop, :]))
-        return query, rotate(key, turn), value
+        query = rotate(query, (cos[..., start:stop, :, :], sin[..., start:stop, :, :]))
+        # Heads stay innermost in memory, as the projection wrote them: nothing is moved, here or backwards.
+        return query.transpose(1, 2), rotate(key, turn).transpose(1, 2), value.transpose(1, 2)
 
 
 class NoiseEmbedding(nn.Module):

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from bd3lm.diffusion import Draws, LevelSampler
 from bd3lm.models import Causal, Denoiser
-from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, check_scored, token_nats
+from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, check_scored, send
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +45,20 @@ class Autoregressive(Objective):
     def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None = None) -> TokenLoss:
         check_scored(batch, self.mask_id)
         tokens, scored = batch.tokens, batch.scored
-        if self.score_first:
-            inputs = F.pad(tokens[:, :-1], (1, 0), value=self.mask_id)
-            nats = self._nats(model, inputs, tokens)
-        else:
-            if scored[:, 0].any():
-                raise ValueError("the first token can be scored only with score_first=True")
-            nats = F.pad(self._nats(model, tokens[:, :-1], tokens[:, 1:]), (1, 0))
         if self.random_batch:
             if draws is None:
                 raise ValueError("draws must be given: random_batch keeps tokens at random")
             scored = scored & (draws.tokens <= draws.levels)
-        return TokenLoss(nats=nats.masked_fill(~scored, 0.0), weight=scored.to(nats.dtype))
-
-    def _nats(self, model: Denoiser, inputs: Tensor, targets: Tensor) -> Tensor:
-        hidden = model(inputs, layout=Causal(inputs.shape[1]))
-        return token_nats(model.head(hidden), targets, self.mask_id)
+        if not self.score_first and tokens.device.type == "cpu" and scored[:, 0].any():
+            raise ValueError("the first token can be scored only with score_first=True")
+        tokens, scored = send(tokens, model.device), send(scored, model.device)
+        # Without score_first the last output is read too, and weighs nothing: whole tiles are faster.
+        inputs = F.pad(tokens[:, :-1], (1, 0), value=self.mask_id) if self.score_first else tokens
+        targets, weights = (tokens, scored) if self.score_first else (tokens.roll(-1, 1), scored.roll(-1, 1))
+        states = model(inputs, layout=Causal(inputs.shape[1])).flatten(0, 1)
+        weight = weights.to(torch.promote_types(states.dtype, torch.float32))
+        total, nats = model.cross_entropy(states, targets.flatten(), weight.flatten(), excluded=self.mask_id)
+        nats = (nats.view_as(weight) * weight).masked_fill(weight == 0, 0.0)
+        if not self.score_first:
+            nats, weight = nats.roll(1, 1), weight.roll(1, 1)
+        return TokenLoss(nats=nats, weight=weight, total=total)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import Draws, derive_seed, subs_at_masks
-from bd3lm.models import Denoiser
+from bd3lm.models import Denoiser, check_targets
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,10 @@ class TokenBatch:
         absent = position >= lengths.unsqueeze(1)
         return cls(tokens=tokens, scored=~given & ~absent, absent=absent)
 
+    def to(self, device: torch.device) -> "TokenBatch":
+        absent = None if self.absent is None else send(self.absent, device)
+        return TokenBatch(send(self.tokens, device), send(self.scored, device), absent)
+
     def __getitem__(self, rows: slice) -> "TokenBatch":
         absent = None if self.absent is None else self.absent[rows]
         return TokenBatch(tokens=self.tokens[rows], scored=self.scored[rows], absent=absent)
@@ -92,11 +96,19 @@ class TokenLoss:
     nats: Tensor
     weight: Tensor
     auxiliary: Tensor | None = None
+    total: Tensor | None = None  # what is minimised, where nats and auxiliary carry no gradient themselves
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def minimised(self) -> Tensor:
+        """The sum of nats and auxiliary nats, differentiable."""
+        if self.total is not None:
+            return self.total
+        return self.nats.sum() + (0.0 if self.auxiliary is None else self.auxiliary.sum())
+
     def mean(self) -> Tensor:
-        """Nats per token over this batch; zero where no token counts."""
-        return self.nats.sum() / self.weight.sum().clamp_min(1.0)
+        """What is minimised, per token of this batch; zero where no token counts."""
+        return self.minimised / self.weight.sum().clamp_min(1.0)
 
 
 class Objective(ABC):
@@ -155,6 +167,13 @@ class Objective(ABC):
         return self.loss(model, batch, draws)
 
 
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device, without waiting for the device: from a CPU to a GPU through pinned memory."""
+    if tensor.device.type == "cpu" and device.type == "cuda":
+        tensor = tensor.contiguous().pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 def check_scored(batch: TokenBatch, mask_id: int) -> None:
     """Refuse a text to predict that holds the mask, which no network predicts: its loss would be infinite."""
     tokens = batch.tokens
@@ -164,11 +183,5 @@ def check_scored(batch: TokenBatch, mask_id: int) -> None:
 
 def token_nats(logits: Tensor, targets: Tensor, mask_id: int) -> Tensor:
     """−log p(target), for a network that never predicts the mask."""
-    # As in the network, looking at values would stall an accelerator, where `gather` itself traps.
-    if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
-        low, high = int(targets.min()), int(targets.max())
-        if low < 0 or high >= logits.shape[-1]:
-            raise ValueError(
-                f"token ids must lie in 0..{logits.shape[-1] - 1}, got values from {low} to {high}"
-            )
+    check_targets(targets, logits.shape[-1])
     return -subs_at_masks(logits, mask_id).gather(-1, targets.unsqueeze(-1)).squeeze(-1)

@@ -19,7 +19,7 @@ from bd3lm.diffusion import (
     learned_proposal,
 )
 from bd3lm.models import Denoiser
-from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss
+from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, send
 from bd3lm.objectives.denoising import Algorithm, BlockDenoiser
 
 _MOMENT_MEMORY = 0.9  # share of the old second moments that an update keeps
@@ -100,22 +100,24 @@ class BlockDiffusionLoss(Objective):
             algorithm=self.algorithm,
             next_token=self.next_token > 0.0,
         )
-        hidden_nats = denoiser.nats(masks.hidden, noise=noise)
-        nats = (hidden_nats * masks.weight).sum(1)
+        total, hidden_nats = denoiser.weighted_nats(masks, noise=noise)
+        nats = (hidden_nats * send(masks.weight, model.device)).sum(1)
         auxiliary = None
         if self.next_token:
-            auxiliary = self.next_token * denoiser.next_token_nats().masked_fill(~batch.scored, 0.0)
+            more, auxiliary = denoiser.next_token_nats(self.next_token)
+            total = total + more
         return TokenLoss(
             nats=nats,
-            weight=batch.scored.to(nats.dtype),
+            weight=send(batch.scored, model.device).to(nats.dtype),
             auxiliary=auxiliary,
+            total=total,
             statistics=self._count_moments(hidden_nats, masks) if self.learn_proposal else {},
         )
 
     def _count_moments(self, nats: Tensor, masks: Masks) -> dict[str, Tensor]:
         """For each count k, the sum of S² over the blocks that hide k tokens, and how many there were."""
         blocks = (-1, self.block_size)
-        k = masks.hidden.unflatten(-1, blocks).sum(-1).flatten()
+        k = send(masks.hidden, nats.device).unflatten(-1, blocks).sum(-1).flatten()
         squares = nats.detach().double().unflatten(-1, blocks).sum(-1).square().flatten()
         sums = torch.zeros(2, self.block_size + 1, dtype=torch.float64, device=nats.device)
         sums[0].index_add_(0, k, squares)

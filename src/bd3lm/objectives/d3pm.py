@@ -43,7 +43,7 @@ class D3PM(CorruptionObjective):
             raise ValueError(f"auxiliary must be finite and not negative, got {self.auxiliary}")
 
     def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None) -> TokenLoss:
-        draws = self.checked(batch, draws)
+        batch, draws = batch.to(model.device), self.checked(batch, draws).to(model.device)
         absorbing = isinstance(self.process, Absorbing)
         terms = self._absorbing(model, batch, draws) if absorbing else self._uniform(model, batch, draws)
         nats, cross_entropy = terms

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bd3lm.diffusion import blocks_in
+from bd3lm.diffusion import Masks, blocks_in
 from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal, Denoiser, KVTape
-from bd3lm.objectives.base import TokenBatch, check_scored, token_nats
+from bd3lm.objectives.base import TokenBatch, check_scored, send, token_nats
 
 Algorithm = Literal["single_pass", "two_pass"]
 
@@ -56,24 +56,48 @@ class BlockDenoiser:
         cross-entropy are computed at hidden positions only: under SUBS a visible token has probability one.
         """
         batch = self.batch
-        masked = hidden if batch.absent is None else hidden | batch.absent.unsqueeze(1)
-        noisy = torch.where(masked, self.mask_id, batch.tokens.unsqueeze(1))
-        logits = self.model.head(self._states(noisy, noise)[hidden])
+        logits = self.model.head(self._states(_noisy(batch, hidden, self.mask_id), noise)[hidden])
         targets = batch.tokens.unsqueeze(1).expand_as(hidden)[hidden]
         nats = token_nats(logits, targets, self.mask_id)
         return nats.new_zeros(hidden.shape).masked_scatter(hidden, nats)
 
-    def next_token_nats(self) -> Tensor:
-        """−log p(x^ℓ | x^{<ℓ}) by the causal clean text of the last pass (rows, length); 0 for the first."""
+    def weighted_nats(self, masks: Masks, *, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Σ weight·nats, differentiable, and the nats (rows, copies, length), which are not.
+
+        The batch and the masks may be on the host while the network is on a GPU: which positions are hidden
+        is then known without asking the GPU, and nothing waits for it.
+        """
+        number = int(masks.hidden.sum())
+        batch = self.batch.to(self.model.device)
+        hidden, weight = (send(each, self.model.device) for each in (masks.hidden, masks.weight))
+        index = torch.nonzero_static(hidden.flatten(), size=number).squeeze(1)
+        targets = batch.tokens.unsqueeze(1).expand_as(hidden).flatten()[index]
+        states = self._states(_noisy(batch, hidden, self.mask_id), noise).flatten(0, 2).index_select(0, index)
+        total, nats = self.model.cross_entropy(
+            states, targets, weight.flatten()[index], excluded=self.mask_id
+        )
+        spread = nats.new_zeros(hidden.numel()).index_copy(0, index, nats)
+        return total, spread.view(hidden.shape)
+
+    def next_token_nats(self, weight: float) -> tuple[Tensor, Tensor]:
+        """weight·Σ −log p(x^ℓ | x^{<ℓ}) over scored tokens, by the causal clean text of the last pass.
+
+        The sum is differentiable; its terms (rows, length), weighted too, are not. The first token has none.
+        """
         if self._clean_states is None:
             raise RuntimeError("next_token_nats needs next_token=True and a pass before it")
-        tokens = self.batch.tokens
-        logits = self.model.head(self._clean_states[:, :-1])
-        return F.pad(token_nats(logits, tokens[:, 1:], self.mask_id), (1, 0))
+        tokens, scored = (send(each, self.model.device) for each in (self.batch.tokens, self.batch.scored))
+        states = self._clean_states[:, :-1].flatten(0, 1)
+        weights = weight * scored[:, 1:].flatten().to(torch.promote_types(states.dtype, torch.float32))
+        total, nats = self.model.cross_entropy(
+            states, tokens[:, 1:].flatten(), weights, excluded=self.mask_id
+        )
+        return total, F.pad((nats * weights).masked_fill(weights == 0, 0.0).view(tokens.shape[0], -1), (1, 0))
 
     def _states(self, noisy: Tensor, noise: Tensor | None) -> Tensor:
         """Hidden states of the noisy tokens (rows, copies, length, hidden)."""
         rows, copies, length = noisy.shape
+        noise = None if noise is None else send(noise, self.model.device)
         if self.blocks == 1 and not self.next_token:  # it sees no clean text: copies are just more rows
             repeated = None if noise is None else noise.repeat_interleave(copies, dim=0)
             states = self.model(noisy.flatten(0, 1), layout=Bidirectional(length), noise=repeated)
@@ -87,7 +111,7 @@ class BlockDenoiser:
         )
         repeated = None if noise is None else noise.repeat(1, copies)
         if self._tape is None:
-            tokens = torch.cat((noisy.flatten(1), self.batch.tokens), dim=1)
+            tokens = torch.cat((noisy.flatten(1), send(self.batch.tokens, self.model.device)), dim=1)
             with_clean = None if repeated is None else F.pad(repeated, (0, length))  # the clean text has none
             states = self.model(tokens, layout=layout, noise=with_clean)
             if self.next_token:
@@ -98,7 +122,7 @@ class BlockDenoiser:
 
     def _record_clean(self) -> KVTape:
         """∅, K^{1:B}, V^{1:B} ← x_θ(x): the first pass of Algorithm 1."""
-        clean = self.batch.tokens
+        clean = send(self.batch.tokens, self.model.device)
         length = clean.shape[1]
         tape = KVTape()
         keys_only = not self.next_token
@@ -111,3 +135,9 @@ class BlockDenoiser:
         states = self.model(clean, layout=layout, noise=noise, cache=tape)
         self._clean_states = states if self.next_token else None
         return tape
+
+
+def _noisy(batch: TokenBatch, hidden: Tensor, mask_id: int) -> Tensor:
+    """The text (rows, copies, length) with hidden and absent tokens masked."""
+    masked = hidden if batch.absent is None else hidden | batch.absent.unsqueeze(1)
+    return torch.where(masked, mask_id, batch.tokens.unsqueeze(1))

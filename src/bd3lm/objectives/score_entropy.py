@@ -42,7 +42,7 @@ class ScoreEntropy(CorruptionObjective):
             )
 
     def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None) -> TokenLoss:
-        draws = self.checked(batch, draws)
+        batch, draws = batch.to(model.device), self.checked(batch, draws).to(model.device)
         absorbing = isinstance(self.process, Absorbing)
         return self._absorbing(model, batch, draws) if absorbing else self._uniform(model, batch, draws)
 

@@ -77,6 +77,7 @@ class SimplexDiffusionLoss(Objective):
                 f"got {draws.tokens.shape[1]} in blocks of {draws.block_size}"
             )
         check_scored(batch, self.mask_id)
+        batch, draws = batch.to(model.device), draws.to(model.device)
         scored = batch.scored
         states = self._states(model, batch, draws)[:, :length]
         nats = token_nats(model.head(states[scored]), batch.tokens[scored], self.mask_id)

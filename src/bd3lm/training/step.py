@@ -52,7 +52,7 @@ def training_sums(
     nats = loss.nats.sum()
     auxiliary = torch.zeros_like(nats) if loss.auxiliary is None else loss.auxiliary.sum()
     return StepSums(
-        loss=nats + auxiliary,
+        loss=loss.minimised,
         nats=nats.detach(),
         auxiliary=auxiliary.detach(),
         weight=loss.weight.sum().detach(),

@@ -131,7 +131,7 @@ class Trainer:
         self.precision = _resolve(settings.precision, engine.device)
         self.objective = objective
         if settings.compile:
-            network.compile_layers()
+            network.compile_layers() if engine.parallel == "fsdp" else network.compile_trunk()
         mixed = torch.bfloat16 if self.precision == "bf16" and engine.parallel != "fsdp" else None
         self._wrapped = engine.wrap(
             NetworkRunner(network, autocast=mixed), layers=list(network.layers), precision=self.precision
@@ -162,7 +162,7 @@ class Trainer:
                 if self.validation_due:  # it was stopped before it could
                     self._validate(self._unlogged)
                 while self.step < self.settings.steps:
-                    self._train_step()
+                    self.train_step()
                     stopping = self.engine.any_true(stop_requested())
                     self._after_step(stopping)
                     if stopping:
@@ -172,7 +172,8 @@ class Trainer:
                 for callback in self.callbacks:
                     callback.on_end(self)
 
-    def _train_step(self) -> None:
+    def train_step(self) -> None:
+        """One step: the global batch forward and backward, then the optimizer and the average."""
         settings, engine = self.settings, self.engine
         objective = self.objective
         self.network.train()
@@ -293,15 +294,14 @@ class Trainer:
         return {"model": self._named, "ema": self.ema.tensors(), **groups}
 
     def _batch(self, rows: slice) -> TokenBatch:
-        tokens = self.data.batch(self.step, rows).to(self.engine.device, non_blocking=True)
-        return TokenBatch.of(tokens, score_first=self.score_first)
+        """On the host, where objectives draw their masks; they send the network what it needs."""
+        return TokenBatch.of(self.data.batch(self.step, rows), score_first=self.score_first)
 
     def _draws(self) -> Draws | None:
-        """The noise of the global batch: the same on every rank."""
-        device = self.engine.device
-        generator = torch.Generator(device).manual_seed(derive_seed(self.settings.seed, "masks", self.step))
+        """The noise of the global batch: the same on every rank, and on every kind of device."""
+        generator = torch.Generator().manual_seed(derive_seed(self.settings.seed, "masks", self.step))
         return self.objective.draw(
-            self.settings.global_batch, self.data.context, generator=generator, device=device
+            self.settings.global_batch, self.data.context, generator=generator, device="cpu"
         )
 
     def _collect(self, statistics: Mapping[str, Tensor]) -> None:

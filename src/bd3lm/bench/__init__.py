@@ -1,0 +1,19 @@
+"""What `bd3lm bench` times: training steps, sampling and attention, each variant beside its baseline."""
+
+from bd3lm.bench.attention import AttentionCase, measure_attention
+from bd3lm.bench.sampling import SamplingCase, measure_sampling
+from bd3lm.bench.shapes import Shape
+from bd3lm.bench.timing import Timing, matrix_rate
+from bd3lm.bench.training import TrainingCase, measure_training
+
+__all__ = [
+    "AttentionCase",
+    "SamplingCase",
+    "Shape",
+    "Timing",
+    "TrainingCase",
+    "matrix_rate",
+    "measure_attention",
+    "measure_sampling",
+    "measure_training",
+]

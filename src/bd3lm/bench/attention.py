@@ -1,0 +1,52 @@
+"""Attention alone, under the layout of training: FlexAttention against a dense mask, forward and backward."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bd3lm.bench.shapes import Shape
+from bd3lm.bench.timing import Timing, time_calls
+from bd3lm.models import Backend, Bidirectional, BlockDiffusion, Causal, Layout, attend, render
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCase:
+    """One layer's attention over a batch, by one backend."""
+
+    shape: Shape = field(default_factory=Shape)
+    batch: int = 32
+    backend: Backend = "auto"
+    backward: bool = True
+
+    def layout(self) -> Layout:
+        length = self.shape.context
+        if self.shape.method == "ar":
+            return Causal(length)
+        if self.shape.method == "mdlm":
+            return Bidirectional(length)
+        return BlockDiffusion(length, self.shape.block_size)
+
+
+def measure_attention(
+    case: AttentionCase, *, device: torch.device, warmup: int = 3, repeats: int = 20
+) -> Timing:
+    """Seconds of one layer, in bfloat16 on a GPU and float32 elsewhere."""
+    layout, shape = case.layout(), case.shape
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    generator = torch.Generator(device).manual_seed(0)
+    size = (case.batch, layout.size, shape.heads, shape.hidden // shape.heads)
+
+    def heads() -> Tensor:
+        drawn = torch.randn(size, generator=generator, device=device).to(dtype)
+        return drawn.transpose(1, 2).requires_grad_(case.backward)
+
+    query, key, value, slope = heads(), heads(), heads(), heads().detach()
+    mask = render(layout, (0, layout.size), device, case.backend)
+
+    def once() -> None:
+        attended = attend(query, key, value, mask)
+        if case.backward:
+            torch.autograd.grad(attended, (query, key, value), slope)
+
+    return time_calls(once, device=device, warmup=warmup, repeats=repeats)

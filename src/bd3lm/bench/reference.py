@@ -1,0 +1,49 @@
+"""What others reached on one H200 before this project began: 12 x 768, vocabulary 50,258, context 1,024.
+
+Training is with AdamW and clipping inside the step, batch 32; sampling is of 512 tokens, nucleus 0.9. They
+stand beside our figures only on such a card and for such a shape.
+"""
+
+from bd3lm.bench.sampling import SamplingCase
+from bd3lm.bench.shapes import Shape
+from bd3lm.bench.training import TrainingCase
+
+CARD = "H200"
+# tokens a second, and GiB held, by (method, block size)
+_TRAINING = {
+    ("bd3lm", 4): (79_500, 66.1, "reference implementation"),
+    ("bd3lm", 16): (78_000, 66.1, "reference implementation"),
+    ("mdlm", None): (135_700, 48.3, "reference implementation"),
+    ("ar", None): (513_000, 21.3, "nanoGPT, compiled, no dropout, no EMA"),
+}
+# tokens a second, by (method, block size, texts at once)
+_SAMPLING = {
+    ("bd3lm", 4, 1): (57.7, "reference implementation, one text at a time"),
+    ("bd3lm", 16, 1): (68.7, "reference implementation, one text at a time"),
+    ("ar", None, 1): (467.0, "Hugging Face generate, static cache, compiled"),
+    ("ar", None, 256): (52_400.0, "Hugging Face generate, static cache, compiled"),
+}
+
+
+def training_reference(case: TrainingCase) -> tuple[int, float, str] | None:
+    """(tokens/s, GiB, whose), where it was measured for this very case."""
+    if case.batch != 32 or not _is_the_shape(case.shape):
+        return None
+    return _TRAINING.get(_key(case.shape))
+
+
+def sampling_reference(case: SamplingCase) -> tuple[float, str] | None:
+    """(tokens/s, whose), where it was measured for this very case."""
+    if (case.length, case.nucleus_p) != (512, 0.9) or not _is_the_shape(case.shape):
+        return None
+    return _SAMPLING.get((*_key(case.shape), case.batch))
+
+
+def _is_the_shape(shape: Shape) -> bool:
+    plain = Shape()
+    same = ("layers", "hidden", "heads", "context", "vocabulary")
+    return all(getattr(shape, name) == getattr(plain, name) for name in same)
+
+
+def _key(shape: Shape) -> tuple[str, int | None]:
+    return shape.method, shape.block_size if shape.method == "bd3lm" else None

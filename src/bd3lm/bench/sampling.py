@@ -1,0 +1,49 @@
+"""Sampling: texts written side by side by a network of random weights."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from bd3lm.bench.shapes import Shape
+from bd3lm.bench.timing import Timing, time_calls
+from bd3lm.lm import LanguageModel, Settings
+from bd3lm.models import Transformer
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingCase:
+    """One way to write: a shape, how many texts at once, how long, and whether keys are kept."""
+
+    shape: Shape = field(default_factory=Shape)
+    batch: int = 1
+    length: int = 512
+    nucleus_p: float = 0.9
+    cache: bool = True
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def tokens(self) -> int:
+        """Written in one go: the first token of each text is given."""
+        return self.batch * (self.length - 1)
+
+
+def measure_sampling(
+    case: SamplingCase, *, device: torch.device, warmup: int = 1, repeats: int = 3
+) -> Timing:
+    """Seconds to write all texts, from one given token each, first-hitting, one evaluation a token."""
+    torch.manual_seed(0)
+    config = case.shape.config()
+    network = Transformer(config.network).to(device, getattr(torch, case.dtype)).eval()
+    model = LanguageModel(network, config)
+    settings = Settings(
+        length=case.length,
+        batch_size=case.batch,
+        nucleus_p=case.nucleus_p,
+        stop_at_eos=False,
+        cache=case.cache,
+    )
+    prompts = [[0]] * case.batch
+    return time_calls(
+        lambda: model.generate(prompts, settings), device=device, warmup=warmup, repeats=repeats
+    )

@@ -1,0 +1,71 @@
+"""Training steps, as the trainer makes them: forward, backward, clipping, AdamW and EMA, on random tokens."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bd3lm.bench.shapes import Shape
+from bd3lm.bench.timing import Timing, time_calls
+from bd3lm.diffusion import Counts, MaskingRule, Times
+from bd3lm.models import Backend, Transformer
+from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, Objective
+from bd3lm.training import CheckpointStore, Engine, OptimizerSettings, Trainer, TrainSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCase:
+    """One way to train: a shape, a batch, and which of the possible implementations."""
+
+    shape: Shape = field(default_factory=Shape)
+    batch: int = 32
+    compile: bool = True
+    algorithm: Literal["single_pass", "two_pass"] = "single_pass"
+    attention: Backend = "auto"
+    ema: bool = True
+
+    def objective(self) -> Objective:
+        config = self.shape.config()
+        mask_id = config.method.mask_id
+        if self.shape.method == "ar":
+            return Autoregressive(mask_id=mask_id)
+        masking: MaskingRule = Times() if self.shape.method == "mdlm" else Counts()
+        block_size = self.shape.context if self.shape.method == "mdlm" else self.shape.block_size
+        return BlockDiffusionLoss(
+            block_size=block_size, mask_id=mask_id, masking=masking, algorithm=self.algorithm
+        )
+
+
+class _RandomTokens:
+    """The same random tokens at every step: what they are does not change what a step costs."""
+
+    def __init__(self, rows: int, shape: Shape) -> None:
+        self.context = shape.context
+        generator = torch.Generator().manual_seed(0)
+        self._tokens = torch.randint(0, shape.vocabulary - 1, (rows, shape.context), generator=generator)
+
+    def batch(self, step: int, rows: slice | None = None) -> Tensor:
+        return self._tokens[rows or slice(None)]
+
+
+def measure_training(case: TrainingCase, *, device: torch.device, warmup: int = 3, steps: int = 20) -> Timing:
+    """Seconds of each step, and the memory that training holds."""
+    torch.manual_seed(0)
+    network = Transformer(case.shape.config().network)
+    network.attention_backend = case.attention
+    with TemporaryDirectory() as folder:
+        trainer = Trainer(
+            network=network,
+            objective=case.objective(),
+            data=_RandomTokens(case.batch, case.shape),
+            settings=TrainSettings(steps=warmup + steps, global_batch=case.batch, compile=case.compile),
+            optimizer=OptimizerSettings(),
+            engine=Engine(device=device),
+            store=CheckpointStore(Path(folder)),
+        )
+        if not case.ema:
+            trainer.ema.update = lambda: None  # type: ignore[method-assign]
+        return time_calls(trainer.train_step, device=device, warmup=warmup, repeats=steps)

@@ -1,0 +1,117 @@
+"""`bd3lm bench`: train, sample and attention."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import OmitArgPrefixes, subcommand
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bench:
+    """What every benchmark takes: the model, the device, and where to keep what was measured."""
+
+    method: Literal["bd3lm", "mdlm", "ar"] = "bd3lm"
+    block_size: int = 4
+    layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    context: int = 1024
+    vocabulary: int = 50258
+    device: str | None = None
+    """cpu, cuda or cuda:1; by default a GPU where there is one."""
+    out: Path | None = None
+    """Append what was measured to this file, as JSON lines."""
+
+    def _shape(self, **more: Any) -> Any:
+        from bd3lm.bench import Shape
+
+        names = ("method", "block_size", "layers", "hidden", "heads", "context", "vocabulary")
+        return Shape(**{name: getattr(self, name) for name in names}, **more)
+
+    def _options(self) -> dict[str, Any]:
+        from bd3lm.training import pick_device
+
+        return {"device": pick_device(self.device), "out": self.out}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchTrain(_Bench):
+    """Training steps (forward, backward, clipping, AdamW, EMA) on random tokens."""
+
+    batch: int = 32
+    dropout: float = 0.1
+    steps: int = 20
+    """Steps to time, after three to warm up."""
+    variants: tuple[str, ...] = ("compiled",)
+    """Of compiled, eager, dense, two-pass, no-ema; the first is what the others are compared with."""
+
+    def run(self) -> int:
+        from bd3lm.bench import TrainingCase
+        from bd3lm.commands.benchmarks import bench_training
+
+        case = TrainingCase(shape=self._shape(dropout=self.dropout), batch=self.batch)
+        bench_training(case, self.variants, steps=self.steps, **self._options())
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSample(_Bench):
+    """Texts written side by side, first-hitting, by random weights."""
+
+    batch: int = 1
+    length: int = 512
+    nucleus: float = 0.9
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    repeats: int = 3
+    variants: tuple[str, ...] = ("cached",)
+    """Of cached, uncached."""
+
+    def run(self) -> int:
+        from bd3lm.bench import SamplingCase
+        from bd3lm.commands.benchmarks import bench_sampling
+
+        case = SamplingCase(
+            shape=self._shape(),
+            batch=self.batch,
+            length=self.length,
+            nucleus_p=self.nucleus,
+            dtype=self.dtype,
+        )
+        bench_sampling(case, self.variants, repeats=self.repeats, **self._options())
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchAttention(_Bench):
+    """One layer's attention under the training layout."""
+
+    batch: int = 32
+    repeats: int = 20
+    variants: tuple[str, ...] = ("auto", "dense")
+    """Of auto, flex, dense."""
+
+    def run(self) -> int:
+        from bd3lm.bench import AttentionCase
+        from bd3lm.commands.benchmarks import bench_attention
+
+        case = AttentionCase(shape=self._shape(), batch=self.batch)
+        bench_attention(case, self.variants, repeats=self.repeats, **self._options())
+        return 0
+
+
+Kinds = (
+    Annotated[BenchTrain, subcommand("train", prefix_name=False)]
+    | Annotated[BenchSample, subcommand("sample", prefix_name=False)]
+    | Annotated[BenchAttention, subcommand("attention", prefix_name=False)]
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How fast this machine trains and samples, each variant beside its baseline."""
+
+    command: OmitArgPrefixes[Kinds]
+
+    def run(self) -> int:
+        return self.command.run()

@@ -1,0 +1,202 @@
+"""`bd3lm bench`: how fast, beside the baseline, in one run; a table for people and JSON lines for later."""
+
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import bd3lm
+from bd3lm.bench import (
+    AttentionCase,
+    SamplingCase,
+    Timing,
+    TrainingCase,
+    matrix_rate,
+    measure_attention,
+    measure_sampling,
+    measure_training,
+)
+from bd3lm.bench.reference import CARD, sampling_reference, training_reference
+
+_TRAINING: dict[str, Callable[[TrainingCase], TrainingCase]] = {
+    "compiled": lambda case: case,
+    "eager": lambda case: replace(case, compile=False),
+    "dense": lambda case: replace(case, attention="dense"),
+    "two-pass": lambda case: replace(case, algorithm="two_pass"),
+    "no-ema": lambda case: replace(case, ema=False),
+}
+_SAMPLING: dict[str, Callable[[SamplingCase], SamplingCase]] = {
+    "cached": lambda case: case,
+    "uncached": lambda case: replace(case, cache=False),
+}
+_ATTENTION: dict[str, Callable[[AttentionCase], AttentionCase]] = {
+    "auto": lambda case: case,
+    "flex": lambda case: replace(case, backend="flex"),
+    "dense": lambda case: replace(case, backend="dense"),
+}
+
+
+def bench_training(
+    case: TrainingCase,
+    variants: Sequence[str],
+    *,
+    device: torch.device,
+    steps: int = 20,
+    out: Path | None = None,
+    console: Console | None = None,
+) -> list[dict[str, Any]]:
+    """Training steps of a case in several variants, the first being what the others are compared with."""
+    console = console or Console()
+    chosen = _choose(variants, _TRAINING)
+    rate = matrix_rate(device)
+    tokens, flops = case.batch * case.shape.context, case.shape.training_flops(case.batch)
+    rows = []
+    for name, change in chosen.items():
+        variant = change(case)
+        with console.status(f"training: {case.shape.title}, {name}"):
+            timing = measure_training(variant, device=device, steps=steps)
+        record = _record("train", name, variant, timing, device)
+        record |= {
+            "tokens_per_second": tokens / timing.median,
+            "utilisation": flops / timing.median / rate,
+            "matrix_tflops": rate / 1e12,
+        }
+        _keep(out, record)
+        rows.append(record)
+    reference = training_reference(case) if _on_the_card(device) else None
+    beside = [] if reference is None else [(reference[2], float(reference[0]), reference[1])]
+    _print(console, f"Training, {case.shape.title}, batch {case.batch}", rows, beside, device)
+    console.print(
+        "Median of the steps. Time is against the first row; used is what the matrix products of the method "
+        f"are of {rate / 1e12:,.3g} TFLOP/s, which a large one reached in this run.",
+        soft_wrap=True,
+    )
+    return rows
+
+
+def bench_sampling(
+    case: SamplingCase,
+    variants: Sequence[str],
+    *,
+    device: torch.device,
+    repeats: int = 3,
+    out: Path | None = None,
+    console: Console | None = None,
+) -> list[dict[str, Any]]:
+    """Texts written in several variants."""
+    console = console or Console()
+    rows = []
+    for name, change in _choose(variants, _SAMPLING).items():
+        variant = change(case)
+        with console.status(f"sampling: {case.shape.title}, {name}"):
+            timing = measure_sampling(variant, device=device, repeats=repeats)
+        record = _record("sample", name, variant, timing, device)
+        record |= {"tokens_per_second": variant.tokens / timing.median}
+        _keep(out, record)
+        rows.append(record)
+    reference = sampling_reference(case) if _on_the_card(device) else None
+    beside = [] if reference is None else [(reference[1], reference[0], None)]
+    title = f"Sampling, {case.shape.title}: {case.batch} texts of {case.length} tokens, {case.dtype}"
+    _print(console, title, rows, beside, device)
+    return rows
+
+
+def bench_attention(
+    case: AttentionCase,
+    variants: Sequence[str],
+    *,
+    device: torch.device,
+    repeats: int = 20,
+    out: Path | None = None,
+    console: Console | None = None,
+) -> list[dict[str, Any]]:
+    """One layer's attention by several kernels, forward alone and with the backward pass."""
+    console = console or Console()
+    rows = []
+    for name, change in _choose(variants, _ATTENTION).items():
+        for backward in (False, True):
+            variant = replace(change(case), backward=backward)
+            label = f"{name}, {'forward and backward' if backward else 'forward'}"
+            with console.status(f"attention: {case.shape.title}, {label}"):
+                timing = measure_attention(variant, device=device, repeats=repeats)
+            record = _record("attention", label, variant, timing, device)
+            record |= {"tokens_per_second": case.batch * case.shape.context / timing.median}
+            _keep(out, record)
+            rows.append(record)
+    _print(console, f"Attention of one layer, {case.shape.title}, batch {case.batch}", rows, [], device)
+    return rows
+
+
+def _choose(variants: Sequence[str], known: Mapping[str, Any]) -> dict[str, Any]:
+    for name in variants:
+        if name not in known:
+            raise ValueError(f"variants must be among {', '.join(known)}, got {name!r}")
+    if not variants:
+        raise ValueError(f"variants must name at least one of {', '.join(known)}, got none")
+    return {name: known[name] for name in variants}
+
+
+def _record(kind: str, name: str, case: Any, timing: Timing, device: torch.device) -> dict[str, Any]:
+    return {
+        "bench": kind,
+        "variant": name,
+        "case": asdict(case),
+        "seconds": {"median": timing.median, "least": timing.spread[0], "most": timing.spread[1]},
+        "repeats": len(timing.seconds),
+        "peak_gib": None if timing.peak_bytes is None else timing.peak_bytes / 2**30,
+        "device": _device_name(device),
+        "torch": torch.__version__,
+        "bd3lm": bd3lm.__version__,
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _keep(out: Path | None, record: Mapping[str, Any]) -> None:
+    if out is not None:
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def _print(
+    console: Console,
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    reference: Sequence[tuple[str, float, float | None]],
+    device: torch.device,
+) -> None:
+    table = Table(title=f"{title}, on {_device_name(device)}")
+    table.add_column("variant")
+    for heading in ("ms", "least, most", "tokens/s", "time", "GiB", "used"):
+        table.add_column(heading, justify="right")
+    first = rows[0]["seconds"]["median"]
+    for row in rows:
+        seconds, used = row["seconds"], row.get("utilisation")
+        table.add_row(
+            row["variant"],
+            f"{1e3 * seconds['median']:.2f}",
+            f"{1e3 * seconds['least']:.2f}, {1e3 * seconds['most']:.2f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"x {seconds['median'] / first:.2f}",
+            "" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}",
+            "" if used is None else f"{used:.0%}",
+        )
+    for name, rate, memory in reference:
+        table.add_row(name, "", "", f"{rate:,.0f}", "", "" if memory is None else f"{memory:.1f}", "")
+    console.print(table)
+
+
+def _on_the_card(device: torch.device) -> bool:
+    return device.type == "cuda" and CARD in torch.cuda.get_device_name(device)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"

@@ -1,0 +1,134 @@
+"""The output head and its cross-entropy together, some positions at a time: whole logits never exist.
+
+For V tokens the logits of a training batch are its largest tensor by far, and are needed only to be reduced
+to one number a position and one gradient. Both are computed while a chunk of logits is at hand; what is kept
+for the backward pass is the gradient itself, which is as small as the hidden states and the head's weight.
+
+That needs the weight of each position beforehand, so the function gives their weighted sum, and the separate
+terms only to be looked at.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_CHUNK = 8192  # positions at a time, about: enough rows for a matrix product to run at full rate
+_ALIGNMENT = 64  # matrix products are slow where rows of a matrix do not start at round addresses
+
+
+def weighted_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    position_weights: Tensor,
+    *,
+    excluded: int,
+) -> tuple[Tensor, Tensor]:
+    """Σ_i w_i·(−log p(target_i)), and −log p(target_i) for each i, through which no gradient flows.
+
+    p is the softmax of hidden_i · weightᵀ + bias over all tokens but the `excluded` one. Shapes: hidden
+    (n, d), weight (V, d), bias (V,), targets and position_weights (n,).
+    """
+    check_targets(targets, weight.shape[0])
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        compute = torch.get_autocast_dtype(device)
+    else:
+        compute = hidden.dtype
+    with torch.autocast(device, enabled=False):
+        total, nats = _WeightedCrossEntropy.apply(
+            hidden, weight, bias, targets, position_weights, excluded, compute
+        )
+    return total, nats
+
+
+def check_targets(targets: Tensor, vocabulary: int) -> None:
+    """Refuse ids that no token has; an accelerator, which looking would stall, traps by itself."""
+    if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
+        low, high = int(targets.min()), int(targets.max())
+        if low < 0 or high >= vocabulary:
+            raise ValueError(f"token ids must lie in 0..{vocabulary - 1}, got values from {low} to {high}")
+
+
+class _WeightedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        position_weights: Tensor,
+        excluded: int,
+        compute: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        vocabulary, positions = weight.shape[0], hidden.shape[0]
+        padding = -vocabulary % _ALIGNMENT
+        matrix = F.pad(weight.to(compute), (0, 0, 0, padding))
+        offset = _offset(bias, weight, excluded, padding)
+        wanted = any(ctx.needs_input_grad[:3])
+        hidden_grad = torch.empty_like(hidden, dtype=compute) if wanted else None
+        weight_grad = torch.zeros_like(matrix, dtype=offset.dtype) if wanted else None
+        offset_grad = torch.zeros_like(offset) if wanted else None
+        nats = torch.empty(positions, dtype=offset.dtype, device=hidden.device)
+        reduce = _kernel().reduce if hidden.is_cuda and compute != torch.float64 else _reduce
+        for rows in _chunks(positions):
+            states = hidden[rows].to(compute)
+            logits = states @ matrix.T
+            some = position_weights[rows].to(offset.dtype)
+            nats[rows], slope = reduce(logits, offset, targets[rows], some)
+            if hidden_grad is not None and weight_grad is not None and offset_grad is not None:
+                torch.mm(slope, matrix, out=hidden_grad[rows])
+                weight_grad += slope.T @ states
+                offset_grad += slope.sum(0, dtype=offset.dtype)
+        if hidden_grad is not None and weight_grad is not None and offset_grad is not None:
+            ctx.save_for_backward(hidden_grad, weight_grad[:vocabulary], offset_grad[:vocabulary])
+        ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.mark_non_differentiable(nats)
+        # A position that weighs nothing may have an impossible target, and 0·∞ is no number.
+        terms = torch.where(position_weights == 0, 0.0, nats * position_weights)
+        return terms.sum(), nats
+
+    @staticmethod
+    def backward(ctx: Any, total_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grads = [
+            None if dtype is None else (grad * total_grad.to(grad.dtype)).to(dtype)
+            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return *grads, None, None, None, None
+
+
+def _offset(bias: Tensor | None, weight: Tensor, excluded: int, padding: int) -> Tensor:
+    """What is added to logits, in the precision in which they are reduced: −∞ where no token may be."""
+    precise = torch.promote_types(weight.dtype, torch.float32)
+    offset = torch.zeros(weight.shape[0], device=weight.device) if bias is None else bias.detach()
+    offset = F.pad(offset.to(precise), (0, padding), value=-torch.inf)
+    offset[excluded : excluded + 1].fill_(-torch.inf)  # a view: an index would wait for the device
+    return offset
+
+
+def _chunks(positions: int) -> list[slice]:
+    """Equal parts of about _CHUNK positions."""
+    number = -(-positions // _CHUNK)
+    size = -(-positions // max(number, 1))
+    return [slice(start, min(start + size, positions)) for start in range(0, positions, max(size, 1))]
+
+
+def _reduce(logits: Tensor, offset: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """−log p(target) of each row, and the gradient of their weighted sum, in the logits' own precision."""
+    scores = logits.to(offset.dtype) + offset
+    log_total = scores.logsumexp(1, keepdim=True)
+    nats = (log_total - scores.gather(1, targets.unsqueeze(1))).squeeze(1)
+    is_target = torch.arange(scores.shape[1], device=scores.device) == targets.unsqueeze(1)
+    slope = ((scores - log_total).exp() - is_target.to(scores.dtype)) * weights.unsqueeze(1)
+    return nats, slope.to(logits.dtype)
+
+
+def _kernel() -> Any:
+    """One pass over the logits for the sums and one that turns them into their gradient, in place."""
+    from bd3lm.models import cross_entropy_kernel  # Triton is there where CUDA is
+
+    return cross_entropy_kernel

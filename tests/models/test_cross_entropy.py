@@ -1,0 +1,108 @@
+"""The fused head and cross-entropy: the plain formula, values and gradients, in chunks of any size."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from bd3lm.models import cross_entropy
+from bd3lm.models.cross_entropy import weighted_cross_entropy
+
+EXCLUDED = 3
+
+
+def inputs(
+    positions: int, vocabulary: int = 11, width: int = 6, *, bias: bool = True, dtype=torch.float64
+) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(positions)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_()
+
+    targets = torch.randint(4, vocabulary, (positions,), generator=generator)
+    weights = torch.rand(positions, generator=generator, dtype=dtype)
+    return [
+        normal(positions, width),
+        normal(vocabulary, width),
+        normal(vocabulary) if bias else None,
+        targets,
+        weights,
+    ]
+
+
+def plainly(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, weights: Tensor):
+    logits = hidden @ weight.T + (0 if bias is None else bias)
+    logits = logits.index_fill(1, torch.tensor([EXCLUDED]), -torch.inf)
+    nats = -logits.log_softmax(1).gather(1, targets.unsqueeze(1)).squeeze(1)
+    return (nats * weights).sum(), nats
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("chunk", [1, 4, 7, 100])
+@pytest.mark.parametrize("positions", [1, 4, 13])
+def test_values_and_gradients_are_those_of_the_formula(positions, chunk, bias, monkeypatch):
+    monkeypatch.setattr(cross_entropy, "_CHUNK", chunk)
+    given = inputs(positions, bias=bias)
+    learned = [each for each in given[:3] if each is not None]
+    total, nats = weighted_cross_entropy(*given, excluded=EXCLUDED)
+    expected_total, expected = plainly(*given)
+    torch.testing.assert_close(nats, expected)
+    torch.testing.assert_close(total, expected_total)
+    assert not nats.requires_grad
+    slopes = torch.autograd.grad(3.0 * total, learned)
+    for slope, right in zip(slopes, torch.autograd.grad(3.0 * expected_total, learned), strict=True):
+        torch.testing.assert_close(slope, right)
+        assert slope.abs().max() > 0.01
+
+
+def test_the_excluded_token_gets_no_gradient():
+    hidden, weight, bias, targets, weights = inputs(5)
+    total, _ = weighted_cross_entropy(hidden, weight, bias, targets, weights, excluded=EXCLUDED)
+    of_weight, of_bias = torch.autograd.grad(total, (weight, bias))
+    assert not of_weight[EXCLUDED].any()
+    assert of_bias[EXCLUDED] == 0
+
+
+def test_what_weighs_nothing_may_be_impossible():
+    hidden, weight, bias, targets, weights = inputs(5)
+    targets[2], weights[2] = EXCLUDED, 0.0
+    total, nats = weighted_cross_entropy(hidden, weight, bias, targets, weights, excluded=EXCLUDED)
+    assert nats[2] == torch.inf
+    assert total.isfinite()
+    assert all(slope.isfinite().all() for slope in torch.autograd.grad(total, (hidden, weight, bias)))
+
+
+def test_no_positions_cost_nothing():
+    given = inputs(0)
+    total, nats = weighted_cross_entropy(*given, excluded=EXCLUDED)
+    assert (total.item(), nats.shape) == (0.0, (0,))
+    assert not any(slope.any() for slope in torch.autograd.grad(total, given[:3]))
+
+
+def test_without_gradients_none_are_computed():
+    given = inputs(5)
+    with torch.no_grad():
+        total, nats = weighted_cross_entropy(*given, excluded=EXCLUDED)
+    torch.testing.assert_close((total, nats), plainly(*given))
+    assert not total.requires_grad
+
+
+def test_under_autocast_it_computes_in_half_precision_and_reduces_in_single():
+    given = inputs(64, 500, 32, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        total, nats = weighted_cross_entropy(*given, excluded=EXCLUDED)
+    assert (total.dtype, nats.dtype) == (torch.float32, torch.float32)
+    expected, each = plainly(*given)
+    torch.testing.assert_close(nats, each, rtol=0.05, atol=0.1)
+    assert not torch.equal(nats, each)
+    slopes = torch.autograd.grad(total, given[:3])
+    for slope, right in zip(slopes, torch.autograd.grad(expected, given[:3]), strict=True):
+        assert slope.dtype == torch.float32
+        assert (slope - right).norm() < 0.05 * right.norm()
+
+
+def test_ids_that_no_token_has_are_refused():
+    hidden, weight, bias, targets, weights = inputs(4)
+    for wrong in (-1, 11):
+        targets[1] = wrong
+        with pytest.raises(ValueError, match=r"token ids must lie in 0\.\.10, got values from"):
+            weighted_cross_entropy(hidden, weight, bias, targets, weights, excluded=EXCLUDED)
