@@ -68,6 +68,27 @@ _TIMED = {"network": {"adaln": True, "time_conditioning": True}}
 _SEDD = merge(_TIMED, {"method": {"kind": "score_entropy"}})
 _D3PM = merge(_TIMED, {"method": {"kind": "d3pm", "steps": 1000}})
 _SSD_LM = merge(_TIMED, {"method": {"kind": "simplex", "block_size": 25}})
+# The case study of single tokens (section 4.2): the four ways to train that its figure compares.
+_CASES: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "ar-random-batch": (
+        {"method": {"kind": "autoregressive", "random_batch": True}},
+        "autoregressive, with a random part of each batch",
+    ),
+    "bd3lm-1": (
+        {"method": {"kind": "block_diffusion", "block_size": 1, "masking": {"kind": "times"}}},
+        "block diffusion with blocks of 1, times drawn uniformly",
+    ),
+    "bd3lm-1-full": (
+        {
+            "method": {
+                "kind": "block_diffusion",
+                "block_size": 1,
+                "masking": {"kind": "clipped", "low": 1.0, "high": 1.0},
+            }
+        },
+        "block diffusion with blocks of 1, fully masked",
+    ),
+}
 _NEXT_TOKEN = {"method": {"kind": "block_diffusion", "causal_clean": True, "next_token": 1.0}}
 
 
@@ -129,6 +150,8 @@ def _corpus_presets(corpus: str) -> dict[str, Preset]:
         f"{corpus}-d3pm": single(_D3PM, f"D3PM (absorbing, 1,000 steps) on {corpus}"),
         f"{corpus}-ssd-lm": single(_SSD_LM, f"SSD-LM (blocks of 25 on the simplex) on {corpus}"),
     }
+    for case, (method, description) in _CASES.items():
+        presets[f"{corpus}-{case}"] = single(method, f"{description}, on {corpus}")
     for size in (4, 8, 16):
         base = Stage("base", merge(common, _steps(first), _MDLM))
         tuned = Stage("finetune", merge(common, _steps(second), _SEARCHED, search, _block(size)))
@@ -217,6 +240,16 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "demo-ssd-lm": Preset(
             "SSD-LM, small, on the built-in corpus", (Stage(ONLY, merge(_DEMO, _steps(350), _SSD_LM)),)
         ),
+        "demo-ar": Preset(
+            "autoregressive, small, on the built-in corpus", (Stage(ONLY, merge(_DEMO, _steps(560), _AR)),)
+        ),
+    }
+    | {
+        f"demo-{case}": Preset(
+            f"{description}, small, on the built-in corpus",
+            (Stage(ONLY, merge(_DEMO, _steps(560), method)),),
+        )
+        for case, (method, description) in _CASES.items()
     }
     | _corpus_presets("lm1b")
     | _corpus_presets("owt")

@@ -33,6 +33,7 @@ RULES: dict[str, MaskingRule] = {
     "clipped U[0.5, 1]": ClippedTimes(low=0.5, high=1.0),
     "clipped U[0.3, 0.8]": ClippedTimes(low=0.3, high=0.8),
     "clipped U[0, 0.5]": ClippedTimes(low=0.0, high=0.5),
+    "fully masked": ClippedTimes(low=1.0, high=1.0),
     "linear U[0, 1]": Times(),
     "logarithmic": Times(Logarithmic()),
     "square root": Times(SquareRoot()),
