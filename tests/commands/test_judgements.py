@@ -13,14 +13,16 @@ import torch
 from rich.console import Console
 
 from bd3lm.cli import main
-from bd3lm.commands import judgements
-from bd3lm.commands.judgements import Drawing, Judging, Samples, run_judge
+from bd3lm.commands import sample_files
+from bd3lm.commands.judgements import Drawing, Judging, run_judge
 from bd3lm.commands.records import kept
+from bd3lm.commands.sample_files import open_source
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import PydocCorpus
 from bd3lm.evaluation import HuggingFaceJudge, judge_texts
 from bd3lm.runs import resolve_stages, train_stages
 from bd3lm.sampling import Ancestral, FirstHitting
+from tests.commands import LINE, written
 from tests.evaluation.judges import save_judge
 from tests.lm import BASELINES, baseline, of_bytes
 
@@ -63,16 +65,9 @@ def screen() -> Console:
     return Console(force_terminal=False, file=io.StringIO(), width=80)
 
 
-def judged(source, judge, drawing=FEW, judging=WINDOWS, console=None, **options):
-    return run_judge(
-        [str(source)],
-        drawing,
-        judging,
-        open_subject=Subject.open,
-        load_judge=lambda: judge,
-        console=console or screen(),
-        **options,
-    )
+def judged(source, judge, drawing=FEW, judging=WINDOWS, console=None):
+    console = console or screen()
+    return run_judge([open_source(str(source))], drawing, judging, load_judge=lambda: judge, console=console)
 
 
 def lines_of(file: Path) -> list[dict]:
@@ -140,7 +135,7 @@ def test_samples_are_drawn_once_and_never_written_over(run, judge, monkeypatch):
     other = judged(run, judge, Drawing(count=3, lengths=(40,), entropy_floor=0.0, nucleus_p=1.0))
     assert other[0]["result"]["perplexity"] != first[0]["result"]["perplexity"]
     assert len(list((run / "measured").glob("*.jsonl"))) == 2
-    monkeypatch.setattr(judgements, "run_sample", lambda *_, **__: pytest.fail("drawn again"))
+    monkeypatch.setattr(sample_files, "run_sample", lambda *_, **__: pytest.fail("drawn again"))
     faster = Drawing(count=3, lengths=(40,), entropy_floor=0.0, batch_size=1)
     console = screen()
     again = judged(run, judge, faster, console=console)
@@ -149,16 +144,16 @@ def test_samples_are_drawn_once_and_never_written_over(run, judge, monkeypatch):
 
 
 def test_an_interrupted_drawing_is_begun_again(run, judge, monkeypatch):
-    real = judgements.run_sample
+    real = sample_files.run_sample
 
     def interrupted(*arguments, out, **options):
         out.with_name(out.name + ".partial").write_text("half of it")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(judgements, "run_sample", interrupted)
+    monkeypatch.setattr(sample_files, "run_sample", interrupted)
     with pytest.raises(KeyboardInterrupt):
         judged(run, judge)
-    monkeypatch.setattr(judgements, "run_sample", real)
+    monkeypatch.setattr(sample_files, "run_sample", real)
     assert judged(run, judge)[0]["result"]["samples"] == 3
     assert not list((run / "measured").glob("*.partial"))
 
@@ -167,12 +162,11 @@ def test_a_file_is_judged_as_the_model_that_wrote_it(run, judge, tmp_path):
     (drawn,) = judged(run, judge)
     (file,) = (run / "measured").glob("*.jsonl")
     shutil.copy(file, tmp_path / "elsewhere.jsonl")
-    out = tmp_path / "figures.json"
-    (read,) = judged(tmp_path / "elsewhere.jsonl", judge, out=out)
+    (read,) = judged(tmp_path / "elsewhere.jsonl", judge)
     assert read["result"] == drawn["result"]
     assert read["settings"] == drawn["settings"]
     assert (read["model"], read["weights"]) == (str(tmp_path / "elsewhere.jsonl"), None)
-    assert json.loads(out.read_text()) == {"judgements": [read]}
+    assert read.keys() == drawn.keys()
 
 
 def test_a_model_without_a_run_leaves_nothing_behind(run, judge):
@@ -234,73 +228,19 @@ def test_the_paper_s_way_of_drawing():
 
 
 def test_a_length_that_a_model_cannot_write_is_said_before_others_are_drawn(judge, tmp_path, monkeypatch):
-    monkeypatch.setattr(judgements, "run_sample", lambda *_, **__: pytest.fail("drawn"))
+    monkeypatch.setattr(sample_files, "run_sample", lambda *_, **__: pytest.fail("drawn"))
     baseline(BASELINES["SEDD"]).save_pretrained(tmp_path / "sedd")
     with pytest.raises(ValueError, match="length must be at most 16, the network's whole context, got 32"):
         judged(tmp_path / "sedd", judge, Drawing(lengths=(16, 32), entropy_floor=0.0))
 
 
-def test_all_is_opened_before_anything_is_drawn(run, judge, tmp_path, monkeypatch):
-    monkeypatch.setattr(judgements, "run_sample", lambda *_, **__: pytest.fail("drawn"))
-    options = {"open_subject": Subject.open, "console": screen()}
-    with pytest.raises(ValueError, match="there is no file"):
-        run_judge(
-            [str(run), "nowhere.jsonl"], FEW, WINDOWS, load_judge=lambda: pytest.fail("loaded"), **options
-        )
+def test_all_is_opened_before_anything_is_drawn(run, judge, capsys, monkeypatch):
+    monkeypatch.setattr(sample_files, "run_sample", lambda *_, **__: pytest.fail("drawn"))
+    monkeypatch.setattr(HuggingFaceJudge, "load", lambda *_, **__: pytest.fail("loaded"))
+    assert main(["judge", str(run), "nowhere.jsonl", *FLAGS]) == 1
+    assert "there is no file nowhere.jsonl" in capsys.readouterr().err
     with pytest.raises(ValueError, match="window must be from 2 to 32, what tiny-gpt can read, got 1024"):
-        run_judge([str(run)], FEW, Judging(), load_judge=lambda: judge, **options)
-    (tmp_path / "there.json").write_text("mine")
-    with pytest.raises(ValueError, match="--out must be a new file"):
-        run_judge([str(run)], FEW, WINDOWS, load_judge=lambda: judge, out=tmp_path / "there.json", **options)
-
-
-LINE = {
-    "documents": ["a line\u2028and a next\x85line"],
-    "length": 9,
-    "given": 1,
-    "evaluations": 8,
-    "redraws": 0,
-    "stopped_by": "length",
-    "entropy": 2,
-    "dtype": "float32",
-    "settings": {"length": None},
-}
-
-
-def written(folder: Path, *lines: object) -> Path:
-    file = folder / "samples.jsonl"
-    file.write_text("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines), "utf-8")
-    return file
-
-
-def test_only_a_newline_ends_a_line(tmp_path):
-    found = Samples.read(written(tmp_path, LINE, LINE))
-    assert found.values("documents") == [LINE["documents"]] * 2
-    assert found.length == 9
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ({"text": "human"}, "line 2 must be a sample .*missing or of another kind: documents, length, given"),
-        ({**LINE, "entropy": "4"}, "missing or of another kind: entropy$"),
-        ({**LINE, "documents": [1]}, "missing or of another kind: documents$"),
-        ([], "missing or of another kind: documents, length"),
-        ({**LINE, "settings": {"length": 9}}, "samples written in one way, got 2 different settings"),
-        ({**LINE, "dtype": "bfloat16"}, "samples written in one way, got 2 different settings"),
-    ],
-)
-def test_a_file_that_is_no_samples_is_refused(line, said, tmp_path):
-    with pytest.raises(ValueError, match=said):
-        Samples.read(written(tmp_path, LINE, line))
-
-
-def test_an_empty_or_broken_file_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="must hold at least one sample, got none"):
-        Samples.read(written(tmp_path))
-    (tmp_path / "samples.jsonl").write_text("{half")
-    with pytest.raises(ValueError, match="line 1 must be JSON, as `bd3lm sample --out` writes it"):
-        Samples.read(tmp_path / "samples.jsonl")
+        judged(run, judge, judging=Judging())
 
 
 def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
@@ -312,9 +252,7 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
     assert main(["judge", str(run), *FLAGS, *common, str(tmp_path / "run.json")]) == 0
     assert "Generative perplexity under tiny-gpt" in capsys.readouterr().out
     assert main(["judge", str(texts), *FLAGS[:4], *common, str(tmp_path / "file.json")]) == 0
-    by_run, by_file = (
-        json.loads((tmp_path / name).read_text())["judgements"] for name in ("run.json", "file.json")
-    )
+    by_run, by_file = (json.loads((tmp_path / name).read_text()) for name in ("run.json", "file.json"))
     assert [each["result"] for each in by_run] == [each["result"] for each in by_file]
 
 
@@ -322,9 +260,10 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
     ("words", "said"),
     [
         ([], "a source must be given"),
-        (["texts.jsonl", "--count", "5"], "--count is for drawing samples, and all sources are files"),
-        (["texts.jsonl", "--entropy-floor", "3"], "--entropy-floor is for drawing samples"),
-        (["texts.jsonl"], "there is no file texts.jsonl"),
+        (["texts.jsonl", "--count", "5"], "--count is for models that write, and all sources are files"),
+        (["texts.jsonl", "--entropy-floor", "3"], "--entropy-floor is for models that write"),
+        (["texts.jsonl", "--dtype", "float64"], "--dtype is for models that write"),
+        (["texts.jsonl", "--window", "9", "--device", "cpu"], "there is no file texts.jsonl"),
         (["RUN", "--count", "0"], "count must be at least 1, got 0"),
         (["RUN", "--length", "128"], "length must be at least 256, the tokens whose entropy has a floor"),
         (["RUN", "--length", "512", "512"], "length must be one or more different lengths"),

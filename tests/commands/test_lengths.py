@@ -9,9 +9,9 @@ import yaml
 from rich.console import Console
 
 from bd3lm.cli import main
-from bd3lm.commands.judgements import Samples
 from bd3lm.commands.lengths import Writing, measure_lengths, report_lengths
 from bd3lm.commands.records import kept
+from bd3lm.commands.sample_files import Samples
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import TokenShards, train_bpe
 from bd3lm.evaluation import LengthStatistics
@@ -108,6 +108,7 @@ def test_a_file_of_samples_has_the_lengths_of_the_model_that_wrote_them(shards, 
     assert sorted(of_file["result"]["samples"]["lengths"]) == sorted(of_model["result"]["samples"]["lengths"])
     assert of_file["result"]["training"] == of_model["result"]["training"]
     assert of_file["settings"]["length"] == 40
+    assert of_file.keys() == of_model.keys()
     assert (of_file["weights"], of_model["title"]) == (None, "block diffusion, blocks of 4")
 
 

@@ -19,11 +19,21 @@ class AttentionCase:
     backend: Backend = "auto"
     backward: bool = True
 
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch must be at least 1, got {self.batch}")
+
+    @property
+    def title(self) -> str:
+        shape = self.shape
+        heads = f"{shape.heads} heads of {shape.hidden // shape.heads}"
+        return f"{shape.method_title}, {heads}, context {shape.context:,}, batch {self.batch}"
+
     def layout(self) -> Layout:
         length = self.shape.context
         if self.shape.method == "ar":
             return Causal(length)
-        if self.shape.method == "mdlm":
+        if self.shape.one_block:
             return Bidirectional(length)
         return BlockDiffusion(length, self.shape.block_size)
 
@@ -32,6 +42,8 @@ def measure_attention(
     case: AttentionCase, *, device: torch.device, warmup: int = 3, repeats: int = 20
 ) -> Timing:
     """Seconds of one layer, in bfloat16 on a GPU and float32 elsewhere."""
+    if case.backend == "flex" and device.type == "cpu":
+        raise ValueError("backend must be 'auto' or 'dense' on a CPU, where 'flex' has no backward pass")
     layout, shape = case.layout(), case.shape
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     generator = torch.Generator(device).manual_seed(0)

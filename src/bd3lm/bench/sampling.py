@@ -22,6 +22,10 @@ class SamplingCase:
     cache: bool = True
     dtype: Literal["float32", "bfloat16"] = "float32"
 
+    def __post_init__(self) -> None:
+        if self.length < 2:
+            raise ValueError(f"length must be at least 2, since the first token is given, got {self.length}")
+
     @property
     def tokens(self) -> int:
         """Written in one go: the first token of each text is given."""

@@ -22,6 +22,16 @@ class Shape:
     vocabulary: int = 50258
     dropout: float = 0.1
 
+    def __post_init__(self) -> None:
+        if self.vocabulary < 2:
+            raise ValueError(f"vocabulary must be at least 2, a token and the mask, got {self.vocabulary}")
+        self.config()  # refuses what no network can be
+
+    @property
+    def one_block(self) -> bool:
+        """Whether a text is one block, which sees no clean text."""
+        return self.method == "mdlm" or (self.method == "bd3lm" and self.block_size == self.context)
+
     def config(self) -> LanguageModelConfig:
         """The last token id is the mask."""
         network = TransformerConfig(
@@ -41,26 +51,30 @@ class Shape:
         )
 
     @property
+    def method_title(self) -> str:
+        return {"bd3lm": f"BD3-LM, blocks of {self.block_size}", "mdlm": "MDLM", "ar": "AR"}[self.method]
+
+    @property
     def title(self) -> str:
-        name = {"bd3lm": f"BD3-LM, blocks of {self.block_size}", "mdlm": "MDLM", "ar": "AR"}[self.method]
-        return f"{name}, {self.layers} x {self.hidden}, context {self.context:,}"
+        return f"{self.method_title}, {self.layers} x {self.hidden}, context {self.context:,}"
 
     def training_flops(self, batch: int) -> float:
         """Of a step's matrix products, three times those of its forward pass; nothing is counted twice.
 
         A layer has 12·d² weights. BD3-LM passes the text twice, except that the last layer computes only
-        keys and values of the clean half; attention is counted where the mask lets it be (causal: half), and
-        the head at hidden tokens: on average (n + 1)/2 of n.
+        keys and values of the clean half; attention is counted where the mask lets it be, and the head at
+        hidden tokens: on average (n + 1)/2 of a block's n, and half of MDLM's.
         """
         d, length, layers = self.hidden, self.context, self.layers
         weights = 12 * d * d
-        pairs = {"ar": 0.5, "mdlm": 1.0, "bd3lm": 1.0}[self.method] * length**2
         body = layers * length * weights
-        head = float(length)
-        if self.method == "bd3lm":
+        if self.method == "ar":
+            pairs = layers * length * (length + 1) / 2
+        elif self.one_block:
+            pairs = float(layers * length**2)
+        else:
             body = (2 * layers - 1) * length * weights + 2 * length * d * d
-            head = length * (self.block_size + 1) / (2 * self.block_size)
-        if self.method == "mdlm":
-            head = length / 2
-        forward = 2 * body + 2 * head * d * self.vocabulary + 4 * layers * pairs * d
+            pairs = (2 * layers - 1) * length * (length + self.block_size) / 2
+        read = {"ar": 1.0, "mdlm": 0.5, "bd3lm": (self.block_size + 1) / (2 * self.block_size)}[self.method]
+        forward = 2 * body + 2 * read * length * d * self.vocabulary + 4 * pairs * d
         return 3.0 * batch * forward

@@ -27,6 +27,14 @@ class TrainingCase:
     attention: Backend = "auto"
     ema: bool = True
 
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch must be at least 1, got {self.batch}")
+        if self.algorithm == "two_pass" and (self.shape.method == "ar" or self.shape.one_block):
+            raise ValueError(
+                f"two passes need a clean text before the block, which {self.shape.method_title} has not"
+            )
+
     def objective(self) -> Objective:
         config = self.shape.config()
         mask_id = config.method.mask_id
@@ -53,6 +61,8 @@ class _RandomTokens:
 
 def measure_training(case: TrainingCase, *, device: torch.device, warmup: int = 3, steps: int = 20) -> Timing:
     """Seconds of each step, and the memory that training holds."""
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
     torch.manual_seed(0)
     network = Transformer(case.shape.config().network)
     network.attention_backend = case.attention

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, subcommand
 
+from bd3lm.cli.flags import DeviceFlag
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Bench:
@@ -13,20 +15,17 @@ class _Bench:
 
     method: Literal["bd3lm", "mdlm", "ar"] = "bd3lm"
     block_size: int = 4
-    layers: int = 12
     hidden: int = 768
     heads: int = 12
     context: int = 1024
-    vocabulary: int = 50258
-    device: str | None = None
-    """cpu, cuda or cuda:1; by default a GPU where there is one."""
+    device: DeviceFlag = None
     out: Path | None = None
     """Append what was measured to this file, as JSON lines."""
 
     def _shape(self, **more: Any) -> Any:
         from bd3lm.bench import Shape
 
-        names = ("method", "block_size", "layers", "hidden", "heads", "context", "vocabulary")
+        names = ("method", "block_size", "hidden", "heads", "context")
         return Shape(**{name: getattr(self, name) for name in names}, **more)
 
     def _options(self) -> dict[str, Any]:
@@ -39,18 +38,23 @@ class _Bench:
 class BenchTrain(_Bench):
     """Training steps (forward, backward, clipping, AdamW, EMA) on random tokens."""
 
+    layers: int = 12
+    vocabulary: int = 50258
     batch: int = 32
     dropout: float = 0.1
     steps: int = 20
     """Steps to time, after three to warm up."""
     variants: tuple[str, ...] = ("compiled",)
-    """Of compiled, eager, dense, two-pass, no-ema; the first is what the others are compared with."""
+    """Of compiled, eager, dense, two-pass, no-ema; the first is what the others are compared with.
+
+    Each differs from compiled in the one thing that it names: only eager is not compiled."""
 
     def run(self) -> int:
         from bd3lm.bench import TrainingCase
         from bd3lm.commands.benchmarks import bench_training
 
-        case = TrainingCase(shape=self._shape(dropout=self.dropout), batch=self.batch)
+        shape = self._shape(layers=self.layers, vocabulary=self.vocabulary, dropout=self.dropout)
+        case = TrainingCase(shape=shape, batch=self.batch)
         bench_training(case, self.variants, steps=self.steps, **self._options())
         return 0
 
@@ -59,6 +63,8 @@ class BenchTrain(_Bench):
 class BenchSample(_Bench):
     """Texts written side by side, first-hitting, by random weights."""
 
+    layers: int = 12
+    vocabulary: int = 50258
     batch: int = 1
     length: int = 512
     nucleus: float = 0.9
@@ -72,7 +78,7 @@ class BenchSample(_Bench):
         from bd3lm.commands.benchmarks import bench_sampling
 
         case = SamplingCase(
-            shape=self._shape(),
+            shape=self._shape(layers=self.layers, vocabulary=self.vocabulary),
             batch=self.batch,
             length=self.length,
             nucleus_p=self.nucleus,

@@ -3,9 +3,10 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from tyro.conf import Positional
+
+from bd3lm.cli.flags import DeviceFlag, DTypeFlag, TokenizerFlag
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,11 @@ class Harness:
     seed: int = 0
     batch: int = 8
     """Texts side by side."""
-    tokenizer: str | None = None
-    """For a model saved without one: a folder or a name on the hub."""
-    device: str | None = None
-    """cpu, cuda or cuda:1; by default a GPU where there is one."""
-    dtype: Literal["float32", "bfloat16", "float64"] | None = None
-    """Precision of the network; by default that of its weights."""
+    tokenizer: TokenizerFlag = None
+    device: DeviceFlag = None
+    dtype: DTypeFlag = None
     out: Path | None = None
-    """Write all that the harness reports to this JSON file."""
+    """Write all that the harness reports to this new JSON file."""
 
     def run(self) -> int:
         from bd3lm.evaluation.judges import require
@@ -50,8 +48,10 @@ class Harness:
         require("lm_eval", "harness", "bd3lm harness")
 
         from bd3lm.commands.harness import run_harness
+        from bd3lm.commands.records import check_new_file
         from bd3lm.harness import HarnessLM
 
+        check_new_file(self.out)
         model = HarnessLM(
             self.model,
             estimator=self.estimator,

@@ -1,11 +1,11 @@
 """`bd3lm lengths`."""
 
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from tyro.conf import Positional
+
+from bd3lm.cli.flags import DeviceFlag, DTypeFlag, NucleusFlag, TokenizerFlag, check_sources
 
 
 @dataclass(frozen=True)
@@ -23,34 +23,27 @@ class Lengths:
     """End a document whose last tokens have less entropy, in nats; 0 ends none."""
     entropy_window: int = 256
     """How many last tokens that is."""
-    nucleus: float | None = None
-    """Draw from the likeliest tokens that hold this much probability; 1 is the model itself. By default 0.9,
-    for SEDD 0.99, for SSD-LM 0.95."""
+    nucleus: NucleusFlag = None
     seed: int = 0
     batch: int = 32
     """Documents written side by side."""
     data: Path | None = None
     """A folder of token shards to compare with; by default what each run was trained on."""
-    tokenizer: str | None = None
-    """For models saved without one: a folder or a name on the hub."""
-    device: str | None = None
-    """cpu, cuda or cuda:1; by default a GPU where there is one."""
-    dtype: Literal["float32", "bfloat16", "float64"] | None = None
-    """Precision of the network; by default that of its weights."""
+    tokenizer: TokenizerFlag = None
+    device: DeviceFlag = None
+    dtype: DTypeFlag = None
     out: Path | None = None
-    """Write the records, all lengths and settings, to this JSON file too."""
+    """Write the records, all lengths and settings, to this new JSON file too."""
 
     def run(self) -> int:
         from rich.console import Console
 
-        from bd3lm.commands.judgements import SAMPLES_SUFFIX, Samples
         from bd3lm.commands.lengths import Writing, report_lengths
-        from bd3lm.commands.subjects import Subject
+        from bd3lm.commands.records import check_new_file, write_records
+        from bd3lm.commands.sample_files import open_source
 
-        if not self.sources:
-            raise ValueError("a source must be given: a run, a model, or a .jsonl file of samples")
-        if all(source.endswith(SAMPLES_SUFFIX) for source in self.sources):
-            self._refuse_writing()
+        check_sources(self, for_files=("data", "out"))
+        check_new_file(self.out)
         writing = Writing(
             count=self.count,
             length=self.length,
@@ -60,21 +53,7 @@ class Lengths:
             batch_size=self.batch,
             seed=self.seed,
         )
-        sources = [
-            Samples.read(Path(source))
-            if source.endswith(SAMPLES_SUFFIX)
-            else Subject.open(source, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer)
-            for source in self.sources
-        ]
-        records = report_lengths(sources, writing, data=self.data, notes=Console(stderr=True))
-        if self.out is not None:
-            self.out.write_text(json.dumps(records, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            print(f"wrote {self.out}")
+        options = {"device": self.device, "dtype": self.dtype, "tokenizer": self.tokenizer}
+        sources = [open_source(source, **options) for source in self.sources]
+        write_records(self.out, report_lengths(sources, writing, data=self.data, notes=Console(stderr=True)))
         return 0
-
-    def _refuse_writing(self) -> None:
-        """An option that would do nothing is an error."""
-        for field in fields(self):
-            if field.name not in ("sources", "data", "out") and getattr(self, field.name) != field.default:
-                flag = f"--{field.name.replace('_', '-')}"
-                raise ValueError(f"{flag} is for models that write, and all sources are files of samples")

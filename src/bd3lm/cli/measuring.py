@@ -1,12 +1,12 @@
 """What measures a model: `bd3lm eval`, `bd3lm zeroshot` and `bd3lm variance`."""
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tyro.conf import Positional
+
+from bd3lm.cli.flags import DeviceFlag, DTypeFlag, TokenizerFlag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +28,11 @@ class _Likelihoods:
     seed: int = 0
     batch: int = 16
     """Sequences side by side."""
-    tokenizer: str | None = None
-    """For models saved without one: a folder or a name on the hub."""
-    device: str | None = None
-    """cpu, cuda or cuda:1; by default a GPU where there is one."""
-    dtype: Literal["float32", "bfloat16", "float64"] | None = None
-    """Precision of the network; by default that of its weights."""
+    tokenizer: TokenizerFlag = None
+    device: DeviceFlag = None
+    dtype: DTypeFlag = None
     out: Path | None = None
-    """Write the records, all figures and settings, to this JSON file too."""
+    """Write the records, all figures and settings, to this new JSON file too."""
 
     def _subjects(self) -> list[Any]:
         from bd3lm.commands.subjects import Subject
@@ -55,11 +52,6 @@ class _Likelihoods:
             "batch_size": self.batch,
         }
 
-    def _write(self, records: Sequence[dict[str, Any]]) -> None:
-        if self.out is not None:
-            self.out.write_text(json.dumps(records, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            print(f"wrote {self.out}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Eval(_Likelihoods):
@@ -75,10 +67,12 @@ class Eval(_Likelihoods):
         from rich.console import Console
 
         from bd3lm.commands.perplexities import report_perplexities
+        from bd3lm.commands.records import check_new_file, write_records
 
+        check_new_file(self.out)
         data = self.data or (None,)
         options = {**self._options(), "eos_between_documents": self.eos}
-        self._write(report_perplexities(self._subjects(), data, console=Console(), **options))
+        write_records(self.out, report_perplexities(self._subjects(), data, console=Console(), **options))
         return 0
 
 
@@ -96,9 +90,13 @@ class ZeroShot(_Likelihoods):
         from rich.console import Console
 
         from bd3lm.commands.perplexities import ZERO_SHOT, report_zero_shot
+        from bd3lm.commands.records import check_new_file, write_records
 
+        check_new_file(self.out)
         data = self.data or ZERO_SHOT
-        self._write(report_zero_shot(self._subjects(), data, console=Console(), **self._options()))
+        write_records(
+            self.out, report_zero_shot(self._subjects(), data, console=Console(), **self._options())
+        )
         return 0
 
 
@@ -113,8 +111,7 @@ class Variance:
     gradients: int = 0
     """Held-out batches to measure the gradient on; 0 does not."""
     seed: int = 0
-    device: str | None = None
-    """cpu, cuda or cuda:1; by default a GPU where there is one."""
+    device: DeviceFlag = None
 
     def run(self) -> int:
         from bd3lm.commands.variances import report_variances

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from bd3lm.cli.flags import DeviceFlag
+
 
 @dataclass(frozen=True)
 class ReportCommand:
@@ -21,8 +23,7 @@ class ReportCommand:
     """Measure what is missing, as far as it takes less than a minute each."""
     samples: int = 3
     """Texts of each model to show."""
-    device: str | None = None
-    """cpu, cuda or cuda:1; by default a GPU where there is one."""
+    device: DeviceFlag = None
 
     def run(self) -> int:
         from bd3lm.commands.reports import make_report

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from bd3lm.cli.flags import DeviceFlag, DTypeFlag, NucleusFlag, StepsFlag, TokenizerFlag
+
 
 @dataclass(frozen=True)
 class SampleCommand:
@@ -20,9 +22,7 @@ class SampleCommand:
     length: int | None = None
     """Tokens a text may reach, its prompt included; by default the network's context. It may be longer, but
     for SEDD and D3PM with uniform noise."""
-    nucleus: float | None = None
-    """Draw from the likeliest tokens that hold this much probability; 1 is the model itself. By default 0.9,
-    for SEDD 0.99, for SSD-LM 0.95."""
+    nucleus: NucleusFlag = None
     nucleus_rule: Literal["inclusive", "exclusive"] = "inclusive"
     """Whether the token that crosses --nucleus is kept; the reference implementation leaves it out."""
     temperature: float = 1.0
@@ -31,9 +31,7 @@ class SampleCommand:
     seed: int = 0
     batch: int = 32
     """Texts written side by side. It changes speed and memory, not the texts."""
-    steps: int | None = None
-    """Ancestral steps a block (5,000 in the paper) instead of first-hitting ones; for SEDD and D3PM their
-    steps, for SSD-LM those of each block."""
+    steps: StepsFlag = None
     projection: Literal["sampling", "greedy", "multi_hot"] = "sampling"
     """How SSD-LM makes almost one-hot vectors of what its network says."""
     remask: float | None = None
@@ -58,12 +56,9 @@ class SampleCommand:
     """Keep keys and values between passes."""
     out: Path | None = None
     """Write texts, tokens and costs as JSON lines to this new file."""
-    tokenizer: str | None = None
-    """For a model saved without one: a folder or a name on the hub."""
-    device: str | None = None
-    """cpu, cuda or cuda:1; by default a GPU where there is one."""
-    dtype: Literal["float32", "bfloat16", "float64"] | None = None
-    """Precision of the network; by default that of its weights."""
+    tokenizer: TokenizerFlag = None
+    device: DeviceFlag = None
+    dtype: DTypeFlag = None
 
     def run(self) -> int:
         import torch

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, Suppress, arg
 
+from bd3lm.cli.flags import DeviceFlag
+
 
 @dataclass(frozen=True)
 class Train:
@@ -25,8 +27,7 @@ class Train:
     """Go on with the run in --out."""
     start_from: Annotated[str | None, arg(name="from")] = None
     """A run, model folder or hub id whose weights to start from, with a fresh optimizer."""
-    device: str | None = None
-    """cpu, cuda or cuda:1; by default a GPU where there is one."""
+    device: DeviceFlag = None
     show: bool = False
     """Print the resolved recipe and stop."""
     overrides: Suppress[tuple[str, ...]] = ()

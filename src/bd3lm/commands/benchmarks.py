@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -25,6 +25,7 @@ from bd3lm.bench import (
 )
 from bd3lm.bench.reference import CARD, sampling_reference, training_reference
 
+Case = TypeVar("Case", TrainingCase, SamplingCase, AttentionCase)
 _TRAINING: dict[str, Callable[[TrainingCase], TrainingCase]] = {
     "compiled": lambda case: case,
     "eager": lambda case: replace(case, compile=False),
@@ -54,12 +55,12 @@ def bench_training(
 ) -> list[dict[str, Any]]:
     """Training steps of a case in several variants, the first being what the others are compared with."""
     console = console or Console()
-    chosen = _choose(variants, _TRAINING)
+    chosen = _choose(variants, _TRAINING, case)
+    _check_folder(out)
     rate = matrix_rate(device)
     tokens, flops = case.batch * case.shape.context, case.shape.training_flops(case.batch)
     rows = []
-    for name, change in chosen.items():
-        variant = change(case)
+    for name, variant in chosen.items():
         with console.status(f"training: {case.shape.title}, {name}"):
             timing = measure_training(variant, device=device, steps=steps)
         record = _record("train", name, variant, timing, device)
@@ -92,9 +93,10 @@ def bench_sampling(
 ) -> list[dict[str, Any]]:
     """Texts written in several variants."""
     console = console or Console()
+    chosen = _choose(variants, _SAMPLING, case)
+    _check_folder(out)
     rows = []
-    for name, change in _choose(variants, _SAMPLING).items():
-        variant = change(case)
+    for name, variant in chosen.items():
         with console.status(f"sampling: {case.shape.title}, {name}"):
             timing = measure_sampling(variant, device=device, repeats=repeats)
         record = _record("sample", name, variant, timing, device)
@@ -119,28 +121,40 @@ def bench_attention(
 ) -> list[dict[str, Any]]:
     """One layer's attention by several kernels, forward alone and with the backward pass."""
     console = console or Console()
+    chosen = _choose(variants, _ATTENTION, case)
+    _check_folder(out)
     rows = []
-    for name, change in _choose(variants, _ATTENTION).items():
-        for backward in (False, True):
-            variant = replace(change(case), backward=backward)
-            label = f"{name}, {'forward and backward' if backward else 'forward'}"
-            with console.status(f"attention: {case.shape.title}, {label}"):
-                timing = measure_attention(variant, device=device, repeats=repeats)
-            record = _record("attention", label, variant, timing, device)
+    for backward, passes in ((False, "forward"), (True, "forward and backward")):
+        alike = []
+        for name, variant in chosen.items():
+            with console.status(f"attention, {passes}: {case.title}, {name}"):
+                timed = replace(variant, backward=backward)
+                timing = measure_attention(timed, device=device, repeats=repeats)
+            record = _record("attention", name, timed, timing, device)
             record |= {"tokens_per_second": case.batch * case.shape.context / timing.median}
             _keep(out, record)
-            rows.append(record)
-    _print(console, f"Attention of one layer, {case.shape.title}, batch {case.batch}", rows, [], device)
+            alike.append(record)
+        _print(console, f"Attention of one layer, {passes}, {case.title}", alike, [], device)
+        rows += alike
     return rows
 
 
-def _choose(variants: Sequence[str], known: Mapping[str, Any]) -> dict[str, Any]:
+def _choose(
+    variants: Sequence[str], known: Mapping[str, Callable[[Case], Case]], case: Case
+) -> dict[str, Case]:
+    """The case as each of the named variants has it, all of them before the first is timed."""
     for name in variants:
         if name not in known:
             raise ValueError(f"variants must be among {', '.join(known)}, got {name!r}")
     if not variants:
         raise ValueError(f"variants must name at least one of {', '.join(known)}, got none")
-    return {name: known[name] for name in variants}
+    return {name: known[name](case) for name in variants}
+
+
+def _check_folder(out: Path | None) -> None:
+    """Refuse, before anything is timed for it, an --out that cannot be written."""
+    if out is not None and not out.parent.is_dir():
+        raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
 
 
 def _record(kind: str, name: str, case: Any, timing: Timing, device: torch.device) -> dict[str, Any]:

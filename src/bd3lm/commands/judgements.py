@@ -1,9 +1,7 @@
 """`bd3lm judge`: generative perplexity of a model's samples, or of samples in a file, under a judge."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 import bd3lm
-from bd3lm.commands.records import FOLDER, keep, new_record, slug, write_record
-from bd3lm.commands.samples import check_out, run_sample, sample_record, settings_record
+from bd3lm.commands.records import FOLDER, keep, model_and_title, new_record, slug
+from bd3lm.commands.sample_files import SUFFIX, Samples
+from bd3lm.commands.samples import settings_record
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import load_corpus
 from bd3lm.data.corpus import digest
@@ -26,22 +25,7 @@ from bd3lm.evaluation.mauve import FeatureJudge
 from bd3lm.lm import Settings
 from bd3lm.sampling import Ancestral, FirstHitting
 
-SAMPLES_SUFFIX = ".jsonl"
 ENTROPY_WINDOW = Settings().entropy_window
-
-# What is used of a line of `bd3lm sample --out`.
-_FIELDS: dict[str, type | tuple[type, ...]] = {
-    "documents": list,
-    "length": int,
-    "given": int,
-    "evaluations": int,
-    "redraws": int,
-    "stopped_by": str,
-    "entropy": (int, float),
-    "dtype": str,
-    "settings": dict,
-}
-_MAY_DIFFER = ("seed", "batch_size")  # in a file put together from several
 
 
 @dataclass(frozen=True)
@@ -98,85 +82,36 @@ class Judging:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"judge-batch must be at least 1, got {self.batch_size}")
-        if self.reference is not None and not self.reference.is_file():
-            raise ValueError(f"mauve must be a file of human text, and {self.reference} is none")
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Texts to judge, as `bd3lm sample --out` records them, and the model they were drawn from, if it was."""
-
-    name: str
-    records: Sequence[Mapping[str, Any]]
-    subject: Subject | None = None
-
-    @classmethod
-    def read(cls, file: Path) -> "Samples":
-        """The samples in a file, all of which must have been written in one way."""
-        if not file.is_file():
-            raise ValueError(f"there is no file {file}")
-        with file.open(encoding="utf-8") as lines:
-            records = [_parse(line, f"{file} line {number}") for number, line in enumerate(lines, 1)]
-        if not records:
-            raise ValueError(f"{file} must hold at least one sample, got none")
-        ways = {json.dumps(_way(record), sort_keys=True) for record in records}
-        if len(ways) > 1:
-            raise ValueError(
-                f"{file} must hold samples written in one way, got {len(ways)} different settings"
-            )
-        return cls(str(file), records)
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings of all; None for those in which they differ."""
-        first: Mapping[str, Any] = self.records[0]["settings"]
-        return {
-            name: value if all(record["settings"].get(name) == value for record in self.records) else None
-            for name, value in first.items()
-        }
-
-    @property
-    def length(self) -> int:
-        """The length that was asked for, else that of the longest."""
-        return self.settings.get("length") or max(self.values("length"))
-
-    def values(self, field: str) -> list[Any]:
-        return [record[field] for record in self.records]
+        if self.reference is not None:
+            if not self.reference.is_file():
+                raise ValueError(f"mauve must be a file of human text, and {self.reference} is none")
+            require("mauve", "mauve", "MAUVE")
 
 
 def run_judge(
-    sources: Sequence[str],
+    sources: Sequence[Subject | Samples],
     drawing: Drawing,
     judging: Judging,
     *,
-    open_subject: Callable[[str], Subject],
     load_judge: Callable[[], FeatureJudge],
-    out: Path | None = None,
     console: Console | None = None,
     notes: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Judge each source, a model or a .jsonl file of samples, and print a table; returns its rows as records.
+    """Judge each source, print a table, and return its rows as records.
 
-    All sources and the judge are opened before anything is drawn, so that what is wrong is said at once.
+    The settings are tried on all models, and the judge is loaded, before anything is drawn, so that what is
+    wrong is said at once.
     """
     console = console or Console()
     notes = notes or console
-    if out is not None:
-        check_out(out)
-    if judging.reference is not None:
-        require("mauve", "mauve", "MAUVE")
-    opened = [
-        Samples.read(Path(source)) if source.endswith(SAMPLES_SUFFIX) else open_subject(source)
-        for source in sources
-    ]
-    for source in opened:
+    for source in sources:
         if isinstance(source, Subject):
             for length in drawing.lengths:  # a stream complains before it writes
                 source.model.stream([""], drawing.settings(source, length))
     judge = load_judge()
     check_windows(judge, judging.window, judging.stride)
     records = []
-    for source in opened:
+    for source in sources:
         for samples in _samples_of(source, drawing, notes):
             record = judge_samples(samples, judge, judging, notes)
             records.append(record)
@@ -187,13 +122,10 @@ def run_judge(
     )
     console.print(_table(records))
     console.print(_legend(records), soft_wrap=True)
-    if out is not None:
-        write_record(out, {"judgements": records})
-        notes.print(Text(f"wrote {out}"), soft_wrap=True)
     return records
 
 
-def _samples_of(source: Samples | Subject, drawing: Drawing, notes: Console) -> Iterator[Samples]:
+def _samples_of(source: Subject | Samples, drawing: Drawing, notes: Console) -> Iterator[Samples]:
     if isinstance(source, Samples):
         yield source
     else:
@@ -206,21 +138,16 @@ def draw_samples(subject: Subject, drawing: Drawing, length: int, notes: Console
     The name of the file holds a digest of all that decides them, so that other weights or settings give
     another file, and none is ever written over.
     """
-    settings, model = drawing.settings(subject, length), subject.model
-    file = None
+    settings, tokenizer, file = drawing.settings(subject, length), subject.model.tokenizer, None
     if subject.run is not None:
         decides = {name: value for name, value in settings_record(settings).items() if name != "batch_size"}
-        spoken = None if model.tokenizer is None else model.tokenizer.fingerprint
+        spoken = None if tokenizer is None else tokenizer.fingerprint
         key = digest([bd3lm.__version__, subject.weights, subject.dtype, spoken, drawing.count, decides])
-        file = subject.run / FOLDER / f"samples-{length}-{key[:8]}{SAMPLES_SUFFIX}"
+        file = subject.run / FOLDER / f"samples-{length}-{key[:8]}{SUFFIX}"
         if file.is_file():
             notes.print(Text(f"judging {file}, drawn before"), soft_wrap=True)
             return Samples(subject.name, Samples.read(file).records, subject)
-        file.parent.mkdir(exist_ok=True)
-        file.with_name(file.name + ".partial").unlink(missing_ok=True)  # of a run that was interrupted
-    prompts = [""] * drawing.count
-    texts = run_sample(model, prompts, settings, out=file, show=False, console=notes)
-    return Samples(subject.name, [sample_record(text, "", settings, model) for text in texts], subject)
+    return Samples.draw(subject, drawing.count, settings, file=file, notes=notes)
 
 
 def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes: Console) -> dict[str, Any]:
@@ -270,9 +197,9 @@ def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes
         "degenerate": degenerate,
         "mauve": likeness,
     }
-    record = _record(samples, _settings(samples, judge, judging), result)
-    if samples.subject is not None:
-        keep(samples.subject, slug("judgement", judge.name, str(samples.length)), record)
+    settings = _settings(samples, judge, judging)
+    record = new_record(samples.origin, "judgement", settings=settings, result=result)
+    keep(samples.origin, slug("judgement", judge.name, str(samples.length)), record)
     return record
 
 
@@ -291,43 +218,6 @@ def _settings(samples: Samples, judge: FeatureJudge, judging: Judging) -> dict[s
     }
 
 
-def _record(samples: Samples, settings: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    if samples.subject is not None:
-        return new_record(samples.subject, "judgement", settings=settings, result=result)
-    return {  # a file does not say which weights its samples came from
-        "kind": "judgement",
-        "model": samples.name,
-        "title": None,
-        "weights": None,
-        "dtype": settings["dtype"],
-        "bd3lm": bd3lm.__version__,
-        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": dict(settings),
-        "result": dict(result),
-    }
-
-
-def _parse(line: str, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where} must be JSON, as `bd3lm sample --out` writes it: {error}") from None
-    fields = record if isinstance(record, dict) else {}
-    wrong = [name for name, kind in _FIELDS.items() if not isinstance(fields.get(name), kind)]
-    if wrong or not all(isinstance(document, str) for document in fields["documents"]):
-        raise ValueError(
-            f"{where} must be a sample as `bd3lm sample --out` writes it; missing or of another kind: "
-            f"{', '.join(wrong) or 'documents'}"
-        )
-    return fields
-
-
-def _way(record: Mapping[str, Any]) -> list[Any]:
-    """How a sample was written, as far as samples judged together must agree."""
-    settings = {name: value for name, value in record["settings"].items() if name not in _MAY_DIFFER}
-    return [settings, record["dtype"]]
-
-
 def _table(records: Sequence[dict[str, Any]]) -> Table:
     """Narrow enough for 80 columns: nothing that a perplexity must stand beside may fall off the edge."""
     table = Table(box=SIMPLE, show_edge=False)
@@ -344,7 +234,7 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
         if settings["nucleus_p"] is not None:  # a greedy projection has none
             drawn.insert(1, f"nucleus {settings['nucleus_p']:g}")
         table.add_row(
-            Text(record["model"] if record["title"] is None else f"{record['model']} ({record['title']})"),
+            Text(model_and_title(record)),
             f"{settings['length']:,}",
             "\n".join(under_judge),
             _with_error(result["entropy"], result["entropy_error"], 2),

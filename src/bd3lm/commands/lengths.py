@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bd3lm.commands.judgements import Samples
-from bd3lm.commands.records import FOLDER, keep, new_record
-from bd3lm.commands.samples import run_sample, sample_record
+from bd3lm.commands.records import FOLDER, keep, model_and_title, new_record
+from bd3lm.commands.sample_files import Samples
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import TokenShards
 from bd3lm.evaluation import LengthStatistics, document_length, evenly_spaced, stop_counts
@@ -130,11 +129,8 @@ def measure_lengths(samples: Samples, shards: TokenShards | None) -> dict[str, A
         "data": None if shards is None else str(shards.folder),
         "split": None if shards is None else SPLIT,
     }
-    if samples.subject is None:  # a file does not say which weights its samples came from
-        unknown = {"kind": "lengths", "model": samples.name, "title": None, "weights": None}
-        return {**unknown, "settings": settings, "result": result}
-    record = new_record(samples.subject, "lengths", settings=settings, result=result)
-    keep(samples.subject, "lengths", record)
+    record = new_record(samples.origin, "lengths", settings=settings, result=result)
+    keep(samples.origin, "lengths", record)
     return record
 
 
@@ -158,12 +154,8 @@ def _draw(subject: Subject, writing: Writing, notes: Console) -> Samples:
     settings, file = writing.settings(subject), None
     if subject.run is not None:
         file = subject.run / FOLDER / DOCUMENTS_FILE
-        file.parent.mkdir(exist_ok=True)
-        for earlier in (file, file.with_name(file.name + ".partial")):
-            earlier.unlink(missing_ok=True)
-    texts = run_sample(subject.model, [""] * writing.count, settings, out=file, show=False, console=notes)
-    lines = [sample_record(text, "", settings, subject.model) for text in texts]
-    return Samples(subject.name, lines, subject)
+        file.unlink(missing_ok=True)
+    return Samples.draw(subject, writing.count, settings, file=file, notes=notes)
 
 
 def _document_lengths(samples: Samples) -> list[int]:
@@ -204,9 +196,8 @@ def _table(records: Sequence[Mapping[str, Any]]) -> Table:
             table.add_row(Text(f"training set, {folder}"), *_figures(training, training["documents"]))
     for record in records:
         found = record["result"]["samples"]
-        name = record["model"] if record["title"] is None else f"{record['model']} ({record['title']})"
         stops = [f"{number:,}" for number in found["stopped_by"].values()]
-        table.add_row(Text(name), *_figures(found, found["number"]), *stops)
+        table.add_row(Text(model_and_title(record)), *_figures(found, found["number"]), *stops)
     return table
 
 

@@ -7,7 +7,7 @@ measurement of the model that is there now.
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,20 @@ FOLDER = "measured"
 
 
 def new_record(
-    subject: Subject, kind: str, *, settings: Mapping[str, Any], result: Mapping[str, Any]
+    of: Subject | str, kind: str, *, settings: Mapping[str, Any], result: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A measurement as JSON: what it is of, how it was made, and what came out."""
+    """A measurement as JSON: what it is of, how it was made, and what came out.
+
+    It is of a model or, by its name, of a file, which does not say what weights it came from.
+    """
+    origin: dict[str, str | None]
+    if isinstance(of, Subject):
+        origin = {"model": of.name, "title": of.title, "weights": of.weights, "dtype": of.dtype}
+    else:
+        origin = {"model": of, "title": None, "weights": None, "dtype": settings.get("dtype")}
     return {
         "kind": kind,
-        "model": subject.name,
-        "title": subject.title,
-        "weights": subject.weights,
-        "dtype": subject.dtype,
+        **origin,
         "bd3lm": bd3lm.__version__,
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": _plain(settings),
@@ -36,20 +41,36 @@ def new_record(
     }
 
 
-def keep(subject: Subject, name: str, record: Mapping[str, Any]) -> Path | None:
-    """Write a record beside its run, in place of one of the same name; nothing for a model without a run."""
-    if subject.run is None:
+def keep(of: Subject | str, name: str, record: Mapping[str, Any]) -> Path | None:
+    """Write a record beside its run, in place of one of the same name; nothing for what has no run."""
+    if not isinstance(of, Subject) or of.run is None:
         return None
-    file = subject.run / FOLDER / f"{name}.json"
+    file = of.run / FOLDER / f"{name}.json"
     file.parent.mkdir(exist_ok=True)
-    write_record(file, record)
+    _write(file, record)
     return file
 
 
-def write_record(file: Path, record: Mapping[str, Any]) -> None:
-    """One record as a JSON file, whole or not at all."""
-    text = json.dumps(record, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
-    write_atomically(file, text.encode())
+def check_new_file(out: Path | None) -> None:
+    """Refuse, before anything is measured for it, an --out that would be overwritten or cannot be written."""
+    if out is None:
+        return
+    if not out.parent.is_dir():
+        raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
+    if out.exists():
+        raise ValueError(f"--out must be a new file, and {out} exists")
+
+
+def write_records(out: Path | None, records: Sequence[Mapping[str, Any]]) -> None:
+    """What a command measured, as a JSON list, where --out asks for it."""
+    if out is not None:
+        _write(out, records)
+        print(f"wrote {out}")
+
+
+def model_and_title(record: Mapping[str, Any]) -> str:
+    """What a record is of, as a row of a table names it."""
+    return record["model"] if record["title"] is None else f"{record['model']} ({record['title']})"
 
 
 def kept(subject: Subject, kind: str) -> list[dict[str, Any]]:
@@ -63,6 +84,12 @@ def kept(subject: Subject, kind: str) -> list[dict[str, Any]]:
 def slug(*parts: str) -> str:
     """A name for a record: letters, digits and dots, the rest as dashes."""
     return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts)
+
+
+def _write(file: Path, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    """As a JSON file, whole or not at all."""
+    text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    write_atomically(file, text.encode())
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from bd3lm.commands.records import check_new_file
 from bd3lm.data import Tokenizer
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
@@ -76,14 +77,16 @@ def run_sample(
 
 def check_out(out: Path) -> Path:
     """Where records go until all are there; refuses what would be overwritten or cannot be written."""
-    partial = out.with_name(out.name + ".partial")
-    if not out.parent.is_dir():
-        raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
-    if out.exists():
-        raise ValueError(f"--out must be a new file, and {out} exists")
+    check_new_file(out)
+    partial = partial_of(out)
     if partial.exists():
         raise ValueError(f"--out {out} was begun before: move away {partial}, which holds what was written")
     return partial
+
+
+def partial_of(out: Path) -> Path:
+    """The file that becomes `out` once all is in it."""
+    return out.with_name(out.name + ".partial")
 
 
 class _Animation:

@@ -1,0 +1,43 @@
+"""Flags that several commands take, each described once."""
+
+from collections.abc import Collection
+from dataclasses import fields
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
+
+DType = Literal["float32", "bfloat16", "float64"]
+
+DeviceFlag = Annotated[str | None, arg(help="cpu, cuda or cuda:1; by default a GPU where there is one.")]
+DTypeFlag = Annotated[DType | None, arg(help="Precision of the network; by default that of its weights.")]
+TokenizerFlag = Annotated[
+    str | None, arg(help="For a model saved without one: a folder or a name on the hub.")
+]
+NucleusFlag = Annotated[
+    float | None,
+    arg(
+        help="Draw from the likeliest tokens that hold this much probability; 1 is the model itself. "
+        "By default 0.9, for SEDD 0.99, for SSD-LM 0.95."
+    ),
+]
+StepsFlag = Annotated[
+    int | None,
+    arg(
+        help="Ancestral steps a block (5,000 in the paper) instead of first-hitting ones; for SEDD and D3PM "
+        "their steps, for SSD-LM those of each block."
+    ),
+]
+
+
+def check_sources(command: Any, *, for_files: Collection[str]) -> None:
+    """There must be a source; where all are files of samples, only the flags in `for_files` mean anything."""
+    from bd3lm.commands.sample_files import is_file_of_samples
+
+    if not command.sources:
+        raise ValueError("a source must be given: a run, a model, or a .jsonl file of samples")
+    if not all(map(is_file_of_samples, command.sources)):
+        return
+    for field in fields(command):
+        if field.name not in ("sources", *for_files) and getattr(command, field.name) != field.default:
+            flag = f"--{field.name.replace('_', '-')}"
+            raise ValueError(f"{flag} is for models that write, and all sources are files of samples")

@@ -1,0 +1,119 @@
+"""Samples to be measured: drawn from a model, or read from a file that `bd3lm sample --out` wrote."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bd3lm.commands.samples import partial_of, run_sample, sample_record
+from bd3lm.commands.subjects import Subject
+from bd3lm.lm import Settings
+
+SUFFIX = ".jsonl"
+
+# What is used of a line of `bd3lm sample --out`.
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "documents": list,
+    "length": int,
+    "given": int,
+    "evaluations": int,
+    "redraws": int,
+    "stopped_by": str,
+    "entropy": (int, float),
+    "dtype": str,
+    "settings": dict,
+}
+_MAY_DIFFER = ("seed", "batch_size")  # in a file put together from several
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Texts as `bd3lm sample --out` records them, and the model they were drawn from, where that is known."""
+
+    name: str
+    records: Sequence[Mapping[str, Any]]
+    subject: Subject | None = None
+
+    @classmethod
+    def read(cls, file: Path) -> "Samples":
+        """The samples in a file, all of which must have been written in one way."""
+        if not file.is_file():
+            raise ValueError(f"there is no file {file}")
+        with file.open(encoding="utf-8") as lines:
+            records = [_parse(line, f"{file} line {number}") for number, line in enumerate(lines, 1)]
+        if not records:
+            raise ValueError(f"{file} must hold at least one sample, got none")
+        ways = {json.dumps(_way(record), sort_keys=True) for record in records}
+        if len(ways) > 1:
+            raise ValueError(
+                f"{file} must hold samples written in one way, got {len(ways)} different settings"
+            )
+        return cls(str(file), records)
+
+    @classmethod
+    def draw(
+        cls, subject: Subject, count: int, settings: Settings, *, file: Path | None, notes: Console
+    ) -> "Samples":
+        """Let a model write from nothing, into a new file too; what an interrupted one left of it goes."""
+        if file is not None:
+            file.parent.mkdir(exist_ok=True)
+            partial_of(file).unlink(missing_ok=True)
+        model = subject.model
+        texts = run_sample(model, [""] * count, settings, out=file, show=False, console=notes)
+        return cls(subject.name, [sample_record(text, "", settings, model) for text in texts], subject)
+
+    @property
+    def origin(self) -> Subject | str:
+        """What a record of them is of: the model, or the name of a file."""
+        return self.name if self.subject is None else self.subject
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of all; None for those in which they differ."""
+        first: Mapping[str, Any] = self.records[0]["settings"]
+        return {
+            name: value if all(record["settings"].get(name) == value for record in self.records) else None
+            for name, value in first.items()
+        }
+
+    @property
+    def length(self) -> int:
+        """The length that was asked for, else that of the longest."""
+        return self.settings.get("length") or max(self.values("length"))
+
+    def values(self, field: str) -> list[Any]:
+        return [record[field] for record in self.records]
+
+
+def is_file_of_samples(source: str) -> bool:
+    """Whether a source names a file of samples, rather than a model."""
+    return source.endswith(SUFFIX)
+
+
+def open_source(source: str, **options: Any) -> Subject | Samples:
+    """A file of samples, or a model, which `options` are for."""
+    return Samples.read(Path(source)) if is_file_of_samples(source) else Subject.open(source, **options)
+
+
+def _parse(line: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} must be JSON, as `bd3lm sample --out` writes it: {error}") from None
+    fields = record if isinstance(record, dict) else {}
+    wrong = [name for name, kind in _FIELDS.items() if not isinstance(fields.get(name), kind)]
+    if wrong or not all(isinstance(document, str) for document in fields["documents"]):
+        raise ValueError(
+            f"{where} must be a sample as `bd3lm sample --out` writes it; missing or of another kind: "
+            f"{', '.join(wrong) or 'documents'}"
+        )
+    return fields
+
+
+def _way(record: Mapping[str, Any]) -> list[Any]:
+    """How a sample was written, as far as samples measured together must agree."""
+    settings = {name: value for name, value in record["settings"].items() if name not in _MAY_DIFFER}
+    return [settings, record["dtype"]]

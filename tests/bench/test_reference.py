@@ -1,0 +1,63 @@
+"""Figures of others stand beside ours only for the very case that they were measured on."""
+
+from dataclasses import replace
+
+import pytest
+
+from bd3lm.bench import SamplingCase, Shape, TrainingCase
+from bd3lm.bench.reference import sampling_reference, training_reference
+
+DIFFERENT = [{"layers": 6}, {"hidden": 384}, {"heads": 6}, {"context": 512}, {"vocabulary": 50257}]
+
+
+@pytest.mark.parametrize(
+    ("shape", "rate"),
+    [
+        (Shape(), 79_500),
+        (Shape(block_size=16), 78_000),
+        (Shape(method="mdlm"), 135_700),
+        (Shape(method="ar"), 513_000),
+        (Shape(method="ar", block_size=16), 513_000),
+    ],
+)
+def test_training_has_a_reference_for_what_was_measured(shape, rate):
+    found = training_reference(TrainingCase(shape=shape))
+    assert found is not None
+    assert found[0] == rate
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        TrainingCase(batch=16),
+        TrainingCase(shape=Shape(block_size=8)),
+        *(TrainingCase(shape=Shape(**change)) for change in DIFFERENT),
+    ],
+    ids=str,
+)
+def test_training_has_none_for_anything_else(case):
+    assert training_reference(case) is None
+
+
+def test_sampling_has_a_reference_by_method_and_number_of_texts():
+    case = SamplingCase(shape=Shape(method="ar"))
+    assert sampling_reference(case)[0] == 467.0
+    assert sampling_reference(replace(case, batch=256))[0] == 52_400.0
+    assert sampling_reference(SamplingCase())[0] == 57.7
+    assert sampling_reference(SamplingCase(shape=Shape(block_size=16)))[0] == 68.7
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        SamplingCase(batch=2),
+        SamplingCase(length=256),
+        SamplingCase(nucleus_p=1.0),
+        SamplingCase(shape=Shape(method="mdlm")),
+        SamplingCase(shape=Shape(block_size=8)),
+        *(SamplingCase(shape=Shape(**change)) for change in DIFFERENT),
+    ],
+    ids=str,
+)
+def test_sampling_has_none_for_anything_else(case):
+    assert sampling_reference(case) is None

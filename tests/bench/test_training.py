@@ -1,0 +1,79 @@
+"""What a training benchmark times: the trainer's own step, in the variant that was asked for."""
+
+import pytest
+import torch
+
+from bd3lm.bench import Shape, TrainingCase, measure_training
+from bd3lm.bench.training import _RandomTokens
+from bd3lm.diffusion import Counts, Times
+from bd3lm.models import Transformer
+from bd3lm.objectives import Autoregressive
+
+CPU = torch.device("cpu")
+SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "context": 8, "vocabulary": 11}
+
+
+def trainer_of(timed: list, **changes):
+    measure_training(TrainingCase(shape=Shape(**SHAPE), batch=3, **changes), device=CPU)
+    return timed[-1].__self__
+
+
+def test_a_training_step_is_the_trainers_own_on_the_whole_batch(timed):
+    trainer = trainer_of(timed, compile=False)
+    before = {name: weight.clone() for name, weight in trainer.network.named_parameters()}
+    for _ in range(2):  # the first step of the warm-up has a rate of zero
+        trainer.train_step()
+    assert trainer.tokens_seen == 2 * 3 * 8
+    assert any(not torch.equal(weight, before[name]) for name, weight in trainer.network.named_parameters())
+    assert trainer.ema.updates == 2
+
+
+def test_variants_of_training_change_what_their_names_say(timed, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(Transformer, "compile_trunk", lambda network: compiled.append(network))
+    assert trainer_of(timed).network in compiled
+    assert trainer_of(timed, compile=False).network not in compiled
+    assert trainer_of(timed, compile=False, attention="dense").network.attention_backend == "dense"
+    assert trainer_of(timed, compile=False, algorithm="two_pass").objective.algorithm == "two_pass"
+    without = trainer_of(timed, compile=False, ema=False)
+    without.train_step()
+    assert without.ema.updates == 0
+
+
+def test_random_tokens_are_text_of_every_kind_but_the_mask(timed):
+    data = trainer_of(timed, compile=False).data
+    wide = _RandomTokens(200, Shape(**SHAPE))
+    assert sorted(wide.batch(0).unique().tolist()) == list(range(10))
+    assert data.batch(0).shape == (3, 8)
+    assert torch.equal(data.batch(5, slice(1, 2)), data.batch(0)[1:2])
+
+
+def test_objectives_are_those_of_the_methods():
+    ar, mdlm, block = (
+        TrainingCase(shape=Shape(method=method, **SHAPE)).objective() for method in ("ar", "mdlm", "bd3lm")
+    )
+    assert ar == Autoregressive(mask_id=10)
+    assert (mdlm.block_size, mdlm.masking, mdlm.mask_id) == (8, Times(), 10)
+    assert (block.block_size, block.masking, block.mask_id) == (4, Counts(), 10)
+
+
+@pytest.mark.parametrize(
+    ("shape", "title"),
+    [({"method": "ar"}, "AR"), ({"method": "mdlm"}, "MDLM"), ({"block_size": 8}, "BD3-LM, blocks of 8")],
+)
+def test_two_passes_where_there_is_one_are_refused(shape, title):
+    """They would be the same step, timed twice."""
+    with pytest.raises(ValueError, match=f"two passes need a clean text .* which {title} has not"):
+        TrainingCase(shape=Shape(**SHAPE | shape), algorithm="two_pass")
+
+
+def test_as_many_steps_as_asked_for_are_timed():
+    timing = measure_training(
+        TrainingCase(shape=Shape(**SHAPE), batch=1, compile=False), device=CPU, warmup=1, steps=2
+    )
+    assert len(timing.seconds) == 2
+    assert min(timing.seconds) > 0
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        measure_training(TrainingCase(shape=Shape(**SHAPE), batch=1), device=CPU, steps=0)
+    with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
+        TrainingCase(shape=Shape(**SHAPE), batch=0)

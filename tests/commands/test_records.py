@@ -1,0 +1,61 @@
+"""Records of models and of files, and where --out puts them."""
+
+import json
+
+import pytest
+
+from bd3lm.cli import main
+from bd3lm.commands.records import keep, model_and_title, new_record, write_records
+from bd3lm.commands.subjects import Subject
+from tests.lm import of_bytes
+
+COMMANDS = {
+    "eval": ["eval", "MODEL", "--data", "text.txt"],
+    "zeroshot": ["zeroshot", "MODEL", "--data", "text.txt"],
+    "lengths": ["lengths", "MODEL"],
+    "judge": ["judge", "MODEL", "--judge", "judge"],
+    "harness": ["harness", "MODEL", "--tasks", "arc_easy"],
+}
+
+
+def test_a_record_of_a_file_has_what_one_of_a_model_has_but_does_not_know_its_weights(tmp_path):
+    of_bytes(4).save_pretrained(tmp_path / "model")
+    subject = Subject.open(tmp_path / "model", device="cpu")
+    settings = {"dtype": "bfloat16", "seed": float("nan")}
+    of_model, of_file = (new_record(of, "kind", settings=settings, result={}) for of in (subject, "a.jsonl"))
+    assert list(of_file) == list(of_model)
+    assert [of_file[name] for name in ("model", "title", "weights", "dtype")] == [
+        "a.jsonl",
+        None,
+        None,
+        "bfloat16",
+    ]
+    assert (of_model["dtype"], of_model["weights"]) == ("float64", subject.weights)
+    assert of_file["settings"] == {"dtype": "bfloat16", "seed": None}
+    assert model_and_title(of_file) == "a.jsonl"
+    assert model_and_title(of_model) == f"{tmp_path / 'model'} (block diffusion, blocks of 4)"
+    assert keep("a.jsonl", "kind", of_file) is None
+
+
+def test_records_are_written_as_a_list(tmp_path, capsys):
+    records = [new_record(name, "kind", settings={}, result={"ppl": 1.5}) for name in ("ä", "b")]
+    write_records(tmp_path / "out.json", records)
+    assert json.loads((tmp_path / "out.json").read_text("utf-8")) == records
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'out.json'}\n"
+    write_records(None, records)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_opened(command, tmp_path, capsys):
+    if command == "harness":
+        pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'bd3lm[harness]'")
+    there, nowhere = tmp_path / "there.json", tmp_path / "nowhere" / "out.json"
+    there.write_text("mine")
+    for out, said in (
+        (there, f"--out must be a new file, and {there} exists"),
+        (nowhere, f"--out must be in an existing folder, and {nowhere.parent} is none"),
+    ):
+        assert main([*COMMANDS[command], "--out", str(out)]) == 1
+        assert capsys.readouterr().err == f"bd3lm: {said}\n"
+    assert there.read_text() == "mine"

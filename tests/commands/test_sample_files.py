@@ -1,0 +1,49 @@
+"""Files of samples: read back as they were written, and refused where they are something else."""
+
+import pytest
+
+from bd3lm.commands.sample_files import Samples, open_source
+from bd3lm.commands.subjects import Subject
+from tests.commands import LINE, written
+from tests.lm import of_bytes
+
+
+def test_only_a_newline_ends_a_line(tmp_path):
+    found = Samples.read(written(tmp_path, LINE, LINE))
+    assert found.values("documents") == [LINE["documents"]] * 2
+    assert found.length == 9
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"text": "human"}, "line 2 must be a sample .*missing or of another kind: documents, length, given"),
+        ({**LINE, "entropy": "4"}, "missing or of another kind: entropy$"),
+        ({**LINE, "documents": [1]}, "missing or of another kind: documents$"),
+        ([], "missing or of another kind: documents, length"),
+        ({**LINE, "settings": {"length": 9}}, "samples written in one way, got 2 different settings"),
+        ({**LINE, "dtype": "bfloat16"}, "samples written in one way, got 2 different settings"),
+    ],
+)
+def test_a_file_that_is_no_samples_is_refused(line, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        Samples.read(written(tmp_path, LINE, line))
+
+
+def test_an_empty_or_broken_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="must hold at least one sample, got none"):
+        Samples.read(written(tmp_path))
+    (tmp_path / "samples.jsonl").write_text("{half")
+    with pytest.raises(ValueError, match="line 1 must be JSON, as `bd3lm sample --out` writes it"):
+        Samples.read(tmp_path / "samples.jsonl")
+
+
+def test_a_source_is_a_file_of_samples_or_a_model(tmp_path):
+    found = open_source(str(written(tmp_path, LINE)), device="cpu")
+    assert isinstance(found, Samples)
+    assert found.origin == str(tmp_path / "samples.jsonl")
+    of_bytes(4).save_pretrained(tmp_path / "model")
+    subject = open_source(str(tmp_path / "model"), device="cpu", dtype="float32")
+    assert isinstance(subject, Subject)
+    assert subject.dtype == "float32"
+    assert Samples("drawn", [LINE], subject).origin is subject
