@@ -44,18 +44,22 @@ class BenchTrain(_Bench):
     dropout: float = 0.1
     steps: int = 20
     """Steps to time, after three to warm up."""
-    variants: tuple[str, ...] = ("compiled",)
-    """Of compiled, eager, dense, two-pass, no-ema; the first is what the others are compared with.
-
-    Each differs from compiled in the one thing that it names: only eager is not compiled."""
+    compile: bool | None = None
+    """Whether variants that do not say so are compiled; by default on a GPU."""
+    variants: tuple[str, ...] | None = None
+    """Of compiled, eager, dense, two-pass, no-ema, the first being what the others are compared with; by
+    default compiled on a GPU, else eager."""
 
     def run(self) -> int:
         from bd3lm.bench import TrainingCase
         from bd3lm.commands.benchmarks import bench_training
 
+        options = self._options()
+        compile = options["device"].type == "cuda" if self.compile is None else self.compile
         shape = self._shape(layers=self.layers, vocabulary=self.vocabulary, dropout=self.dropout)
-        case = TrainingCase(shape=shape, batch=self.batch)
-        bench_training(case, self.variants, steps=self.steps, **self._options())
+        case = TrainingCase(shape=shape, batch=self.batch, compile=compile)
+        variants = self.variants if self.variants is not None else ("compiled" if compile else "eager",)
+        bench_training(case, variants, steps=self.steps, **options)
         return 0
 
 

@@ -27,7 +27,7 @@ from bd3lm.bench.reference import CARD, sampling_reference, training_reference
 
 Case = TypeVar("Case", TrainingCase, SamplingCase, AttentionCase)
 _TRAINING: dict[str, Callable[[TrainingCase], TrainingCase]] = {
-    "compiled": lambda case: case,
+    "compiled": lambda case: replace(case, compile=True),
     "eager": lambda case: replace(case, compile=False),
     "dense": lambda case: replace(case, attention="dense"),
     "two-pass": lambda case: replace(case, algorithm="two_pass"),

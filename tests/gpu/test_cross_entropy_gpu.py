@@ -1,0 +1,170 @@
+"""The fused head's kernel on CUDA: the plain reduction, for every edge that a row of logits has.
+
+Run with `pytest --gpu -m gpu tests/gpu`.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from bd3lm.models import cross_entropy
+from bd3lm.models.cross_entropy import weighted_cross_entropy
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CUDA = torch.device("cuda")
+TILE = 4096  # logits that the kernel looks at together
+DTYPES = [torch.float32, torch.bfloat16]
+# Slopes are rounded once, to the precision of the logits.
+SLOPE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2**-7}
+
+
+@pytest.fixture(autouse=True)
+def _exact_float32():
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # no TF32
+    yield
+    torch.set_float32_matmul_precision(precision)
+
+
+def rows_of_logits(
+    targets: Tensor, vocabulary: int, *, excluded: int | None, dtype: torch.dtype, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `_reduce` takes, some of it large; the third row weighs nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 8.0 * torch.randn(len(targets), vocabulary, generator=generator)
+    offset = torch.randn(vocabulary, generator=generator)
+    if excluded is not None:
+        offset[excluded] = -torch.inf
+    weights = torch.rand(len(targets), generator=generator) + 0.1
+    weights[2:3] = 0.0
+    return logits.to(CUDA, dtype), offset.to(CUDA), targets.to(CUDA), weights.to(CUDA)
+
+
+def assert_the_kernel_reduces(logits: Tensor, offset: Tensor, targets: Tensor, weights: Tensor) -> None:
+    """Against `_reduce` of the same logits in double precision."""
+    from bd3lm.models.cross_entropy_kernel import reduce
+
+    nats, slopes = cross_entropy._reduce(logits.double(), offset.double(), targets, weights.double())
+    found_nats, found = reduce(logits.clone(), offset, targets, weights)
+    assert (found_nats.dtype, found.dtype) == (torch.float32, logits.dtype)
+    torch.testing.assert_close(found_nats.double(), nats, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(found.double(), slopes, rtol=SLOPE_TOLERANCE[logits.dtype], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocabulary", [2, 63, 64, 65, 1000, TILE - 1, TILE, TILE + 1, 3 * TILE - 5, 50258])
+def test_the_kernel_is_the_plain_reduction_for_any_vocabulary(vocabulary, dtype):
+    """Targets at both ends of the row and of its tiles, and one that is excluded but weighs nothing."""
+    last = vocabulary - 1
+    edges = [0, last, last, 0, last // 2, *(at for at in (TILE - 1, TILE, 2 * TILE) if at < last)]
+    given = rows_of_logits(torch.tensor(edges), vocabulary, excluded=None, dtype=dtype)
+    assert_the_kernel_reduces(*given)
+    targets = torch.tensor([0, 0, last, *(edge for edge in edges if edge < last)])
+    given = rows_of_logits(targets, vocabulary, excluded=last, dtype=dtype)
+    assert_the_kernel_reduces(*given)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("excluded", [0, 1, 7, TILE, TILE + 88])
+def test_the_excluded_token_has_no_probability_and_no_gradient(excluded, dtype):
+    from bd3lm.models.cross_entropy_kernel import reduce
+
+    vocabulary = TILE + 89
+    targets = torch.arange(20, 52)
+    given = rows_of_logits(targets, vocabulary, excluded=excluded, dtype=dtype)
+    given[0][:, excluded] = 100.0  # it would be all of the softmax
+    assert_the_kernel_reduces(*given)
+    nats, slopes = reduce(*given)
+    assert nats.isfinite().all()
+    assert not slopes[:, excluded].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 2, 257])
+def test_the_kernel_takes_any_number_of_rows(rows, dtype):
+    targets = torch.randint(300, (rows,), generator=torch.Generator().manual_seed(rows))
+    assert_the_kernel_reduces(*rows_of_logits(targets, 321, excluded=300, dtype=dtype))
+
+
+def test_rows_may_be_some_of_a_larger_matrix():
+    from bd3lm.models.cross_entropy_kernel import reduce
+
+    logits, offset, targets, weights = rows_of_logits(torch.arange(6), 130, excluded=9, dtype=torch.float32)
+    matrix = torch.full((6, 192), 7.0, device=CUDA)
+    matrix[:, :130] = logits
+    _, expected = reduce(logits.clone(), offset, targets, weights)
+    _, found = reduce(matrix[:, :130], offset, targets, weights)
+    assert torch.equal(found, expected)
+    assert (matrix[:, 130:] == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_launch_gives_the_same_numbers(dtype):
+    """Warps of a program that read the target's logit late once found its gradient there."""
+    from bd3lm.models.cross_entropy_kernel import reduce
+
+    vocabulary, rows = 50304, 1024
+    targets = torch.randint(vocabulary - 1, (rows,), generator=torch.Generator().manual_seed(1))
+    targets[: rows // 2] %= 64  # among the first that are overwritten
+    logits, offset, targets, weights = rows_of_logits(
+        targets, vocabulary, excluded=vocabulary - 1, dtype=dtype
+    )
+    nats, slopes = reduce(logits.clone(), offset, targets, weights)
+    expected, _ = cross_entropy._reduce(logits.float(), offset, targets, weights)
+    torch.testing.assert_close(nats, expected, rtol=1e-5, atol=1e-4)
+    for _ in range(50):
+        again, slopes_again = reduce(logits.clone(), offset, targets, weights)
+        assert torch.equal(again, nats)
+        assert torch.equal(slopes_again, slopes)
+
+
+# --- with the head around it ---
+
+
+def head_inputs(positions: int, vocabulary: int, width: int = 64) -> list[Tensor]:
+    """Hidden states, the head's weight and bias, targets and weights, in double precision on the CPU."""
+    generator = torch.Generator().manual_seed(positions)
+    hidden, weight, bias = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for shape in ((positions, width), (vocabulary, width), (vocabulary,))
+    )
+    targets = torch.randint(vocabulary - 1, (positions,), generator=generator)
+    weights = torch.rand(positions, generator=generator, dtype=torch.float64)
+    return [hidden, 0.3 * weight, bias, targets, weights]
+
+
+def loss_and_gradients(given: list[Tensor], *, excluded: int) -> list[Tensor]:
+    hidden, weight, bias = (each.clone().requires_grad_() for each in given[:3])
+    total, nats = weighted_cross_entropy(hidden, weight, bias, *given[3:], excluded=excluded)
+    return [total.detach(), nats, *torch.autograd.grad(3.0 * total, (hidden, weight, bias))]
+
+
+@pytest.mark.parametrize(("autocast", "tolerance"), [(False, 1e-5), (True, 2e-2)])
+@pytest.mark.parametrize("chunk", [16, 8192])
+@pytest.mark.parametrize(("positions", "vocabulary"), [(1, 65), (50, 1000), (129, TILE + 10)])
+def test_loss_and_gradients_are_those_of_the_cpu(
+    positions, vocabulary, chunk, autocast, tolerance, monkeypatch
+):
+    monkeypatch.setattr(cross_entropy, "_CHUNK", chunk)
+    given = head_inputs(positions, vocabulary)
+    expected = loss_and_gradients(given, excluded=vocabulary - 1)
+    there = [each.to(CUDA, torch.float32 if each.is_floating_point() else None) for each in given]
+    with torch.autocast(CUDA.type, torch.bfloat16, enabled=autocast):
+        found = loss_and_gradients(there, excluded=vocabulary - 1)
+    for name, mine, right in zip(("total", "nats", "hidden", "weight", "bias"), found, expected, strict=True):
+        assert mine.dtype == torch.float32
+        assert mine.isfinite().all(), name
+        error = (mine.double().cpu() - right).norm() / right.norm()
+        assert error < tolerance, name
+
+
+def test_no_positions_cost_nothing():
+    given = [
+        each.to(CUDA, torch.float32 if each.is_floating_point() else None) for each in head_inputs(0, 65)
+    ]
+    total, nats, *gradients = loss_and_gradients(given, excluded=64)
+    assert (total.item(), nats.shape) == (0.0, (0,))
+    assert not any(gradient.any() for gradient in gradients)

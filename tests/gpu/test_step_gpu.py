@@ -1,0 +1,169 @@
+"""A whole training step on CUDA: the host never waits, and the losses are those of a CPU.
+
+With heads of 64, for which FlexAttention's tiles are tuned. Run with `pytest --gpu -m gpu tests/gpu`.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo
+
+from bd3lm.diffusion import Times
+from bd3lm.models import BlockDiffusion, Transformer
+from bd3lm.models.attention import _kernel_options
+from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch
+from bd3lm.training import Engine, OptimizerSettings, Trainer
+from tests.gpu.test_attention_gpu import attention_and_gradients, relative
+from tests.training.tiny import AR, COUNTS, MASK, Sentences, network, rows, sentences, tiny_trainer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CUDA = torch.device("cuda")
+CONTEXT = 256
+OBJECTIVES: dict[str, Objective] = {
+    "AR": AR,
+    "blocks of 4": COUNTS,
+    "one block": BlockDiffusionLoss(block_size=CONTEXT, mask_id=MASK, masking=Times()),
+}
+BLOCKS = [(256, 1), (256, 4), (256, 16), (256, 64), (255, 3), (255, 5), (1024, 4), (1024, 16)]
+
+
+@pytest.fixture(autouse=True)
+def _exact_float32_and_nothing_but_compiled_kernels():
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # no TF32
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        yield
+    torch.set_float32_matmul_precision(precision)
+
+
+def wide_network(context: int = CONTEXT, dropout: float = 0.0) -> Transformer:
+    """Two heads of 64, with weights small enough for bfloat16 to be compared."""
+    model = network(hidden=128, heads=2, context=context, dropout=dropout)
+    with torch.no_grad():
+        for matrix in (parameter for parameter in model.parameters() if parameter.ndim == 2):
+            matrix.div_(3.0)
+    return model
+
+
+def trainer_on(device: torch.device, folder: Path, objective: Objective, dropout=0.0, **settings) -> Trainer:
+    return tiny_trainer(
+        folder,
+        objective,
+        model=wide_network(dropout=dropout).to(device),
+        engine=Engine(device=device),
+        validate=False,
+        data=Sentences(CONTEXT),
+        optimizer=OptimizerSettings(lr=1e-3, warmup_steps=2),
+        **settings,
+    )
+
+
+# --- waiting ---
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_host_never_waits_for_a_step(name, compiled, tmp_path):
+    """Whatever the masks: each step hides another number of tokens."""
+    trainer = trainer_on(CUDA, tmp_path, OBJECTIVES[name], dropout=0.1, compile=compiled)
+    for _ in range(2):
+        trainer.train_step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            trainer.train_step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert trainer.step == 5
+    assert all(weight.isfinite().all() for weight in trainer.network.parameters())
+
+
+def test_micro_batches_are_not_waited_for_either(tmp_path):
+    trainer = trainer_on(CUDA, tmp_path, COUNTS, micro_batch=2)
+    for _ in range(2):
+        trainer.train_step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.train_step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# --- losses ---
+
+
+@pytest.mark.parametrize(
+    ("precision", "compiled", "tolerance"),
+    [("fp32", False, 1e-3), ("fp32", True, 1e-3), ("bf16", False, 0.01), ("bf16", True, 0.01)],
+)
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_losses_are_those_of_the_cpu(name, precision, compiled, tolerance, tmp_path):
+    """Masks are drawn on the host on either device, so both train on the same ones."""
+    trainer_on(torch.device("cpu"), tmp_path / "cpu", OBJECTIVES[name], steps=4).run()
+    there = trainer_on(
+        CUDA, tmp_path / "gpu", OBJECTIVES[name], steps=4, precision=precision, compile=compiled
+    )
+    there.run()
+    expected, found = (
+        [float(row["train_nats"]) for row in rows(tmp_path / where)] for where in ("cpu", "gpu")
+    )
+    assert len(expected) == 4
+    assert all(math.isfinite(loss) for loss in found)
+    assert found == pytest.approx(expected, rel=tolerance)
+    assert found[0] == pytest.approx(expected[0], rel=tolerance / 10 if precision == "fp32" else tolerance)
+
+
+# --- the tuned tiles ---
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("length", "block_size"), BLOCKS)
+def test_attention_is_finite_and_that_of_the_dense_mask(length, block_size, head_dim, dtype, tolerance):
+    """Forward and backward, for all queries and for those that are read."""
+    layout = BlockDiffusion(length, block_size)
+    generator = torch.Generator().manual_seed(0)
+    tensors = torch.randn(4, 2, 2, layout.size, head_dim, generator=generator).to(CUDA, dtype)
+    for queries in ((0, layout.size), layout.read):
+        flex = attention_and_gradients(tensors, layout, queries, "flex")
+        dense = attention_and_gradients(tensors.double(), layout, queries, "dense")
+        for name, found, expected in zip(("output", "query", "key", "value"), flex, dense, strict=True):
+            assert found.isfinite().all(), f"{name} of queries {queries}"
+            assert relative(found, expected) < tolerance, f"{name} of queries {queries}"
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(("length", "block_size"), BLOCKS[:6])
+def test_a_network_learns_the_same_by_either_kernel(length, block_size, compiled):
+    """In bfloat16, as it is trained: the loss and every gradient, flex against dense."""
+    objective = BlockDiffusionLoss(block_size=block_size, mask_id=MASK)
+    batch = TokenBatch.of(sentences(4, 0, length))
+    draws = objective.seeded_draws(batch, 0)
+    found = {}
+    for backend in ("dense", "flex"):
+        model = wide_network(length).to(CUDA)
+        model.attention_backend = backend
+        if compiled:
+            model.compile_trunk()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = objective.loss(model, batch, draws).mean()
+        loss.backward()
+        found[backend] = {"loss": loss.detach(), **{k: p.grad for k, p in model.named_parameters()}}
+    for name, expected in found["dense"].items():
+        assert found["flex"][name].isfinite().all(), name
+        assert relative(found["flex"][name], expected) < (0.02 if name == "loss" else 0.1), name
+
+
+def test_tiles_are_tuned_for_these_heads_where_they_were_measured():
+    options = _kernel_options(64, torch.device("cuda", torch.cuda.current_device()))
+    tuned = torch.cuda.get_device_capability() >= (9, 0)
+    assert ("fwd_BLOCK_M" in options) == tuned
+    assert "ROWS_GUARANTEED_SAFE" not in options
