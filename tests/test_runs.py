@@ -20,7 +20,7 @@ from rich.console import Console
 from bd3lm import presets
 from bd3lm.data import TokenShards
 from bd3lm.recipe import BlockDiffusionRecipe, CountsMasking, TimesMasking, recipe_from_dict, recipe_to_dict
-from bd3lm.runs import is_run, resolve_stages, train_stages
+from bd3lm.runs import is_run, resolve_stages, run_stages, train_stages
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe, two_stages
 from tests.training.tiny import checkpoint, rows, state
 
@@ -304,6 +304,39 @@ def test_a_run_of_two_stages_can_be_moved(staged, tmp_path, monkeypatch):
     (tmp_path / "here").rename(tmp_path / "there")
     runs = train_stages(stages, tmp_path / "there", resume=True, console=quiet(), device="cpu")
     assert runs[-1].trainer.step == 6
+
+
+def staged_folder(out: Path, data: Path, starts: dict[str, str | None]) -> Path:
+    for name, start in starts.items():
+        (out / name).mkdir(parents=True)
+        write(out / name / "recipe.yaml", recipe_to_dict(tiny_recipe(data, {"start_from": start})))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("starts", "order"),
+    [
+        ({"pretrain": None, "finetune": "OUT/pretrain/model"}, ["pretrain", "finetune"]),
+        ({"pretrain": None, "finetune": "moved/pretrain/model"}, ["pretrain", "finetune"]),
+        ({"b": "elsewhere/b/model", "a": "OUT/b/model"}, ["b", "a"]),
+        ({"b": "elsewhere/b/model", "a": "moved/b/model"}, ["b", "a"]),
+        ({"b": "elsewhere/a/model", "a": "OUT/b/model"}, ["b", "a"]),
+        ({"b": "owner/name", "c": "OUT/b/model", "a": "OUT/c/model"}, ["b", "c", "a"]),
+    ],
+)
+def test_stages_in_the_order_they_were_trained(starts, order, data, tmp_path):
+    """Also where the first went on from a stage of another run that is called as one of its own."""
+    out = tmp_path / "run"
+    staged_folder(
+        out, data, {name: start and start.replace("OUT", str(out)) for name, start in starts.items()}
+    )
+    assert [stage.name for stage in run_stages(out)] == order
+
+
+def test_stages_that_seem_to_start_from_one_another_are_all_found(data, tmp_path):
+    """Of a run that was moved, the names are all there is to go by."""
+    out = staged_folder(tmp_path / "run", data, {"b": "gone/a/model", "a": "gone/b/model"})
+    assert sorted(stage.name for stage in run_stages(out)) == ["a", "b"]
 
 
 # --- kill -9 ---

@@ -4,6 +4,7 @@ Importing this module makes the harness know the model `bd3lm`, and `python -m b
 own command with it: the harness looks for no models outside its package by itself.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
-from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 from rich.console import Console
 from rich.progress import track
 
@@ -26,6 +23,16 @@ from bd3lm.lm.generation import build_writer
 from bd3lm.sampling import BlockFinished, Stopped, TokenRevealed
 from bd3lm.sampling.contexts import ContextWriter
 from bd3lm.training import pick_device
+
+try:
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"bd3lm.harness needs the package lm_eval: pip install 'bd3lm[harness]' ({error})")
 
 DTYPES = ("float32", "bfloat16", "float64")
 _MAX_NEW_TOKENS = 256  # where a task does not say, as for the harness's own models

@@ -104,13 +104,19 @@ def run_stages(out: Path) -> list[Path]:
     names = sorted(file.parent.name for file in out.glob(f"*/{RECIPE_FILE}"))
     if not names:
         raise ValueError(f"{out} must be the folder of a run, with its {RECIPE_FILE}, got none")
-    # A stage starts from OUT/STAGE/model, wherever OUT may have been moved to since.
-    starts = {name: Path(read_recipe(out / name).start_from or "").parent.name for name in names}
+    # A stage starts from OUT/STAGE/model. The first may start from a stage of another run, whatever its name.
+    sources = {name: Path(read_recipe(out / name).start_from or "").parent for name in names}
+    own = {name: place for name, place in sources.items() if place.parent.resolve() == out.resolve()}
+    # Where OUT was moved since, or copied, no path leads into it, and names are all there is to go by.
+    starts = {name: place.name for name, place in (own or sources).items()}
 
-    def stages_before(name: str) -> int:
-        return 1 + stages_before(starts[name]) if starts[name] in names else 0
+    def stages_until(name: str) -> int:
+        chain = [name]
+        while (start := starts.get(chain[-1], "")) in names and start not in chain:
+            chain.append(start)
+        return len(chain)
 
-    return [out / name for name in sorted(names, key=stages_before)]
+    return [out / name for name in sorted(names, key=stages_until)]
 
 
 def read_recipe(folder: Path) -> Recipe:

@@ -9,6 +9,7 @@ LINE = {
     "given": 1,
     "evaluations": 8,
     "redraws": 0,
+    "redrawn_passes": 0,
     "stopped_by": "length",
     "entropy": 2,
     "dtype": "float32",

@@ -2,6 +2,7 @@
 
 import json
 import math
+import runpy
 import sys
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,16 @@ def test_without_lm_eval_it_says_how_to_get_it(monkeypatch, capsys):
     assert main(["harness", "anything", "--tasks", "arc_easy"]) == 1
     error = capsys.readouterr().err
     assert error == "bd3lm: bd3lm harness needs the package lm_eval: pip install 'bd3lm[harness]'\n"
+
+
+def test_the_harness_s_own_command_says_so_too(monkeypatch):
+    for module in ("lm_eval", "lm_eval.api.instance"):  # the latter where it was imported before
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "bd3lm.harness", raising=False)
+    with pytest.raises(
+        SystemExit, match=r"bd3lm.harness needs the package lm_eval: pip install 'bd3lm\[harness"
+    ):
+        runpy.run_module("bd3lm.harness", run_name="__main__")
 
 
 @pytest.fixture

@@ -95,16 +95,18 @@ def test_a_run_is_sampled_judged_and_its_judgement_kept(run, judge):
         "judge_dtype": "float32",
         "window": 32,
         "stride": 16,
+        "mauve_reference": None,
         "count": 3,
         "length": 40,
         "nucleus_p": 0.9,
         "unmasking": "FirstHitting(tokens_per_pass=1)",
         "steps": None,
         "entropy_floor": None,
+        "redraws": 0,
         "seed": 0,
         "dtype": "float32",
     }
-    assert (run / "measured" / "judgement-tiny-gpt-40.json").is_file()
+    assert len(list((run / "measured").glob("judgement-tiny-gpt-40-????????.json"))) == 1
     assert kept(Subject.open(run), "judgement") == [record]
     assert all(len(line["tokens"]) == 40 for line in lines)  # no end token ended one
 
@@ -140,7 +142,19 @@ def test_samples_are_drawn_once_and_never_written_over(run, judge, monkeypatch):
     console = screen()
     again = judged(run, judge, faster, console=console)
     assert again[0]["result"] == first[0]["result"]
-    assert f"judging {file}, drawn before" in console.file.getvalue().replace("\n", "")
+    assert f"measuring {file}, drawn before" in console.file.getvalue().replace("\n", "")
+
+
+def test_only_a_judgement_made_in_the_same_way_is_replaced(run, judge):
+    first = judged(run, judge)
+    other = judged(run, judge, Drawing(count=3, lengths=(40,), entropy_floor=0.0, nucleus_p=1.0))
+    windows = judged(run, judge, judging=Judging(window=32, stride=8))
+    judged(run, judge)
+    found = kept(Subject.open(run), "judgement")
+    assert len(found) == 3
+    for record in (*first, *other, *windows):
+        (same,) = [each for each in found if each["settings"] == record["settings"]]
+        assert same["result"] == record["result"]
 
 
 def test_an_interrupted_drawing_is_begun_again(run, judge, monkeypatch):
@@ -191,12 +205,16 @@ def test_files_put_together_are_judged_together(run, judge, tmp_path):
 
 def test_redraws_and_samples_that_stay_degenerate_are_counted(judge, tmp_path):
     floor = {**LINE, "settings": {"length": None, "entropy_floor": 4.0}}
-    cut_short = {**floor, "stopped_by": "entropy", "redraws": 20}
+    cut_short = {**floor, "stopped_by": "entropy", "redraws": 20, "redrawn_passes": 160}
     console = screen()
-    samples = written(tmp_path, floor, {**floor, "redraws": 3}, cut_short, cut_short)
+    again = {**floor, "redraws": 3, "redrawn_passes": 24}
+    samples = written(tmp_path, floor, again, cut_short, cut_short)
     (record,) = judged(samples, judge, console=console)
     assert (record["result"]["redraws"], record["result"]["degenerate"]) == (43, 2)
+    assert (record["result"]["evaluations"], record["result"]["redrawn_passes"]) == (8, 344)
     printed = console.file.getvalue().replace("\n", " ")
+    assert " + 86 " in printed
+    assert "those of attempts that were drawn again" in printed
     assert f"2 samples of {samples} stayed below the entropy floor of 4, and were cut short" in printed
 
 
@@ -225,6 +243,16 @@ def test_the_paper_s_way_of_drawing():
         found = settings(baseline(method), steps=25)
         assert (found.steps, found.unmasking) == (25, FirstHitting())
         assert found.nucleus_p == {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
+
+
+def test_a_prompt_is_not_judged_as_if_it_had_been_written(run, judge, tmp_path, monkeypatch):
+    texts = tmp_path / "prompted.jsonl"
+    assert main(["sample", str(run), "import", "--length", "40", "--out", str(texts)]) == 0
+    monkeypatch.setattr(sample_files, "run_sample", lambda *_, **__: pytest.fail("drawn"))
+    sources = [open_source(str(source)) for source in (run, texts)]
+    said = f"sample 0 of {texts} must be written from nothing, without a prompt, got one that was given"
+    with pytest.raises(ValueError, match=said):
+        run_judge(sources, FEW, WINDOWS, load_judge=lambda: judge, console=screen())
 
 
 def test_a_length_that_a_model_cannot_write_is_said_before_others_are_drawn(judge, tmp_path, monkeypatch):
@@ -295,12 +323,12 @@ def test_a_missing_mauve_is_said_before_anything_is_opened(judge, tmp_path, monk
 @pytest.mark.slow
 def test_mauve_is_high_for_text_like_the_reference_and_low_for_other(judge, tmp_path):
     pytest.importorskip("mauve", reason="MAUVE is in the extra bd3lm[mauve]")
-    texts = [document for document in PydocCorpus().documents("train") if len(document) > 200][:60]
+    texts = [document for document in PydocCorpus().documents("train") if len(document) > 200][:120]
     reference = tmp_path / "human.jsonl"
-    reference.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    reference.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[::2]))
     alike, unlike = (
-        written(tmp_path / name, *({**LINE, "documents": [make(text)]} for text in texts))
-        for name, make in (("alike", lambda text: text[64:]), ("unlike", lambda _: "aaaaaaaa" * 20))
+        written(tmp_path / name, *({**LINE, "documents": [make(text)]} for text in texts[1::2]))
+        for name, make in (("alike", lambda text: text), ("unlike", lambda _: "aaaaaaaa" * 20))
         if (tmp_path / name).mkdir() is None
     )
     judging = Judging(window=32, stride=16, reference=reference)
@@ -315,6 +343,6 @@ def test_a_reference_that_is_too_short_is_refused(judge, tmp_path):
     pytest.importorskip("mauve", reason="MAUVE is in the extra bd3lm[mauve]")
     (tmp_path / "human.txt").write_text("Not much.")
     samples = written(tmp_path, LINE)
-    said = r"the reference must hold 1 texts of 26 tokens, as many as are compared with it, got 0"
+    said = r"the reference must hold 1 texts of up to 26 tokens, .* from the beginning of a document, got 0"
     with pytest.raises(ValueError, match=said):
         judged(samples, judge, judging=Judging(window=32, stride=16, reference=tmp_path / "human.txt"))

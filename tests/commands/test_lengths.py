@@ -9,6 +9,7 @@ import yaml
 from rich.console import Console
 
 from bd3lm.cli import main
+from bd3lm.commands import sample_files
 from bd3lm.commands.lengths import Writing, measure_lengths, report_lengths
 from bd3lm.commands.records import kept
 from bd3lm.commands.sample_files import Samples
@@ -50,7 +51,8 @@ def test_a_run_is_measured_beside_what_it_was_trained_on(shards, tmp_path):
     (record,) = report_lengths([subject], WRITING, console=quiet())
     samples, training = record["result"]["samples"], record["result"]["training"]
 
-    drawn = lines(run / "measured" / "documents.jsonl")
+    (documents,) = (run / "measured").glob("documents-*.jsonl")
+    drawn = lines(documents)
     by_hand = [len([t for t in each["tokens"][1:] if t != END]) for each in drawn]
     assert sorted(samples["lengths"]) == sorted(by_hand)  # a file has them as they were finished
     reasons = [each["stopped_by"] for each in drawn]
@@ -72,6 +74,7 @@ def test_a_run_is_measured_beside_what_it_was_trained_on(shards, tmp_path):
         "seed": 3,
         "data": str(shards),
         "split": "train",
+        "dtype": "float64",
     }
     assert kept(subject, "lengths") == [record]
 
@@ -138,15 +141,19 @@ def test_the_table_begins_with_the_training_set(shards, tmp_path):
     assert f"{limited} documents of {runs[0]} reached the limit of 48 tokens" in console.file.getvalue()
 
 
-def test_measuring_again_replaces_the_documents(shards, tmp_path):
+def test_a_trial_does_not_replace_what_was_written_before(shards, tmp_path, monkeypatch):
     run = as_run(tmp_path / "run", shards)
-    subject = Subject.open(run, device="cpu")
-    report_lengths([subject], WRITING, console=quiet())
-    (run / "measured" / "documents.jsonl.partial").write_text("what an interrupted one left")
-    (record,) = report_lengths([subject], Writing(count=3, length=8, entropy_floor=0.0), console=quiet())
-    assert len(lines(run / "measured" / "documents.jsonl")) == 3
-    assert kept(subject, "lengths") == [record]
-    assert sorted(path.name for path in (run / "measured").iterdir()) == ["documents.jsonl", "lengths.json"]
+    subject, trial = Subject.open(run, device="cpu"), Writing(count=3, length=8, entropy_floor=0.0)
+    (record,) = report_lengths([subject], WRITING, console=quiet())
+    (tried,) = report_lengths([subject], trial, console=quiet())
+    files = (run / "measured").glob("documents-*.jsonl")
+    assert sorted(len(lines(file)) for file in files) == [3, 30]
+    assert sorted(each["settings"]["count"] for each in kept(subject, "lengths")) == [3, 30]
+    monkeypatch.setattr(sample_files, "run_sample", lambda *_, **__: pytest.fail("written again"))
+    (again,) = report_lengths([subject], WRITING, console=quiet())
+    assert again["result"] == record["result"]
+    assert len(kept(subject, "lengths")) == 2
+    assert tried["result"]["samples"]["number"] == 3
 
 
 def test_a_model_that_predicts_first_tokens(tmp_path):
@@ -225,9 +232,10 @@ def test_a_run_whose_data_is_gone_is_measured_alone_and_that_is_said(shards, tmp
 def test_bad_input_is_one_line(shards, tmp_path, capsys):
     run = as_run(tmp_path / "run", shards)
     other = prepared(tmp_path / "other", train_bpe(["a text of words"] * 3, 260))
-    prompted, broken = tmp_path / "prompted.jsonl", tmp_path / "broken.jsonl"
+    prompted, broken, endless = (tmp_path / f"{name}.jsonl" for name in ("prompted", "broken", "endless"))
     options = ["--length", "20", "--device", "cpu"]
     assert main(["sample", str(run), "ab", *options, "--out", str(prompted)]) == 0
+    assert main(["sample", str(run), "--no-eos", *options, "--out", str(endless)]) == 0
     broken.write_text('{"text": "no sample"}\n')
     capsys.readouterr()
     for words, message in (
@@ -239,6 +247,7 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
         ([str(run), "--data", str(tmp_path)], "holds no token shards"),
         ([str(run), str(prompted)], "sample 0 of"),
         ([str(prompted)], "written from nothing, without a prompt"),
+        ([str(endless)], f"{endless} must hold documents, and its samples were written on past their end"),
         ([str(broken)], "line 1 must be a sample as `bd3lm sample --out` writes it"),
         ([str(tmp_path / "none.jsonl")], "there is no file"),
         ([str(prompted), "--count", "7"], "--count is for models that write"),

@@ -180,7 +180,39 @@ def test_zero_shot_is_a_table_of_models_against_corpora(tmp_path, capsys):
     assert all(perplexity_text(each["result"]["figures"][0]) in printed for each in records)
 
 
+def test_a_folder_without_splits_is_measured_whole_and_one_with_them_by_its_held_out_split(tmp_path):
+    subject = Subject.open(saved(of_bytes(2), tmp_path / "model"), device="cpu")
+    plain, split = tmp_path / "plain", tmp_path / "split"
+    for folder, names in ((plain, ("a.txt", "b.txt")), (split, ("train.txt", "valid.txt"))):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text("\n\n".join(random_texts(20)), encoding="utf-8")
+    with open_sequences(subject, str(plain)) as whole, open_sequences(subject, str(plain / "a.txt")) as part:
+        assert whole.number >= 2 * part.number
+    with open_sequences(subject, str(split)) as held_out:
+        assert held_out.split == "valid"
+
+
+def test_training_text_is_not_called_held_out(run, capsys):
+    assert main(["eval", str(run), "--split", "train", "--sequences", "4", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert "training text, split train" in printed
+    assert "held-out" not in printed
+
+
 # --- what is refused ---
+
+
+@pytest.mark.parametrize("words", [["eval", "--no-eos"], ["zeroshot"]], ids=" ".join)
+def test_shards_with_end_tokens_are_not_measured_as_if_without(words, run, data, capsys):
+    assert main([words[0], str(run), "--data", str(data), *words[1:], "--device", "cpu"]) == 1
+    assert "was prepared with an end token after each document" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["eval", "zeroshot"])
+def test_no_model_is_refused(command, capsys):
+    assert main([command]) == 1
+    assert "models must name at least one run, model folder or hub id, got none" in capsys.readouterr().err
 
 
 def refused(capsys, *words: str) -> str:

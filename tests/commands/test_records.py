@@ -1,11 +1,13 @@
 """Records of models and of files, and where --out puts them."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from bd3lm.cli import main
-from bd3lm.commands.records import keep, model_and_title, new_record, write_records
+from bd3lm.commands.records import keep, kept, model_and_title, new_record, record_name, write_records
 from bd3lm.commands.subjects import Subject
 from tests.lm import of_bytes
 
@@ -13,6 +15,7 @@ COMMANDS = {
     "eval": ["eval", "MODEL", "--data", "text.txt"],
     "zeroshot": ["zeroshot", "MODEL", "--data", "text.txt"],
     "lengths": ["lengths", "MODEL"],
+    "variance": ["variance", "MODEL"],
     "judge": ["judge", "MODEL", "--judge", "judge"],
     "harness": ["harness", "MODEL", "--tasks", "arc_easy"],
 }
@@ -35,6 +38,48 @@ def test_a_record_of_a_file_has_what_one_of_a_model_has_but_does_not_know_its_we
     assert model_and_title(of_file) == "a.jsonl"
     assert model_and_title(of_model) == f"{tmp_path / 'model'} (block diffusion, blocks of 4)"
     assert keep("a.jsonl", "kind", of_file) is None
+
+
+def test_a_name_holds_a_digest_of_the_settings():
+    settings = {"seed": 0, "data": Path("a/b"), "floor": float("inf")}
+    name = record_name("perplexity", settings, "hub/some data", "valid")
+    assert re.fullmatch("perplexity-hub-some-data-valid-[0-9a-f]{8}", name)
+    assert record_name("perplexity", dict(reversed(settings.items())), "hub/some data", "valid") == name
+    others = [{**settings, "seed": 1}, {**settings, "data": Path("a/c")}, {"seed": 0}]
+    assert len({record_name("lengths", each) for each in [settings, *others]}) == 4
+
+
+def a_run(folder: Path) -> Subject:
+    of_bytes(4).save_pretrained(folder / "model")
+    (folder / "recipe.yaml").write_text("")
+    return Subject.open(folder, device="cpu")
+
+
+def test_records_of_a_run_are_those_of_its_weights_the_newest_last(tmp_path):
+    run = a_run(tmp_path)
+    record = new_record(run, "kind", settings={}, result={})
+    newer, older, other = (
+        {**record, **changes}
+        for changes in ({"measured": "2026-02"}, {"measured": "2026-01"}, {"weights": "before"})
+    )
+    for name, each in (("a", newer), ("b", older), ("c", other)):
+        keep(run, name, each)
+    keep(run, "d", {**record, "kind": "another"})
+    assert kept(run, "kind") == [older, newer]
+
+
+def test_json_that_is_no_record_is_passed_over_and_what_is_no_json_is_named(tmp_path):
+    run = a_run(tmp_path)
+    record = new_record(run, "kind", settings={}, result={})
+    keep(run, "one", record)
+    measured = tmp_path / "measured"
+    write_records(measured / "list.json", [record])
+    (measured / "kind.json").write_text('{"kind": "kind"}')
+    (measured / "number.json").write_text("4")
+    assert kept(run, "kind") == [record]
+    (measured / "half.json").write_text('{"kind": ')
+    with pytest.raises(ValueError, match=rf"{measured / 'half.json'} must be JSON, as measurements are kept"):
+        kept(run, "kind")
 
 
 def test_records_are_written_as_a_list(tmp_path, capsys):

@@ -138,7 +138,7 @@ def test_without_measuring_it_shows_what_there_is(run, capsys):
     assert main(["report", str(run), "--no-measure", "--device", "cpu"]) == 0
     assert capsys.readouterr().out == f"wrote {run / 'report.html'}\n"
     page = text_of(run / "report.html")
-    assert f"Perplexity (autoregressive): bd3lm eval {run}/ar" in page
+    assert f"Perplexity of held-out text (autoregressive): bd3lm eval {run}/ar" in page
     assert "Variance of the loss (" not in page
     assert not (run / "ar" / "measured").exists()
 
@@ -159,20 +159,88 @@ def test_what_would_take_too_long_is_left_to_its_command(run, monkeypatch):
         file.unlink()
     monkeypatch.setattr(reports, "_AFFORDABLE", 1e-9)
     page = text_of(make_report([run], samples=2, device="cpu", console=QUIET))
-    assert re.search(r"Perplexity \(block diffusion, blocks of 4\), about \d+ seconds here: bd3lm eval", page)
+    assert re.search(
+        r"held-out text \(block diffusion, blocks of 4\), about \d+ seconds here: bd3lm eval", page
+    )
     assert re.search(r"Variance of the loss \(block .*\), about \d+ \w+ here: bd3lm variance", page)
 
 
-def test_as_many_sequences_as_there_is_time_for(run, monkeypatch):
-    for file in (run / "block" / "measured").glob("perplexity*.json"):
-        file.unlink()
-    speed = reports._Speed(sequences=100, limit=None, perplexity=1.0, variance=1.0)
-    monkeypatch.setattr(reports._Speed, "measure", lambda subject: speed)
+@pytest.mark.parametrize(
+    ("sequences", "settings", "asked"),
+    [
+        (4, {}, [20]),  # a trial does not stand in for a measurement
+        (20, {}, []),
+        (18, {}, []),  # the machine was a little slower then
+        (100, {"split": "train"}, [20]),
+        (100, {"data": "a.txt"}, [20]),
+    ],
+)
+def test_as_many_sequences_as_there_is_time_for(sequences, settings, asked, run, monkeypatch):
+    (file,) = (run / "block" / "measured").glob("perplexity*.json")
+    record = json.loads(file.read_text("utf-8"))
+    record["result"]["sequences"] = sequences
+    record["settings"] |= settings
+    file.write_text(json.dumps(record), encoding="utf-8")
+    monkeypatch.setattr(reports._Speed, "measure", lambda subject: reports._Speed(1.0, 1.0))
+    monkeypatch.setattr(reports, "_held_out_sequences", lambda subject: 100)
     monkeypatch.setattr(reports, "_AFFORDABLE", 20.0)
-    asked = []
-    monkeypatch.setattr(reports, "measure_perplexity", lambda *_, limit, **__: asked.append(limit))
-    make_report([run], samples=2, device="cpu", console=QUIET)
-    assert asked == [20]
+    limits = []
+    monkeypatch.setattr(reports, "measure_perplexity", lambda *_, limit, **__: limits.append(limit))
+    make_report([run / "block"], samples=2, device="cpu", console=QUIET)
+    assert limits == asked
+
+
+def test_all_that_was_held_out_where_there_is_time(run):
+    for file in (run / "ar" / "measured").glob("perplexity*.json"):
+        file.unlink()
+    make_report([run / "ar"], samples=2, device="cpu", console=QUIET)
+    (record,) = kept(Subject.open(run / "ar", device="cpu"), "perplexity")
+    assert (record["result"]["sequences"], record["settings"]["split"]) == (8, "valid")
+
+
+def test_nothing_is_held_out(run, monkeypatch):
+    for file in (run / "ar" / "measured").glob("perplexity*.json"):
+        file.unlink()
+    monkeypatch.setattr(reports, "HELD_OUT", ("test",))
+    page = text_of(make_report([run / "ar"], samples=2, device="cpu", console=QUIET))
+    assert "has no split test, which would be held out: bd3lm eval" in page
+
+
+def seen(page: Path) -> str:
+    """The cell of tokens seen, of the last model."""
+    row = page.with_suffix(".md").read_text("utf-8").partition("## Models")[2].partition("\n\n## ")[0]
+    return row.strip().splitlines()[-1].split("|")[5].strip()
+
+
+def test_tokens_of_all_that_a_run_started_from(reported, data, tmp_path, monkeypatch):
+    """Whether or not that is in the report, and wherever the run was moved to."""
+    monkeypatch.setattr(reports, "_measure", lambda *_: {})
+    recipe = tiny_recipe(data, BLOCK, {"start_from": str(reported / "block" / "model")})
+    train_stages([("train", recipe)], tmp_path / "more", console=QUIET, device="cpu")
+    page = make_report([tmp_path / "more"], device="cpu", console=QUIET)
+    once = seen(make_report([reported / "ar"], out=tmp_path, device="cpu", console=QUIET))
+    assert seen(page) == " + ".join([once] * 3)
+    moved = Path(shutil.copytree(reported, tmp_path / "moved"))
+    for stage, start in {"ar": "owner/name", "block": "gone/ar/model"}.items():
+        file = moved / stage / "recipe.yaml"
+        lines = [line for line in file.read_text("utf-8").splitlines() if "start_from" not in line]
+        file.write_text("\n".join([*lines, f"start_from: {start}"]), encoding="utf-8")
+    page = make_report([moved], device="cpu", console=QUIET)
+    assert seen(page) == f"? + {once} + {once}"
+    assert "? is what owner/name saw" in text_of(page)
+    page = make_report([moved / "block"], device="cpu", console=QUIET)
+    assert seen(page) == f"? + {once}"
+
+
+def test_a_stage_without_a_model_is_left_out_and_named(run, capsys, monkeypatch):
+    shutil.rmtree(run / "block" / "model")
+    (run / "block" / "metrics.csv").unlink()
+    monkeypatch.setattr(reports, "_measure", lambda *_: {})
+    assert main(["report", str(run)]) == 0
+    assert f"{run}/block: training has not finished, so it is left out" in capsys.readouterr().err
+    page = text_of(run / "report.html")
+    assert f"not come to a model yet: {run}/block." in page
+    assert "block diffusion, blocks of 4" not in page
 
 
 @pytest.mark.parametrize(
@@ -237,7 +305,8 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
     torn = Path(shutil.copytree(run, tmp_path / "torn"))
     (torn / "ar" / "metrics.csv").write_text("step,tokens\n", encoding="utf-8")
     untrained = Path(shutil.copytree(run, tmp_path / "untrained"))
-    shutil.rmtree(untrained / "block" / "model")
+    for stage in ("ar", "block"):
+        shutil.rmtree(untrained / stage / "model")
     monkeypatch.setattr(reports, "_measure", lambda *_: pytest.fail("measured before all was looked at"))
     for words, message in (
         ([], "runs must name at least one run"),
@@ -245,8 +314,9 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
         ([str(tmp_path / "nowhere")], "must be the folder of a run, with its recipe.yaml, got none"),
         ([str(torn)], "metrics.csv must hold the log of a training run, got no rows"),
         ([str(run), str(run / "ar")], "runs must be different ones"),
+        ([str(run / "ar"), f"{run}/block/../ar"], f"got {run}/ar and {run}/block/../ar"),
         ([str(run), "--samples", "0"], "samples must be at least 1, got 0"),
-        ([str(untrained)], "model"),
+        ([str(untrained)], f"training must have come to a model, and has not yet in {untrained}/ar, "),
         ([str(run), "--out", str(run / "ar" / "metrics.csv")], "metrics.csv"),
     ):
         if "--out" in words:

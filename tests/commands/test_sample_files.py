@@ -38,6 +38,15 @@ def test_an_empty_or_broken_file_is_refused(tmp_path):
         Samples.read(tmp_path / "samples.jsonl")
 
 
+@pytest.mark.parametrize("given", [{"given": 3}, {"given": 1, "prompt": "a"}])
+def test_samples_with_a_prompt_are_told_apart(given, tmp_path):
+    Samples.read(written(tmp_path, {**LINE, "prompt": ""})).require_from_nothing()
+    with pytest.raises(
+        ValueError, match=r"sample 1 of .* must be written from nothing, without a prompt, got"
+    ):
+        Samples.read(written(tmp_path, LINE, {**LINE, **given})).require_from_nothing()
+
+
 def test_a_source_is_a_file_of_samples_or_a_model(tmp_path):
     found = open_source(str(written(tmp_path, LINE)), device="cpu")
     assert isinstance(found, Samples)

@@ -1,6 +1,7 @@
 """A corpus' likelihood is its summed nats over its scored tokens, and its stated errors are right."""
 
 import math
+from itertools import pairwise
 from statistics import fmean, stdev
 
 import pytest
@@ -98,7 +99,11 @@ def test_the_error_over_sequences_by_hand():
         tokens += batch.scored.sum(1).tolist()
     mean = sum(nats) / sum(tokens)
     squares = sum((n - mean * t) ** 2 for n, t in zip(nats, tokens, strict=True))
-    assert found.standard_error == pytest.approx(math.sqrt(squares * 9 / 8) / sum(tokens))
+    alone = math.sqrt(squares * 9 / 8) / sum(tokens)
+    assert found.standard_error >= alone  # with two neighbours
+    expected = ratio_error(torch.tensor(nats), torch.tensor(tokens), neighbours=2)
+    assert found.standard_error == pytest.approx(expected)
+    assert ratio_error(torch.tensor(nats), torch.tensor(tokens)) == pytest.approx(alone)
     assert found.perplexity_error == pytest.approx(found.perplexity * found.standard_error)
 
 
@@ -107,6 +112,40 @@ def test_for_sequences_of_one_length_it_is_that_of_their_mean():
     assert ratio_error(nats, torch.full((3,), 5)) == pytest.approx(stdev([0.6, 0.8, 1.4]) / math.sqrt(3))
     assert ratio_error(nats[:1], torch.tensor([5])) is None
     assert ratio_error(nats, torch.tensor([5, 0, 0])) is None
+
+
+def test_neighbours_that_are_alike_widen_the_error_and_nothing_narrows_it():
+    """By hand for one neighbour: its products count half, twice."""
+    e = [1.0, 2.0, -1.0, -2.0]
+    sizes = torch.full((4,), 2.0)
+    totals = 3.0 * sizes + torch.tensor(e)
+    squares = sum(each**2 for each in e)
+    products = sum(a * b for a, b in pairwise(e))
+    assert products > 0
+    expected = math.sqrt((squares + 2 * 0.5 * products) * 4 / 3) / 8
+    assert ratio_error(totals, sizes, neighbours=1) == pytest.approx(expected)
+    apart = 3.0 * sizes + torch.tensor([1.0, -1.0, 1.0, -1.0])
+    assert ratio_error(apart, sizes, neighbours=1) == ratio_error(apart, sizes)
+
+
+def test_sequences_cut_from_one_document_do_not_make_the_error_too_small():
+    """Documents of four sequences, each with a tone of its own: nine in ten intervals hold the mean, or more.
+
+    Without neighbours fewer than eight in ten do.
+    """
+    generator = torch.Generator().manual_seed(7)
+    number, runs, held = 240, 400, {0: 0, round(240 ** (1 / 3)): 0}
+    sizes = torch.full((number,), 10.0)
+    for _ in range(runs):
+        tones = torch.randn(number // 4 + 1, generator=generator).repeat_interleave(4)
+        shift = int(torch.randint(4, (1,), generator=generator))  # where the text is cut
+        totals = 10 * (5 + tones[shift : shift + number] + torch.randn(number, generator=generator))
+        for neighbours in held:
+            error = ratio_error(totals, sizes, neighbours=neighbours)
+            held[neighbours] += abs(totals.sum() / sizes.sum() - 5).item() < 1.65 * error
+    blind, aware = held.values()
+    assert blind < 0.8 * runs
+    assert aware > 0.83 * runs
 
 
 def test_the_noise_of_draws_is_stated_rightly():

@@ -1,5 +1,7 @@
 """Variances by one pass are those of all the numbers at once."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -35,7 +37,9 @@ def test_nelbo_variance_is_that_of_the_blocks_mean_nats(masking):
                     means.append(loss.nats[row, start : start + 3].sum().item() / tokens)
     found = nelbo_variance(MODEL, objective, corpus(), block_size=3)
     assert len(means) == 7 * 2 + 2 + 1 + 2 + 2
-    assert found == pytest.approx(np.var(means, ddof=1))
+    assert found.variance == pytest.approx(np.var(means, ddof=1))
+    without = [np.var(means[14:], ddof=1), np.var(means[:14], ddof=1)]
+    assert found.error == pytest.approx(np.sqrt(1 / 2 * np.square(without - np.mean(without)).sum()))
 
 
 def test_moments_add_over_batches():
@@ -60,8 +64,11 @@ def test_gradient_variance_is_the_scatter_around_the_mean_gradient(conditioning)
         objective.loss(model, batch, objective.seeded_draws(batch, 0, index)).mean().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]).clone())
     scatter = torch.stack(gradients) - torch.stack(gradients).mean(0)
-    assert gradient_variance(model, objective, batches) == pytest.approx(
-        scatter.square().sum().item() / 3, rel=1e-9
+    found = gradient_variance(model, objective, batches)
+    assert found.variance == pytest.approx(scatter.square().sum().item() / 3, rel=1e-9)
+    without = [torch.stack(gradients[:i] + gradients[i + 1 :]).var(0).sum().item() for i in range(4)]
+    assert found.error == pytest.approx(
+        np.sqrt(3 / 4 * np.square(without - np.mean(without)).sum()), rel=1e-9
     )
 
 
@@ -70,7 +77,32 @@ def test_full_masking_at_block_size_one_has_no_variance_over_masks():
     batch = TokenBatch.of(every_text(CLEAN, 2)[[5]].repeat(8, 1))  # one scored token a row
     for masking, none in ((ClippedTimes(low=1, high=1), True), (Counts(), True), (Times(), False)):
         objective = BlockDiffusionLoss(block_size=1, mask_id=MASK, masking=masking)
-        assert (nelbo_variance(MODEL, objective, [batch], block_size=1) < 1e-20) == none
+        found = nelbo_variance(MODEL, objective, [batch], block_size=1)
+        assert (found.variance < 1e-20) == none
+        assert found.error is None  # of one batch
+
+
+def test_the_errors_are_as_large_as_the_variances_scatter():
+    """Over many sets of batches."""
+    objective = BlockDiffusionLoss(block_size=3, mask_id=MASK, masking=Counts())
+    texts = every_text(CLEAN, 6)
+
+    def batches(seed: int) -> list[TokenBatch]:
+        picked = torch.randint(len(texts), (48,), generator=torch.Generator().manual_seed(seed))
+        return [TokenBatch.of(texts[some]) for some in picked.split(4)]
+
+    for measure in (partial(nelbo_variance, block_size=3), gradient_variance):
+        found = [measure(MODEL, objective, batches(seed), seed=seed) for seed in range(40)]
+        scatter = np.std([each.variance for each in found], ddof=1)
+        stated = np.sqrt(np.mean([each.error**2 for each in found]))
+        assert 0.75 < stated / scatter < 1.35
+
+
+def test_too_few_batches_have_no_error():
+    objective = BlockDiffusionLoss(block_size=6, mask_id=MASK)
+    alone = [TokenBatch.of(every_text(CLEAN, 6)[[row]]) for row in (1, 2)]  # without one, one block is left
+    assert nelbo_variance(MODEL, objective, alone, block_size=6).error is None
+    assert gradient_variance(MODEL, objective, alone).error is None
 
 
 def test_variances_of_too_little_are_refused():

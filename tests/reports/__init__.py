@@ -35,12 +35,27 @@ def record(kind: str, settings: dict[str, Any], result: dict[str, Any]) -> Recor
 
 
 def perplexity(
-    *figures: tuple[str, float], data: str = "own", estimator: str = "exact", **result: Any
+    *figures: tuple[str, float],
+    data: str = "own",
+    estimator: str = "exact",
+    settings: dict[str, Any] | None = None,
+    **result: Any,
 ) -> Record:
     """Figures as (meaning, perplexity), with an error of a tenth."""
     return record(
         "perplexity",
-        {"data": data, "text": "f", "split": "valid", "estimator": estimator, "replicates": 1, "limit": None},
+        {
+            "data": data,
+            "text": "f" if data == "own" else data,
+            "split": "valid",
+            "estimator": estimator,
+            "replicates": 1,
+            "seed": 0,
+            "eos_between_documents": True,
+            "batch_size": 16,
+            "limit": None,
+            **(settings or {}),
+        },
         {
             "sequences": 8,
             "tokens": 120,
@@ -88,7 +103,15 @@ def lengths(training: bool = True) -> Record:
     figures = {"median": 5, "p90": 9, "max": 12, "mean": 5.5}
     return record(
         "lengths",
-        {"length": 64, "data": "data/mine" if training else None},
+        {
+            "count": 3,
+            "length": 64,
+            "entropy_floor": None,
+            "entropy_window": 256,
+            "nucleus_p": 0.9,
+            "seed": 0,
+            "data": "data/mine" if training else None,
+        },
         {
             "samples": {
                 "number": 3,
@@ -102,7 +125,12 @@ def lengths(training: bool = True) -> Record:
 
 
 def judgement(
-    perplexity: float | None = 120.0, *, nucleus_p: float | None = 0.9, evaluations: float = 1.0
+    perplexity: float | None = 120.0,
+    *,
+    nucleus_p: float | None = 0.9,
+    evaluations: float = 1.0,
+    settings: dict[str, Any] | None = None,
+    **result: Any,
 ) -> Record:
     return record(
         "judgement",
@@ -110,11 +138,18 @@ def judgement(
             "judge": "judge/one",
             "judge_dtype": "float32",
             "window": 1024,
+            "stride": 512,
+            "mauve_reference": None,
+            "count": 30,
             "length": 64,
             "nucleus_p": nucleus_p,
-            "unmasking": "FirstHitting(tokens=1)",
+            "unmasking": "FirstHitting(tokens_per_pass=1)",
             "steps": None,
+            "entropy_floor": 4.0,
+            "redraws": 20,
+            "seed": 0,
             "dtype": "bfloat16",
+            **(settings or {}),
         },
         {
             "samples": 30,
@@ -126,6 +161,7 @@ def judgement(
             "redraws": 2,
             "degenerate": 1,
             "mauve": None,
+            **result,
         },
     )
 

@@ -4,7 +4,7 @@ import pytest
 
 from bd3lm.reports import Report
 from bd3lm.reports.content import differing
-from tests.reports import log, perplexity, recipe, run, variance, whole_report
+from tests.reports import log, recipe, run, whole_report
 
 
 def labels(*runs):
@@ -56,14 +56,6 @@ def test_columns_skip_rows_that_lack_them():
     assert run().column("gradient_variance") == ([], [])
 
 
-def test_the_command_names_the_runs_that_were_measured():
-    report = Report(
-        runs=(run("a", records=[perplexity(("exact", 2.0))]), run("b"), run("c", records=[variance()]))
-    )
-    assert report.command("perplexity") == "`bd3lm eval a`"
-    assert report.command("variance") == "`bd3lm variance c`"
-
-
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
@@ -81,3 +73,4 @@ def test_bad_runs(runs, message):
 def test_stages():
     assert whole_report().has_stages
     assert not Report(runs=(run(),)).has_stages
+    assert Report(runs=(run(start="owner/name"),)).has_stages

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from bd3lm.reports import Film, write_report
+from bd3lm.reports import Film, Report, write_report
 from bd3lm.reports.document import Document, Plot, Prose, Quotation, Screening, Section, Table
 from bd3lm.reports.markdown import render_markdown
-from tests.reports import FILM, whole_document, whole_report
+from tests.reports import FILM, run, whole_document, whole_report
 
 
 def markdown_of(*parts):
@@ -45,6 +45,12 @@ def test_texts_are_fenced_by_more_than_they_hold(written):
     assert fence not in written
 
 
+def test_texts_are_not_turned_around():
+    text = markdown_of(Quotation("a\u202eb", "c\u2066d", "e\u200ff"), Prose("g\u202eh"))
+    assert "ab ▸ cd" in text
+    assert "*ef*\n\ngh" in text
+
+
 def test_what_markdown_would_mark_up_is_escaped():
     assert r"a\_b \*c\* \<i\> \[d\] `e_f*` \# g" in markdown_of(Prose("a_b *c* <i> [d] `e_f*` # g"))
 
@@ -70,3 +76,10 @@ def test_the_files_of_a_report(tmp_path):
     first = {file: file.read_bytes() for file in page.parent.rglob("*.*")}
     write_report(whole_report(), page.parent)
     assert first == {file: file.read_bytes() for file in page.parent.rglob("*.*")}
+
+
+def test_plots_of_an_earlier_report_are_removed_and_nothing_else(tmp_path):
+    write_report(whole_report(), tmp_path)
+    (tmp_path / "report" / "mine.svg").write_text("<svg/>", encoding="utf-8")
+    write_report(Report(runs=(run(),)), tmp_path)
+    assert sorted(file.name for file in (tmp_path / "report").iterdir()) == ["curves.svg", "mine.svg"]

@@ -32,6 +32,7 @@ def test_the_rest():
         "12,346",
     ]
     assert chain((560, 1350)) == "560 + 1,350"
+    assert chain((560,), "owner/name") == "? + 560"
     assert [shortened(count) for count in (7, 922_000, 110_000_000, 1_300_000_000)] == [
         "7",
         "922k",

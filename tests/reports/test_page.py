@@ -105,7 +105,7 @@ def test_the_same_bytes_every_time():
     assert render_page(whole_document()) == render_page(build_document(whole_report()))
 
 
-EVIL = "</p><script>alert('&amp;')</script> \" <!-- & \0\x1b[31m \u2028"
+EVIL = "</p><script>alert('&amp;')</script> \" <!-- & \0\x1b[31m \u2028 \u202etxt\u2066"
 
 
 @pytest.mark.parametrize(
@@ -128,6 +128,11 @@ def test_texts_are_only_text(part):
     assert scripts == (["application/json", None] if isinstance(part, Screening) else [])
     assert "\0" not in text
     assert "\x1b" not in text
+    assert not {"\u202e", "\u2066"} & set(text)  # they would turn the rest of the line around
+
+
+def test_joiners_stay():
+    assert "👩\u200d🔬 ن\u200cم" in page_of(Prose("👩\u200d🔬 ن\u200cم\u202e"))
 
 
 def test_what_a_model_wrote_can_be_read_again():
@@ -138,6 +143,7 @@ def test_what_a_model_wrote_can_be_read_again():
 
 def test_code_in_prose():
     assert "<p>Run <code>bd3lm eval a&lt;b</code>.</p>" in page_of(Prose("Run `bd3lm eval a<b`."))
+    assert "<code>a <span>--no-eos</span> b--c</code>" in page_of(Prose("`a --no-eos b--c`"))
 
 
 def test_tables_say_what_their_cells_are():

@@ -52,9 +52,90 @@ def test_perplexities_with_errors_and_signs():
         [BLOCKS, "600 + 600", "50.0 ± 5.0", "≤ 60.0 ± 6.0", "1.25", "exact"],
     ]
     assert "8 sequences, 120 tokens scored" in table.caption
-    assert "`bd3lm eval runs/ar runs/block`" in table.caption
-    assert others.headings == ["model", "wiki"]
-    assert others.rows == [["autoregressive", "80.0 ± 8.0"], [BLOCKS, "≤ 90.0 ± 9.0"]]
+    assert "`bd3lm eval runs/ar runs/block --estimator exact`" in table.caption
+    assert others.headings == ["model", "estimator", "wiki (120 tokens)"]
+    assert others.rows == [["autoregressive", "exact", "80.0 ± 8.0"], [BLOCKS, "counts", "≤ 90.0 ± 9.0"]]
+    assert "trained" not in others.caption
+
+
+def test_training_text_is_called_so_and_stands_apart():
+    train = {"split": "train", "text": "f"}
+    runs = (
+        run("a", records=[perplexity(("exact", 2.0), settings=train), perplexity(("exact", 3.0))]),
+        run("b", records=[perplexity(("exact", 4.0), settings=train)]),
+    )
+    held_out, trained_on = tables(Report(runs=runs), "Perplexity")
+    assert "held-out text: " in held_out.caption
+    assert [row[2] for row in held_out.rows] == ["3.00 ± 0.30"]
+    assert "training text: " in trained_on.caption
+    assert "held-out" not in trained_on.caption
+    assert [row[2] for row in trained_on.rows] == ["2.00 ± 0.20", "4.00 ± 0.40"]
+    _, listing = section(Report(runs=runs), "Not measured")
+    assert listing.items[0] == "Perplexity of held-out text (autoregressive, b): `bd3lm eval b`"
+
+
+def test_the_largest_record_of_a_text_and_estimator_is_shown_in_table_and_plot():
+    records = [
+        perplexity(("exact", 2.0)),
+        perplexity(("exact", 9.0), tokens=60, settings={"limit": 4}),
+        perplexity(("bound", 3.0), estimator="counts"),
+    ]
+    (table,) = tables(one(*records), "Perplexity")
+    assert [(row[-1], row[2], row[3]) for row in table.rows] == [
+        ("exact", "2.00 ± 0.20", ""),
+        ("counts", "", "≤ 3.00 ± 0.30"),
+    ]
+    plot = next(part for part in section(one(*records), "Perplexity") if isinstance(part, Plot))
+    assert "autoregressive, exact 2.00; autoregressive, counts ≤ 3.00" in plot.alt
+    assert "--sequences" not in table.caption
+
+
+def test_other_texts_that_look_alike_are_told_apart():
+    same = {"data": "a/wiki.txt"}
+    records = [
+        perplexity(("exact", 1.0), **same),
+        perplexity(("exact", 2.0), **same, settings={"eos_between_documents": False}),
+        perplexity(("exact", 3.0), **same, settings={"text": "changed"}),
+        perplexity(("exact", 4.0), **same, settings={"split": "test"}),
+        perplexity(("exact", 5.0), data="b/wiki.txt"),
+        perplexity(("exact", 6.0), data="ptb", tokens=60, settings={"limit": 4}),
+        perplexity(("exact", 7.0), data="ptb"),
+    ]
+    (table,) = tables(one(*records), "Perplexity")
+    ends = "with end tokens"
+    assert [heading.removesuffix(" (120 tokens)") for heading in table.headings[2:]] == [
+        f"a/wiki.txt, valid, {ends}, a/wiki.txt",
+        "a/wiki.txt, valid, without end tokens",
+        f"a/wiki.txt, valid, {ends}, changed",
+        "a/wiki.txt, test",
+        "b/wiki.txt",
+        "ptb",
+    ]
+    assert [cell[0] for cell in table.rows[0][2:]] == ["1", "2", "3", "4", "5", "7"]
+
+
+def test_numbers_of_tokens_stand_in_the_cells_where_they_differ():
+    runs = (
+        run("a", records=[perplexity(("exact", 2.0), data="ptb")]),
+        run("b", records=[perplexity(("exact", 2.0), data="ptb", tokens=60)]),
+    )
+    (table,) = tables(Report(runs=runs), "Perplexity")
+    assert table.headings[2] == "ptb"
+    assert [row[2] for row in table.rows] == ["2.00 ± 0.20 (120 tokens)", "2.00 ± 0.20 (60 tokens)"]
+
+
+def test_what_is_not_known_of_a_start_is_said():
+    report = one(perplexity(("exact", 2.0)), start="owner/name")
+    for title in ("Models", "Perplexity"):
+        (table,) = tables(report, title)
+        assert "? is what `owner/name` saw, which is not known here" in table.caption
+        assert table.rows[0][table.headings.index("tokens seen")] == "? + 600"
+    assert "A sum is training that went on" in tables(report, "Models")[0].caption
+
+
+def test_what_has_no_model_yet_is_named():
+    report = Report(runs=(run(),), unfinished=("runs/block",))
+    assert "`runs/block`" in section(report, "Models")[1].text
 
 
 def test_what_is_neither_exact_nor_a_bound_says_so():
@@ -134,6 +215,25 @@ def test_variances_by_rule():
     assert without.headings == ["masks", "unbiased", "autoregressive: loss"]
 
 
+def test_the_quietest_rule_is_one_of_the_unbiased():
+    record = variance()
+    rows = [{**row, "loss": 0.1} if not row["unbiased"] else row for row in record["result"]["rows"]]
+    parts = section(one({**record, "result": {"rows": rows}}), "Noise in training")
+    plot = next(part for part in parts if isinstance(part, Plot))
+    assert plot.alt.endswith("Least of the unbiased: autoregressive, counts.")
+
+
+def test_the_largest_of_several_variances_and_lengths():
+    few = variance(gradient=9.0)
+    few["settings"]["batches"] = 1
+    (table,) = tables(one(variance(gradient=0.5), few), "Noise in training")
+    assert table.rows[0][3] == "0.5"
+    tiny = lengths()
+    tiny["result"]["samples"]["number"] = 2
+    (table,) = tables(one(lengths(), tiny), "Lengths")
+    assert table.rows[0][1] == "3"
+
+
 def test_lengths_beside_the_training_set_once():
     (table,) = tables(whole_report(), "Lengths")
     assert [row[0] for row in table.rows] == ["autoregressive", BLOCKS, "training documents, `data/mine`"]
@@ -144,15 +244,16 @@ def test_lengths_beside_the_training_set_once():
 
 def test_generative_perplexity_with_all_that_belongs_to_it():
     (table,) = tables(whole_report(), "Generative perplexity")
-    assert table.headings == ["model", "generative perplexity", "entropy", "evaluations a token", "nucleus"]
-    assert table.rows[2] == [BLOCKS, "220.0 ± 4.0", "5.250 ± 0.050", "0.500", "1"]
+    figures = ["generative perplexity", "entropy", "evaluations a token", "nucleus"]
+    assert table.headings == ["model", *figures, "sampler"]
+    sampler = "first hitting, tokens per pass 1, bfloat16"
+    assert table.rows[2] == [BLOCKS, "220.0 ± 4.0", "5.250 ± 0.050", "0.500", "1", sampler]
     for words in (
         "neither exact nor a bound",
         "texts 30",
         "length 64",
         "redrawn 2",
         "degenerate 1",
-        "bfloat16",
     ):
         assert words in table.caption
     assert "judge judge/one, float32, window 1,024" in table.caption
@@ -162,6 +263,50 @@ def test_one_judgement_makes_no_plot_and_an_infinite_one_none_either():
     for report in (one(judgement()), one(judgement(), judgement(None))):
         assert [type(part) for part in section(report, "Generative perplexity")] == [Table]
     assert tables(one(judgement(None)), "Generative perplexity")[0].rows[0][1] == "∞"
+
+
+def test_a_plot_for_each_judge_and_length():
+    ways = [{}, {"length": 128}, {"judge": "judge/two"}]
+    records = [judgement(nucleus_p=p, settings=way) for way in ways for p in (0.9, 1.0)]
+    parts = section(one(*records, judgement(settings={"length": 256})), "Generative perplexity")
+    found = [part for part in parts if isinstance(part, Plot)]
+    assert [plot.name for plot in found] == ["judgements", "judgements1", "judgements2"]
+    for plot, words in zip(found, ["64 tokens", "128 tokens", "judge/two"], strict=True):
+        assert words in plot.caption
+        assert words in plot.alt
+        assert plot.alt.count(" at ") == 2
+
+
+def test_a_judgement_of_fewer_texts_or_without_mauve_gives_way():
+    more = judgement(mauve=0.5, settings={"mauve_reference": "human.txt"})
+    records = [more, judgement(samples=2, settings={"count": 2}), judgement()]
+    (table,) = tables(one(*records), "Generative perplexity")
+    assert len(table.rows) == 1
+    assert "MAUVE 0.500" in table.caption
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "words"),
+    [
+        ("block_diffusion", {}, "sampler first hitting, tokens per pass 1, bfloat16"),
+        ("block_diffusion", {"unmasking": "FirstHitting()"}, "sampler first hitting, bfloat16"),
+        (
+            "block_diffusion",
+            {"unmasking": "MostConfident(threshold=None, tokens_per_pass=2)"},
+            "sampler most confident, tokens per pass 2, bfloat16",
+        ),
+        ("autoregressive", {}, "sampler token after token, bfloat16"),
+        ("score_entropy", {"steps": 64}, "sampler 64 steps, bfloat16"),
+    ],
+)
+def test_samplers_in_words(kind, settings, words):
+    report = one(judgement(settings=settings), recipe=recipe(kind, block_size=2))
+    assert words in tables(report, "Generative perplexity")[0].caption
+
+
+def test_only_the_newest_samples_are_shown():
+    parts = section(one(samples(("", "old")), samples(("", "new"))), "Samples")
+    assert [part.written for part in parts[1:]] == ["new"]
 
 
 def test_samples_say_where_they_go_on_from():
@@ -191,8 +336,8 @@ def test_what_is_missing_comes_with_its_command_and_the_reason():
     _, listing = section(report, "Not measured")
     assert isinstance(listing, Listing)
     assert listing.items == [
-        "Perplexity (autoregressive): `bd3lm eval a`",
-        f"Perplexity ({BLOCKS}), about 3 hours here: `bd3lm eval b`",
+        "Perplexity of held-out text (autoregressive): `bd3lm eval a`",
+        f"Perplexity of held-out text ({BLOCKS}), about 3 hours here: `bd3lm eval b`",
         f"Variance of the loss ({BLOCKS}): `bd3lm variance b`",
         f"Lengths of texts (autoregressive; {BLOCKS}; SSD-LM): `bd3lm lengths a b c`",
         f"Generative perplexity (autoregressive; {BLOCKS}; SSD-LM): `bd3lm judge a b c`",

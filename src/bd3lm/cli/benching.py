@@ -44,8 +44,8 @@ class BenchTrain(_Bench):
     dropout: float = 0.1
     steps: int = 20
     """Steps to time, after three to warm up."""
-    compile: bool | None = None
-    """Whether variants that do not say so are compiled; by default on a GPU."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether variants that do not say so are compiled; auto is on a GPU."""
     variants: tuple[str, ...] | None = None
     """Of compiled, eager, dense, two-pass, no-ema, the first being what the others are compared with; by
     default compiled on a GPU, else eager."""
@@ -55,7 +55,8 @@ class BenchTrain(_Bench):
         from bd3lm.commands.benchmarks import bench_training
 
         options = self._options()
-        compile = options["device"].type == "cuda" if self.compile is None else self.compile
+        on_gpu = options["device"].type == "cuda"
+        compile = on_gpu if self.compile == "auto" else self.compile == "on"
         shape = self._shape(layers=self.layers, vocabulary=self.vocabulary, dropout=self.dropout)
         case = TrainingCase(shape=shape, batch=self.batch, compile=compile)
         variants = self.variants if self.variants is not None else ("compiled" if compile else "eager",)

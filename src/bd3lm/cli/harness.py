@@ -30,7 +30,7 @@ class Harness:
     """Of likelihoods: exact (blocks of at most 12), nelbo, counts (the same bound with less noise) or iw:K
     (tighter, from K orders). By default exact up to blocks of 8, else a bound."""
     samples: int | None = None
-    """Draws of each text, for a bound; by default 16."""
+    """Draws of each text, for an estimate that is drawn; by default 16, for iw:K 1 (of K orders)."""
     steps: int | None = None
     """Steps of the sampler, for SEDD and D3PM, for SSD-LM those of each block."""
     seed: int = 0

@@ -37,6 +37,8 @@ class _Likelihoods:
     def _subjects(self) -> list[Any]:
         from bd3lm.commands.subjects import Subject
 
+        if not self.models:
+            raise ValueError("models must name at least one run, model folder or hub id, got none")
         return [
             Subject.open(model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer)
             for model in self.models
@@ -61,7 +63,7 @@ class Eval(_Likelihoods):
     """Texts to measure on: folders of token shards, files, folders of files or named corpora; by default what
     each run held out."""
     eos: bool = True
-    """Where --data is text: put an end-of-text token after every document."""
+    """Put an end-of-text token after every document, where --data is text. Shards have it or have it not."""
 
     def run(self) -> int:
         from rich.console import Console
@@ -71,7 +73,7 @@ class Eval(_Likelihoods):
 
         check_new_file(self.out)
         data = self.data or (None,)
-        options = {**self._options(), "eos_between_documents": self.eos}
+        options = {**self._options(), "eos_between_documents": None if self.eos else False}
         write_records(self.out, report_perplexities(self._subjects(), data, console=Console(), **options))
         return 0
 
@@ -112,11 +114,16 @@ class Variance:
     """Held-out batches to measure the gradient on; 0 does not."""
     seed: int = 0
     device: DeviceFlag = None
+    out: Path | None = None
+    """Write the records, all figures and settings, to this new JSON file too."""
 
     def run(self) -> int:
+        from bd3lm.commands.records import check_new_file, write_records
         from bd3lm.commands.variances import report_variances
 
-        report_variances(
+        check_new_file(self.out)
+        records = report_variances(
             self.runs, batches=self.batches, gradients=self.gradients, seed=self.seed, device=self.device
         )
+        write_records(self.out, records)
         return 0

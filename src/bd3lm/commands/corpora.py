@@ -10,6 +10,7 @@ import torch
 
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import TokenShards, WrappedTokens, load_corpus, prepare
+from bd3lm.data.files import find_files, split_by_name
 from bd3lm.data.shards import META_FILE
 from bd3lm.objectives import TokenBatch
 
@@ -54,11 +55,11 @@ def open_sequences(
     data: str | None,
     *,
     split: str | None = None,
-    eos_between_documents: bool = True,
+    eos_between_documents: bool | None = None,
     limit: int | None = None,
 ) -> Iterator[Sequences]:
     """The held-out text of a model's own run, or `data`: a folder of token shards, or a corpus as files or by
-    name, which is tokenized for the occasion, with or without EOS after each document.
+    name, which is tokenized for the occasion, with EOS after each document unless told otherwise.
 
     `split` is by default what was held out, else all there is; `limit` takes the first sequences only.
     """
@@ -72,9 +73,11 @@ def open_sequences(
         elif (Path(data) / META_FILE).is_file():
             shards = TokenShards(data)
         else:
-            shards, split = _tokenize(subject, data, split, eos_between_documents, Path(scratch))
+            eos = eos_between_documents is not False
+            shards, split = _tokenize(subject, data, split, eos, Path(scratch))
         name = data or f"the data of {subject.name}"
         _check_tokenizer(subject, shards, name)
+        _check_eos(shards, eos_between_documents, name)
         split = split or next((each for each in HELD_OUT if each in shards.splits), shards.splits[0])
         context = subject.model.config.network.context
         rows = WrappedTokens(shards, split, context, bos_eos=bos_eos)
@@ -94,10 +97,23 @@ def _tokenize(
     tokenizer = subject.model.tokenizer
     if tokenizer is None:
         raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
-    corpus = load_corpus(data, held_out=0) if Path(data).is_file() else load_corpus(data)
+    # Text that is not split by the names of its files is all to be measured on.
+    path = Path(data)
+    whole = path.exists() and (path.is_file() or not split_by_name(path, find_files(path)))
+    corpus = load_corpus(data, held_out=0) if whole else load_corpus(data)
     split = split or next((each for each in HELD_OUT if each in corpus.splits), corpus.splits[0])
     shards = prepare(corpus, tokenizer, folder, splits=[split], eos_between_documents=eos_between_documents)
     return shards, split
+
+
+def _check_eos(shards: TokenShards, wanted: bool | None, name: str) -> None:
+    """Shards were written with EOS or without, which can no longer be chosen."""
+    has = shards.meta.inputs.eos_between_documents
+    if wanted is not None and wanted != has:
+        raise ValueError(
+            f"{name} was prepared {'with' if has else 'without'} an end token after each document, and is to "
+            f"be measured {'with' if wanted else 'without'}: prepare it so, or give the text itself"
+        )
 
 
 def _check_tokenizer(subject: Subject, shards: TokenShards, name: str) -> None:

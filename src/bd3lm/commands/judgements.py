@@ -11,13 +11,10 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-import bd3lm
-from bd3lm.commands.records import FOLDER, keep, model_and_title, new_record, slug
-from bd3lm.commands.sample_files import SUFFIX, Samples
-from bd3lm.commands.samples import settings_record
+from bd3lm.commands.records import keep, model_and_title, new_record, record_name
+from bd3lm.commands.sample_files import Samples
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import load_corpus
-from bd3lm.data.corpus import digest
 from bd3lm.evaluation import judge_texts, mauve_score
 from bd3lm.evaluation.judges import require
 from bd3lm.evaluation.judging import check_windows, mean_and_error
@@ -99,13 +96,15 @@ def run_judge(
 ) -> list[dict[str, Any]]:
     """Judge each source, print a table, and return its rows as records.
 
-    The settings are tried on all models, and the judge is loaded, before anything is drawn, so that what is
-    wrong is said at once.
+    The settings are tried on all models, files are checked, and the judge is loaded, before anything is
+    drawn, so that what is wrong is said at once.
     """
     console = console or Console()
     notes = notes or console
     for source in sources:
-        if isinstance(source, Subject):
+        if isinstance(source, Samples):
+            source.require_from_nothing()
+        else:
             for length in drawing.lengths:  # a stream complains before it writes
                 source.model.stream([""], drawing.settings(source, length))
     judge = load_judge()
@@ -129,25 +128,9 @@ def _samples_of(source: Subject | Samples, drawing: Drawing, notes: Console) -> 
     if isinstance(source, Samples):
         yield source
     else:
-        yield from (draw_samples(source, drawing, length, notes) for length in drawing.lengths)
-
-
-def draw_samples(subject: Subject, drawing: Drawing, length: int, notes: Console) -> Samples:
-    """Samples of a model; those of a run are kept beside it, and drawn once.
-
-    The name of the file holds a digest of all that decides them, so that other weights or settings give
-    another file, and none is ever written over.
-    """
-    settings, tokenizer, file = drawing.settings(subject, length), subject.model.tokenizer, None
-    if subject.run is not None:
-        decides = {name: value for name, value in settings_record(settings).items() if name != "batch_size"}
-        spoken = None if tokenizer is None else tokenizer.fingerprint
-        key = digest([bd3lm.__version__, subject.weights, subject.dtype, spoken, drawing.count, decides])
-        file = subject.run / FOLDER / f"samples-{length}-{key[:8]}{SUFFIX}"
-        if file.is_file():
-            notes.print(Text(f"judging {file}, drawn before"), soft_wrap=True)
-            return Samples(subject.name, Samples.read(file).records, subject)
-    return Samples.draw(subject, drawing.count, settings, file=file, notes=notes)
+        for length in drawing.lengths:
+            settings = drawing.settings(source, length)
+            yield Samples.draw(source, drawing.count, settings, kind=f"samples-{length}", notes=notes)
 
 
 def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes: Console) -> dict[str, Any]:
@@ -194,23 +177,25 @@ def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes
         "evaluations": evaluations / len(texts),
         "evaluations_per_token": evaluations / written if written else None,
         "redraws": sum(samples.values("redraws")),
+        "redrawn_passes": sum(samples.values("redrawn_passes")),
         "degenerate": degenerate,
         "mauve": likeness,
     }
     settings = _settings(samples, judge, judging)
     record = new_record(samples.origin, "judgement", settings=settings, result=result)
-    keep(samples.origin, slug("judgement", judge.name, str(samples.length)), record)
+    keep(samples.origin, record_name("judgement", settings, judge.name, str(samples.length)), record)
     return record
 
 
 def _settings(samples: Samples, judge: FeatureJudge, judging: Judging) -> dict[str, Any]:
     """What the figures depend on."""
-    drawn = ("nucleus_p", "unmasking", "steps", "entropy_floor", "seed")
+    drawn = ("nucleus_p", "unmasking", "steps", "entropy_floor", "redraws", "seed")
     return {
         "judge": judge.name,
         "judge_dtype": judge.dtype,
         "window": judging.window,
         "stride": judging.stride,
+        "mauve_reference": judging.reference,
         "count": len(samples.records),
         "length": samples.length,
         **{name: samples.settings.get(name) for name in drawn},
@@ -231,6 +216,9 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
         if result["mauve"] is not None:
             under_judge.append(f"MAUVE {result['mauve']:.3f}")
         drawn = [f"{result['samples']:,} samples", settings["dtype"], f"{result['redraws']:,} redrawn"]
+        passes = [f"{result['evaluations']:,.0f}"]
+        if result["redrawn_passes"]:
+            passes.append(f"+ {result['redrawn_passes'] / result['samples']:,.0f}")
         if settings["nucleus_p"] is not None:  # a greedy projection has none
             drawn.insert(1, f"nucleus {settings['nucleus_p']:g}")
         table.add_row(
@@ -238,7 +226,7 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
             f"{settings['length']:,}",
             "\n".join(under_judge),
             _with_error(result["entropy"], result["entropy_error"], 2),
-            f"{result['evaluations']:,.0f}",
+            "\n".join(passes),
             ", ".join(drawn),
         )
     return table
@@ -249,6 +237,8 @@ def _legend(records: Sequence[dict[str, Any]]) -> Text:
         "± is one standard error over samples. Entropy is of the tokens of a sample, in nats; passes are the "
         "evaluations of the network that wrote one."
     ]
+    if any(record["result"]["redrawn_passes"] for record in records):
+        lines[0] += " After +, and not in them, those of attempts that were drawn again, a mean over samples."
     for record in records:
         floor, left = record["settings"]["entropy_floor"], record["result"]["degenerate"]
         if left:

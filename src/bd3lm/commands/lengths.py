@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bd3lm.commands.records import FOLDER, keep, model_and_title, new_record
+from bd3lm.commands.records import keep, model_and_title, new_record, record_name
 from bd3lm.commands.sample_files import Samples
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import TokenShards
@@ -21,7 +21,6 @@ from bd3lm.lm.generation import build_writer
 from bd3lm.sampling.contexts import ContextWriter
 
 SPLIT = "train"
-DOCUMENTS_FILE = "documents.jsonl"
 _CONTEXTS = 16  # the longest document of the paper's block diffusion model has 9.7 contexts of 1,024
 _KEPT = 10_000  # training documents whose lengths a record holds
 
@@ -103,8 +102,10 @@ def report_lengths(
             writing.settings(source, notes)
     records = []
     for source, shards in zip(sources, against, strict=True):
-        samples = source if isinstance(source, Samples) else _draw(source, writing, notes)
-        records.append(measure_lengths(samples, shards))
+        if isinstance(source, Subject):
+            settings = writing.settings(source)
+            source = Samples.draw(source, writing.count, settings, kind="documents", notes=notes)
+        records.append(measure_lengths(source, shards))
     console.print(_table(records))
     console.print(Text(_legend(records)), soft_wrap=True)
     return records
@@ -128,9 +129,10 @@ def measure_lengths(samples: Samples, shards: TokenShards | None) -> dict[str, A
         **{name: samples.settings.get(name) for name in drawn},
         "data": None if shards is None else str(shards.folder),
         "split": None if shards is None else SPLIT,
+        "dtype": samples.records[0].get("dtype"),
     }
     record = new_record(samples.origin, "lengths", settings=settings, result=result)
-    keep(samples.origin, "lengths", record)
+    keep(samples.origin, record_name("lengths", settings, str(len(lengths))), record)
     return record
 
 
@@ -149,22 +151,17 @@ def _shards(source: Subject | Samples, given: TokenShards | None, notes: Console
         return None
 
 
-def _draw(subject: Subject, writing: Writing, notes: Console) -> Samples:
-    """Documents of a model; those of a run are kept beside it, in place of earlier ones."""
-    settings, file = writing.settings(subject), None
-    if subject.run is not None:
-        file = subject.run / FOLDER / DOCUMENTS_FILE
-        file.unlink(missing_ok=True)
-    return Samples.draw(subject, writing.count, settings, file=file, notes=notes)
-
-
 def _document_lengths(samples: Samples) -> list[int]:
-    """Of samples that were written from nothing, without the tokens that mark their ends."""
+    """Of samples that were written from nothing until they ended, without the tokens that mark the ends."""
+    samples.require_from_nothing()
+    if samples.settings.get("stop_at_eos") is False:
+        raise ValueError(
+            f"{samples.name} must hold documents, and its samples were written on past their end tokens: "
+            f"`bd3lm sample --no-eos` writes no documents"
+        )
     for index, record in enumerate(samples.records):
-        if record["given"] > 1 or not isinstance(record.get("tokens"), list):
-            raise ValueError(
-                f"sample {index} of {samples.name} must have tokens, written from nothing, without a prompt"
-            )
+        if not isinstance(record.get("tokens"), list):
+            raise ValueError(f"sample {index} of {samples.name} must have tokens, got none")
     marks = {record["tokens"][-1] for record in samples.records if record["stopped_by"] == "eos"}
     tokenizer = None if samples.subject is None else samples.subject.model.tokenizer
     if tokenizer is not None and tokenizer.bos_id is not None:

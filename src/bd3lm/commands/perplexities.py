@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bd3lm.commands.corpora import open_sequences
-from bd3lm.commands.records import keep, new_record, slug
+from bd3lm.commands.corpora import HELD_OUT, open_sequences
+from bd3lm.commands.records import keep, new_record, record_name
 from bd3lm.commands.subjects import Subject
 from bd3lm.evaluation import CorpusLikelihood, corpus_likelihood
 from bd3lm.lm import build_estimator
@@ -28,7 +28,7 @@ def measure_perplexity(
     replicates: int = 1,
     seed: int = 0,
     batch_size: int = 16,
-    eos_between_documents: bool = True,
+    eos_between_documents: bool | None = None,
     limit: int | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
@@ -40,12 +40,14 @@ def measure_perplexity(
     with open_sequences(
         subject, data, split=split, eos_between_documents=eos_between_documents, limit=limit
     ) as text:
+        screen = console or Console(stderr=True)
         batches = track(
             text.batches(subject, batch_size),
             f"{subject.title} on {text.name}",
             total=-(-text.number // batch_size),
-            console=console or Console(stderr=True),
+            console=screen,
             transient=True,
+            disable=not screen.is_terminal,
         )
         found = corpus_likelihood(network, chosen, batches, seed=seed, replicates=replicates)
         text_bytes = text.text_bytes(subject)
@@ -61,6 +63,8 @@ def measure_perplexity(
                 "seed": seed,
                 "eos_between_documents": text.eos_between_documents,
                 "context": text.rows.context,
+                "batch_size": batch_size,
+                "dtype": subject.dtype,
                 "limit": limit,
             },
             result={
@@ -70,8 +74,8 @@ def measure_perplexity(
                 "figures": [_figure(each, text_bytes) for each in found],
             },
         )
-    part = [] if limit is None else [f"first {limit}"]
-    keep(subject, slug("perplexity", data or OWN, record["settings"]["split"], chosen.name, *part), record)
+    settings = record["settings"]
+    keep(subject, record_name("perplexity", settings, data or OWN, settings["split"], chosen.name), record)
     return record
 
 
@@ -97,7 +101,8 @@ def report_perplexities(
             for index, figure in enumerate(record["result"]["figures"]):
                 table.add_row("" if index else record["model"], *_cells(figure, drawn))
         console.print(table)
-    console.print(_legend(records), soft_wrap=True)
+    figures = [figure for record in records for figure in record["result"]["figures"]]
+    console.print(_legend(figures), soft_wrap=True)
     return records
 
 
@@ -112,15 +117,17 @@ def report_zero_shot(
     ]
     table = Table(title="Zero-shot perplexity")
     table.add_column("model", overflow="fold")
+    table.add_column("estimator")
     for source in data:
         table.add_column(_short(source), justify="right")
     for index, subject in enumerate(subjects):
-        cells = [
-            perplexity_text(record["result"]["figures"][0]) for record in records[index :: len(subjects)]
-        ]
-        table.add_row(f"{subject.name} ({subject.title})", *cells)
+        mine = records[index :: len(subjects)]
+        cells = [perplexity_text(record["result"]["figures"][0]) for record in mine]
+        table.add_row(f"{subject.name} ({subject.title})", mine[0]["settings"]["estimator"], *cells)
+        scored = [f"{record['result']['tokens']:,}" for record in mine]
+        table.add_row("  tokens scored", "", *scored, style="dim")
     console.print(table)
-    console.print(_legend(records), soft_wrap=True)
+    console.print(_legend([record["result"]["figures"][0] for record in records]), soft_wrap=True)
     return records
 
 
@@ -167,14 +174,17 @@ def _cells(figure: dict[str, Any], drawn: bool) -> list[str]:
     ]
 
 
-def _legend(records: Sequence[dict[str, Any]]) -> str:
-    lines = ["± is one standard error over sequences; what the draws add to it is in it, and beside it."]
-    figures = [figure for record in records for figure in record["result"]["figures"]]
+def _legend(figures: Sequence[dict[str, Any]]) -> str:
+    """What the signs in a table of figures mean."""
+    lines = ["± is one standard error over sequences, neighbours taken to be alike as far as they are."]
+    drawn = [figure for figure in figures if figure["monte_carlo_error"] != 0.0]
     if any(figure["meaning"] == "bound" for figure in figures):
-        lines.append("≤ marks an upper bound.")
+        lines.append("≤ marks an upper bound" + (", or an estimate of one." if drawn else "."))
+    if drawn:
+        lines.append("The noise of the draws is in the error.")
     if any(figure["monte_carlo_error"] is None for figure in figures):
         lines.append("With one draw of each text the part of draws is not known: --replicates 4 tells it.")
-    if any(figure["name"] == "nelbo" and figure["monte_carlo_error"] != 0.0 for figure in figures):
+    if any(figure["name"] == "nelbo" for figure in drawn):
         lines.append(
             "Mask rates near 0 give nelbo no finite variance, so its errors come out too small now and then; "
             "counts is the same bound with less noise."
@@ -195,7 +205,8 @@ def _by_text(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]
 def _name(settings: dict[str, Any]) -> str:
     data = settings["data"]
     split = "" if settings["split"] == "train" and Path(data).is_file() else f", split {settings['split']}"
-    return f"{'held-out text' if data == OWN else data}{split}"
+    own = "held-out text" if settings["split"] in HELD_OUT else "training text"
+    return f"{own if data == OWN else data}{split}"
 
 
 def _short(source: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import bd3lm
 from bd3lm.commands.subjects import Subject
+from bd3lm.data.corpus import digest
 from bd3lm.data.disk import write_atomically
 
 FOLDER = "measured"
@@ -74,16 +75,37 @@ def model_and_title(record: Mapping[str, Any]) -> str:
 
 
 def kept(subject: Subject, kind: str) -> list[dict[str, Any]]:
-    """The records of a kind that were measured on the weights the run has now, by name."""
+    """The records of a kind that were measured on the weights the run has now, the newest last."""
     if subject.run is None:
         return []
-    records = [json.loads(file.read_text("utf-8")) for file in sorted((subject.run / FOLDER).glob("*.json"))]
-    return [record for record in records if record["kind"] == kind and record["weights"] == subject.weights]
+    found = [_read(file) for file in sorted((subject.run / FOLDER).glob("*.json"))]
+    records = [each for each in found if each.get("kind") == kind and each.get("weights") == subject.weights]
+    return sorted(records, key=lambda record: record["measured"])
 
 
-def slug(*parts: str) -> str:
+def record_name(kind: str, settings: Mapping[str, Any], *words: str) -> str:
+    """The name of a record: its kind, words for a reader, and a digest of its settings.
+
+    The same settings have the same name, so that a measurement replaces only one made in the same way.
+    """
+    return f"{_slug(kind, *words)}-{digest(_plain(settings))[:8]}"
+
+
+def _slug(*parts: str) -> str:
     """A name for a record: letters, digits and dots, the rest as dashes."""
     return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A record; nothing for other JSON that lies there, such as the list that --out writes."""
+    try:
+        value = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} must be JSON, as measurements are kept, and is not: {error}") from None
+    is_record = (
+        isinstance(value, dict) and {"kind", "weights", "measured", "settings", "result"} <= value.keys()
+    )
+    return value if is_record else {}
 
 
 def _write(file: Path, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:

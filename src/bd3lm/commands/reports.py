@@ -20,14 +20,17 @@ from bd3lm.commands.variances import RULES, measure_variances
 from bd3lm.config import BlockDiffusionMethod, SimplexMethod
 from bd3lm.data import Tokenizer
 from bd3lm.evaluation import Enumerated, corpus_likelihood
+from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME
 from bd3lm.lm import Generation, Settings, build_estimator
 from bd3lm.recipe import recipe_to_dict
 from bd3lm.reports import COMMANDS, Report, Run, record_film, write_report
-from bd3lm.runs import run_stages
+from bd3lm.runs import RECIPE_FILE, read_recipe, run_stages
 from bd3lm.training import CsvLog
 
+LOG_FILE = "metrics.csv"
 _AFFORDABLE = 60.0  # seconds; what would take longer is left to its own command
 _FEWEST_SEQUENCES = 16  # for a perplexity whose error means anything
+_AS_MUCH = 0.5  # of the sequences there is time for, which is never twice the same
 _VARIANCE_BATCHES = 20
 _SAMPLE_TOKENS, _FILM_TOKENS = 256, 128  # at most; both are for reading
 _STEPS = 64  # of the methods that by default take a thousand
@@ -53,68 +56,132 @@ def make_report(
     if samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}")
     out = out or (folders[0] if len(folders) == 1 else Path("report"))
-    opened = [each for folder in folders for each in _open(folder, device)]
-    _content(opened, {})  # what is wrong with the runs is said before anything is measured
+    stages = [stage for folder in folders for stage in _stages(folder)]
+    _check_different([stage.folder for stage in stages])
+    unfinished = [str(stage.folder) for stage in stages if not stage.is_trained]
+    if len(unfinished) == len(stages):
+        raise ValueError(f"training must have come to a model, and has not yet in {', '.join(unfinished)}")
+    for name in unfinished:
+        console.print(Text(f"{name}: training has not finished, so it is left out"), soft_wrap=True)
+    opened = [_open(stage, device) for stage in stages if stage.is_trained]
+    _content(opened, {}, unfinished)  # what is wrong with the runs is said before anything is measured
     unmeasured: dict[tuple[str, str], str] = {}
     if measure:
         for each in opened:
             for kind, why in _measure(each.subject, samples, console).items():
                 unmeasured[each.subject.name, kind] = why
-    return write_report(_content(opened, unmeasured), out)
+    return write_report(_content(opened, unmeasured, unfinished), out)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The folder of a run of one stage; `before` are those of the stages that were trained before it."""
+
+    folder: Path
+    before: tuple[Path, ...]
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it came to a model, be it at a signal."""
+        return (self.folder / RUN_MODEL / WEIGHTS_NAME).is_file()
+
+    def training(self) -> "_Training":
+        """What it and all that it started from did: found where the recipe says or, since a run may have been
+        moved, among the stages before."""
+        done, start, seen = (
+            [_totals(self.folder)],
+            read_recipe(self.folder).start_from,
+            {self.folder.resolve()},
+        )
+        while start is not None:
+            source = Path(start).parent if Path(start).name == RUN_MODEL else Path(start)
+            places = [source, *(stage for stage in self.before if stage.name == source.name)]
+            found = [place for place in places if place.resolve() not in seen and _log(place)]
+            if not found:
+                break
+            done.insert(0, _totals(found[0]))
+            seen.add(found[0].resolve())
+            start = read_recipe(found[0]).start_from
+        return _Training(tuple(steps for steps, _ in done), tuple(tokens for _, tokens in done), start)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """Steps and tokens of one run after another; `start` is what the first started from, if anything."""
+
+    steps: tuple[int, ...]
+    tokens: tuple[int, ...]
+    start: str | None
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A stage of a run, with its training log and what the stages it started from have done."""
+    """A trained run with its log."""
 
     subject: Subject
     log: list[dict[str, float]]
-    earlier: tuple["_Opened", ...]
-
-    @property
-    def totals(self) -> tuple[int, int]:
-        """Steps and tokens."""
-        return int(self.log[-1]["step"]), int(self.log[-1]["tokens"])
+    training: _Training
 
 
-def _open(folder: Path, device: str | None) -> list[_Opened]:
-    opened: dict[str, _Opened] = {}
-    for stage in run_stages(folder):
-        file = stage / "metrics.csv"
-        rows = CsvLog(file).rows() if file.is_file() else []
-        if not rows:
-            raise ValueError(f"{file} must hold the log of a training run, got no rows")
-        log = [{name: float(value) for name, value in row.items()} for row in rows]
-        subject = Subject.open(stage, device=device)
-        start = Path((subject.recipe and subject.recipe.start_from) or "").parent.name
-        before = opened.get(start)
-        earlier = (*before.earlier, before) if before is not None else ()
-        opened[stage.name] = _Opened(subject, log, earlier)
-    return list(opened.values())
+def _stages(folder: Path) -> list[_Stage]:
+    folders = run_stages(folder)
+    return [_Stage(each, tuple(folders[:index])) for index, each in enumerate(folders)]
 
 
-def _content(opened: Sequence[_Opened], unmeasured: dict[tuple[str, str], str]) -> Report:
+def _check_different(folders: Sequence[Path]) -> None:
+    """A run under two names would be compared with itself."""
+    names: dict[Path, Path] = {}
+    for folder in folders:
+        first = names.setdefault(folder.resolve(), folder)
+        if first is not folder:
+            raise ValueError(f"runs must be different ones, got {first} and {folder}")
+
+
+def _open(stage: _Stage, device: str | None) -> _Opened:
+    log = _log(stage.folder)
+    if not log:
+        raise ValueError(f"{stage.folder / LOG_FILE} must hold the log of a training run, got no rows")
+    return _Opened(Subject.open(stage.folder, device=device), log, stage.training())
+
+
+def _log(folder: Path) -> list[dict[str, float]]:
+    """The rows of a run's log; none where there is no run."""
+    file = folder / LOG_FILE
+    if not (file.is_file() and (folder / RECIPE_FILE).is_file()):
+        return []
+    return [{name: float(value) for name, value in row.items()} for row in CsvLog(file).rows()]
+
+
+def _totals(folder: Path) -> tuple[int, int]:
+    """Steps and tokens."""
+    last = _log(folder)[-1]
+    return int(last["step"]), int(last["tokens"])
+
+
+def _content(
+    opened: Sequence[_Opened], unmeasured: dict[tuple[str, str], str], unfinished: Sequence[str]
+) -> Report:
     runs = []
     for each in opened:
         subject = each.subject
         if subject.recipe is None:
             raise RuntimeError(f"{subject.name} was opened as a run")
-        totals = [stage.totals for stage in (*each.earlier, each)]
         runs.append(
             Run(
                 folder=subject.name,
                 title=subject.title,
                 recipe=recipe_to_dict(subject.recipe),
                 parameters=sum(parameter.numel() for parameter in subject.model.network.parameters()),
-                steps=tuple(steps for steps, _ in totals),
-                tokens=tuple(tokens for _, tokens in totals),
+                steps=each.training.steps,
+                tokens=each.training.tokens,
+                start=each.training.start,
                 log=each.log,
                 records=[record for kind in COMMANDS for record in kept(subject, kind)],
             )
         )
     versions = {"bd3lm": bd3lm.__version__, "Python": platform.python_version()}
     versions |= {name: version(name) for name in ("torch", "matplotlib")}
-    return Report(runs=tuple(runs), unmeasured=unmeasured, versions=versions)
+    return Report(runs=tuple(runs), unmeasured=unmeasured, unfinished=unfinished, versions=versions)
 
 
 def _measure(subject: Subject, samples: int, console: Console) -> dict[str, str]:
@@ -128,28 +195,27 @@ def _measure(subject: Subject, samples: int, console: Console) -> dict[str, str]
 
 def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
     """Perplexity of the held-out text and, for block diffusion, the variances, if there is time for them."""
-    method = subject.model.config.method
-    wanted = []
-    if not any(record["settings"]["data"] == OWN for record in kept(subject, "perplexity")):
-        wanted.append("perplexity")
-    if isinstance(method, BlockDiffusionMethod) and not kept(subject, "variance"):
-        wanted.append("variance")
-    if not wanted:
-        return {}
+    left_out: dict[str, str] = {}
+    of_held_out = [record for record in kept(subject, "perplexity") if _is_held_out(record)]
+    measured = max((record["result"]["sequences"] for record in of_held_out), default=0)
+    wants_variance = isinstance(subject.model.config.method, BlockDiffusionMethod) and not kept(
+        subject, "variance"
+    )
     try:
+        sequences = _held_out_sequences(subject)
+        if measured >= sequences and not wants_variance:
+            return {}
         speed = _Speed.measure(subject)
     except (ValueError, OSError) as error:  # its data is gone, or has nothing held out
-        return dict.fromkeys(wanted, str(error))
-    left_out = {}
-    if "perplexity" in wanted:
+        return dict.fromkeys(("perplexity", "variance"), str(error))
+    affordable = min(sequences, int(_AFFORDABLE / speed.perplexity))
+    if affordable < min(_FEWEST_SEQUENCES, sequences):
+        left_out["perplexity"] = _too_long(speed.perplexity * sequences)
+    elif measured < sequences and measured < _AS_MUCH * affordable:
         _say(console, subject, "perplexity of held-out text")
-        affordable = int(_AFFORDABLE / speed.perplexity)
-        if affordable < min(_FEWEST_SEQUENCES, speed.sequences):
-            left_out["perplexity"] = _too_long(speed.perplexity * speed.sequences)
-        else:
-            limit = speed.limit if affordable >= speed.sequences else affordable
-            measure_perplexity(subject, limit=limit, console=_bars(console))
-    if "variance" in wanted:
+        limit = _validation_sequences(subject) if affordable == sequences else affordable
+        measure_perplexity(subject, limit=limit, console=_bars(console))
+    if wants_variance:
         _say(console, subject, "variance of the loss")
         affordable = min(_VARIANCE_BATCHES, int(_AFFORDABLE / speed.variance))
         if affordable < 1:
@@ -159,12 +225,26 @@ def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
     return left_out
 
 
+def _is_held_out(record: dict[str, Any]) -> bool:
+    return record["settings"]["data"] == OWN and record["settings"]["split"] in HELD_OUT
+
+
+def _held_out_sequences(subject: Subject) -> int:
+    """How many there are to measure on, as many as validation takes."""
+    with open_sequences(subject, None, limit=_validation_sequences(subject)) as text:
+        if text.split not in HELD_OUT:
+            raise ValueError(f"{text.name} has no split {' or '.join(HELD_OUT)}, which would be held out")
+        return text.number
+
+
+def _validation_sequences(subject: Subject) -> int | None:
+    return None if subject.recipe is None else subject.recipe.data.validation_sequences
+
+
 @dataclass(frozen=True)
 class _Speed:
     """What measuring costs here, in seconds, from one pass over a few sequences."""
 
-    sequences: int
-    limit: int | None
     perplexity: float  # of a sequence
     variance: float  # of a batch
 
@@ -175,7 +255,7 @@ class _Speed:
             raise RuntimeError(f"{subject.name} was opened as a run")
         data = subject.recipe.data
         once = build_estimator(network, config, "auto" if config.method.kind == "autoregressive" else "nelbo")
-        with open_sequences(subject, None, limit=data.validation_sequences) as text:
+        with open_sequences(subject, None, limit=trial) as text:
             few = next(text.batches(subject, trial))
         trials = []
         for _ in range(3):  # the first time everything is slower, and the machine may be busy with others
@@ -186,7 +266,7 @@ class _Speed:
         chosen = build_estimator(network, config, "auto")
         passes = 2**chosen.block_size - 1 if isinstance(chosen, Enumerated) else 1
         batch = len(RULES) * data.validation_batch
-        return cls(text.number, data.validation_sequences, passes * seconds, batch * seconds)
+        return cls(passes * seconds, batch * seconds)
 
 
 def _draw(subject: Subject, samples: int, console: Console) -> None:

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
-from bd3lm.commands.samples import partial_of, run_sample, sample_record
+import bd3lm
+from bd3lm.commands.records import FOLDER
+from bd3lm.commands.samples import partial_of, run_sample, sample_record, settings_record
 from bd3lm.commands.subjects import Subject
+from bd3lm.data.corpus import digest
 from bd3lm.lm import Settings
 
 SUFFIX = ".jsonl"
@@ -21,6 +25,7 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
     "given": int,
     "evaluations": int,
     "redraws": int,
+    "redrawn_passes": int,
     "stopped_by": str,
     "entropy": (int, float),
     "dtype": str,
@@ -55,13 +60,23 @@ class Samples:
 
     @classmethod
     def draw(
-        cls, subject: Subject, count: int, settings: Settings, *, file: Path | None, notes: Console
+        cls, subject: Subject, count: int, settings: Settings, *, kind: str, notes: Console
     ) -> "Samples":
-        """Let a model write from nothing, into a new file too; what an interrupted one left of it goes."""
-        if file is not None:
+        """Let a model write from nothing. What a run writes is kept beside it, and drawn once.
+
+        The name of the file holds a digest of all that decides what is in it, so that other weights or
+        settings give another file, and none is ever written over.
+        """
+        model, file = subject.model, None
+        if subject.run is not None:
+            key = _key(subject, count, settings)
+            file = subject.run / FOLDER / f"{kind}-{key[:8]}{SUFFIX}"
+            if file.is_file():
+                notes.print(Text(f"measuring {file}, drawn before"), soft_wrap=True)
+                drawn = sorted(cls.read(file).records, key=lambda record: record["index"])
+                return cls(subject.name, drawn, subject)
             file.parent.mkdir(exist_ok=True)
-            partial_of(file).unlink(missing_ok=True)
-        model = subject.model
+            partial_of(file).unlink(missing_ok=True)  # what an interrupted drawing left of it
         texts = run_sample(model, [""] * count, settings, out=file, show=False, console=notes)
         return cls(subject.name, [sample_record(text, "", settings, model) for text in texts], subject)
 
@@ -87,6 +102,15 @@ class Samples:
     def values(self, field: str) -> list[Any]:
         return [record[field] for record in self.records]
 
+    def require_from_nothing(self) -> None:
+        """Refuse samples with a prompt: what a model was given would be measured as if it had written it."""
+        for index, record in enumerate(self.records):
+            if record["given"] > 1 or record.get("prompt"):
+                raise ValueError(
+                    f"sample {index} of {self.name} must be written from nothing, without a prompt, got one "
+                    f"that was given {record['given']} tokens"
+                )
+
 
 def is_file_of_samples(source: str) -> bool:
     """Whether a source names a file of samples, rather than a model."""
@@ -111,6 +135,14 @@ def _parse(line: str, where: str) -> dict[str, Any]:
             f"{', '.join(wrong) or 'documents'}"
         )
     return fields
+
+
+def _key(subject: Subject, count: int, settings: Settings) -> str:
+    """A digest of all that decides what a model writes; how many texts are written side by side does not."""
+    decides = {name: value for name, value in settings_record(settings).items() if name != "batch_size"}
+    tokenizer = subject.model.tokenizer
+    spoken = None if tokenizer is None else tokenizer.fingerprint
+    return digest([bd3lm.__version__, subject.weights, subject.dtype, spoken, count, decides])
 
 
 def _way(record: Mapping[str, Any]) -> list[Any]:

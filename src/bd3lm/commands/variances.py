@@ -1,6 +1,6 @@
 """`bd3lm variance RUN...`: how noisy each way of drawing masks is on trained models."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from bd3lm.build import held_out_batches
-from bd3lm.commands.records import keep, new_record
+from bd3lm.commands.records import keep, new_record, record_name
 from bd3lm.commands.subjects import Subject
 from bd3lm.config import BlockDiffusionMethod
 from bd3lm.diffusion import (
@@ -63,24 +64,42 @@ def measure_variances(
         TokenBatch.of(held_out[index].to(subject.device), score_first=method.score_first)
         for index in range(min(max(batches, gradients), len(held_out)))
     ]
+    rows = recipe.data.validation_batch
+    # A gradient over fewer sequences varies more, so the last batch does not count where it is smaller.
+    full = [batch for batch in some[:gradients] if len(batch.tokens) == rows]
+    if gradients and len(full) < 2:
+        raise ValueError(
+            f"the data of {subject.name} must have at least 2 batches of {rows} sequences held out to "
+            f"measure gradients on, got {len(full)}"
+        )
     plain = BlockDiffusionLoss(
         block_size=method.block_size, mask_id=method.mask_id, causal_clean=method.causal_clean
     )
-    rows = []
+    found = []
     for name, rule in track(RULES.items(), subject.title, console=console or Console(), transient=True):
         objective = replace(plain, masking=rule)
         loss = nelbo_variance(network, objective, some[:batches], block_size=method.block_size, seed=seed)
-        gradient = gradient_variance(network, objective, some[:gradients], seed=seed) if gradients else None
-        unbiased = objective.bounds(network)
-        rows.append({"masks": name, "loss": loss, "gradient": gradient, "unbiased": unbiased})
+        gradient = gradient_variance(network, objective, full, seed=seed) if gradients else None
+        found.append(
+            {
+                "masks": name,
+                "loss": loss.variance,
+                "loss_error": loss.error,
+                "gradient": gradient and gradient.variance,
+                "gradient_error": gradient and gradient.error,
+                "unbiased": objective.bounds(network),
+            }
+        )
     settings = {
         "block_size": method.block_size,
         "batches": len(some[:batches]),
-        "gradients": len(some[:gradients]),
+        "gradients": len(full),  # 0: not asked for
+        "batch_size": rows,
+        "sequences": sum(len(batch.tokens) for batch in some[:batches]),
         "seed": seed,
     }
-    record = new_record(subject, "variance", settings=settings, result={"rows": rows})
-    keep(subject, "variance", record)
+    record = new_record(subject, "variance", settings=settings, result={"rows": found})
+    keep(subject, record_name("variance", settings), record)
     return record
 
 
@@ -102,27 +121,34 @@ def report_variances(
         measure_variances(subject, batches=batches, gradients=gradients, seed=seed, console=console)
         for subject in subjects
     ]
-    settings = records[0]["settings"]
-    table = Table(title=f"Variance over {settings['batches']} batches, seed {seed}")
+    table = Table(title=f"Variance, seed {seed}")
     table.add_column("masks", no_wrap=True)
-    for subject, record in zip(subjects, records, strict=True):
-        name = f"{subject.name}\nblocks of {record['settings']['block_size']}"
-        table.add_column(f"{name}\nof the loss", justify="right")
+    for record in records:
+        settings = record["settings"]
+        name = Text(f"{record['model']}\nblocks of {settings['block_size']}\n")
+        table.add_column(name + Text(f"loss of {settings['sequences']:,} sequences"), justify="right")
         if gradients:
-            table.add_column(f"{name}\nof the gradient", justify="right")
+            of = f"gradient of {settings['gradients']} × {settings['batch_size']} sequences"
+            table.add_column(name + Text(of), justify="right")
     table.add_column("unbiased")
     for rows in zip(*(record["result"]["rows"] for record in records), strict=True):
-        cells = [_cell(row[what]) for row in rows for what in ("loss", *(("gradient",) if gradients else ()))]
+        cells = [_cell(row, what) for row in rows for what in ("loss", *(("gradient",) if gradients else ()))]
         sure = "yes" if all(row["unbiased"] for row in rows) else "no"
         table.add_row(rows[0]["masks"], *cells, sure)
     console.print(table)
     console.print(
-        "Over blocks for the loss, over batches for the gradient; lower is quieter. Schedules that draw "
-        "rates near 0 have no finite variance: theirs is that of this sample.",
+        "Over blocks for the loss, over batches for the gradient, where it depends on the size of a batch; "
+        "lower is quieter. ± is one standard error over batches, a rough one. Schedules that draw rates near "
+        "0 have no finite variance: theirs is that of this sample, and so is its error.",
         soft_wrap=True,
     )
     return records
 
 
-def _cell(value: float | None) -> str:
-    return "∞" if value is None else f"{value:.4g}"
+def _cell(row: Mapping[str, Any], what: str) -> str:
+    value, error = row[what], row[f"{what}_error"]
+    if value is None:
+        return "∞"
+    if error is None:
+        return f"{value:.4g}"
+    return f"{value:.4g} ± " + (f"{error:.2g}" if error < 100 else f"{error:,.0f}")

@@ -13,7 +13,7 @@ from bd3lm.evaluation.judging import Judge, Judgement, judge_texts
 from bd3lm.evaluation.lengths import LengthStatistics, document_length, evenly_spaced, stop_counts
 from bd3lm.evaluation.likelihood import CorpusLikelihood, corpus_likelihood, loss_sums, ratio_error
 from bd3lm.evaluation.mauve import mauve_score
-from bd3lm.evaluation.variance import block_moments, gradient_variance, nelbo_variance, variance
+from bd3lm.evaluation.variance import Spread, block_moments, gradient_variance, nelbo_variance, variance
 
 __all__ = [
     "CorpusLikelihood",
@@ -27,6 +27,7 @@ __all__ = [
     "Judgement",
     "LengthStatistics",
     "Sampled",
+    "Spread",
     "block_moments",
     "corpus_likelihood",
     "document_length",

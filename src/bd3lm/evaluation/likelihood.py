@@ -18,7 +18,8 @@ class CorpusLikelihood:
     """Nats per token of a corpus, Σ nats / Σ tokens.
 
     `standard_error` is that of the figure as an estimate for texts like these: a ratio estimator's, clustered
-    by sequence, since tokens of one sequence are alike. It holds the noise of the draws too.
+    by sequence, since tokens of one sequence are alike, and widened where neighbouring sequences are alike,
+    as those cut from one document are. It holds the noise of the draws too.
     `monte_carlo_error` is of the draws alone, for these very texts, from independent replicates: None with
     one replicate, 0 where nothing is drawn.
     """
@@ -59,7 +60,8 @@ def corpus_likelihood(
 ) -> tuple[CorpusLikelihood, ...]:
     """Each figure of an estimator over a corpus: one draw a text (Suppl. C.4), or the mean of replicates.
 
-    A replicate draws afresh for every batch, within which noise levels are spread evenly.
+    A replicate draws afresh for every batch, within which noise levels are spread evenly. Batches come in the
+    order of the text: that is how sequences are known to be neighbours.
     """
     if replicates < 1:
         raise ValueError(f"replicates must be at least 1, got {replicates}")
@@ -84,7 +86,7 @@ def corpus_likelihood(
         CorpusLikelihood(
             figure=figure,
             nats=(rows.sum(1).mean() / lengths.sum()).item(),
-            standard_error=ratio_error(rows.mean(0), lengths),
+            standard_error=ratio_error(rows.mean(0), lengths, neighbours=round(len(lengths) ** (1 / 3))),
             monte_carlo_error=_spread_of_means(rows.sum(1) / lengths.sum()) if estimator.is_random else 0.0,
             tokens=int(lengths.sum()),
             sequences=int((lengths > 0).sum()),
@@ -94,10 +96,12 @@ def corpus_likelihood(
     )
 
 
-def ratio_error(totals: Tensor, sizes: Tensor) -> float | None:
-    """The standard error of Σ totals / Σ sizes over independent clusters; None for fewer than two.
+def ratio_error(totals: Tensor, sizes: Tensor, *, neighbours: int = 0) -> float | None:
+    """The standard error of m = Σ totals / Σ sizes over clusters; None for fewer than two.
 
-    sqrt(R/(R−1) Σ_r (N_r − m T_r)²) / Σ T, by linearisation.
+    sqrt(R/(R−1) Σ_r e_r²) / Σ T with e_r = N_r − m T_r, by linearisation. Clusters may be like those up to
+    `neighbours` places away: their products enter with the weights of Bartlett (Newey and West 1987), where
+    that makes the error larger and not smaller.
     """
     counted = sizes > 0
     totals, sizes = totals[counted].double(), sizes[counted].double()
@@ -105,7 +109,11 @@ def ratio_error(totals: Tensor, sizes: Tensor) -> float | None:
     if number < 2:
         return None
     residuals = totals - sizes * (totals.sum() / sizes.sum())
-    return (residuals.square().sum() * number / (number - 1)).sqrt().item() / sizes.sum().item()
+    alone = residuals.square().sum()
+    together = alone.clone()
+    for lag in range(1, min(neighbours, number - 1) + 1):
+        together += 2 * (1 - lag / (neighbours + 1)) * (residuals[lag:] * residuals[:-lag]).sum()
+    return (torch.maximum(alone, together) * number / (number - 1)).sqrt().item() / sizes.sum().item()
 
 
 def _spread_of_means(means: Tensor) -> float | None:

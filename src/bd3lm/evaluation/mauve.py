@@ -5,8 +5,6 @@ state at the last token, so that it downloads no model of its own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from statistics import median_low
 from typing import Protocol
 
 import torch
@@ -34,30 +32,34 @@ def mauve_score(
 ) -> float:
     """MAUVE in [0, 1], 1 for texts like the reference's, read up to `window` tokens.
 
-    As many reference texts as there are written ones are cut from the reference's documents, one after
-    another, each as long as the written ones are: MAUVE would see a difference in length too.
+    For every written text one of its length is cut from the reference, from the beginning of a document on,
+    as the written ones begin: MAUVE would see a difference in lengths or in beginnings too.
     """
     package = require("mauve", "mauve", "MAUVE")
     written = [tokens[:window] for documents in texts if (tokens := judged_tokens(judge, documents))]
-    length = median_low(map(len, written)) if written else 1
-    human = list(islice(_pieces(judge, reference, length), len(written)))
-    if not written or len(human) < len(written):
+    if not written:
+        raise ValueError("texts must hold at least one token to compare, got none")
+    human = list(_pieces(judge, reference, [len(tokens) for tokens in written]))
+    if len(human) < len(written):
         raise ValueError(
-            f"the reference must hold {len(written)} texts of {length} tokens, as many as are compared with "
-            f"it, got {len(human)}"
+            f"the reference must hold {len(written)} texts of up to {max(map(len, written))} tokens, one for "
+            f"each written text, every one from the beginning of a document, got {len(human)}"
         )
     p, q = (_features(judge, each, batch_size).numpy() for each in (written, human))
     return float(package.compute_mauve(p_features=p, q_features=q, verbose=False).mauve)
 
 
-def _pieces(judge: Judge, documents: Iterable[str], length: int) -> Iterator[list[int]]:
-    """The documents after one another, in pieces of `length` tokens."""
-    left: list[int] = []
-    for document in documents:
-        left += judged_tokens(judge, [document])
-        for start in range(0, len(left) - length + 1, length):
-            yield left[start : start + length]
-        left = left[len(left) // length * length :]
+def _pieces(judge: Judge, documents: Iterable[str], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """A text of each length, as long as there are documents: from the beginning of one on into the next."""
+    tokens = (judged_tokens(judge, [document]) for document in documents)
+    for length in lengths:
+        piece: list[int] = []
+        while len(piece) < length:
+            more = next(tokens, None)
+            if more is None:
+                return
+            piece += more
+        yield piece[:length]
 
 
 def _features(judge: FeatureJudge, texts: Sequence[list[int]], batch_size: int) -> Tensor:

@@ -1,7 +1,8 @@
 """How noisy an objective is: the variance of its loss over blocks, and of its gradient over batches."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,6 +10,18 @@ from torch import Tensor
 from bd3lm.diffusion import Draws
 from bd3lm.models import Denoiser, Transformer
 from bd3lm.objectives import Objective, TokenBatch
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A variance and its standard error; None where too few batches were measured to tell.
+
+    The error is rough: a variance is the mean of squares, and where losses have heavy tails it comes out too
+    small whenever the rare large ones were not met.
+    """
+
+    variance: float
+    error: float | None
 
 
 @torch.no_grad()
@@ -38,35 +51,62 @@ def variance(moments: Tensor) -> float:
 
 def nelbo_variance(
     model: Denoiser, objective: Objective, batches: Iterable[TokenBatch], *, block_size: int, seed: int = 0
-) -> float:
-    """Var over blocks and masks of the mean nats per token of a block (the paper's Var. NELBO)."""
-    moments = torch.zeros(3, dtype=torch.float64)
+) -> Spread:
+    """Var over blocks and masks of the mean nats per token of a block (the paper's Var. NELBO).
+
+    The error is the jackknife's over batches: blocks of one text and draws of one batch belong together.
+    """
+    moments: list[Tensor] = []
     for index, batch in enumerate(batches):
         draws = objective.seeded_draws(batch, seed, index)
         if draws is None:
             raise ValueError(f"{type(objective).__name__} draws nothing, so it has no variance over masks")
-        moments += block_moments(model, objective, batch, draws, block_size=block_size).cpu()
-    return variance(moments)
+        moments.append(block_moments(model, objective, batch, draws, block_size=block_size).cpu())
+    return _jackknife(torch.stack(moments) if moments else torch.zeros(1, 3))
+
+
+def _jackknife(moments: Tensor) -> Spread:
+    """From the moments of each batch, (batches, 3): how the variance changes without each of them."""
+    value, rest = variance(moments.sum(0)), moments.sum(0) - moments
+    if not math.isfinite(value) or rest[:, 0].min() < 2:
+        return Spread(value, None)
+    without = torch.tensor([variance(each) for each in rest], dtype=torch.float64)
+    return Spread(value, ((len(rest) - 1) * without.var(correction=0)).sqrt().item())
 
 
 def gradient_variance(
     model: Transformer, objective: Objective, batches: Sequence[TokenBatch], *, seed: int = 0
-) -> float:
+) -> Spread:
     """Σ over batches of ‖g_m − mean g‖² / (M − 1), the variance of the gradient estimator (eq. 10).
 
-    Computed in one pass with Welford's update, so that it holds two gradients at a time, not M.
+    Batches are of one size, on which it depends. Gradients are computed twice, first for their mean, so that
+    two are held at a time, not M. The error is the jackknife's, None for 2 batches.
     """
-    if len(batches) < 2:
-        raise ValueError(f"batches must hold at least 2 batches, got {len(batches)}")
+    number = len(batches)
+    if number < 2:
+        raise ValueError(f"batches must hold at least 2 batches, got {number}")
     parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def gradients() -> Iterator[Sequence[Tensor]]:
+        for index, batch in enumerate(batches):
+            loss = objective.loss(model, batch, objective.seeded_draws(batch, seed, index)).mean()
+            yield torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+
     mean = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
-    scatter = torch.zeros((), dtype=torch.float64, device=mean[0].device)
-    for index, batch in enumerate(batches):
-        loss = objective.loss(model, batch, objective.seeded_draws(batch, seed, index)).mean()
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for average, gradient in zip(mean, gradients, strict=True):
-            new = torch.zeros_like(average) if gradient is None else gradient.double()
-            delta = new - average
-            average += delta / (index + 1)
-            scatter += (delta * (new - average)).sum()
-    return scatter.item() / (len(batches) - 1)
+    for found in gradients():
+        for average, gradient in zip(mean, found, strict=True):
+            average += gradient.double() / number
+    apart = torch.stack(
+        [
+            torch.stack([(g - average).square().sum() for g, average in zip(found, mean, strict=True)]).sum()
+            for found in gradients()
+        ]
+    )
+    value = apart.sum().item() / (number - 1)
+    if not math.isfinite(value):
+        return Spread(math.inf, None)
+    if number == 2:
+        return Spread(value, None)
+    # Without one batch the mean moves too: Σ falls by ‖g_m − mean g‖² M / (M − 1).
+    without = (apart.sum() - apart * number / (number - 1)) / (number - 2)
+    return Spread(value, ((number - 1) * without.var(correction=0)).sqrt().item())

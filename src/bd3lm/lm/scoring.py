@@ -26,6 +26,7 @@ from bd3lm.objectives import D3PM, Autoregressive, BlockDiffusionLoss, ScoreEntr
 ESTIMATORS = "auto, exact, nelbo, counts or iw:K"
 
 _LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
+_MOST_ORDERS = 1000  # for each a pass a token of a block; all are drawn beforehand
 _DRAWS = 16  # of each text, for an estimate that is drawn; one for iw:K, which draws K orders itself
 
 
@@ -186,9 +187,10 @@ def _orders(name: str) -> int | None:
     """K of iw:K; None for the other names."""
     if name in ("auto", "exact", "nelbo", "counts"):
         return None
-    if found := re.fullmatch(r"iw:([1-9]\d*)", name):
+    found = re.fullmatch(r"iw:(\d{1,9})", name)
+    if found and 1 <= int(found[1]) <= _MOST_ORDERS:
         return int(found[1])
-    raise ValueError(f"estimator must be {ESTIMATORS} with K from 1 on, got {name!r}")
+    raise ValueError(f"estimator must be {ESTIMATORS} with K from 1 to {_MOST_ORDERS:,}, got {name!r}")
 
 
 def _prompts(

@@ -1,7 +1,7 @@
 """What a report is made of, as plain values: runs with their recipes, training logs and measurements."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,10 @@ COMMANDS = {
     "denoising": "bd3lm report {folders}",
 }
 """The kinds of records that a report shows, and what measures each."""
+OWN = "own"
+"""What a record says of data that is the run's own."""
+HELD_OUT = ("valid", "test")
+"""The splits of it that a run does not train on."""
 
 Record = Mapping[str, Any]
 """A measurement as it is kept beside its run: kind, settings, result, and what it was measured on."""
@@ -35,10 +39,19 @@ class Run:
     tokens: tuple[int, ...]
     log: Sequence[Mapping[str, float]]
     """The rows of metrics.csv."""
+    start: str | None = None
+    """What the first of them started from, where that is no run whose log could be read."""
     records: Sequence[Record] = ()
+    """In the order of measuring."""
 
     def of_kind(self, kind: str) -> list[Record]:
         return [record for record in self.records if record["kind"] == kind]
+
+    @property
+    def held_out(self) -> list[Record]:
+        """Perplexities of what it held out of its own data."""
+        settings = [(record, record["settings"]) for record in self.of_kind("perplexity")]
+        return [record for record, of in settings if of["data"] == OWN and of["split"] in HELD_OUT]
 
     def column(self, name: str) -> tuple[list[float], list[float]]:
         """Tokens seen and the value of a logged figure, where it was logged."""
@@ -54,10 +67,14 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Runs side by side; `unmeasured` says of (folder, kind) why it was not measured, where that is known."""
+    """Runs side by side; `unmeasured` says of (folder, kind) why it was not measured, where that is known.
+
+    `unfinished` are the folders of runs that have no model yet.
+    """
 
     runs: tuple[Run, ...]
     unmeasured: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    unfinished: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,15 +90,16 @@ class Report:
     @property
     def has_stages(self) -> bool:
         """Whether some run went on from another one."""
-        return any(len(run.steps) > 1 for run in self.runs)
+        return any(len(run.steps) > 1 or run.start is not None for run in self.runs)
 
     def of_kind(self, kind: str) -> list[tuple[Run, Record]]:
         return [(run, record) for run in self.runs for record in run.of_kind(kind)]
 
-    def command(self, kind: str) -> str:
-        """What measured all that there is of a kind, as prose has it."""
-        folders = dict.fromkeys(run.folder for run, _ in self.of_kind(kind))
-        return f"`{COMMANDS[kind].format(folders=' '.join(folders))}`"
+    @property
+    def unknown_starts(self) -> str:
+        """What a "?" among the tokens seen stands for, as a sentence; nothing where there is none."""
+        starts = dict.fromkeys(f"`{run.start}`" for run in self.runs if run.start is not None)
+        return f" ? is what {' or '.join(starts)} saw, which is not known here." if starts else ""
 
     @cached_property
     def labels(self) -> dict[str, str]:
@@ -92,6 +110,11 @@ class Report:
             run.folder: method if methods.count(method) == 1 else f"{method}, {names[run.folder]}"
             for run, method in zip(self.runs, methods, strict=True)
         }
+
+
+def largest(records: Sequence[Record], size: Callable[[Record], Any]) -> Record:
+    """The newest of the largest measurements."""
+    return max(reversed(records), key=size)
 
 
 def differing(recipes: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -3,6 +3,7 @@
 Prose may hold `code` between backticks and nothing else that is marked up.
 """
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -95,3 +96,12 @@ class Document:
     lead: str
     sections: Sequence[Section]
     colophon: str
+
+
+def readable(text: str) -> str:
+    """Without control characters, and without the invisible ones that turn what follows another way round.
+
+    Joiners stay: some scripts, and some emoji, are not themselves without them.
+    """
+    kept = "\n\t\u200c\u200d"
+    return "".join(sign for sign in text if sign in kept or unicodedata.category(sign) not in ("Cc", "Cf"))

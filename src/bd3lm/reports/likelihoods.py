@@ -1,22 +1,29 @@
 """The part of a report on perplexities: what is exact, what is a bound, and on which text."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from bd3lm.reports import plots
-from bd3lm.reports.content import Record, Report, Run
+from bd3lm.reports.content import HELD_OUT, OWN, Record, Report, Run, largest
 from bd3lm.reports.document import Part, Plot, Prose, Table
 from bd3lm.reports.numbers import chain, plain, with_error
+from bd3lm.reports.reproduction import commands
 
 _SIGNS = {"exact": "", "bound": "≤ ", "neither": "≈ "}
-_OWN = "own"  # how a record names the text that its run held out
+_LEGEND = (
+    "No sign marks an exact figure, ≤ an upper bound, ≈ what is neither; ± is one standard error over "
+    "sequences."
+)
 Measured = tuple[Run, Record]
+Text = tuple[str, str, bool]
+"""What tells one text from another: the fingerprint of its tokens, the split, whether documents have ends."""
 
 
 def perplexity_parts(report: Report) -> Iterator[Part]:
-    """A table and a plot for each text that runs held out, one table for all other texts."""
-    measured = report.of_kind("perplexity")
+    """A table and a plot for each text of the runs' own, those held out first; one table for other texts."""
+    measured = [(run, record) for run in report.runs for record in _largest(run)]
     if not measured:
         return
     yield Prose(
@@ -25,21 +32,45 @@ def perplexity_parts(report: Report) -> Iterator[Part]:
         "upper bound (≤); for small blocks the exact figure can be computed, by counting every order in "
         "which a block can be uncovered, and is never above the bound."
     )
-    own: dict[tuple[str, str], list[Measured]] = {}
+    own: dict[Text, list[Measured]] = {}
     for run, record in measured:
-        if record["settings"]["data"] == _OWN:
-            own.setdefault((record["settings"]["text"], record["settings"]["split"]), []).append(
-                (run, record)
-            )
-    for index, ((_, split), group) in enumerate(own.items()):
-        data = _data_name(group[0][0])
-        yield _table(report, group, f"{data}, split {split}")
+        if _is_own(record):
+            own.setdefault(_text(record), []).append((run, record))
+    for index, group in enumerate(sorted(own.values(), key=_trained_on)):
+        text = f"{'training' if _trained_on(group) else 'held-out'} text: {_data_name(group[0][0])}"
+        split = group[0][1]["settings"]["split"]
+        yield _table(report, group, f"{text}, split {split}")
         dots = list(_dots(report, group))
         if len(dots) > 1:
-            yield _plot(dots, f"perplexities{index or ''}", data)
-    elsewhere = [each for each in measured if each[1]["settings"]["data"] != _OWN]
+            yield _plot(dots, f"perplexities{index or ''}", text)
+    elsewhere = [(run, record) for run, record in measured if not _is_own(record)]
     if elsewhere:
         yield _other_texts(report, elsewhere)
+
+
+def _largest(run: Run) -> list[Record]:
+    """One record a text and estimator: that over the most tokens, then that of the most draws."""
+    alike: dict[Any, list[Record]] = {}
+    for record in run.of_kind("perplexity"):
+        key = (_is_own(record), _text(record), record["settings"]["estimator"])
+        alike.setdefault(key, []).append(record)
+    return [
+        largest(records, lambda record: (record["result"]["tokens"], record["settings"]["replicates"]))
+        for records in alike.values()
+    ]
+
+
+def _is_own(record: Record) -> bool:
+    return bool(record["settings"]["data"] == OWN)
+
+
+def _text(record: Record) -> Text:
+    settings = record["settings"]
+    return settings["text"], settings["split"], settings["eos_between_documents"]
+
+
+def _trained_on(group: Sequence[Measured]) -> bool:
+    return group[0][1]["settings"]["split"] not in HELD_OUT
 
 
 def _data_name(run: Run) -> str:
@@ -64,7 +95,7 @@ def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
         rows.append(
             [
                 report.labels[run.folder],
-                chain(run.tokens),
+                chain(run.tokens, run.start),
                 *(_cell(first[meaning]) if meaning in first else "" for meaning in meanings),
                 "–" if bits is None else _SIGNS[figures[0]["meaning"]] + plain(bits),
                 _estimator(record),
@@ -74,9 +105,8 @@ def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
     sequences, tokens = min(sizes)
     on = f" ({sequences:,} sequences, {tokens:,} tokens scored)" if len(sizes) == 1 else ""
     return Table(
-        f"Perplexity per token of held-out text: {text}{on}. No sign marks an exact figure, ≤ an upper "
-        "bound, ≈ what is neither; ± is one standard error over sequences. Compare models with different "
-        f"tokenizers by bits per byte. Measured by {_command(group)}.",
+        f"Perplexity per token of {text}{on}. {_LEGEND} Compare models with different tokenizers by bits per "
+        f"byte.{report.unknown_starts} Measured by {commands(group)}.",
         ["model", "tokens seen", *(names[meaning] for meaning in meanings), "bits per byte", "estimator"]
         + (["scored tokens"] if len(sizes) > 1 else []),
         rows,
@@ -94,49 +124,77 @@ def _estimator(record: Record) -> str:
     return settings["estimator"] + (f", {draws} draws" if draws > 1 else "")
 
 
-def _command(group: Sequence[Measured]) -> str:
-    folders = list(dict.fromkeys(run.folder for run, _ in group))
-    return f"`bd3lm eval {' '.join(folders)}`"
-
-
 def _dots(report: Report, group: Sequence[Measured]) -> Iterator[plots.Dot]:
+    """Figures of one run by different estimators stand in rows of their own."""
+    folders = [run.folder for run, _ in group]
     for run, record in group:
+        by = f", {_estimator(record)}" if folders.count(run.folder) > 1 else ""
         for figure in record["result"]["figures"]:
             if figure["perplexity"] is not None:
                 yield plots.Dot(
-                    report.labels[run.folder],
+                    report.labels[run.folder] + by,
                     figure["perplexity"],
                     figure["perplexity_error"],
                     figure["meaning"],
                 )
 
 
-def _plot(dots: Sequence[plots.Dot], name: str, data: str) -> Plot:
+def _plot(dots: Sequence[plots.Dot], name: str, text: str) -> Plot:
     words = "; ".join(f"{dot.label} {_SIGNS[dot.meaning]}{plain(dot.value)}" for dot in dots)
     return Plot(
         name,
         plots.perplexities(dots, name),
-        f"Perplexity of {data}: {words}.",
+        f"Perplexity of {text}: {words}.",
         "The same as a picture. Bars are one standard error to each side, hidden where they are smaller than "
         "the mark.",
     )
 
 
 def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
-    """Models against corpora."""
-    texts = list(dict.fromkeys(record["settings"]["data"] for _, record in group))
-    rows = []
-    for run in dict.fromkeys(run.folder for run, _ in group):
-        figures = {
-            record["settings"]["data"]: _cell(record["result"]["figures"][0])
-            for each, record in group
-            if each.folder == run
-        }
-        rows.append([report.labels[run], *(figures.get(text, "–") for text in texts)])
+    """Models against corpora, a row for each model and estimator."""
+    texts: dict[Text, list[Record]] = {}
+    rows: dict[tuple[str, str], dict[Text, Record]] = {}
+    for run, record in group:
+        texts.setdefault(_text(record), []).append(record)
+        rows.setdefault((run.folder, record["settings"]["estimator"]), {})[_text(record)] = record
+    names = _headings([records[0] for records in texts.values()])
+    sizes = {text: {record["result"]["tokens"] for record in records} for text, records in texts.items()}
+
+    def cell(record: Record | None) -> str:
+        if record is None:
+            return "–"
+        tokens = f" ({record['result']['tokens']:,} tokens)" if len(sizes[_text(record)]) > 1 else ""
+        return _cell(record["result"]["figures"][0]) + tokens
+
+    headings = [
+        f"{name} ({min(size):,} tokens)" if len(size) == 1 else name
+        for name, size in zip(names, sizes.values(), strict=True)
+    ]
     return Table(
-        "Perplexity per token of other texts, which the models were not trained on. No sign marks an exact "
-        "figure, ≤ an upper bound, ≈ what is neither; ± is one standard error over sequences. Measured by "
-        "`bd3lm zeroshot` or `bd3lm eval --data`.",
-        ["model", *(PurePath(text).name.partition(".")[0] or text for text in texts)],
-        rows,
+        f"Perplexity per token of other texts, with the number of tokens scored. {_LEGEND} Measured by "
+        f"{commands(group)}.",
+        ["model", "estimator", *headings],
+        [
+            [report.labels[folder], estimator, *(cell(found.get(text)) for text in texts)]
+            for (folder, estimator), found in rows.items()
+        ],
+        text_columns=[1],
     )
+
+
+def _headings(records: Sequence[Record]) -> list[str]:
+    """What to call each text: as little as tells it from the others."""
+    names = [_names(record) for record in records]
+    alike = [Counter(each[level] for each in names) for level in range(len(names[0]))]
+    return [next(name for name, count in zip(each, alike, strict=True) if count[name] == 1) for each in names]
+
+
+def _names(record: Record) -> list[str]:
+    """Ever longer names of a text; the last is that of no other."""
+    settings = record["settings"]
+    data: str = settings["data"]
+    ends = "with" if settings["eos_between_documents"] else "without"
+    names = [PurePath(data).name.partition(".")[0] or data, data]
+    for more in (settings["split"], f"{ends} end tokens", settings["text"]):
+        names.append(f"{names[-1]}, {more}")
+    return names

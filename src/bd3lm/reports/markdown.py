@@ -4,7 +4,18 @@ import re
 from collections.abc import Sequence
 
 from bd3lm.reports.animation import Film
-from bd3lm.reports.document import Document, Heading, Listing, Part, Plot, Prose, Quotation, Screening, Table
+from bd3lm.reports.document import (
+    Document,
+    Heading,
+    Listing,
+    Part,
+    Plot,
+    Prose,
+    Quotation,
+    Screening,
+    Table,
+    readable,
+)
 
 _MASK_SIGN = "░"
 _WIDTH = 72  # characters of a line of a film
@@ -58,6 +69,7 @@ def _frames(film: Film, blocks: int = 3) -> list[str]:
 
 def _fenced(text: str) -> str:
     """Text as it is, inside a fence longer than any in it."""
+    text = readable(text)
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text}\n{fence}"
@@ -65,7 +77,7 @@ def _fenced(text: str) -> str:
 
 def _safe(text: str) -> str:
     """Our prose, in which only `code` is marked up: what Markdown would read as more is escaped."""
-    parts = re.split(r"(`[^`]+`)", text)
+    parts = re.split(r"(`[^`]+`)", readable(text))
     return "".join(
         part.replace("|", "\\|") if place % 2 else re.sub(r"([\\*_<>\[\]|#])", r"\\\1", part)
         for place, part in enumerate(parts)

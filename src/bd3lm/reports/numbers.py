@@ -25,9 +25,9 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def chain(counts: tuple[int, ...]) -> str:
-    """What one run after another did."""
-    return " + ".join(f"{count:,}" for count in counts)
+def chain(counts: tuple[int, ...], start: str | None = None) -> str:
+    """What one run after another did; "?" for a start of which that is not known."""
+    return " + ".join([*(["?"] if start is not None else []), *(f"{count:,}" for count in counts)])
 
 
 def shortened(count: int) -> str:

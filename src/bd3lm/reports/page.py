@@ -2,7 +2,6 @@
 
 import json
 import re
-import unicodedata
 from html import escape as escape_signs
 from importlib.resources import files
 
@@ -18,6 +17,7 @@ from bd3lm.reports.document import (
     Screening,
     Section,
     Table,
+    readable,
 )
 
 
@@ -99,6 +99,7 @@ def _screening(screening: Screening) -> str:
     film = screening.film
     # "<" could end the script element, or begin a comment in it.
     data = json.dumps(film.to_json(), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = readable(data)
     many = len(film.blocks) > 1 and any(stop - start > 1 for start, stop in film.blocks)
     line = '<span class="swatch">The line is under the block being written.</span> ' if many else ""
     speeds = "".join(
@@ -143,13 +144,18 @@ def _stage(film: Film) -> str:
 
 
 def escape(text: str) -> str:
-    """Any text as HTML; control characters, which HTML does not know, are left out."""
-    return escape_signs("".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc"))
+    """Any text as HTML."""
+    return escape_signs(readable(text))
 
 
 def _inline(text: str) -> str:
-    """Prose with its `code`."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    """Prose with its `code`, in which a line does not end inside a flag."""
+
+    def code(found: re.Match[str]) -> str:
+        words = [f"<span>{word}</span>" if word.startswith("--") else word for word in found[1].split(" ")]
+        return f"<code>{' '.join(words)}</code>"
+
+    return re.sub(r"`([^`]+)`", code, escape(text))
 
 
 def _inline_svg(plot: Plot) -> str:

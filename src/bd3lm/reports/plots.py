@@ -269,11 +269,11 @@ def length_histograms(found: Sequence[Lengths]) -> str:
     return svg()
 
 
-def quality_against_cost(points: Sequence[Point], order: Sequence[str]) -> str:
+def quality_against_cost(points: Sequence[Point], order: Sequence[str], name: str = "judgements") -> str:
     """Generative perplexity over network evaluations a token; a mark for each model, with its error."""
     labels = list(dict.fromkeys(point.label for point in points))
     middle = float(np.sqrt(min(point.x for point in points) * max(point.x for point in points)))
-    with _figure("judgements", height=2.8 + _legend_height(labels)) as (figure, svg):
+    with _figure(name, height=2.8 + _legend_height(labels)) as (figure, svg):
         axes = figure.add_subplot()
         for point in points:
             colour, _, marker = _look(order.index(point.label))

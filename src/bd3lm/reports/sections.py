@@ -59,21 +59,25 @@ def _colophon(report: Report) -> str:
 def _models(report: Report) -> Iterator[Part]:
     stages = " A sum is training that went on from another model." if report.has_stages else ""
     yield Table(
-        f"What was trained. Context is the longest text in tokens that a model sees at once.{stages}",
+        "What was trained. Context is the longest text in tokens that a model sees at once."
+        f"{stages}{report.unknown_starts}",
         ["model", "parameters", "context", "steps", "tokens seen", "folder"],
         [
             [
                 report.labels[run.folder],
                 shortened(run.parameters),
                 f"{run.recipe['data']['context']:,}",
-                chain(run.steps),
-                chain(run.tokens),
+                chain(run.steps, run.start),
+                chain(run.tokens, run.start),
                 f"`{run.folder}`",
             ]
             for run in report.runs
         ],
         text_columns=[5],
     )
+    if report.unfinished:
+        folders = ", ".join(f"`{folder}`" for folder in report.unfinished)
+        yield Prose(f"Not in this report, because their training has not come to a model yet: {folders}.")
 
 
 def _recipes(report: Report) -> Iterator[Part]:
@@ -94,7 +98,7 @@ def _setting(value: Any) -> str:
 
 
 _NAMES = {
-    "perplexity": "perplexity",
+    "perplexity": "perplexity of held-out text",
     "variance": "variance of the loss",
     "lengths": "lengths of texts",
     "judgement": "generative perplexity",
@@ -108,7 +112,8 @@ def _missing(report: Report) -> Iterator[Part]:
     for kind, name in _NAMES.items():
         reasons: dict[str, list[Run]] = {}
         for run in report.runs:
-            if not run.of_kind(kind) and _applies(run, kind):
+            found = run.held_out if kind == "perplexity" else run.of_kind(kind)
+            if not found and _applies(run, kind):
                 reasons.setdefault(report.unmeasured.get((run.folder, kind), ""), []).append(run)
         for why, runs in reasons.items():
             whose = "; ".join(report.labels[run.folder] for run in runs)

@@ -1,13 +1,15 @@
 """The parts of a report on what models write: a film, samples, their lengths, and what another model says."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bd3lm.reports import plots
 from bd3lm.reports.animation import Film
-from bd3lm.reports.content import Record, Report
+from bd3lm.reports.content import Record, Report, Run, largest
 from bd3lm.reports.document import Heading, Part, Plot, Prose, Quotation, Screening, Table
 from bd3lm.reports.numbers import capital, plain, with_error
+from bd3lm.reports.reproduction import commands, unmasking
 
 
 def film_parts(report: Report) -> Iterator[Part]:
@@ -29,7 +31,7 @@ def film_parts(report: Report) -> Iterator[Part]:
 
 def sample_parts(report: Report) -> Iterator[Part]:
     """Texts of every model."""
-    drawn = report.of_kind("samples")
+    drawn = [(run, run.of_kind("samples")[-1]) for run in report.runs if run.of_kind("samples")]
     if not drawn:
         return
     prompted = any(text["given"] for _, record in drawn for text in record["result"]["texts"])
@@ -65,8 +67,12 @@ def _sampler(record: Record) -> str:
 
 
 def length_parts(report: Report) -> Iterator[Part]:
-    """How long texts are that end by themselves, beside the documents of the training set."""
-    found = [(run, run.of_kind("lengths")[-1]) for run in report.runs if run.of_kind("lengths")]
+    """How long texts are that may end by themselves, beside the documents of the training set."""
+    found = [
+        (run, largest(records, lambda record: record["result"]["samples"]["number"]))
+        for run in report.runs
+        if (records := run.of_kind("lengths"))
+    ]
     if not found:
         return
     yield Plot(
@@ -86,8 +92,9 @@ def length_parts(report: Report) -> Iterator[Part]:
             f"{report.labels[run.folder]} {record['result']['samples']['median']:,}" for run, record in found
         )
         + ".",
-        "How long texts are that a model ends by itself, over those of the documents it was trained on. "
-        f"Measured by {report.command('lengths')}.",
+        "How long the texts of a model are, over the documents it was trained on. It may end a text itself; "
+        "those that were stopped for repeating themselves or at the limit are in it too, and counted in the "
+        f"table. Measured by {commands(found)}.",
     )
     rows = []
     for run, record in found:
@@ -116,31 +123,11 @@ def _statistics(found: Any) -> list[str]:
 
 def judgement_parts(report: Report) -> Iterator[Part]:
     """Generative perplexity, and all that it must not be read without."""
-    judged = report.of_kind("judgement")
+    judged = [(run, record) for run in report.runs for record in _largest_judgements(run)]
     if not judged:
         return
-    points = [
-        plots.Point(
-            report.labels[run.folder],
-            record["result"]["evaluations_per_token"],
-            record["result"]["perplexity"],
-            record["result"]["perplexity_error"],
-            f"nucleus {record['settings']['nucleus_p'] or 1:g}",
-        )
-        for run, record in judged
-        if record["result"]["evaluations_per_token"] and record["result"]["perplexity"]
-    ]
-    if len(points) > 1:
-        yield Plot(
-            "judgements",
-            plots.quality_against_cost(points, list(report.labels.values())),
-            "Generative perplexity against evaluations a token: "
-            + "; ".join(f"{point.label} {plain(point.y)} at {plain(point.x)}" for point in points)
-            + ".",
-            "How much the texts surprise another language model, against what they cost to write. Lower and "
-            "further left is better; but dull texts surprise nobody, so look at the entropy too.",
-        )
-    cells = [_judgement(record) for _, record in judged]
+    yield from _cost_plots(report, judged)
+    cells = [_judgement(run, record) for run, record in judged]
     same = [name for name in _FOLDED if len({each[name] for each in cells}) == 1]
     common = "; ".join(f"{name} {cells[0][name]}" for name in same if cells[0][name] != "–")
     shown = [name for name in cells[0] if name not in same]
@@ -149,7 +136,7 @@ def judgement_parts(report: Report) -> Iterator[Part]:
         "neither exact nor a bound of anything: it judges texts, not likelihoods. Entropy is of the tokens "
         "of a text, in nats: texts that repeat themselves have little. ± is one standard error over texts. "
         + (f"In all rows: {common}. " if common else "")
-        + f"Measured by {report.command('judgement')}.",
+        + f"Measured by {commands(judged)}.",
         ["model", *shown],
         [
             [report.labels[run.folder], *(each[name] for name in shown)]
@@ -159,13 +146,57 @@ def judgement_parts(report: Report) -> Iterator[Part]:
     )
 
 
+def _largest_judgements(run: Run) -> list[Record]:
+    """Of judgements that differ in how many texts were judged, or in MAUVE, the one that says most."""
+    alike: dict[str, list[Record]] = {}
+    for record in run.of_kind("judgement"):
+        ways = {name: way for name, way in record["settings"].items() if name not in _SAYS_MORE}
+        alike.setdefault(str(sorted(ways.items())), []).append(record)
+    return [largest(records, _says) for records in alike.values()]
+
+
+_SAYS_MORE = ("count", "mauve_reference")
+
+
+def _says(record: Record) -> tuple[int, bool]:
+    return record["result"]["samples"], record["result"]["mauve"] is not None
+
+
+def _cost_plots(report: Report, judged: Sequence[tuple[Run, Record]]) -> Iterator[Plot]:
+    """Figures of one judge for texts of one length: others cannot be compared."""
+    groups: dict[tuple[str, int], list[plots.Point]] = {}
+    for run, record in judged:
+        settings, result = record["settings"], record["result"]
+        if result["evaluations_per_token"] and result["perplexity"]:
+            point = plots.Point(
+                report.labels[run.folder],
+                result["evaluations_per_token"],
+                result["perplexity"],
+                result["perplexity_error"],
+                f"nucleus {settings['nucleus_p'] or 1:g}",
+            )
+            groups.setdefault((settings["judge"], settings["length"]), []).append(point)
+    shown = {key: points for key, points in groups.items() if len(points) > 1}
+    for index, ((judge, length), points) in enumerate(shown.items()):
+        name = f"judgements{index or ''}"
+        yield Plot(
+            name,
+            plots.quality_against_cost(points, list(report.labels.values()), name),
+            f"Generative perplexity of texts of {length:,} tokens under {judge} against evaluations a token: "
+            + "; ".join(f"{point.label} {plain(point.y)} at {plain(point.x)}" for point in points)
+            + ".",
+            f"How much texts of {length:,} tokens surprise another language model, {judge}, against what "
+            "they cost to write. Lower and further left is better; but dull texts surprise nobody: look at "
+            "the entropy too.",
+        )
+
+
 _FOLDED = ("MAUVE", "texts", "length", "redrawn", "degenerate", "sampler", "judge")
 """Columns that the caption tells where they are the same in all rows."""
 
 
-def _judgement(record: Record) -> dict[str, str]:
+def _judgement(run: Run, record: Record) -> dict[str, str]:
     settings, result = record["settings"], record["result"]
-    sampler = [settings["unmasking"], settings["steps"] and f"{settings['steps']} steps", settings["dtype"]]
     return {
         "generative perplexity": with_error(result["perplexity"], result["perplexity_error"]),
         "entropy": with_error(result["entropy"], result["entropy_error"]),
@@ -176,9 +207,21 @@ def _judgement(record: Record) -> dict[str, str]:
         "length": f"{settings['length']:,}",
         "redrawn": f"{result['redraws']:,}",
         "degenerate": f"{result['degenerate']:,}",
-        "sampler": ", ".join(filter(None, sampler)),
+        "sampler": ", ".join([*_way_of_writing(run, settings), settings["dtype"]]),
         "judge": f"{settings['judge']}, {settings['judge_dtype']}, window {settings['window']:,}",
     }
+
+
+def _way_of_writing(run: Run, settings: Any) -> list[str]:
+    """Only block diffusion is told how to unmask; the others have at most a number of steps."""
+    if run.method == "block_diffusion":
+        name, arguments = unmasking(settings["unmasking"])
+        spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+        of = [f"{key.replace('_', ' ')} {value}" for key, value in arguments.items() if value != "None"]
+        return [spaced, *of]
+    if run.method == "autoregressive":
+        return ["token after token"]
+    return [f"{settings['steps']} steps"] if settings["steps"] else []
 
 
 def _or_dash(value: float | None) -> str:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from bd3lm.reports import plots
-from bd3lm.reports.content import Report, Run
+from bd3lm.reports.content import Report, Run, largest
 from bd3lm.reports.document import Part, Plot, Prose, Table
+from bd3lm.reports.reproduction import commands
 
 _LOGGED = "From `metrics.csv`, which `bd3lm train` writes."
 
@@ -76,13 +77,14 @@ def clip_parts(report: Report) -> Iterator[Part]:
 
 def variance_parts(report: Report) -> Iterator[Part]:
     """How much the loss varies, by the way masks are drawn."""
-    measured = {
-        report.labels[run.folder]: record["result"]["rows"]
+    chosen = [
+        (run, largest(found, lambda record: (record["settings"]["batches"], record["settings"]["gradients"])))
         for run in report.runs
-        for record in run.of_kind("variance")[-1:]
-    }
-    if not measured:
+        if (found := run.of_kind("variance"))
+    ]
+    if not chosen:
         return
+    measured = {report.labels[run.folder]: record["result"]["rows"] for run, record in chosen}
     yield Prose(
         "A training step looks at one random masking of each block, so its loss is a noisy estimate of the "
         "bound. The less the estimate varies, the more a step can learn from it, and that depends on how "
@@ -94,14 +96,21 @@ def variance_parts(report: Report) -> Iterator[Part]:
         label: {row["masks"]: row["loss"] for row in found if row["loss"]}
         for label, found in measured.items()
     }
+    unbiased = {
+        label: [row for row in found if row["unbiased"] and row["loss"]] for label, found in measured.items()
+    }
+    least = [
+        f"{label}, {min(found, key=lambda row: float(row['loss']))['masks']}"
+        for label, found in unbiased.items()
+        if found
+    ]
     yield Plot(
         "variances",
         plots.variances(figures, biased, list(report.labels.values())),
-        "Variance of the loss by the way masks are drawn. Least: "
-        + "; ".join(f"{label}, {min(each, key=each.__getitem__)}" for label, each in figures.items() if each)
-        + ".",
+        "Variance of the loss by the way masks are drawn."
+        + (f" Least of the unbiased: {'; '.join(least)}." if least else ""),
         f"Variance of the loss over blocks{_of(list(figures))}. Filled marks are unbiased estimates of the "
-        f"bound; hollow ones estimate something else. Measured by {report.command('variance')}.",
+        f"bound; hollow ones estimate something else. Measured by {commands(chosen)}.",
     )
     shown = ["loss", *(["gradient"] if any(row["gradient"] is not None for row in rows) else [])]
     by_rule = [{row["masks"]: row for row in found} for found in measured.values()]

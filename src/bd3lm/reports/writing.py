@@ -1,5 +1,6 @@
 """A report as files: report.html, report.md and a folder of plots."""
 
+import re
 from pathlib import Path
 
 from bd3lm.reports.content import Report
@@ -17,9 +18,18 @@ def write_report(report: Report, out: Path) -> Path:
     document = build_document(report)
     plots = [part for section in document.sections for part in section.parts if isinstance(part, Plot)]
     (out / PLOTS).mkdir(parents=True, exist_ok=True)
+    _remove_earlier_plots(out)
     for plot in plots:
         (out / PLOTS / f"{plot.name}.svg").write_text(plot.svg, encoding="utf-8")
     (out / MARKDOWN).write_text(render_markdown(document, PLOTS), encoding="utf-8")
     page = out / PAGE
     page.write_text(render_page(document), encoding="utf-8")
     return page
+
+
+def _remove_earlier_plots(out: Path) -> None:
+    """Those that the report in `out` shows so far, and nothing else that may lie beside them."""
+    earlier = out / MARKDOWN
+    if earlier.is_file():
+        for name in re.findall(rf"\]\({PLOTS}/(\w+\.svg)\)", earlier.read_text("utf-8")):
+            (out / PLOTS / name).unlink(missing_ok=True)

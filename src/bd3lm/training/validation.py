@@ -140,5 +140,5 @@ class GradientVarianceValidator:
     def __call__(self, trainer: Trainer) -> Metrics:
         batches = [batch for _, batch in self.held_out.share(trainer, self.batches)]
         with torch.enable_grad():
-            value = gradient_variance(trainer.network, trainer.objective, batches, seed=trainer.step)
-        return {"gradient_variance": value}
+            found = gradient_variance(trainer.network, trainer.objective, batches, seed=trainer.step)
+        return {"gradient_variance": found.variance}
