@@ -11,7 +11,12 @@ from rich.console import Console
 
 from bd3lm.cli import main
 from bd3lm.commands.corpora import open_sequences
-from bd3lm.commands.perplexities import measure_perplexity, perplexity_text, report_perplexities
+from bd3lm.commands.perplexities import (
+    measure_perplexity,
+    perplexity_text,
+    report_perplexities,
+    report_zero_shot,
+)
 from bd3lm.commands.records import FOLDER, kept
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import byte_tokenizer, train_bpe
@@ -309,3 +314,24 @@ def test_bytes_of_merged_tokens():
     for text in random_texts(10):
         ids = torch.tensor(tokenizer.encode(text)).numpy()
         assert tokenizer.text_bytes(ids) == len(text.encode())
+
+
+def test_one_bad_corpus_does_not_lose_the_others(tmp_path, capsys):
+    folder = saved(of_bytes(2), tmp_path / "model")
+    (tmp_path / "short.txt").write_text("too short")
+    good = documents(tmp_path)
+    assert main(["zeroshot", str(folder), "--data", str(tmp_path / "short.txt"), str(good)]) == 1
+    captured = capsys.readouterr()
+    assert "tokens scored" in captured.out
+    assert "must hold at least one sequence" in captured.err
+
+
+def test_corpora_of_one_name_are_told_apart(tmp_path):
+    subject = Subject.open(saved(of_bytes(2), tmp_path / "model"), device="cpu")
+    files = []
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        files.append(str(documents(tmp_path / place)))
+    console = Console(file=io.StringIO(), width=400)
+    report_zero_shot([subject], files, console=console)
+    assert all(file in console.file.getvalue() for file in files)

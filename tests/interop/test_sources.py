@@ -76,13 +76,13 @@ class TestHub:
             raise error
 
         monkeypatch.setattr(sources, "snapshot_download", fail)
-        message = r"source 'owner/name' is no local path, and could not be downloaded from the hub: offline"
+        message = r"source 'owner/name' is no local path, and as a hub id it could not be downloaded: offline"
         with pytest.raises(ValueError, match=message):
             load("owner/name")
 
     def test_without_a_network(self, tmp_path: Path) -> None:
         """The real client, told to stay at home."""
-        with pytest.raises(ValueError, match="could not be downloaded from the hub"):
+        with pytest.raises(ValueError, match="as a hub id it could not be downloaded"):
             load("owner/name", local_files_only=True, cache_dir=tmp_path)
 
 

@@ -1,6 +1,6 @@
 """`bd3lm eval` and `bd3lm zeroshot`: how likely a model finds text, with what the figure is worth."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,6 @@ def report_perplexities(
         drawn = any(figure["monte_carlo_error"] for record in group for figure in record["result"]["figures"])
         for heading in ("estimator", "perplexity", *_of_draws(drawn), "bits/token", "bits/byte"):
             table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("it is")
         for record in group:
             for index, figure in enumerate(record["result"]["figures"]):
                 table.add_row("" if index else record["model"], *_cells(figure, drawn))
@@ -109,26 +108,47 @@ def report_perplexities(
 def report_zero_shot(
     subjects: Sequence[Subject], data: Sequence[str], *, console: Console, **options: Any
 ) -> list[dict[str, Any]]:
-    """Models against corpora, sequences wrapped to the context and no EOS between them (Suppl. C.4)."""
-    records = [
-        measure_perplexity(subject, data=source, eos_between_documents=False, console=console, **options)
-        for source in data
-        for subject in subjects
-    ]
+    """Models against corpora, sequences wrapped to the context and no EOS between them (Suppl. C.4).
+
+    What went wrong with one corpus is said after all the others are measured and shown.
+    """
+    measured: dict[str, list[dict[str, Any]]] = {}
+    problems = []
+    for source in data:
+        try:
+            measured[source] = [
+                measure_perplexity(
+                    subject, data=source, eos_between_documents=False, console=console, **options
+                )
+                for subject in subjects
+            ]
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+    if measured:
+        _print_zero_shot(subjects, measured, console)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return [record for records in measured.values() for record in records]
+
+
+def _print_zero_shot(
+    subjects: Sequence[Subject], measured: Mapping[str, Sequence[dict[str, Any]]], console: Console
+) -> None:
     table = Table(title="Zero-shot perplexity")
     table.add_column("model", overflow="fold")
     table.add_column("estimator")
-    for source in data:
-        table.add_column(_short(source), justify="right")
+    names = [Path(source).name.partition(".")[0] or source for source in measured]
+    for source, name in zip(measured, names, strict=True):
+        table.add_column(name if names.count(name) == 1 else source, justify="right", overflow="fold")
     for index, subject in enumerate(subjects):
-        mine = records[index :: len(subjects)]
+        mine = [records[index] for records in measured.values()]
         cells = [perplexity_text(record["result"]["figures"][0]) for record in mine]
         table.add_row(f"{subject.name} ({subject.title})", mine[0]["settings"]["estimator"], *cells)
         scored = [f"{record['result']['tokens']:,}" for record in mine]
         table.add_row("  tokens scored", "", *scored, style="dim")
     console.print(table)
-    console.print(_legend([record["result"]["figures"][0] for record in records]), soft_wrap=True)
-    return records
+    shown = [record["result"]["figures"][0] for records in measured.values() for record in records]
+    console.print(_legend(shown), soft_wrap=True)
 
 
 def perplexity_text(figure: dict[str, Any]) -> str:
@@ -155,9 +175,6 @@ def _figure(found: CorpusLikelihood, text_bytes: int | None) -> dict[str, Any]:
     }
 
 
-_MEANINGS = {"exact": "exact", "bound": "a bound", "neither": "neither"}
-
-
 def _of_draws(drawn: bool, cell: str = "of draws") -> list[str]:
     return [cell] if drawn else []
 
@@ -170,7 +187,6 @@ def _cells(figure: dict[str, Any], drawn: bool) -> list[str]:
         *_of_draws(drawn, f"± {noise * figure['perplexity']:.2f}" if noise and figure["perplexity"] else ""),
         f"{figure['bits_per_token']:.3f}",
         "" if bits is None else f"{bits:.3f}",
-        _MEANINGS[figure["meaning"]],
     ]
 
 
@@ -178,8 +194,16 @@ def _legend(figures: Sequence[dict[str, Any]]) -> str:
     """What the signs in a table of figures mean."""
     lines = ["± is one standard error over sequences, neighbours taken to be alike as far as they are."]
     drawn = [figure for figure in figures if figure["monte_carlo_error"] != 0.0]
-    if any(figure["meaning"] == "bound" for figure in figures):
-        lines.append("≤ marks an upper bound" + (", or an estimate of one." if drawn else "."))
+    estimated = ", or an estimate of one" if drawn else ""
+    meanings = {
+        "exact": "no sign: an exact figure",
+        "bound": f"≤: an upper bound{estimated}",
+        "neither": "≈: neither exact nor a bound",
+    }
+    met = [
+        words for meaning, words in meanings.items() if any(each["meaning"] == meaning for each in figures)
+    ]
+    lines.append("; ".join(met).capitalize() + ".")
     if drawn:
         lines.append("The noise of the draws is in the error.")
     if any(figure["monte_carlo_error"] is None for figure in figures):
@@ -207,8 +231,3 @@ def _name(settings: dict[str, Any]) -> str:
     split = "" if settings["split"] == "train" and Path(data).is_file() else f", split {settings['split']}"
     own = "held-out text" if settings["split"] in HELD_OUT else "training text"
     return f"{own if data == OWN else data}{split}"
-
-
-def _short(source: str) -> str:
-    """A corpus as a column names it: the file's name without its endings."""
-    return Path(source).name.partition(".")[0] or source

@@ -52,7 +52,8 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
         return Path(snapshot_download(source, allow_patterns=list(_PATTERNS), **hub))
     except Exception as error:  # the hub's client has many: offline, not found, no access, bad revision
         raise ValueError(
-            f"source {source!r} is no local path, and could not be downloaded from the hub: {error}"
+            f"source {source!r} is no local path, and as a hub id it could not be downloaded: "
+            f"{(str(error).strip() or type(error).__name__).splitlines()[0]}"
         ) from error
 
 
@@ -65,6 +66,11 @@ def read_config(folder: Path) -> dict[str, Any]:
             names = ", ".join(stage.name for stage in stages)
             raise ValueError(
                 f"folder {folder} holds a run of the stages {names}: name one of them, such as {stages[-1]}"
+            )
+        if (folder / "checkpoints").is_dir():
+            raise ValueError(
+                f"folder {folder} holds a run that has no model yet: it is still training, or was stopped "
+                "before it could write one; `bd3lm train --resume` goes on with it"
             )
         weights_file(folder)  # a folder of pickles is told so first
         raise ValueError(f"folder {folder} must hold a {CONFIG_NAME}, got none")

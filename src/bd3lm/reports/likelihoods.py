@@ -14,7 +14,7 @@ from bd3lm.reports.reproduction import commands
 _SIGNS = {"exact": "", "bound": "≤ ", "neither": "≈ "}
 _LEGEND = (
     "No sign marks an exact figure, ≤ an upper bound, ≈ what is neither; ± is one standard error over "
-    "sequences."
+    "sequences, neighbours taken to be alike as far as they are."
 )
 Measured = tuple[Run, Record]
 Text = tuple[str, str, bool]
