@@ -79,7 +79,11 @@ def variance(gradient: float | None = None) -> Record:
         {"masks": name, "loss": loss, "gradient": gradient, "unbiased": unbiased}
         for name, (loss, unbiased) in RULES.items()
     ]
-    return record("variance", {"block_size": 4, "batches": 2, "gradients": 0, "seed": 0}, {"rows": rows})
+    return record(
+        "variance",
+        {"block_size": 4, "batches": 2, "gradients": 0 if gradient is None else 2, "seed": 0},
+        {"rows": rows},
+    )
 
 
 def samples(*texts: tuple[str, str]) -> Record:

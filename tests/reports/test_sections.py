@@ -207,12 +207,22 @@ def test_variances_by_rule():
     (table,) = tables(whole_report(), "Noise in training")
     assert table.headings == ["masks", "unbiased", f"{BLOCKS}: loss", f"{BLOCKS}: gradient"]
     assert table.rows == [
-        ["counts", "yes", "1.5", "0.5"],
-        ["clipped U[0.5, 1]", "no", "2.5", "0.5"],
-        ["linear U[0, 1]", "yes", "40", "0.5"],
+        ["counts", "yes", "1.50", "0.500"],
+        ["clipped U[0.5, 1]", "no", "2.50", "0.500"],
+        ["linear U[0, 1]", "yes", "40.00", "0.500"],
     ]
     (without,) = tables(one(variance()), "Noise in training")
     assert without.headings == ["masks", "unbiased", "autoregressive: loss"]
+
+
+def test_variances_have_their_errors_and_may_be_infinite():
+    record = variance(gradient=0.5)
+    first, second, third = record["result"]["rows"]
+    first |= {"loss_error": 0.25, "gradient_error": 0.125}
+    second |= {"loss": None, "loss_error": None}
+    third |= {"gradient": None, "gradient_error": None}
+    (table,) = tables(one(record), "Noise in training")
+    assert [row[2:] for row in table.rows] == [["1.50 ± 0.25", "0.50 ± 0.12"], ["∞", "0.500"], ["40.00", "∞"]]
 
 
 def test_the_quietest_rule_is_one_of_the_unbiased():
@@ -227,7 +237,7 @@ def test_the_largest_of_several_variances_and_lengths():
     few = variance(gradient=9.0)
     few["settings"]["batches"] = 1
     (table,) = tables(one(variance(gradient=0.5), few), "Noise in training")
-    assert table.rows[0][3] == "0.5"
+    assert table.rows[0][3] == "0.500"
     tiny = lengths()
     tiny["result"]["samples"]["number"] = 2
     (table,) = tables(one(lengths(), tiny), "Lengths")

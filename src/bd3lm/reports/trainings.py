@@ -1,10 +1,12 @@
 """The parts of a report on training: the loss, the clip ranges, and how noisy the loss is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from bd3lm.reports import plots
 from bd3lm.reports.content import Report, Run, largest
 from bd3lm.reports.document import Part, Plot, Prose, Table
+from bd3lm.reports.numbers import with_error
 from bd3lm.reports.reproduction import commands
 
 _LOGGED = "From `metrics.csv`, which `bd3lm train` writes."
@@ -112,23 +114,33 @@ def variance_parts(report: Report) -> Iterator[Part]:
         f"Variance of the loss over blocks{_of(list(figures))}. Filled marks are unbiased estimates of the "
         f"bound; hollow ones estimate something else. Measured by {commands(chosen)}.",
     )
-    shown = ["loss", *(["gradient"] if any(row["gradient"] is not None for row in rows) else [])]
+    asked = [["loss", *(["gradient"] if record["settings"]["gradients"] else [])] for _, record in chosen]
     by_rule = [{row["masks"]: row for row in found} for found in measured.values()]
     yield Table(
         "The same in figures. An unbiased estimate has the bound as its mean; the others have a mean that is "
-        "no bound. Schedules that draw rates near 0 have no finite variance: theirs is that of this sample.",
-        ["masks", "unbiased", *(f"{label}: {what}" for label in measured for what in shown)],
+        "no bound. Schedules that draw rates near 0 have no finite variance: theirs is that of this sample. "
+        "± is one standard error over batches, rough where a few large losses decide.",
+        [
+            "masks",
+            "unbiased",
+            *(f"{label}: {what}" for label, whats in zip(measured, asked, strict=True) for what in whats),
+        ],
         [
             [rule, "no" if rule in biased else "yes"]
-            + [_variance(each.get(rule, {}).get(what)) for each in by_rule for what in shown]
+            + [
+                _variance(each.get(rule), what)
+                for each, whats in zip(by_rule, asked, strict=True)
+                for what in whats
+            ]
             for rule in dict.fromkeys(row["masks"] for row in rows)
         ],
         text_columns=[1],
     )
 
 
-def _variance(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+def _variance(row: Mapping[str, Any] | None, what: str) -> str:
+    """A variance ± its error; a record has null for one that is not finite."""
+    return "–" if row is None else with_error(row[what], row.get(f"{what}_error"))
 
 
 def _of(labels: Sequence[str]) -> str:
