@@ -1,6 +1,7 @@
 """Recipes: plain values in and out, layers that replace one another, and errors that come all at once."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import yaml
 
 from bd3lm.presets import PRESETS, preset
 from bd3lm.recipe import (
+    AutoregressiveRecipe,
     BlockDiffusionRecipe,
     ClippedMasking,
     CountsMasking,
@@ -47,11 +49,14 @@ def test_every_stage_of_every_preset_is_a_recipe_and_survives_yaml(name, stage):
     assert recipe_from_dict(yaml.safe_load(written), where=name) == recipe
 
 
+CASES = ("ar-random-batch", "bd3lm-1", "bd3lm-1-full")
+
+
 def test_the_presets_there_are():
     corpora = [
         f"{corpus}-{method}"
         for corpus in ("lm1b", "owt", "wikipedia")
-        for method in ("ar", "mdlm", "sedd", "d3pm", "ssd-lm", "bd3lm-4", "bd3lm-8", "bd3lm-16")
+        for method in ("ar", "mdlm", "sedd", "d3pm", "ssd-lm", *CASES, "bd3lm-4", "bd3lm-8", "bd3lm-16")
     ]
     assert list(PRESETS) == [
         "demo",
@@ -59,8 +64,23 @@ def test_the_presets_there_are():
         "demo-sedd",
         "demo-d3pm",
         "demo-ssd-lm",
+        "demo-ar",
+        *(f"demo-{case}" for case in CASES),
         *corpora,
     ]
+
+
+@pytest.mark.parametrize("corpus", ["demo", "lm1b", "owt", "wikipedia"])
+def test_the_case_study_differs_in_the_method_alone(corpus):
+    """Section 4.2: AR, with a random batch size, blocks of 1 by uniform times, and fully masked."""
+    plain, *cases = (
+        recipe_from_dict(preset(f"{corpus}-{name}").stages[-1].recipe, where="p") for name in ("ar", *CASES)
+    )
+    assert all(replace(case, method=plain.method) == plain for case in cases)
+    random_batch, uniform, full = (case.method for case in cases)
+    assert random_batch == AutoregressiveRecipe(random_batch=True)
+    assert uniform == BlockDiffusionRecipe(block_size=1, masking=TimesMasking())
+    assert full == BlockDiffusionRecipe(block_size=1, masking=ClippedMasking(low=1.0, high=1.0))
 
 
 @pytest.mark.parametrize(("corpus", "context"), [("lm1b", 128), ("owt", 1024)])
