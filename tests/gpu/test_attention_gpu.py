@@ -20,18 +20,9 @@ from tests.oracles.networks import CLEAN, MASK, logits_of, tiny_transformer
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("exact_float32_and_nothing_but_compiled_kernels"),
 ]
 CUDA = torch.device("cuda")
-
-
-@pytest.fixture(autouse=True)
-def _exact_float32_and_nothing_but_compiled_kernels():
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")  # no TF32
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-        yield
-    torch.set_float32_matmul_precision(precision)
 
 
 def network(**config) -> Transformer:

@@ -21,6 +21,7 @@ from tests.training.tiny import AR, COUNTS, MASK, Sentences, network, rows, sent
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("exact_float32_and_nothing_but_compiled_kernels"),
 ]
 CUDA = torch.device("cuda")
 CONTEXT = 256
@@ -30,16 +31,6 @@ OBJECTIVES: dict[str, Objective] = {
     "one block": BlockDiffusionLoss(block_size=CONTEXT, mask_id=MASK, masking=Times()),
 }
 BLOCKS = [(256, 1), (256, 4), (256, 16), (256, 64), (255, 3), (255, 5), (1024, 4), (1024, 16)]
-
-
-@pytest.fixture(autouse=True)
-def _exact_float32_and_nothing_but_compiled_kernels():
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")  # no TF32
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-        yield
-    torch.set_float32_matmul_precision(precision)
 
 
 def wide_network(context: int = CONTEXT, dropout: float = 0.0) -> Transformer:
