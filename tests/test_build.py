@@ -199,6 +199,14 @@ def test_what_is_exported_is_the_averaged_model(data, tmp_path):
         assert torch.equal(parameter, run.trainer.ema.tensors()[name])
 
 
+def test_without_an_average_the_weights_themselves_are_exported(data, tmp_path):
+    run = build(data, tmp_path, {"train": {"ema_decay": 0}})
+    run.trainer.run()
+    trained = dict(run.trainer.network.named_parameters())
+    network, _ = load(run.export())
+    assert all(torch.equal(weight, trained[name]) for name, weight in network.named_parameters())
+
+
 def test_a_tied_network_is_exported_too(data, tmp_path):
     run = build(data, tmp_path, {"network": {"tied": True}})
     run.trainer.run()

@@ -102,6 +102,13 @@ def test_the_papers_two_stages(corpus, context, size):
     assert tuned.method.masking == ClippedMasking(redraw=True, search=ClipSearch(every=5000, batches=100))
 
 
+def test_only_demos_are_too_small_to_be_compiled():
+    for name in PRESETS:
+        for stage in preset(name).stages:
+            compiles = recipe_from_dict(stage.recipe, where=name).train.compile
+            assert compiles == (False if name.startswith("demo") else "auto"), name
+
+
 def test_an_unknown_preset_suggests_the_nearest():
     with pytest.raises(ValueError, match="got 'lm1b-bd3lm4', did you mean 'lm1b-bd3lm-4'"):
         preset("lm1b-bd3lm4")
@@ -118,6 +125,16 @@ def test_defaults_are_the_papers():
         0.9999,
     )
     assert (recipe.train.global_batch, recipe.network.dropout, recipe.data.context) == (512, 0.1, 1024)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("auto", "auto"), ("true", True), ("on", True), ("false", False), ("off", False)]
+)
+def test_whether_to_compile_is_left_open_or_said(word, meant):
+    assert parse().train.compile == "auto"
+    assert parse(parse_overrides(["--train.compile", word])).train.compile is meant
+    [problem] = problems({"train": {"compile": "maybe"}})
+    assert problem == "train.compile: input should be True, False or 'auto', got 'maybe'"
 
 
 def test_a_misspelt_key_suggests_the_right_one():

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from bd3lm import presets
 from bd3lm.data import TokenShards
+from bd3lm.models import Transformer
 from bd3lm.recipe import BlockDiffusionRecipe, CountsMasking, TimesMasking, recipe_from_dict, recipe_to_dict
 from bd3lm.runs import is_run, resolve_stages, run_stages, train_stages
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe, two_stages
@@ -203,6 +204,24 @@ def test_another_recipe_is_refused_by_the_names_of_its_fields(data, finished):
         assert difference in message
     assert "\n" not in message
     assert yaml.safe_load((finished / "recipe.yaml").read_text())["optimizer"]["lr"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("auto", "training on cpu in fp32, not compiled"),
+        (False, "training on cpu in fp32, not compiled"),
+        (True, "training on cpu in fp32, compiled; the first step takes about a minute"),
+    ],
+)
+def test_a_run_says_once_how_it_trains_and_keeps_what_was_asked(asked, said, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(Transformer, "compile_trunk", lambda network: None)
+    console = quiet()
+    recipe = tiny_recipe(data, {"train": {"compile": asked}})
+    train(tmp_path, recipe, console=console)
+    train(tmp_path, recipe, resume=True, console=console)  # which has nothing left to do
+    assert [line for line in console.file.getvalue().splitlines() if "training on" in line] == [said]
+    assert yaml.safe_load((tmp_path / "recipe.yaml").read_text())["train"]["compile"] == asked
 
 
 def test_a_longer_run_goes_on_from_a_finished_one(data, finished, tmp_path):

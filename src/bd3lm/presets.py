@@ -177,6 +177,7 @@ _DEMO = {
     "train": {
         "global_batch": 8,
         "ema_decay": 0.98,
+        "compile": False,  # a GPU is done in less time than compiling takes
         "log_every": 20,
         "validate_every": 10_000,
         "checkpoint_every": 200,

@@ -149,6 +149,9 @@ def _train(run: Run, *, resume: bool, console: Console) -> None:
     if resume and trainer.resume() and trainer.engine.is_main:
         finished = trainer.step >= trainer.settings.steps
         console.print(f"{'already trained to' if finished else 'resumed at'} step {trainer.step}")
+    if trainer.engine.is_main and trainer.step < trainer.settings.steps:
+        how = "compiled; the first step takes about a minute" if trainer.settings.compile else "not compiled"
+        console.print(f"training on {trainer.engine.device} in {trainer.precision}, {how}")
     trainer.run()
     folder = run.export()
     if trainer.engine.is_main and trainer.stopped_by == "signal":

@@ -39,23 +39,27 @@ def test_training_has_none_for_anything_else(case):
     assert training_reference(case) is None
 
 
+MEASURED = SamplingCase(dtype="bfloat16")
+
+
 def test_sampling_has_a_reference_by_method_and_number_of_texts():
-    case = SamplingCase(shape=Shape(method="ar"))
+    case = replace(MEASURED, shape=Shape(method="ar"))
     assert sampling_reference(case)[0] == 467.0
     assert sampling_reference(replace(case, batch=256))[0] == 52_400.0
-    assert sampling_reference(SamplingCase())[0] == 57.7
-    assert sampling_reference(SamplingCase(shape=Shape(block_size=16)))[0] == 68.7
+    assert sampling_reference(MEASURED)[0] == 57.7
+    assert sampling_reference(replace(MEASURED, shape=Shape(block_size=16)))[0] == 68.7
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        SamplingCase(batch=2),
-        SamplingCase(length=256),
-        SamplingCase(nucleus_p=1.0),
-        SamplingCase(shape=Shape(method="mdlm")),
-        SamplingCase(shape=Shape(block_size=8)),
-        *(SamplingCase(shape=Shape(**change)) for change in DIFFERENT),
+        SamplingCase(dtype="float32"),
+        replace(MEASURED, batch=2),
+        replace(MEASURED, length=256),
+        replace(MEASURED, nucleus_p=1.0),
+        replace(MEASURED, shape=Shape(method="mdlm")),
+        replace(MEASURED, shape=Shape(block_size=8)),
+        *(replace(MEASURED, shape=Shape(**change)) for change in DIFFERENT),
     ],
     ids=str,
 )

@@ -1,5 +1,7 @@
 """What a training benchmark times: the trainer's own step, in the variant that was asked for."""
 
+import math
+
 import pytest
 import torch
 
@@ -35,9 +37,30 @@ def test_variants_of_training_change_what_their_names_say(timed, monkeypatch):
     assert trainer_of(timed, compile=False).network not in compiled
     assert trainer_of(timed, compile=False, attention="dense").network.attention_backend == "dense"
     assert trainer_of(timed, compile=False, algorithm="two_pass").objective.algorithm == "two_pass"
-    without = trainer_of(timed, compile=False, ema=False)
-    without.train_step()
-    assert without.ema.updates == 0
+    trainer, without = (trainer_of(timed, compile=False, ema=ema) for ema in (True, False))
+    assert not averages_that_are_weights(trainer)
+    assert averages_that_are_weights(without) == set(dict(without.network.named_parameters()))
+
+
+def averages_that_are_weights(trainer) -> set[str]:
+    """Which of them are kept in no memory of their own."""
+    weights = {weight.data_ptr() for weight in trainer.network.parameters()}
+    return {name for name, average in trainer.ema.tensors().items() if average.data_ptr() in weights}
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_step_whose_loss_is_not_finite_has_no_speed(broken, monkeypatch):
+    """We once believed a kernel that was fast because it gave NaN."""
+    build = Transformer.reset_parameters
+
+    def break_weights(network: Transformer) -> None:
+        build(network)
+        torch.nn.init.constant_(network.output.bias, broken)
+
+    monkeypatch.setattr(Transformer, "reset_parameters", break_weights)
+    case = TrainingCase(shape=Shape(**SHAPE), batch=1, compile=False)
+    with pytest.raises(FloatingPointError, match=r"the loss of BD3-LM, blocks of 4, 1 x 16, .* not finite"):
+        measure_training(case, device=CPU, warmup=0, steps=1)
 
 
 def test_random_tokens_are_text_of_every_kind_but_the_mask(timed):

@@ -138,7 +138,8 @@ def test_a_cpu_is_not_compared_with_a_card(measured, console, monkeypatch):
 
 def test_sampling_has_its_own_figures_of_others(measured, console, monkeypatch):
     on_a("NVIDIA H200", monkeypatch)
-    bench_sampling(SamplingCase(shape=Shape(method="ar")), ["cached"], device=CUDA, console=console)
+    case = SamplingCase(shape=Shape(method="ar"), dtype="bfloat16")
+    bench_sampling(case, ["cached"], device=CUDA, console=console)
     name = "Hugging Face generate, static cache, compiled"
     assert cells(console)[name] == ["", "", "467", "", "", ""]
 
@@ -228,7 +229,7 @@ def test_the_command_times_attention(capsys):
             ["--out", "nowhere/bench.jsonl"],
             "--out must be in an existing folder, and nowhere is none",
         ),
-        ("sample", ["--variants", "eager"], "variants must be among cached, uncached, got 'eager'"),
+        ("sample", ["--variants", "eager"], "variants must be among cached, plain, uncached, got 'eager'"),
         ("sample", ["--batch", "0"], "batch_size must be a whole number from 1 on, got 0"),
         ("sample", ["--length", "1"], "length must be at least 2"),
         ("sample", ["--nucleus", "2"], "nucleus_p must lie in (0, 1], got 2.0"),

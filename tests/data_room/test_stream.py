@@ -1,7 +1,5 @@
 """The stream of batches: a permutation an epoch, the same whoever asks, whenever, for whichever rows."""
 
-import threading
-import time
 from collections import Counter
 from itertools import permutations
 from pathlib import Path
@@ -19,7 +17,6 @@ from bd3lm.data import (
     WrappedTokens,
     byte_tokenizer,
     ordered_batches,
-    prefetch,
     prepare,
 )
 from bd3lm.data.stream import permute
@@ -209,49 +206,6 @@ def test_validation_refuses(sequences: WrappedTokens) -> None:
         ordered_batches(sequences, 0)
     with pytest.raises(ValueError, match="limit must be at least 1 or None, got 0"):
         ordered_batches(sequences, 1, limit=0)
-
-
-# --- read ahead -------------------------------------------------------------------------------------
-
-
-def test_prefetching_gives_the_same_in_order(sequences: WrappedTokens) -> None:
-    stream = BatchStream(sequences, rows=3, seed=0)
-    ahead = list(prefetch(stream.batch, range(5, 25)))
-    assert [batch.tolist() for batch in ahead] == [stream.batch(step).tolist() for step in range(5, 25)]
-    assert list(prefetch(stream.batch, [])) == []
-
-
-def test_prefetching_reads_ahead_but_not_far() -> None:
-    loaded: list[int] = []
-    steps = prefetch(lambda step: loaded.append(step) or step, iter(range(1000)), depth=3)
-    assert next(steps) == 0
-    deadline = time.monotonic() + 10
-    while len(loaded) < 4 and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert loaded == [0, 1, 2, 3]
-
-
-def test_prefetching_passes_errors_on_and_its_thread_ends() -> None:
-    before = threading.active_count()
-
-    def load(step: int) -> int:
-        if step == 3:
-            raise FileNotFoundError("shard gone")
-        return step
-
-    steps = prefetch(load, range(10))
-    assert [next(steps) for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(FileNotFoundError, match="shard gone"):
-        next(steps)
-    steps = prefetch(load, range(3))
-    next(steps)
-    steps.close()  # type: ignore[attr-defined]
-    assert threading.active_count() == before
-
-
-def test_prefetching_refuses_no_depth() -> None:
-    with pytest.raises(ValueError, match="depth must be at least 1, got 0"):
-        prefetch(lambda step: step, range(3), depth=0)
 
 
 def test_the_room_does_not_load_torch() -> None:

@@ -76,6 +76,18 @@ def test_a_number_drawn_again_is_that_of_a_position_beyond_all_texts(
     assert again.tolist() == expected_uniforms(seed, position + repeat * 2**40, int(purpose), 5)
 
 
+def test_how_often_a_number_was_drawn_may_be_a_tensor() -> None:
+    """One for all, as a graph replays it, or one for each position."""
+    seed, positions = torch.tensor(5), torch.arange(4)
+    turns = torch.tensor([0, 1, 7, 2**20])
+    each = counter_uniform(seed, positions, Purpose.TOKEN, 6, repeat=turns)
+    for place, turn in enumerate(turns.tolist()):
+        assert torch.equal(each[place], uniforms(5, place, Purpose.TOKEN, 6, turn))
+        for one in (torch.tensor(turn), torch.tensor([turn])):
+            again = counter_uniform(seed, positions, Purpose.TOKEN, 6, repeat=one)
+            assert torch.equal(again, counter_uniform(seed, positions, Purpose.TOKEN, 6, repeat=turn))
+
+
 @every_purpose
 def test_numbers_are_uniform(purpose: Purpose) -> None:
     assert stats.kstest(uniforms(3, 7, purpose, 50_000), "uniform").pvalue > 1e-3

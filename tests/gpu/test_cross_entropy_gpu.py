@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.models import cross_entropy
-from bd3lm.models.cross_entropy import weighted_cross_entropy
+from bd3lm.models.cross_entropy import _Plain, weighted_cross_entropy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,27 +31,35 @@ def _exact_float32():
 
 def rows_of_logits(
     targets: Tensor, vocabulary: int, *, excluded: int | None, dtype: torch.dtype, seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `_reduce` takes, some of it large; the third row weighs nothing."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, some of them large, targets and weights; the third row weighs nothing."""
     generator = torch.Generator().manual_seed(seed)
     logits = 8.0 * torch.randn(len(targets), vocabulary, generator=generator)
-    offset = torch.randn(vocabulary, generator=generator)
     if excluded is not None:
-        offset[excluded] = -torch.inf
+        logits[:, excluded] = -torch.inf
     weights = torch.rand(len(targets), generator=generator) + 0.1
     weights[2:3] = 0.0
-    return logits.to(CUDA, dtype), offset.to(CUDA), targets.to(CUDA), weights.to(CUDA)
+    return logits.to(CUDA, dtype), targets.to(CUDA), weights.to(CUDA)
 
 
-def assert_the_kernel_reduces(logits: Tensor, offset: Tensor, targets: Tensor, weights: Tensor) -> None:
-    """Against `_reduce` of the same logits in double precision."""
-    from bd3lm.models.cross_entropy_kernel import reduce
+def reduced(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """By the kernel: totals, slopes (over the logits) and sums of slopes."""
+    from bd3lm.models import cross_entropy_kernel
 
-    nats, slopes = cross_entropy._reduce(logits.double(), offset.double(), targets, weights.double())
-    found_nats, found = reduce(logits.clone(), offset, targets, weights)
-    assert (found_nats.dtype, found.dtype) == (torch.float32, logits.dtype)
-    torch.testing.assert_close(found_nats.double(), nats, rtol=1e-5, atol=1e-4)
+    totals = cross_entropy_kernel.log_totals(logits)
+    return totals, *cross_entropy_kernel.slopes(logits, totals, targets, weights)
+
+
+def assert_the_kernel_reduces(logits: Tensor, targets: Tensor, weights: Tensor) -> None:
+    """Against the plain reduction of the same logits in double precision."""
+    exact = logits.double()
+    totals = _Plain.log_totals(exact)
+    slopes, sums = _Plain.slopes(exact, totals, targets, weights.double())
+    found_totals, found, found_sums = reduced(logits.clone(), targets, weights)
+    assert (found_totals.dtype, found.dtype, found_sums.dtype) == (torch.float32, logits.dtype, torch.float32)
+    torch.testing.assert_close(found_totals.double(), totals, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(found.double(), slopes, rtol=SLOPE_TOLERANCE[logits.dtype], atol=1e-6)
+    torch.testing.assert_close(found_sums.double(), sums, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -70,55 +78,42 @@ def test_the_kernel_is_the_plain_reduction_for_any_vocabulary(vocabulary, dtype)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("excluded", [0, 1, 7, TILE, TILE + 88])
 def test_the_excluded_token_has_no_probability_and_no_gradient(excluded, dtype):
-    from bd3lm.models.cross_entropy_kernel import reduce
-
     vocabulary = TILE + 89
     targets = torch.arange(20, 52)
     given = rows_of_logits(targets, vocabulary, excluded=excluded, dtype=dtype)
-    given[0][:, excluded] = 100.0  # it would be all of the softmax
     assert_the_kernel_reduces(*given)
-    nats, slopes = reduce(*given)
-    assert nats.isfinite().all()
+    totals, slopes, sums = reduced(*given)
+    assert totals.isfinite().all()
     assert not slopes[:, excluded].any()
+    assert sums[excluded] == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [0, 1, 2, 257])
+@pytest.mark.parametrize("rows", [0, 1, 2, 128, 257])
 def test_the_kernel_takes_any_number_of_rows(rows, dtype):
     targets = torch.randint(300, (rows,), generator=torch.Generator().manual_seed(rows))
     assert_the_kernel_reduces(*rows_of_logits(targets, 321, excluded=300, dtype=dtype))
 
 
 def test_rows_may_be_some_of_a_larger_matrix():
-    from bd3lm.models.cross_entropy_kernel import reduce
-
-    logits, offset, targets, weights = rows_of_logits(torch.arange(6), 130, excluded=9, dtype=torch.float32)
+    logits, targets, weights = rows_of_logits(torch.arange(6), 130, excluded=9, dtype=torch.float32)
     matrix = torch.full((6, 192), 7.0, device=CUDA)
     matrix[:, :130] = logits
-    _, expected = reduce(logits.clone(), offset, targets, weights)
-    _, found = reduce(matrix[:, :130], offset, targets, weights)
-    assert torch.equal(found, expected)
+    expected = reduced(logits.clone(), targets, weights)
+    found = reduced(matrix[:, :130], targets, weights)
+    assert all(torch.equal(mine, right) for mine, right in zip(found, expected, strict=True))
     assert (matrix[:, 130:] == 7.0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_launch_gives_the_same_numbers(dtype):
-    """Warps of a program that read the target's logit late once found its gradient there."""
-    from bd3lm.models.cross_entropy_kernel import reduce
-
     vocabulary, rows = 50304, 1024
     targets = torch.randint(vocabulary - 1, (rows,), generator=torch.Generator().manual_seed(1))
-    targets[: rows // 2] %= 64  # among the first that are overwritten
-    logits, offset, targets, weights = rows_of_logits(
-        targets, vocabulary, excluded=vocabulary - 1, dtype=dtype
-    )
-    nats, slopes = reduce(logits.clone(), offset, targets, weights)
-    expected, _ = cross_entropy._reduce(logits.float(), offset, targets, weights)
-    torch.testing.assert_close(nats, expected, rtol=1e-5, atol=1e-4)
-    for _ in range(50):
-        again, slopes_again = reduce(logits.clone(), offset, targets, weights)
-        assert torch.equal(again, nats)
-        assert torch.equal(slopes_again, slopes)
+    logits, targets, weights = rows_of_logits(targets, vocabulary, excluded=vocabulary - 1, dtype=dtype)
+    first = reduced(logits.clone(), targets, weights)
+    for _ in range(20):
+        again = reduced(logits.clone(), targets, weights)
+        assert all(torch.equal(mine, right) for mine, right in zip(again, first, strict=True))
 
 
 # --- with the head around it ---

@@ -1,4 +1,11 @@
-"""On a GPU the samplers write what they write on a CPU, and keep doing so for long texts in bfloat16."""
+"""On a GPU the samplers write what they write on a CPU, and keep doing so for long texts in bfloat16.
+
+In double precision passes are replayed but made of the plain kernels; in single precision and below they are
+made of the fused ones (`models/decoding.py`), which count few tokens otherwise than many: hence the batches.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -39,18 +46,46 @@ def writers(model: Transformer) -> dict[str, Writer]:
         for rule in [*rules, EntropyBound(0.2)]
     }
     found["causal clean"] = BlockWriter(model, block_size=4, mask_id=MASK, context=CONTEXT, causal_clean=True)
-    found["autoregressive"] = AutoregressiveWriter(model, mask_id=MASK, context=CONTEXT)
+    if not model.uses_noise:
+        found["autoregressive"] = AutoregressiveWriter(model, mask_id=MASK, context=CONTEXT)
     found["sliding"] = SlidingWriter(model, mask_id=MASK, context=CONTEXT)
     return found
 
 
-def test_the_tokens_are_those_of_a_cpu_in_double_precision():
-    here = tiny_transformer(5, context=CONTEXT)
-    there = tiny_transformer(5, context=CONTEXT).cuda()
+NETWORKS: dict[str, dict] = {
+    "plain kernels": {"dtype": torch.float64},
+    "fused kernels": {"dtype": torch.float32, "hidden": 64, "heads": 2},
+    "fused kernels, adaptive norms": {"dtype": torch.float32, "hidden": 64, "heads": 2, "adaln": True},
+    "told the time": {
+        "dtype": torch.float32,
+        "hidden": 64,
+        "heads": 2,
+        "adaln": True,
+        "time_conditioning": True,
+    },
+}
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_tokens_are_those_of_a_cpu(network: str, batch_size: int):
+    here = tiny_transformer(5, context=CONTEXT, **NETWORKS[network])
+    there = tiny_transformer(5, context=CONTEXT, **NETWORKS[network]).cuda()
+    texts = requests(90) + [Request(torch.tensor([1]), seed, 90) for seed in range(10, 30)]
     for (name, on_cpu), on_gpu in zip(writers(here).items(), writers(there).values(), strict=True):
         stopping = Stopping(entropy_floor=0.6, entropy_window=16, redraws=1)
-        expected = sample(on_cpu, requests(90), stopping=stopping)
-        found = sample(on_gpu, requests(90), stopping=stopping, batch_size=3, device="cuda")
+        expected = sample(on_cpu, texts, stopping=stopping)
+        found = sample(on_gpu, texts, stopping=stopping, batch_size=batch_size, device="cuda")
         for mine, theirs in zip(found, expected, strict=True):
             assert torch.equal(mine.tokens, theirs.tokens), name
             assert (mine.evaluations, mine.fill_passes, mine.stopped_by, mine.redraws) == (
@@ -67,3 +102,31 @@ def test_bfloat16_writes_past_the_context_without_a_mask_left():
         for text in sample(writer, requests(200), device="cuda"):
             assert len(text.tokens) == 200, name
             assert not (text.tokens == MASK).any(), name
+
+
+@pytest.mark.parametrize("rule", [FirstHitting(), FirstHitting(2), Ancestral(7), Remasking(steps=9)], ids=str)
+def test_the_host_does_not_wait_while_blocks_are_written(rule):
+    """From the third block on, by when every pass has been recorded."""
+    model = tiny_transformer(5, context=CONTEXT, hidden=64, heads=2, dtype=torch.bfloat16).cuda()
+    writer = BlockWriter(model, block_size=8, mask_id=MASK, context=CONTEXT, unmasking=rule)
+    rows = writer.open([Request(torch.tensor([0]), 1, 128)], width=128, device=torch.device("cuda"))
+    with torch.no_grad():
+        for _ in range(4):
+            list(writer.write(rows))
+        with no_waiting():
+            for _ in range(8):
+                list(writer.write(rows))
+    assert not (rows.text[0, :96] == MASK).any()
+
+
+def test_the_host_does_not_wait_while_tokens_are_written():
+    model = tiny_transformer(5, context=CONTEXT, hidden=64, heads=2, dtype=torch.bfloat16).cuda()
+    writer = AutoregressiveWriter(model, mask_id=MASK, context=CONTEXT)
+    rows = writer.open([Request(torch.tensor([0]), 1, 64)], width=64, device=torch.device("cuda"))
+    with torch.no_grad():
+        for _ in range(4):
+            list(writer.write(rows))
+        with no_waiting():
+            for _ in range(40):
+                list(writer.write(rows))
+    assert not (rows.text[0, :44] == MASK).any()

@@ -97,10 +97,10 @@ def test_micro_batches_are_not_waited_for_either(tmp_path):
 )
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_losses_are_those_of_the_cpu(name, precision, compiled, tolerance, tmp_path):
-    """Masks are drawn on the host on either device, so both train on the same ones."""
-    trainer_on(torch.device("cpu"), tmp_path / "cpu", OBJECTIVES[name], steps=4).run()
+    """Masks and seeds of dropout are drawn on the host on either device, so both train on the same ones."""
+    trainer_on(torch.device("cpu"), tmp_path / "cpu", OBJECTIVES[name], dropout=0.1, steps=4).run()
     there = trainer_on(
-        CUDA, tmp_path / "gpu", OBJECTIVES[name], steps=4, precision=precision, compile=compiled
+        CUDA, tmp_path / "gpu", OBJECTIVES[name], dropout=0.1, steps=4, precision=precision, compile=compiled
     )
     there.run()
     expected, found = (

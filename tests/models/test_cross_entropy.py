@@ -1,5 +1,10 @@
 """The fused head and cross-entropy: the plain formula, values and gradients, in chunks of any size."""
 
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch import Tensor
@@ -106,3 +111,38 @@ def test_ids_that_no_token_has_are_refused():
         targets[1] = wrong
         with pytest.raises(ValueError, match=r"token ids must lie in 0\.\.10, got values from"):
             weighted_cross_entropy(hidden, weight, bias, targets, weights, excluded=EXCLUDED)
+
+
+INTERPRETED = """
+import torch
+from bd3lm.models import cross_entropy_kernel as kernel
+from bd3lm.models.cross_entropy import _Plain
+
+kernel._PIECES, kernel._LANES, kernel._ROWS, kernel._ROWS_AT_ONCE, kernel._TOKENS = 2, 8, 4, 2, 16
+torch.manual_seed(0)
+for rows, tokens in ((1, 1), (3, 15), (4, 16), (5, 17), (9, 40), (0, 5)):
+    matrix = 8 * torch.randn(rows, tokens + 3)
+    logits = matrix[:, :tokens]  # rows of a larger matrix
+    logits[:, -1:] = logits[:, -1:] if tokens == 1 else -torch.inf
+    rest = matrix[:, tokens:].clone()
+    targets, weights = torch.randint(max(tokens - 1, 1), (rows,)), torch.rand(rows)
+    exact = logits.double()
+    totals = _Plain.log_totals(exact)
+    right = totals, *_Plain.slopes(exact, totals, targets, weights.double())
+    found = kernel.log_totals(logits)
+    found = found, *kernel.slopes(logits, found, targets, weights)
+    for mine, expected in zip(found, right):
+        torch.testing.assert_close(mine.double(), expected, rtol=1e-4, atol=1e-5)
+    assert found[1].data_ptr() == logits.data_ptr() and torch.equal(matrix[:, tokens:], rest)
+print("checked")
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_the_kernel_is_the_plain_reduction():
+    """By Triton's interpreter, which must be chosen before it is imported: the edges of rows and tiles."""
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "checked\n", done.stderr

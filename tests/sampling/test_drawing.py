@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from bd3lm.diffusion import subs_at_masks
 from bd3lm.sampling import Sharpening
 
 
@@ -106,6 +107,18 @@ def test_seeds_positions_and_turns_draw_independently():
     for seed, positions, repeat in ((2, here, 0), (1, here + 1, 0), (1, here, 1), (1, here, 2)):
         other = Sharpening().draw(log_p, torch.tensor([seed]), positions, repeat=repeat)
         assert (first == other).sum() < 30
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_logits_are_drawn_from_without_the_mask(rule):
+    logits = random_log_p(3, 4, 7) + 5.0
+    logits[..., 2] = 9.0  # the mask
+    seeds, positions = torch.arange(3), torch.arange(12).view(3, 4)
+    expected = rule.draw(subs_at_masks(logits, 2), seeds, positions, repeat=3)
+    for repeat in (3, torch.tensor([3])):
+        found = rule.draw_logits(logits, 2, seeds, positions, repeat=repeat)
+        assert torch.equal(found, expected)
+        assert not (found == 2).any()
 
 
 def test_impossible_tokens_are_never_drawn():

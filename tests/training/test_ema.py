@@ -74,15 +74,28 @@ def test_raw_parameters_return_after_an_error() -> None:
 
 def test_averages_are_float32_whatever_the_parameters_are() -> None:
     weight = parameter(1.0, dtype=torch.bfloat16)
-    ema = EMA({"w": weight}, decay=0.0)
+    ema = EMA({"w": weight}, decay=0.9)
     fill(weight, 1.5)
     ema.update()
     assert ema.tensors()["w"].dtype == torch.float32
-    assert ema.tensors()["w"].item() == 1.5
+    assert ema.tensors()["w"].item() == pytest.approx(1 + 0.5 * 9 / 11)  # bfloat16 would be 0.001 off
     fill(ema.tensors()["w"], 1.0001)
     with ema.swapped_in():
         assert weight.item() == 1.0
     assert weight.item() == 1.5
+
+
+def test_without_decay_the_averages_are_the_parameters_and_take_no_memory() -> None:
+    weight = parameter(1.0, 2.0)
+    ema = EMA({"w": weight}, decay=0.0)
+    for values in ((3.0, 4.0), (5.0, 6.0)):
+        fill(weight, *values)
+        ema.update()
+        with ema.swapped_in():
+            assert weight.tolist() == list(values)
+        assert ema.tensors()["w"].tolist() == weight.tolist() == list(values)
+    assert ema.tensors()["w"].data_ptr() == weight.data_ptr()
+    assert not ema.tensors()["w"].requires_grad
 
 
 def test_a_state_that_is_put_back_goes_on_as_before() -> None:

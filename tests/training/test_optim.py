@@ -140,3 +140,34 @@ def test_the_norm_tells_of_a_gradient_that_is_not_finite() -> None:
         Recorder(parameters), parameters, factor=torch.tensor(1.0), clip_norm=1.0, engine=Engine()
     )
     assert not math.isfinite(norm.item())
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_a_fused_optimizer_scales_inside_its_kernel_and_updates_alike(
+    clip_norm: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; CPUs have the kernel too. Weight decay does not see the factor, moments do."""
+    passes = []
+    multiply = torch._foreach_mul_
+    monkeypatch.setattr(torch, "_foreach_mul_", lambda *given: passes.append(given) or multiply(*given))
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=generator) for shape in ((7, 5), (5,))]
+    updates = [[torch.randn(value.shape, generator=generator) for value in start] for _ in range(3)]
+    trained = {}
+    for fused in (False, True):
+        parameters = [nn.Parameter(value.clone()) for value in start]
+        optimizer = torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.1, eps=1e-3, fused=fused)
+        norms = []
+        for update in updates:
+            for parameter, gradient in zip(parameters, update, strict=True):
+                parameter.grad = gradient.clone()
+            factor = torch.tensor(0.25)
+            norms.append(
+                apply_gradients(optimizer, parameters, factor=factor, clip_norm=clip_norm, engine=Engine())
+            )
+            assert all(parameter.grad is None for parameter in parameters)
+            assert not hasattr(optimizer, "grad_scale")
+        trained[fused] = [*norms, *parameters, *(optimizer.state[each]["exp_avg"] for each in parameters)]
+    assert len(passes) == 3  # of the plain one
+    torch.testing.assert_close(trained[True], trained[False], rtol=1e-5, atol=1e-6)
+    assert (trained[True][3] - start[0]).abs().max() > 0.1

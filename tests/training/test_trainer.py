@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bd3lm.diffusion import Counts, derive_seed
+from bd3lm.models import Transformer
 from bd3lm.objectives import Autoregressive, TokenBatch, TokenLoss
 from bd3lm.training import Engine, OptimizerSettings, Trainer, TrainSettings
 from tests.training.tiny import (
@@ -391,6 +392,68 @@ def test_batches_that_cannot_be_dealt_out_are_refused(tmp_path):
 def test_settings_out_of_range_are_refused(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         TrainSettings(**{"steps": 1, name: 0})
+
+
+def test_compile_is_a_choice_of_three():
+    with pytest.raises(ValueError, match="compile must be true, false or 'auto', got 'on'"):
+        TrainSettings(steps=1, compile="on")
+
+
+# --- what is left to it ---
+
+
+class _FakeGpu(Engine):
+    """Says that it is a GPU, and leaves the network where it is."""
+
+    def wrap(self, module, **_):
+        return module
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "steps", "compiled"),
+    [
+        ("auto", "cuda", 200, True),
+        ("auto", "cuda", 199, False),
+        ("auto", "cpu", 10_000, False),
+        (True, "cpu", 1, True),
+        (False, "cuda", 10_000, False),
+    ],
+)
+def test_a_run_that_is_long_enough_is_compiled_on_a_gpu(
+    asked, device, steps, compiled, tmp_path, monkeypatch
+):
+    trunks = []
+    monkeypatch.setattr(Transformer, "compile_trunk", lambda network: trunks.append(network))
+    engine = _FakeGpu(device=torch.device(device))
+    trainer = tiny_trainer(tmp_path, engine=engine, steps=steps, compile=asked)
+    assert trainer.settings.compile is compiled
+    assert trunks == [trainer.network] * compiled
+
+
+def test_steps_that_a_checkpoint_holds_need_no_compiling(tmp_path, monkeypatch):
+    monkeypatch.setattr(Transformer, "compile_trunk", lambda network: None)
+    tiny_trainer(tmp_path, steps=4, validate=False).run()
+    engine = _FakeGpu(device=torch.device("cuda"))
+    compiled = [tiny_trainer(tmp_path, engine=engine, steps=n).settings.compile for n in (203, 204)]
+    assert compiled == [False, True]
+
+
+def test_without_an_average_the_weights_themselves_are_validated_and_resumed(tmp_path):
+    seen = []
+
+    def validated(trainer: Trainer) -> dict[str, float]:
+        seen.append({name: weight.clone() for name, weight in trainer.network.named_parameters()})
+        return {}
+
+    trainer = tiny_trainer(tmp_path, ema_decay=0.0, validate=False)
+    trainer.validators.append(validated)
+    trainer.run()
+    named = dict(trainer.network.named_parameters())
+    again = tiny_trainer(tmp_path, ema_decay=0.0, model=network(seed=1))
+    assert again.resume()
+    for name, weight in again.network.named_parameters():
+        assert torch.equal(seen[-1][name], named[name]), name
+        assert torch.equal(weight, named[name]), name
 
 
 # --- how often ---

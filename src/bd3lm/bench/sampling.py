@@ -1,5 +1,6 @@
 """Sampling: texts written side by side by a network of random weights."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,17 +10,23 @@ from bd3lm.bench.shapes import Shape
 from bd3lm.bench.timing import Timing, time_calls
 from bd3lm.lm import LanguageModel, Settings
 from bd3lm.models import Transformer
+from bd3lm.sampling import without_replays
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingCase:
-    """One way to write: a shape, how many texts at once, how long, and whether keys are kept."""
+    """One way to write: a shape, how many texts at once, how long, and whether keys are kept.
+
+    `fused` is as samplers write on a GPU: passes of fused kernels, replayed as CUDA graphs. Without it they
+    are made of the plain kernels, launched one by one.
+    """
 
     shape: Shape = field(default_factory=Shape)
     batch: int = 1
     length: int = 512
     nucleus_p: float = 0.9
     cache: bool = True
+    fused: bool = True
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
@@ -47,7 +54,10 @@ def measure_sampling(
         stop_at_eos=False,
         cache=case.cache,
     )
+    if not case.fused:
+        network.attention_backend = "dense"
     prompts = [[0]] * case.batch
-    return time_calls(
-        lambda: model.generate(prompts, settings), device=device, warmup=warmup, repeats=repeats
-    )
+    with nullcontext() if case.fused else without_replays():
+        return time_calls(
+            lambda: model.generate(prompts, settings), device=device, warmup=warmup, repeats=repeats
+        )

@@ -71,11 +71,22 @@ def measure_training(case: TrainingCase, *, device: torch.device, warmup: int = 
             network=network,
             objective=case.objective(),
             data=_RandomTokens(case.batch, case.shape),
-            settings=TrainSettings(steps=warmup + steps, global_batch=case.batch, compile=case.compile),
+            settings=TrainSettings(
+                steps=warmup + steps,
+                global_batch=case.batch,
+                compile=case.compile,
+                ema_decay=0.9999 if case.ema else 0.0,
+            ),
             optimizer=OptimizerSettings(),
             engine=Engine(device=device),
             store=CheckpointStore(Path(folder)),
         )
-        if not case.ema:
-            trainer.ema.update = lambda: None  # type: ignore[method-assign]
-        return time_calls(trainer.train_step, device=device, warmup=warmup, repeats=steps)
+        timing = time_calls(trainer.train_step, device=device, warmup=warmup, repeats=steps)
+        try:
+            trainer.require_finite()
+        except FloatingPointError:  # its message is for a run that has checkpoints
+            raise FloatingPointError(
+                f"the loss of {case.shape.title} or its gradient is not finite: what a broken step takes "
+                "is no speed"
+            ) from None
+        return timing

@@ -73,23 +73,26 @@ class BenchSample(_Bench):
     batch: int = 1
     length: int = 512
     nucleus: float = 0.9
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the weights; auto is bfloat16 on a GPU."""
     repeats: int = 3
     variants: tuple[str, ...] = ("cached",)
-    """Of cached, uncached."""
+    """Of cached, plain (on a GPU: no fused kernels, nothing replayed), uncached."""
 
     def run(self) -> int:
         from bd3lm.bench import SamplingCase
         from bd3lm.commands.benchmarks import bench_sampling
 
+        options = self._options()
+        on_gpu = options["device"].type == "cuda"
         case = SamplingCase(
             shape=self._shape(layers=self.layers, vocabulary=self.vocabulary),
             batch=self.batch,
             length=self.length,
             nucleus_p=self.nucleus,
-            dtype=self.dtype,
+            dtype=("bfloat16" if on_gpu else "float32") if self.dtype == "auto" else self.dtype,
         )
-        bench_sampling(case, self.variants, repeats=self.repeats, **self._options())
+        bench_sampling(case, self.variants, repeats=self.repeats, **options)
         return 0
 
 

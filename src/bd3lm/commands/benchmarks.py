@@ -35,6 +35,7 @@ _TRAINING: dict[str, Callable[[TrainingCase], TrainingCase]] = {
 }
 _SAMPLING: dict[str, Callable[[SamplingCase], SamplingCase]] = {
     "cached": lambda case: case,
+    "plain": lambda case: replace(case, fused=False),
     "uncached": lambda case: replace(case, cache=False),
 }
 _ATTENTION: dict[str, Callable[[AttentionCase], AttentionCase]] = {

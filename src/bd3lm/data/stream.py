@@ -8,10 +8,8 @@ ranks and micro-batches take slices of the global batch.
 torch is imported where a tensor is made, so that the workers that tokenize do not load it.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +19,6 @@ from bd3lm.data.wrap import WrappedTokens
 if TYPE_CHECKING:
     from torch import Tensor
 
-T = TypeVar("T")
 Words = NDArray[np.uint64]
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -101,24 +98,6 @@ def ordered_batches(sequences: WrappedTokens, rows: int, *, limit: int | None = 
     check_not_empty(sequences)
     total = len(sequences) if limit is None else min(limit, len(sequences))
     return (torch.from_numpy(sequences[start : min(start + rows, total)]) for start in range(0, total, rows))
-
-
-def prefetch(load: Callable[[int], T], steps: Iterable[int], *, depth: int = 2) -> Iterator[T]:
-    """load(step) for each step in turn, read ahead by a thread so that the disk is not waited for."""
-    if depth < 1:
-        raise ValueError(f"depth must be at least 1, got {depth}")
-    return _prefetch(load, steps, depth)
-
-
-def _prefetch(load: Callable[[int], T], steps: Iterable[int], depth: int) -> Iterator[T]:
-    ahead: deque[Future[T]] = deque()
-    with ThreadPoolExecutor(1) as thread:
-        for step in steps:
-            ahead.append(thread.submit(load, step))
-            if len(ahead) > depth:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
 
 
 def check_not_empty(sequences: WrappedTokens) -> None:

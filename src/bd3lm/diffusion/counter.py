@@ -11,13 +11,12 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, the golden ratio in 64 bits
-_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
-_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
-
-
-_PURPOSES = 4  # room for as many; more would change every number ever drawn
-_MOST_POSITIONS = 2**40  # longer than any text; what is drawn again at a position lies beyond
+# Public for the kernel that makes the same numbers where they are used.
+GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15, the golden ratio in 64 bits
+MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+PURPOSES = 4  # room for as many; more would change every number ever drawn
+MOST_POSITIONS = 2**40  # longer than any text; what is drawn again at a position lies beyond
 
 
 class Purpose(IntEnum):
@@ -35,29 +34,29 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift_right(x, 30)) * _MIX_1
-    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    x = (x ^ _shift_right(x, 30)) * MIX_1
+    x = (x ^ _shift_right(x, 27)) * MIX_2
     return x ^ _shift_right(x, 31)
 
 
 def _fold(key: Tensor, word: Tensor) -> Tensor:
     """A new key for each value of `word`."""
-    return _mix(key + (word + 1) * _GOLDEN)
+    return _mix(key + (word + 1) * GOLDEN)
 
 
 def counter_uniform(
-    seed: Tensor, position: Tensor, purpose: Purpose, entries: int, *, repeat: int = 0
+    seed: Tensor, position: Tensor, purpose: Purpose, entries: int, *, repeat: int | Tensor = 0
 ) -> Tensor:
     """Uniforms (..., entries) in the open interval (0, 1), float64.
 
     `seed` and `position` are int64 and broadcast to the leading shape; `repeat` counts how often a position
-    has been drawn for before. The numbers are odd multiples of 2^-53, so neither 0 nor 1 occurs and every
-    one is exact.
+    has been drawn for before, and may be an int64 tensor that broadcasts with them. The numbers are odd
+    multiples of 2^-53, so neither 0 nor 1 occurs and every one is exact.
     """
     # The purpose lies in the low bits of the position: two bits hold four.
-    word = (position + repeat * _MOST_POSITIONS) * _PURPOSES + int(purpose)
+    word = (position + repeat * MOST_POSITIONS) * PURPOSES + int(purpose)
     key = _fold(_mix(seed), word).unsqueeze(-1)
-    words = _mix(key + torch.arange(1, entries + 1, device=key.device) * _GOLDEN)
+    words = _mix(key + torch.arange(1, entries + 1, device=key.device) * GOLDEN)
     return (_shift_right(words, 12).double() + 0.5) * 2.0**-52
 
 

@@ -56,22 +56,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Te
     return attended
 
 
-@lru_cache(maxsize=16)
 def _kernel_options(head_dim: int, device: torch.device) -> dict[str, Any]:
     """What was measured fastest (docs/performance.md): on Hopper, smaller tiles than FlexAttention's own."""
     # Not ROWS_GUARANTEED_SAFE, although each token sees itself: it means each row of each tile.
     always: dict[str, Any] = {"PRESCALE_QK": True}
     if head_dim > 64 or torch.cuda.get_device_capability(device) < (9, 0):
         return always
-    forward = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
-    backward = {
-        "BLOCK_M1": 64,
-        "BLOCK_N1": 64,
-        "BLOCK_M2": 64,
-        "BLOCK_N2": 64,
-        "num_warps": 4,
-        "num_stages": 3,
-    }
+    shared = {"num_warps": 4, "num_stages": 3}
+    forward = shared | {"BLOCK_M": 64, "BLOCK_N": 64}
+    backward = shared | {"BLOCK_M1": 32, "BLOCK_N1": 128, "BLOCK_M2": 128, "BLOCK_N2": 32}
     return (
         always
         | {f"fwd_{name}": value for name, value in forward.items()}

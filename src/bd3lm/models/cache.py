@@ -102,6 +102,8 @@ class KVCache:
     text are the same whether it came in one pass or in many. They were computed from what was visible then:
     through them a token is touched by text that has left its own window, which would not be so if the window
     were computed afresh.
+
+    Everything stays where it is in memory, but for `keep_rows`: a pass can be captured as a CUDA graph.
     """
 
     def __init__(
@@ -125,7 +127,6 @@ class KVCache:
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.starts = torch.zeros(rows, device=device, dtype=torch.long)
         self.ends = torch.zeros(rows, device=device, dtype=torch.long)
-        self._longest = 0  # no row ends later; known without asking the device
         self._slots: Tensor | None = None  # where the pass in progress writes: (rows, segment)
         self._touched = 0  # slots from here on hold nothing yet
 
@@ -148,13 +149,14 @@ class KVCache:
         So rows that have a finished block to write can share a pass with rows that have none yet: whatever
         such a row passes in its place is seen by nothing in its text.
         """
-        if self._longest or bool((self.ends != 0).any()):
+        if bool((self.ends != 0).any()):
             raise ValueError(f"a lead-in is for an empty cache, got rows that end at {self.ends.tolist()}")
         if not 0 <= int(tokens.min()) <= int(tokens.max()) <= self.segment:
             raise ValueError(f"tokens of a lead-in must lie in 0..{self.segment}, got {tokens.tolist()}")
-        self.ends = self.ends - tokens
+        self.ends.sub_(tokens)
 
-    def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
+    def check_pass(self, layout: Layout, tokens: Tensor) -> None:
+        """Refuse a pass that this cache has no room for."""
         check_fills(layout, tokens)
         if layout.size != layout.length:
             raise ValueError(
@@ -165,9 +167,17 @@ class KVCache:
             raise ValueError(f"tokens must have {self.rows} rows, as the cache, got {rows}")
         if segment > self.segment:
             raise ValueError(f"a pass through this cache may have {self.segment} tokens, got {segment}")
+
+    def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
+        self.check_pass(layout, tokens)
+        segment = tokens.shape[1]
         positions = self.ends.unsqueeze(1) + torch.arange(segment, device=self.ends.device)
         self._slots = self._slot(positions)
-        self._touched = min(self.segment + self._longest + segment, self.capacity)
+        self._touched = self.capacity
+        if (
+            self.ends.device.type == "cpu"
+        ):  # elsewhere looking would stall the pass, and shapes must not change
+            self._touched = min(self.segment + int(self.ends.max()) + segment, self.capacity)
         return positions
 
     def mask(self, layout: Layout, queries: Span, device: torch.device, backend: Backend) -> AttentionMask:
@@ -196,14 +206,13 @@ class KVCache:
     def advance(self, tokens: int | Tensor) -> None:
         """Keep the first `tokens` positions of the last pass (one number, or one a row)."""
         _check_count(tokens)
-        self._longest += tokens if isinstance(tokens, int) else int(tokens.max())
-        self.ends = self.ends + tokens
-        self.starts = torch.maximum(self.starts, self.ends - self.window)
+        self.ends.add_(tokens)
+        torch.maximum(self.starts, self.ends - self.window, out=self.starts)
 
     def evict(self, tokens: int | Tensor) -> None:
         """Let go of the oldest `tokens` visible positions (one number, or one a row)."""
         _check_count(tokens)
-        self.starts = torch.maximum(self.starts, torch.minimum(self.starts + tokens, self.ends))
+        torch.maximum(self.starts, torch.minimum(self.starts + tokens, self.ends), out=self.starts)
 
     def keep_rows(self, rows: Tensor) -> None:
         """Go on with some rows only, in the order given."""
@@ -218,11 +227,8 @@ class KVCache:
                 f"other must have window {self.window}, segment {self.segment} and {len(rows)} rows, got "
                 f"window {other.window}, segment {other.segment} and {other.rows} rows"
             )
-        used = slice(0, other._touched)
-        self.keys[:, rows, :, used] = other.keys[:, :, :, used]
-        self.values[:, rows, :, used] = other.values[:, :, :, used]
+        self.keys[:, rows], self.values[:, rows] = other.keys, other.values
         self.starts[rows], self.ends[rows] = other.starts, other.ends
-        self._longest = max(self._longest, other._longest)
         self._slots = None
 
     def _slot(self, position: Tensor) -> Tensor:

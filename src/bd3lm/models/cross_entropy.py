@@ -66,24 +66,25 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         compute: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         vocabulary, positions = weight.shape[0], hidden.shape[0]
-        padding = -vocabulary % _ALIGNMENT
-        matrix = F.pad(weight.to(compute), (0, 0, 0, padding))
-        offset = _offset(bias, weight, excluded, padding)
+        precise = torch.promote_types(weight.dtype, torch.float32)
+        matrix, offset = _padded(weight, bias, excluded, compute)
         wanted = any(ctx.needs_input_grad[:3])
         hidden_grad = torch.empty_like(hidden, dtype=compute) if wanted else None
-        weight_grad = torch.zeros_like(matrix, dtype=offset.dtype) if wanted else None
-        offset_grad = torch.zeros_like(offset) if wanted else None
-        nats = torch.empty(positions, dtype=offset.dtype, device=hidden.device)
-        reduce = _kernel().reduce if hidden.is_cuda and compute != torch.float64 else _reduce
+        weight_grad = torch.zeros_like(matrix, dtype=precise) if wanted else None
+        offset_grad = torch.zeros_like(offset, dtype=precise) if wanted else None
+        nats = torch.empty(positions, dtype=precise, device=hidden.device)
+        reduce = _kernel() if hidden.is_cuda and compute != torch.float64 else _Plain
         for rows in _chunks(positions):
-            states = hidden[rows].to(compute)
-            logits = states @ matrix.T
-            some = position_weights[rows].to(offset.dtype)
-            nats[rows], slope = reduce(logits, offset, targets[rows], some)
+            states, some = hidden[rows].to(compute), targets[rows]
+            logits = torch.addmm(offset, states, matrix.T)
+            log_total = reduce.log_totals(logits)
+            nats[rows] = log_total - logits.gather(1, some.unsqueeze(1)).squeeze(1)
             if hidden_grad is not None and weight_grad is not None and offset_grad is not None:
+                weighted = position_weights[rows].to(precise)
+                slope, total_slope = reduce.slopes(logits, log_total, some, weighted)
                 torch.mm(slope, matrix, out=hidden_grad[rows])
-                weight_grad += slope.T @ states
-                offset_grad += slope.sum(0, dtype=offset.dtype)
+                _add_product(weight_grad, slope.T, states)
+                offset_grad += total_slope
         if hidden_grad is not None and weight_grad is not None and offset_grad is not None:
             ctx.save_for_backward(hidden_grad, weight_grad[:vocabulary], offset_grad[:vocabulary])
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
@@ -101,13 +102,25 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         return *grads, None, None, None, None
 
 
-def _offset(bias: Tensor | None, weight: Tensor, excluded: int, padding: int) -> Tensor:
-    """What is added to logits, in the precision in which they are reduced: −∞ where no token may be."""
-    precise = torch.promote_types(weight.dtype, torch.float32)
-    offset = torch.zeros(weight.shape[0], device=weight.device) if bias is None else bias.detach()
-    offset = F.pad(offset.to(precise), (0, padding), value=-torch.inf)
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a · b, where total may be more precise than a and b: on CUDA it takes the unrounded sums."""
+    if a.is_cuda and total.dtype != a.dtype:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total += a @ b
+
+
+def _padded(
+    weight: Tensor, bias: Tensor | None, excluded: int, compute: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The head with rows added up to a round number, and its bias: −∞ where no token may be."""
+    vocabulary = weight.shape[0]
+    padding = -vocabulary % _ALIGNMENT
+    matrix = F.pad(weight.to(compute), (0, 0, 0, padding))
+    offset = torch.zeros(vocabulary, device=weight.device) if bias is None else bias.detach()
+    offset = F.pad(offset.to(compute), (0, padding), value=-torch.inf)
     offset[excluded : excluded + 1].fill_(-torch.inf)  # a view: an index would wait for the device
-    return offset
+    return matrix, offset
 
 
 def _chunks(positions: int) -> list[slice]:
@@ -117,18 +130,24 @@ def _chunks(positions: int) -> list[slice]:
     return [slice(start, min(start + size, positions)) for start in range(0, positions, max(size, 1))]
 
 
-def _reduce(logits: Tensor, offset: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """−log p(target) of each row, and the gradient of their weighted sum, in the logits' own precision."""
-    scores = logits.to(offset.dtype) + offset
-    log_total = scores.logsumexp(1, keepdim=True)
-    nats = (log_total - scores.gather(1, targets.unsqueeze(1))).squeeze(1)
-    is_target = torch.arange(scores.shape[1], device=scores.device) == targets.unsqueeze(1)
-    slope = ((scores - log_total).exp() - is_target.to(scores.dtype)) * weights.unsqueeze(1)
-    return nats, slope.to(logits.dtype)
+class _Plain:
+    """What the kernel computes, in torch's own operations."""
+
+    @staticmethod
+    def log_totals(logits: Tensor) -> Tensor:
+        """log Σ exp of each row, at least in single precision."""
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).logsumexp(1)
+
+    @staticmethod
+    def slopes(logits: Tensor, log_totals: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient of Σ weight·(log total − target's logit), as precise as logits; its sum over rows."""
+        probabilities = (logits - log_totals.unsqueeze(1)).exp()
+        is_target = torch.arange(logits.shape[1], device=logits.device) == targets.unsqueeze(1)
+        slope = (probabilities - is_target.to(log_totals.dtype)) * weights.unsqueeze(1)
+        return slope.to(logits.dtype), slope.sum(0)
 
 
 def _kernel() -> Any:
-    """One pass over the logits for the sums and one that turns them into their gradient, in place."""
     from bd3lm.models import cross_entropy_kernel  # Triton is there where CUDA is
 
     return cross_entropy_kernel

@@ -1,51 +1,102 @@
-"""Triton: logits to cross-entropies, and in place to their gradient. Imported only where there is CUDA."""
+"""Triton: logits to cross-entropies, and in place to their gradient. Imported only where there is CUDA.
+
+Both kernels are bound by memory, so nothing but logits is read for each of them, and the sum of the gradient
+over positions, the bias's own gradient, is taken while it is at hand.
+"""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_TOKENS = 4096  # logits of a row that a program looks at together
+_PER_NAT = tl.constexpr(1.4426950408889634)  # log2 e: the hardware's exponential is of 2
+_PIECES, _LANES = 4, 1024  # logits of a row that are looked at together; a maximum is taken within each lane
+_ROWS, _ROWS_AT_ONCE, _TOKENS = 128, 4, 1024  # the part of the gradient that one program computes
 
 
-def reduce(logits: Tensor, offset: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """As `cross_entropy._reduce`; the logits are overwritten by the gradient, which is returned."""
+def log_totals(logits: Tensor) -> Tensor:
+    """log Σ exp of each row of logits, in single precision."""
     rows, tokens = logits.shape
-    nats = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    totals = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
-        _rows[(rows,)](
-            logits, offset, targets, weights, nats, logits.stride(0), tokens, TOKENS=_TOKENS, num_warps=16
+        _log_totals[(rows,)](
+            logits, totals, logits.stride(0), tokens, PIECES=_PIECES, LANES=_LANES, num_warps=4
         )
-    return nats, logits
+    return totals
+
+
+def slopes(logits: Tensor, totals: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """weight·(softmax − one-hot target), written over the logits, and its sum over the rows."""
+    rows, tokens = logits.shape
+    parts = triton.cdiv(rows, _ROWS)
+    sums = torch.empty(parts, tokens, dtype=torch.float32, device=logits.device)
+    if rows:
+        _slopes[(triton.cdiv(tokens, _TOKENS), parts)](
+            logits,
+            totals,
+            targets,
+            weights,
+            sums,
+            logits.stride(0),
+            rows,
+            tokens,
+            ROWS=_ROWS,
+            AT_ONCE=_ROWS_AT_ONCE,
+            TOKENS=_TOKENS,
+            num_warps=4,
+        )
+    return logits, sums.sum(0)
 
 
 @triton.jit
-def _rows(logits, offset, targets, weights, nats, stride, tokens, TOKENS: tl.constexpr):
-    """One row a program: the largest and the sum of exponentials in one pass, the gradient in a second."""
+def _log_totals(logits, totals, stride, tokens, PIECES: tl.constexpr, LANES: tl.constexpr):
+    """One row a program. Each lane rescales its sum once for `PIECES` logits, not for each."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    target = tl.load(targets + row)
-    weight = tl.load(weights + row)
-    # Before the sums, whose barriers keep faster warps from writing over it.
-    at_target = tl.load(logits + target).to(tl.float32) + tl.load(offset + target)
-    column = tl.arange(0, TOKENS)
-    largest = tl.full((TOKENS,), -float("inf"), tl.float32)
-    total = tl.zeros((TOKENS,), tl.float32)
-    for start in range(0, tokens, TOKENS):
-        inside = start + column < tokens
-        score = tl.load(logits + start + column, mask=inside, other=-float("inf")).to(tl.float32)
-        score += tl.load(offset + start + column, mask=inside, other=0.0)
-        larger = tl.maximum(largest, score)
+    place = tl.arange(0, PIECES)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    largest = tl.full((LANES,), -float("inf"), tl.float32)
+    total = tl.zeros((LANES,), tl.float32)
+    for start in range(0, tokens, PIECES * LANES):
+        token = start + place
+        score = tl.load(logits + token, mask=token < tokens, other=-float("inf")).to(tl.float32) * _PER_NAT
+        larger = tl.maximum(largest, tl.max(score, 0))
         # A lane that has met nothing but −∞ must not compute ∞ − ∞.
         base = tl.where(larger == -float("inf"), 0.0, larger)
-        total = total * tl.exp(largest - base) + tl.exp(score - base)
+        total = total * tl.exp2(largest - base) + tl.sum(tl.exp2(score - base[None, :]), 0)
         largest = larger
     top = tl.max(largest, 0)
-    log_total = top + tl.log(tl.sum(total * tl.exp(largest - top), 0))
-    tl.store(nats + row, log_total - at_target)
-    for start in range(0, tokens, TOKENS):
-        inside = start + column < tokens
-        score = tl.load(logits + start + column, mask=inside, other=-float("inf")).to(tl.float32)
-        score += tl.load(offset + start + column, mask=inside, other=0.0)
-        slope = tl.exp(score - log_total) - tl.where(start + column == target, 1.0, 0.0)
-        tl.store(logits + start + column, (slope * weight).to(logits.dtype.element_ty), mask=inside)
+    tl.store(totals + row, (top + tl.log2(tl.sum(total * tl.exp2(largest - top), 0))) / _PER_NAT)
+
+
+@triton.jit
+def _slopes(
+    logits,
+    totals,
+    targets,
+    weights,
+    sums,
+    stride,
+    rows,
+    tokens,
+    ROWS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """`ROWS` rows of `TOKENS` tokens a program: their gradient, and its sum over these rows."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    part = tl.program_id(1)
+    total_slope = tl.zeros((TOKENS,), tl.float32)
+    for start in range(0, ROWS, AT_ONCE):
+        row = part * ROWS + start + tl.arange(0, AT_ONCE)
+        inside = row < rows
+        total = tl.load(totals + row, mask=inside, other=0.0) * _PER_NAT
+        target = tl.load(targets + row, mask=inside, other=-1)
+        weight = tl.load(weights + row, mask=inside, other=0.0)
+        here = logits + row.to(tl.int64)[:, None] * stride + token[None, :]
+        there = inside[:, None] & (token < tokens)[None, :]
+        score = tl.load(here, mask=there, other=-float("inf")).to(tl.float32)
+        slope = tl.exp2(score * _PER_NAT - total[:, None])
+        slope = (slope - tl.where(token[None, :] == target[:, None], 1.0, 0.0)) * weight[:, None]
+        total_slope += tl.sum(slope, 0)
+        tl.store(here, slope.to(logits.dtype.element_ty), mask=there)
+    tl.store(sums + part.to(tl.int64) * tokens + token, total_slope, mask=token < tokens)

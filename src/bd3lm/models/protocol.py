@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bd3lm.models.cache import KVCache, KVStore
+from bd3lm.models.dropout import Dropout
 from bd3lm.models.layouts import Layout
 
 
@@ -50,7 +51,7 @@ class Denoiser(Protocol):
 def require_evaluation_mode(model: Denoiser) -> None:
     """Refuse a network whose dropout is on: nothing about it would be exact, or the same twice."""
     if isinstance(model, nn.Module) and any(
-        isinstance(part, nn.Dropout) and part.training and part.p > 0.0 for part in model.modules()
+        isinstance(part, Dropout | nn.Dropout) and part.training and part.p > 0.0 for part in model.modules()
     ):
         raise ValueError(
             "model must be in evaluation mode (model.eval()): with dropout nothing about it is exact"

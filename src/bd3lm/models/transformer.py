@@ -17,11 +17,15 @@ from torch.nn import functional as F
 from bd3lm.models.attention import AttentionMask, Backend, attend
 from bd3lm.models.cache import KVCache, KVStore, NoStore
 from bd3lm.models.cross_entropy import weighted_cross_entropy
+from bd3lm.models.decoding import can_decode, decode
+from bd3lm.models.devices import send
+from bd3lm.models.dropout import Dropout, draw_seeds
 from bd3lm.models.layouts import Layout, Span
 from bd3lm.models.rotary import Rotation, rotate, rotation
 
 _FREQUENCIES = 256  # width of the sinusoidal embedding of a noise level
 _INIT_STD = 0.02
+_GELU_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +166,8 @@ class Transformer(nn.Module):
         is (rows,) or (rows, positions); it is required when `time_conditioning` is on and ignored otherwise.
         """
         self._check(tokens)
+        if can_decode(self, tokens, layout, cache):
+            return decode(self, tokens, layout, cast("KVCache", cache))
         store = cache if cache is not None else NoStore()
         segment, device, read = tokens.shape[1], tokens.device, layout.read
         positions = store.text_positions(layout, tokens)
@@ -173,7 +179,7 @@ class Transformer(nn.Module):
         x = tokens if tokens.is_floating_point() else self.embedding(tokens)
         turn = self._rotation(positions, x.dtype)
         conditioning = self._conditioning(noise, tokens, x.dtype)
-        return self._trunk(x, turn, mask, last_mask, store, read, conditioning)
+        return self._trunk(x, turn, mask, last_mask, store, read, conditioning, self._dropout_seeds())
 
     def _run_trunk(
         self,
@@ -184,23 +190,46 @@ class Transformer(nn.Module):
         store: KVStore,
         read: Span,
         conditioning: Tensor | None,
+        seeds: Tensor | None,
     ) -> Tensor:
         """All layers and the last norm: what is compiled as one graph."""
         every = (0, x.shape[1])
         for index, layer in enumerate(self._layers):
             last = index == len(self._layers) - 1
             x = layer(
-                x, turn, last_mask if last else mask, store, index, read if last else every, conditioning
+                x,
+                turn,
+                last_mask if last else mask,
+                store,
+                index,
+                read if last else every,
+                conditioning,
+                None if seeds is None else seeds[index],
             )
         x = self.final_norm(x)
         if self.final_modulation is None:
             return x
         return _modulate(x, *self.final_modulation(_at(conditioning, read)).chunk(2, dim=-1))
 
+    def _dropout_seeds(self) -> Tensor | None:
+        """Two for each layer, drawn outside the compiled trunk; None where nothing is dropped."""
+        if not self.training or self.config.dropout == 0.0:
+            return None
+        return send(draw_seeds(len(self._layers), 2), self.device)
+
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary."""
-        logits: Tensor = self.output(hidden)
-        return logits
+        """Logits over the vocabulary.
+
+        Without gradients, those of half-precision weights are in float32 where the device can: a bfloat16
+        logit of 10 is off by up to 0.03, which is a few percent of a probability.
+        """
+        weight, bias = self.output.weight, self.output.bias
+        if not hidden.is_cuda or weight.dtype.itemsize != 2 or torch.is_grad_enabled():
+            logits: Tensor = self.output(hidden)
+            return logits
+        logits = torch.mm(hidden.flatten(0, -2), weight.t(), out_dtype=torch.float32)
+        logits = logits.unflatten(0, hidden.shape[:-1])
+        return logits if bias is None else logits + bias
 
     def cross_entropy(
         self, hidden: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
@@ -293,7 +322,7 @@ class Layer(nn.Module):
         self.mlp_norm = nn.LayerNorm(hidden, bias=False)
         self.mlp_in = nn.Linear(hidden, config.mlp_ratio * hidden)
         self.mlp_out = nn.Linear(config.mlp_ratio * hidden, hidden)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.modulation = nn.Linear(config.conditioning_dim, 6 * hidden) if config.adaln else None
 
     def shrink_residuals(self, factor: float) -> None:
@@ -310,6 +339,7 @@ class Layer(nn.Module):
         index: int,
         read: Span,
         conditioning: Tensor | None,
+        seeds: Tensor | None,
     ) -> Tensor:
         """The residual stream at the positions in `read`; all positions give keys and values."""
         shift, scale, *after = self._modulations(conditioning)
@@ -320,12 +350,12 @@ class Layer(nn.Module):
         if not x.shape[1]:  # a pass that only fills a store
             return x
         gate, shift, scale, gate_mlp = (_at(m, read) for m in after)
+        seed, seed_mlp = (None, None) if seeds is None else seeds.unbind()
         attended = attend(query, key, value, mask).transpose(1, 2).flatten(2)
-        x = x + _gated(self.dropout(self.attention_out(attended)), gate)
+        x = x + _gated(self.dropout(self.attention_out(attended), seed), gate)
         normed = _modulate(self.mlp_norm(x), shift, scale)
-        return x + _gated(
-            self.dropout(self.mlp_out(F.gelu(self.mlp_in(normed), approximate="tanh"))), gate_mlp
-        )
+        mixed = self.mlp_out(_gelu(self.mlp_in(normed)))
+        return x + _gated(self.dropout(mixed, seed_mlp), gate_mlp)
 
     def _modulations(self, conditioning: Tensor | None) -> "Sequence[Tensor | None]":
         """Shift, scale and gate for attention, then for the MLP; None without adaptive norms."""
@@ -367,6 +397,14 @@ class NoiseEmbedding(nn.Module):
 
 def _modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
     return x if shift is None or scale is None else x * (1 + scale) + shift
+
+
+def _gelu(x: Tensor) -> Tensor:
+    """GELU in its tanh form, x · (1 + tanh z)/2; compiled as x · sigmoid(2z): the same, and cheaper."""
+    if not torch.compiler.is_compiling():
+        return F.gelu(x, approximate="tanh")
+    z = x.float()
+    return (z * torch.sigmoid(_GELU_SLOPE * (z + 0.044715 * z * z * z))).to(x.dtype)
 
 
 def _gated(x: Tensor, gate: Tensor | None) -> Tensor:

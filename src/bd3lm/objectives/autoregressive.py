@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from bd3lm.diffusion import Draws, LevelSampler
-from bd3lm.models import Causal, Denoiser
-from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, check_scored, send
+from bd3lm.models import Causal, Denoiser, send
+from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, check_scored
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import Draws, derive_seed, subs_at_masks
-from bd3lm.models import Denoiser, check_targets
+from bd3lm.models import Denoiser, check_targets, send
 
 
 @dataclass(frozen=True)
@@ -165,13 +165,6 @@ class Objective(ABC):
         rows, length = batch.tokens.shape
         draws = self.draw(rows, length, generator=generator, device=batch.tokens.device)
         return self.loss(model, batch, draws)
-
-
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device, without waiting for the device: from a CPU to a GPU through pinned memory."""
-    if tensor.device.type == "cpu" and device.type == "cuda":
-        tensor = tensor.contiguous().pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 def check_scored(batch: TokenBatch, mask_id: int) -> None:

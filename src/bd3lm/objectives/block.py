@@ -18,8 +18,8 @@ from bd3lm.diffusion import (
     conditioning_noise,
     learned_proposal,
 )
-from bd3lm.models import Denoiser
-from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, send
+from bd3lm.models import Denoiser, send
+from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss
 from bd3lm.objectives.denoising import Algorithm, BlockDenoiser
 
 _MOMENT_MEMORY = 0.9  # share of the old second moments that an update keeps

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bd3lm.diffusion import Masks, blocks_in
-from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal, Denoiser, KVTape
-from bd3lm.objectives.base import TokenBatch, check_scored, send, token_nats
+from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal, Denoiser, KVTape, send
+from bd3lm.objectives.base import TokenBatch, check_scored, token_nats
 
 Algorithm = Literal["single_pass", "two_pass"]
 

@@ -17,6 +17,7 @@ from bd3lm.sampling.events import (
 )
 from bd3lm.sampling.loop import sample, write
 from bd3lm.sampling.posterior import PosteriorWriter
+from bd3lm.sampling.replay import without_replays
 from bd3lm.sampling.rows import Request, Writer
 from bd3lm.sampling.simplex import SimplexWriter
 from bd3lm.sampling.sliding import SlidingWriter
@@ -65,5 +66,6 @@ __all__ = [
     "Writer",
     "sample",
     "token_entropy",
+    "without_replays",
     "write",
 ]

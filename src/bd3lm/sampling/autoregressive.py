@@ -1,16 +1,15 @@
 """Token after token: autoregressive sampling (eq. 1) with the KV cache."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bd3lm.diffusion import subs_at_masks
-from bd3lm.models import Causal, Denoiser
-from bd3lm.sampling.denoising import Reveal
+from bd3lm.models import Causal, Denoiser, KVCache, send
 from bd3lm.sampling.drawing import Sharpening
-from bd3lm.sampling.rows import Request, Rows, Writer, fill_cache, read_at
+from bd3lm.sampling.rows import Request, Reveal, Rows, Writer, fill_cache
 
 _FILL_CHUNK = 128
 
@@ -74,25 +73,35 @@ class AutoregressiveWriter(Writer):
         )
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
-        token, positions = read_at(rows.text, rows.start, 1)
-        hidden = (token == self.mask_id) & (positions < rows.stop.unsqueeze(1))
-        state = self._last_state(rows)
-        log_p = subs_at_masks(self.model.head(state), self.mask_id)
-        drawn = self.sharpening.draw(log_p, rows.seeds, positions)
-        rows.text.scatter_(1, positions, torch.where(hidden, drawn, token))
+        hidden, positions = rows.hidden(rows.start, 1)
+        if rows.cache is None:
+            tokens = self._draw(
+                rows, self._recomputed(rows), *(send(t, rows.device) for t in (positions, hidden))
+            )
+        else:
+            tokens = rows.replays("token", partial(self._next, rows, rows.cache))(positions, hidden)
         rows.evaluations += hidden.squeeze(1)
         rows.fill_passes += ~hidden.squeeze(1)
-        yield Reveal(positions, drawn, hidden)
+        yield Reveal(positions, tokens, hidden)
         rows.start = rows.start + 1
 
-    def _last_state(self, rows: Rows) -> Tensor:
-        """Hidden state (rows, 1, hidden) that predicts the token at `start`."""
-        if rows.cache is not None:
-            last = rows.text.gather(1, (rows.start - 1).clamp_min(0).unsqueeze(1))
-            last = torch.where(rows.start.unsqueeze(1) > 0, last, self.mask_id)
-            state = self.model(last, layout=Causal(1), cache=rows.cache)
-            rows.cache.advance(1)
-            return state
+    def _next(self, rows: Rows, cache: KVCache, positions: Tensor, hidden: Tensor) -> Tensor:
+        """Read the tokens before these positions (rows, 1), and write those that are hidden."""
+        last = rows.text.gather(1, (positions - 1).clamp_min(0))
+        last = torch.where(positions > 0, last, self.mask_id)
+        state = self.model(last, layout=Causal(1), cache=cache)
+        cache.advance(1)
+        return self._draw(rows, state, positions, hidden)
+
+    def _draw(self, rows: Rows, state: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
+        tokens = self.sharpening.draw_logits(
+            self.model.head(state), self.mask_id, rows.noise_seeds, positions, repeat=0
+        )
+        rows.text.scatter_(1, positions, torch.where(hidden, tokens, rows.text.gather(1, positions)))
+        return tokens
+
+    def _recomputed(self, rows: Rows) -> Tensor:
+        """Hidden states (rows, 1, hidden) that predict the tokens at `start`, row by row."""
         inputs, states = self._inputs(rows), []
         for row, end in enumerate((rows.start + self.score_first).tolist()):
             seen = inputs[row : row + 1, max(end - self.window - 1, 0) : end]

@@ -5,6 +5,7 @@ tokens costs n passes with first-hitting steps, not n + 1.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -12,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bd3lm.diffusion import conditioning_noise
-from bd3lm.models import BlockDecoding, Denoiser
-from bd3lm.sampling.denoising import Evaluate, Reveal, denoise
+from bd3lm.models import BlockDecoding, Denoiser, KVCache, send
+from bd3lm.sampling.denoising import Denoising, Evaluate
 from bd3lm.sampling.drawing import Sharpening
-from bd3lm.sampling.rows import Request, Rows, Writer, fill_cache, read_at
+from bd3lm.sampling.rows import Request, Reveal, Rows, Writer, fill_cache, read_at
 from bd3lm.sampling.unmasking import FirstHitting, Unmasking
 
 _FILL_CHUNK = 128  # given text is read in passes of about so many tokens
@@ -66,74 +67,65 @@ class BlockwiseWriter(Writer):
         window = min(self.window, rows.text.shape[1])  # short texts need no more memory than they have tokens
         chunk = max(min(_FILL_CHUNK, window) // n, 2) * n
         rows.cache = self.model.new_cache(len(rows.start), segment=chunk, window=window)
-        rows.cache.lead_in(torch.where(rows.start == 0, n, 0))
+        rows.cache.lead_in(torch.where(rows.start == 0, n, 0).to(rows.device))
         counts = (rows.start - n).clamp_min(0)
         rows.fill_passes += fill_cache(
             self.model, rows.cache, rows.text, counts, chunk=chunk, layout=self._finished
         )
 
-    def evaluator(self, rows: Rows, hidden: Tensor) -> Evaluate:
+    def evaluators(self, rows: Rows, hidden: Tensor) -> tuple[Evaluate, ...]:
         """The network over the next block of every row, of which `hidden` (rows, n) is to be written."""
         if not self.window:
-            return self._alone
+            return (self._alone,)
         if rows.cache is None:
-            return self._recomputing(rows)
+            return (partial(self._recomputed, rows),)
         rows.fill_passes += ~hidden.any(1)
         if not hidden.any():  # all given: the block before has to be read all the same
-            self._read_before(rows)
-        return self._cached(rows)
+            self._read_before(rows, rows.cache)
+        return partial(self._after_reading, rows, rows.cache), partial(self._cached, rows.cache)
 
-    def _alone(self, block: Tensor, mask_rate: Tensor) -> Tensor:
+    def _alone(self, begin: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
         """A block that sees nothing but itself."""
         return self.model(block, layout=self._written(self.block_size), noise=self._noise(mask_rate))
 
-    def _cached(self, rows: Rows) -> Evaluate:
-        """The first pass reads the block before too; with it that block enters the cache."""
-        cache, n, first = rows.cache, self.block_size, True
-        if cache is None:
-            raise RuntimeError("these rows have no cache")
+    def _after_reading(
+        self, rows: Rows, cache: KVCache, begin: Tensor, block: Tensor, mask_rate: Tensor
+    ) -> Tensor:
+        """A pass that reads the block before too; with it that block enters the cache."""
+        n, noise = self.block_size, self._noise(mask_rate)
+        before = self._as(block, self._block_before(rows, begin))
+        noise = None if noise is None else F.pad(noise, (n, 0))  # finished text has none
+        states = self.model(
+            torch.cat((before, block), dim=1), layout=self._written(2 * n), noise=noise, cache=cache
+        )
+        cache.advance(n)
+        return states
 
-        def evaluate(block: Tensor, mask_rate: Tensor) -> Tensor:
-            nonlocal first
-            noise = self._noise(mask_rate)
-            if not first:
-                return self.model(block, layout=self._written(n), noise=noise, cache=cache)
-            first = False
-            before = self._as(block, self._block_before(rows))
-            noise = None if noise is None else F.pad(noise, (n, 0))  # finished text has none
-            states = self.model(
-                torch.cat((before, block), dim=1), layout=self._written(2 * n), noise=noise, cache=cache
-            )
-            cache.advance(n)
-            return states
+    def _cached(self, cache: KVCache, begin: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
+        """A pass over the block alone, after what the cache holds."""
+        return self.model(
+            block, layout=self._written(self.block_size), noise=self._noise(mask_rate), cache=cache
+        )
 
-        return evaluate
-
-    def _read_before(self, rows: Rows) -> None:
-        if rows.cache is None:
-            raise RuntimeError("these rows have no cache")
-        before = self._block_before(rows)
+    def _read_before(self, rows: Rows, cache: KVCache) -> None:
+        before = self._block_before(rows, send(rows.start, rows.device))
         noise = torch.zeros(before.shape, device=before.device) if self.model.uses_noise else None
-        self.model(before, layout=self._finished(self.block_size), noise=noise, cache=rows.cache)
-        rows.cache.advance(self.block_size)
+        self.model(before, layout=self._finished(self.block_size), noise=noise, cache=cache)
+        cache.advance(self.block_size)
 
-    def _block_before(self, rows: Rows) -> Tensor:
+    def _block_before(self, rows: Rows, begin: Tensor) -> Tensor:
         """The block before the one being written; for a row at its beginning, whatever: nothing sees it."""
-        return read_at(rows.text, (rows.start - self.block_size).clamp_min(0), self.block_size)[0]
+        return read_at(rows.text, (begin - self.block_size).clamp_min(0), self.block_size)[0]
 
-    def _recomputing(self, rows: Rows) -> Evaluate:
-        """Every pass over all that a block sees, row by row: plain, and slow."""
-
-        def evaluate(block: Tensor, mask_rate: Tensor) -> Tensor:
-            noise, states = self._noise(mask_rate), []
-            for row, start in enumerate(rows.start.tolist()):
-                seen = rows.text[row, max(start - self.window, 0) : start]
-                tokens = torch.cat((self._as(block, seen), block[row])).unsqueeze(0)
-                told = None if noise is None else F.pad(noise[row : row + 1], (len(seen), 0))
-                states.append(self.model(tokens, layout=self._written(tokens.shape[1]), noise=told))
-            return torch.cat(states)
-
-        return evaluate
+    def _recomputed(self, rows: Rows, begin: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
+        """A pass over all that a block sees, row by row: plain, and slow."""
+        noise, states = self._noise(mask_rate), []
+        for row, start in enumerate(rows.start.tolist()):
+            seen = rows.text[row, max(start - self.window, 0) : start]
+            tokens = torch.cat((self._as(block, seen), block[row])).unsqueeze(0)
+            told = None if noise is None else F.pad(noise[row : row + 1], (len(seen), 0))
+            states.append(self.model(tokens, layout=self._written(tokens.shape[1]), noise=told))
+        return torch.cat(states)
 
     def _as(self, block: Tensor, finished: Tensor) -> Tensor:
         """Finished tokens in the form of the block that they precede: ids, or the vectors that embed them."""
@@ -189,22 +181,10 @@ class BlockWriter(BlockwiseWriter):
         )
         self.unmasking = unmasking or FirstHitting()
         self.sharpening = sharpening or Sharpening()
+        self.denoising = Denoising(model, mask_id, block_size, self.unmasking, self.sharpening)
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
-        block, positions = read_at(rows.text, rows.start, self.block_size)
-        hidden = (block == self.mask_id) & (positions < rows.stop.unsqueeze(1))
-        for reveal in denoise(
-            self.model,
-            block,
-            hidden,
-            positions=positions,
-            seeds=rows.seeds,
-            mask_id=self.mask_id,
-            unmasking=self.unmasking,
-            sharpening=self.sharpening,
-            evaluate=self.evaluator(rows, hidden),
-        ):
-            rows.evaluations += reveal.evaluated
-            yield reveal
-        rows.text.scatter_(1, positions, block)
+        hidden, _ = rows.hidden(rows.start, self.block_size)
+        recomputes = bool(self.window) and rows.cache is None
+        yield from self.denoising.fill(rows, rows.start, self.evaluators(rows, hidden), replay=not recomputes)
         rows.start = rows.start + self.block_size

@@ -14,10 +14,9 @@ from bd3lm.diffusion import (
     conditioning_noise,
     counter_uniform,
 )
-from bd3lm.models import Bidirectional, Denoiser
-from bd3lm.sampling.denoising import Reveal
+from bd3lm.models import Bidirectional, Denoiser, send
 from bd3lm.sampling.drawing import Sharpening
-from bd3lm.sampling.rows import Request, Rows, Writer, read_at
+from bd3lm.sampling.rows import Request, Reveal, Rows, Writer, read_at
 
 
 class ContextWriter(Writer):
@@ -73,16 +72,17 @@ class ContextWriter(Writer):
             )
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
-        text, positions = read_at(rows.text, rows.start, self.context)
-        inside = positions < rows.stop.unsqueeze(1)
+        seeds, device = rows.noise_seeds, rows.device
+        text, positions = read_at(rows.text, send(rows.start, device), self.context)
+        inside = positions < send(rows.stop, device).unsqueeze(1)
         free = text == self.mask_id
         absorbing = isinstance(self.process, Absorbing)
         if absorbing:
             free = free & inside
         else:
-            text = torch.where(free, self._prior(rows.seeds, positions), text)
+            text = torch.where(free, self._prior(seeds, positions), text)
             yield Reveal(positions, text, free & inside)
-        stale = torch.ones_like(rows.start, dtype=torch.bool)
+        stale = torch.ones(len(text), dtype=torch.bool, device=device)
         logits: Tensor | None = None
         for step in range(1, self.steps + 1):
             waiting = free & (text == self.mask_id) if absorbing else free
@@ -92,12 +92,12 @@ class ContextWriter(Writer):
             rate_t, rate_s = self.mask_rates[step - 1], self.mask_rates[step]
             if logits is None or asked.any():
                 logits = self._logits(text, rate_t)
-            rows.evaluations += asked
+            rows.evaluations += asked.cpu()
             alpha_s, alpha_t = ((1.0 - rate).to(text.device).expand(text.shape) for rate in (rate_s, rate_t))
             chance, log_p = self.moves(logits, text, alpha_s, alpha_t)
-            uniform = counter_uniform(rows.seeds.unsqueeze(1), positions, Purpose.ORDER, 1, repeat=step)
+            uniform = counter_uniform(seeds.unsqueeze(1), positions, Purpose.ORDER, 1, repeat=step)
             moved = waiting & (uniform.squeeze(-1) <= chance)
-            drawn = text.masked_scatter(moved, self._draw(log_p, moved, rows.seeds, positions, step))
+            drawn = text.masked_scatter(moved, self._draw(log_p, moved, seeds, positions, step))
             changed = drawn != text
             text = drawn
             stale = changed.any(1) | self.model.uses_noise

@@ -1,74 +1,138 @@
-"""Filling the hidden tokens of one block: passes through the network, as an unmasking rule says."""
+"""Filling the hidden tokens of one piece: passes through the network, as an unmasking rule says."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bd3lm.diffusion import subs_at_masks
-from bd3lm.models import Denoiser
+from bd3lm.models import Denoiser, send
 from bd3lm.sampling.drawing import Sharpening
-from bd3lm.sampling.unmasking import Planned, Unmasking
+from bd3lm.sampling.rows import Reveal, Rows, read_at
+from bd3lm.sampling.unmasking import Adaptive, Pass, Planned, Unmasking
 
-Evaluate = Callable[[Tensor, Tensor], Tensor]
-"""Hidden states (rows, n, hidden) of blocks (rows, n), or of embedded ones, at mask rates (rows,)."""
+Evaluate = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Hidden states (rows, n, hidden) of pieces that begin at (rows,) with tokens (rows, n), or embedded ones, at
+mask rates (rows,)."""
 
 
 @dataclass(frozen=True)
-class Reveal:
-    """What one pass changed."""
+class Denoising:
+    """SAMPLE of Algorithm 2, for pieces of `size` tokens."""
 
-    positions: Tensor  # (rows, k) in the text
-    tokens: Tensor  # (rows, k)
-    active: Tensor  # (rows, k) whether the token was revealed
-    hidden_again: tuple[Tensor, Tensor] | None = (
-        None  # positions (rows, n), and whether they were masked again
-    )
+    model: Denoiser
+    mask_id: int
+    size: int
+    unmasking: Unmasking
+    sharpening: Sharpening
 
-    @property
-    def evaluated(self) -> Tensor:
-        """The rows (rows,) for which this pass was an evaluation."""
-        return self.active.any(1)
+    def fill(
+        self, rows: Rows, begin: Tensor, evaluators: Sequence[Evaluate], *, replay: bool = True
+    ) -> Iterator[Reveal]:
+        """Write the hidden tokens of the pieces that begin at `begin`, one pass at a time.
 
+        The first pass is by the first evaluator, the second by the second, and so on by the last. With
+        `replay` they must do nothing but work on tensors that stay where they are: see `Replayed`.
+        """
+        hidden, positions = rows.hidden(begin, self.size)
+        launch = _Launcher(rows, evaluators, replay)
+        if isinstance(self.unmasking, Planned):
+            reveals = self._planned(
+                self.unmasking.plan(rows.seeds, positions, hidden), begin, positions, launch
+            )
+        else:
+            reveals = self._adaptive(self.unmasking, begin, hidden, positions, launch)
+        for reveal in reveals:
+            rows.evaluations += reveal.active.any(1)
+            yield reveal
 
-def denoise(
-    model: Denoiser,
-    block: Tensor,
-    hidden: Tensor,
-    *,
-    positions: Tensor,
-    seeds: Tensor,
-    mask_id: int,
-    unmasking: Unmasking,
-    sharpening: Sharpening,
-    evaluate: Evaluate,
-) -> Iterator[Reveal]:
-    """Fill `block` (rows, n) in place at its hidden places, one pass at a time: SAMPLE of Algorithm 2."""
-    if isinstance(unmasking, Planned):
-        for turn, step in enumerate(unmasking.plan(seeds, positions, hidden)):
-            places, active = step.places, step.active
-            states = evaluate(block, step.mask_rate)
-            asked = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
-            log_p = subs_at_masks(model.head(asked), mask_id)
+    def _planned(
+        self, plan: Iterable[Pass], begin: Tensor, positions: Tensor, launch: "_Launcher"
+    ) -> Iterator[Reveal]:
+        """The plan is made on the host; the device only ever reveals."""
+        for turn, step in enumerate(plan):
             # A token that may be hidden again is drawn with fresh noise each time.
-            repeat = 0 if step.hidden_again is None else turn
-            revealed = positions.gather(1, places)
-            tokens = sharpening.draw(log_p, seeds, revealed, repeat=repeat)
-            block.scatter_(1, places, torch.where(active, tokens, block.gather(1, places)))
-            again = None
-            if step.hidden_again is not None:
-                block.masked_fill_(step.hidden_again, mask_id)
-                again = positions, step.hidden_again
-            yield Reveal(revealed, tokens, active, again)
-    else:
+            again = () if step.hidden_again is None else (step.hidden_again, torch.tensor([turn]))
+            tokens = launch(
+                turn, self._reveal_planned, begin, step.places, step.active, step.mask_rate, *again
+            )
+            yield Reveal(
+                positions.gather(1, step.places),
+                tokens,
+                step.active,
+                None if step.hidden_again is None else (positions, step.hidden_again),
+            )
+
+    def _reveal_planned(
+        self,
+        rows: Rows,
+        evaluate: Evaluate,
+        begin: Tensor,
+        places: Tensor,
+        active: Tensor,
+        mask_rate: Tensor,
+        hidden_again: Tensor | None = None,
+        turn: Tensor | None = None,
+    ) -> Tensor:
+        """One pass: the tokens (rows, k) of these places, written where they are active."""
+        piece, positions = read_at(rows.text, begin, self.size)
+        states = evaluate(begin, piece, mask_rate)
+        asked = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+        tokens = self.sharpening.draw_logits(
+            self.model.head(asked),
+            self.mask_id,
+            rows.noise_seeds,
+            positions.gather(1, places),
+            repeat=0 if turn is None else turn,
+        )
+        piece = piece.scatter(1, places, torch.where(active, tokens, piece.gather(1, places)))
+        if hidden_again is not None:
+            piece = piece.masked_fill(hidden_again, self.mask_id)
+        rows.text.scatter_(1, positions, piece)
+        return tokens
+
+    def _adaptive(
+        self, rule: Adaptive, begin: Tensor, hidden: Tensor, positions: Tensor, launch: "_Launcher"
+    ) -> Iterator[Reveal]:
+        """After every pass the device is asked what the rule chose."""
         turn = 0
         while hidden.any():
-            rate = (block == mask_id).double().mean(1)  # as many masks as the network sees
-            log_p = subs_at_masks(model.head(evaluate(block, rate)), mask_id)
-            tokens = sharpening.draw(log_p, seeds, positions, repeat=turn)
-            chosen = unmasking.choose(log_p, tokens, hidden)
-            block.copy_(torch.where(chosen, tokens, block))
+            tokens, chosen = launch(
+                turn, partial(self._reveal_chosen, rule), begin, hidden, torch.tensor([turn])
+            )
+            chosen = chosen.cpu()
             hidden = hidden & ~chosen
             turn += 1
             yield Reveal(positions, tokens, chosen)
+
+    def _reveal_chosen(
+        self, rule: Adaptive, rows: Rows, evaluate: Evaluate, begin: Tensor, hidden: Tensor, turn: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One pass: tokens drawn everywhere (rows, n), and those that the rule chose and are written."""
+        piece, positions = read_at(rows.text, begin, self.size)
+        rate = (piece == self.mask_id).double().mean(1)  # as many masks as the network sees
+        log_p = subs_at_masks(self.model.head(evaluate(begin, piece, rate)), self.mask_id)
+        tokens = self.sharpening.draw(log_p, rows.noise_seeds, positions, repeat=turn)
+        chosen = rule.choose(log_p, tokens, hidden)
+        rows.text.scatter_(1, positions, torch.where(chosen, tokens, piece))
+        return tokens, chosen
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """Runs a pass over rows with the evaluator whose turn it is, replayed where that can be."""
+
+    rows: Rows
+    evaluators: Sequence[Evaluate]
+    replay: bool
+
+    def __call__(self, turn: int, reveal: Callable[..., Any], *inputs: Tensor) -> Any:
+        which = min(turn, len(self.evaluators) - 1)
+        run = partial(reveal, self.rows, self.evaluators[which])
+        if not self.replay:
+            return run(*(send(each, self.rows.device) for each in inputs))
+        shapes = tuple(each.shape for each in inputs)
+        return self.rows.replays((which, shapes), run)(*inputs)

@@ -3,9 +3,10 @@
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from bd3lm.diffusion import Purpose, counter_uniform, gumbel_max, nucleus, temper, top_k
+from bd3lm.diffusion import Purpose, counter_uniform, gumbel_max, nucleus, subs_at_masks, temper, top_k
 from bd3lm.diffusion.categorical import NucleusRule
 
 
@@ -37,9 +38,36 @@ class Sharpening:
             log_p = top_k(log_p, self.top_k)
         return nucleus(log_p, self.nucleus_p, self.nucleus_rule)
 
-    def draw(self, log_p: Tensor, seeds: Tensor, positions: Tensor, *, repeat: int = 0) -> Tensor:
+    def draw(self, log_p: Tensor, seeds: Tensor, positions: Tensor, *, repeat: int | Tensor = 0) -> Tensor:
         """Tokens (rows, k) for log_p (rows, k, vocabulary) at text positions (rows, k)."""
         uniform = counter_uniform(
             seeds.unsqueeze(1), positions, Purpose.TOKEN, log_p.shape[-1], repeat=repeat
         )
         return gumbel_max(self(log_p), uniform)
+
+    def draw_logits(
+        self, logits: Tensor, mask_id: int, seeds: Tensor, positions: Tensor, *, repeat: int | Tensor = 0
+    ) -> Tensor:
+        """As `draw` of `subs_at_masks(logits, mask_id)`; on CUDA by a kernel, unless top_k is asked for.
+
+        `repeat` may be an int64 tensor of one element on the device of the logits. The kernel's tokens are
+        those of `draw` but where rounding decides; float64 logits go to `draw`.
+        """
+        if not logits.is_cuda or self.top_k is not None or logits.dtype == torch.float64:
+            return self.draw(subs_at_masks(logits, mask_id), seeds, positions, repeat=repeat)
+        from bd3lm.sampling import drawing_kernel  # Triton is there where CUDA is
+
+        if not isinstance(repeat, Tensor):
+            repeat = torch.full((1,), repeat, device=logits.device)
+        rows, places, vocabulary = logits.shape
+        tokens = drawing_kernel.draw(
+            logits.reshape(rows * places, vocabulary),
+            seeds.unsqueeze(1).expand(rows, places).reshape(-1),
+            positions.expand(rows, places).reshape(-1),
+            repeat.reshape(1),
+            mask_id=mask_id,
+            temperature=self.temperature,
+            nucleus_p=self.nucleus_p,
+            inclusive=self.nucleus_rule == "inclusive",
+        )
+        return tokens.view(rows, places)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bd3lm.diffusion import derive_seed
 from bd3lm.models import require_evaluation_mode
-from bd3lm.sampling.denoising import Reveal
 from bd3lm.sampling.events import (
     BlockFinished,
     BlockStarted,
@@ -21,7 +20,7 @@ from bd3lm.sampling.events import (
     TokenHidden,
     TokenRevealed,
 )
-from bd3lm.sampling.rows import Request, Rows, Writer
+from bd3lm.sampling.rows import Request, Reveal, Rows, Writer
 from bd3lm.sampling.stopping import StoppedBy, Stopping
 
 
@@ -112,12 +111,21 @@ class _Table:
 
     @torch.no_grad()
     def events(self) -> Iterator[Event]:
-        """Everything that happens, until all texts are written."""
-        while True:
-            yield from self._seat_waiting()
-            if self.rows is None:
-                return
-            yield from self._write_piece(self.rows)
+        """Everything that happens, until all texts are written, or nobody listens any longer."""
+        try:
+            while True:
+                yield from self._seat_waiting()
+                if self.rows is None:
+                    return
+                yield from self._write_piece(self.rows)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        """Let go of the rows; what was recorded of their passes refers to them, so it goes first."""
+        if self.rows is not None:
+            self.rows.replays.forget()
+            self.rows = None
 
     def _seat_waiting(self) -> Iterator[Event]:
         """Give empty seats to those who wait, and take away the seats that stay empty."""
@@ -140,19 +148,24 @@ class _Table:
             if self.rows is None:
                 self.rows = fresh
             else:
-                self.rows.put(torch.tensor(places, device=self.device), fresh)
+                self.rows.put(torch.tensor(places), fresh)
         kept = [place for place, seat in enumerate(self.seats) if seat is not None]
         if not kept:
-            self.rows = None
-        elif self.rows is not None and len(kept) < len(self.rows.start):
-            self.rows.keep(torch.tensor(kept, device=self.device))
-        self.seats = [self.seats[place] for place in kept]
+            self._close()
+        elif self.rows is not None and self._is_worth_less_rows(len(kept)):
+            self.rows.keep(torch.tensor(kept))
+            self.seats = [self.seats[place] for place in kept]
+
+    def _is_worth_less_rows(self, kept: int) -> bool:
+        """Where passes are recorded for a number of rows, a few empty ones cost less than recording anew."""
+        return kept <= len(self.seats) // 2 if self.device.type == "cuda" else kept < len(self.seats)
 
     def _write_piece(self, rows: Rows) -> Iterator[Event]:
         """One piece of every row, and what became of it."""
         begin = rows.start
+        taken = [place for place, seat in enumerate(self.seats) if seat is not None]
         if self.watch:
-            yield from map(self._block_started, range(len(self.seats)))
+            yield from map(self._block_started, taken)
         for reveal in self.writer.write(rows):
             if self.watch:
                 yield from self._revealed(reveal)
@@ -162,8 +175,8 @@ class _Table:
             rows.text, written_from=rows.written_from, piece_start=begin, piece_end=end, stop=rows.stop
         )
         until = end.tolist() if self.watch else []
-        for place, verdict in enumerate(ends):
-            seat = self._seat(place)
+        for place in taken:
+            seat, verdict = self._seat(place), ends[place]
             if self.watch:
                 yield BlockFinished(seat.index, seat.start, until[place])
                 self.seats[place] = seat = replace(seat, start=until[place])
@@ -174,6 +187,7 @@ class _Table:
         """Clear a seat, for good or to write the text again."""
         evaluations, fill_passes = int(rows.evaluations[place]), int(rows.fill_passes[place])
         self.seats[place] = None
+        rows.rest(place)
         if stopped_by == "entropy" and seat.redraws < self.stopping.redraws:
             self.waiting.appendleft(seat.again(evaluations + fill_passes))
             return Redrawn(seat.index)

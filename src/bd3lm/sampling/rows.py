@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bd3lm.models import Denoiser, KVCache, Layout
-from bd3lm.sampling.denoising import Reveal
+from bd3lm.models import Denoiser, KVCache, Layout, send
+from bd3lm.sampling.replay import Replays
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,30 @@ class Request:
         return len(self.given) == self.length and not bool((self.given == mask_id).any())
 
 
+@dataclass(frozen=True)
+class Reveal:
+    """What one pass changed. Tokens are on the device, and good until the next pass; the rest is on the host.
+
+    `hidden_again` is positions (rows, n), and whether they were masked again.
+    """
+
+    positions: Tensor  # (rows, k) in the text
+    tokens: Tensor  # (rows, k)
+    active: Tensor  # (rows, k) whether the token was revealed
+    hidden_again: tuple[Tensor, Tensor] | None = None
+
+
 @dataclass
 class Rows:
-    """The state of a batch: every row has its own text, place, seed and end."""
+    """The state of a batch: every row has its own text, place, seed and end.
 
-    text: Tensor  # (rows, width); the mask where nothing is written yet
+    Texts are on the device. All that decides what is written when is on the host, so that nobody has to ask
+    the device for it.
+    """
+
+    text: Tensor  # (rows, width), on the device; the mask where nothing is written yet
+    noise_seeds: Tensor  # (rows,), on the device: `seeds`, where tokens are drawn
+    gaps: Tensor  # (rows, width) where a token is to be written
     start: Tensor  # (rows,) where the next piece begins
     stop: Tensor  # (rows,) the length at which a text ends
     written_from: Tensor  # (rows,) tokens from here on are not given ones
@@ -56,22 +75,55 @@ class Rows:
     fill_passes: Tensor  # (rows,) passes that only wrote given text into the cache
     cache: KVCache | None = None
 
+    def __post_init__(self) -> None:
+        self.replays = Replays(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self.text.device
+
+    def hidden(self, begin: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Where tokens are to be written in pieces of `size` from `begin` on, and the positions (rows, size).
+
+        What lies before `start` is written.
+        """
+        hidden, positions = read_at(self.gaps, begin, size)
+        return hidden & (positions >= self.start.unsqueeze(1)), positions
+
+    def rest(self, row: int) -> None:
+        """Write nothing more in this row, which stays in the batch until another takes its place."""
+        self.gaps[row] = False
+
     def keep(self, rows: Tensor) -> None:
         """Go on with some rows only."""
         for name in _PER_ROW:
-            setattr(self, name, getattr(self, name)[rows])
+            values: Tensor = getattr(self, name)
+            setattr(self, name, values[rows.to(values.device)])
         if self.cache is not None:
-            self.cache.keep_rows(rows)
+            self.cache.keep_rows(rows.to(self.device))
+        self.replays.forget()
 
     def put(self, rows: Tensor, fresh: "Rows") -> None:
         """Let fresh rows take the place of some of these."""
         for name in _PER_ROW:
-            getattr(self, name)[rows] = getattr(fresh, name)
+            values: Tensor = getattr(self, name)
+            values[rows.to(values.device)] = getattr(fresh, name)
         if self.cache is not None and fresh.cache is not None:
-            self.cache.put_rows(rows, fresh.cache)
+            self.cache.put_rows(rows.to(self.device), fresh.cache)
 
 
-_PER_ROW = ("text", "start", "stop", "written_from", "written_to", "seeds", "evaluations", "fill_passes")
+_PER_ROW = (
+    "text",
+    "noise_seeds",
+    "gaps",
+    "start",
+    "stop",
+    "written_from",
+    "written_to",
+    "seeds",
+    "evaluations",
+    "fill_passes",
+)
 
 
 class Writer(ABC):
@@ -121,24 +173,28 @@ class Writer(ABC):
             written_from.append(1 + max(known.nonzero().flatten().tolist(), default=-1))
             last_gap = 1 + max((~known).nonzero().flatten().tolist(), default=-1)
             written_to.append(last_gap if len(given) == request.length else request.length)
-        counts = torch.zeros(rows, dtype=torch.long, device=device)
+        stop = torch.tensor([request.length for request in requests])
+        seeds = torch.tensor([request.seed for request in requests])
         fresh = Rows(
             text=text.to(device),
-            start=torch.tensor(starts, device=device),
-            stop=torch.tensor([request.length for request in requests], device=device),
-            written_from=torch.tensor(written_from, device=device),
-            written_to=torch.tensor(written_to, device=device),
-            seeds=torch.tensor([request.seed for request in requests], device=device),
-            evaluations=counts,
-            fill_passes=counts.clone(),
+            noise_seeds=seeds.to(device),
+            gaps=(text == self.mask_id) & (torch.arange(width) < stop.unsqueeze(1)),
+            start=torch.tensor(starts),
+            stop=stop,
+            written_from=torch.tensor(written_from),
+            written_to=torch.tensor(written_to),
+            seeds=seeds,
+            evaluations=torch.zeros(rows, dtype=torch.long),
+            fill_passes=torch.zeros(rows, dtype=torch.long),
         )
         self.remember(fresh)
         return fresh
 
 
 def read_at(text: Tensor, start: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Tokens and positions (rows, size) from each row's own start on."""
+    """Tokens and positions (rows, size) from each row's own start on; a row at rest stays at its end."""
     positions = start.unsqueeze(1) + torch.arange(size, device=text.device)
+    positions = positions.clamp_max(text.shape[1] - 1)
     return text.gather(1, positions), positions
 
 
@@ -151,11 +207,15 @@ def fill_cache(
     chunk: int,
     layout: Callable[[int], Layout],
 ) -> Tensor:
-    """Write the first counts[r] tokens of each row into the cache, and say in how many passes (rows,)."""
+    """Write the first counts[r] tokens of each row into the cache, and say in how many passes (rows,).
+
+    `inputs` are on the device, `counts` and the answer on the host.
+    """
     longest = int(counts.max())
+    there = send(counts, inputs.device)
     for start in range(0, longest, chunk):
         tokens = inputs[:, start : min(start + chunk, longest)]
         noise = torch.zeros(tokens.shape, device=tokens.device) if model.uses_noise else None
         model(tokens, layout=layout(tokens.shape[1]), noise=noise, cache=cache)
-        cache.advance((counts - start).clamp(0, tokens.shape[1]))
+        cache.advance((there - start).clamp(0, tokens.shape[1]))
     return -(-counts // chunk)

@@ -16,10 +16,9 @@ from bd3lm.diffusion import (
     counter_uniform,
     subs_at_masks,
 )
-from bd3lm.models import Denoiser
+from bd3lm.models import Denoiser, send
 from bd3lm.sampling.blocks import BlockwiseWriter
-from bd3lm.sampling.denoising import Reveal
-from bd3lm.sampling.rows import Rows, read_at
+from bd3lm.sampling.rows import Reveal, Rows, read_at
 
 
 class SimplexWriter(BlockwiseWriter):
@@ -64,19 +63,21 @@ class SimplexWriter(BlockwiseWriter):
         self.schedule = schedule or SquaredCosine()
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
-        block, positions = read_at(rows.text, rows.start, self.block_size)
-        hidden = (block == self.mask_id) & (positions < rows.stop.unsqueeze(1))
-        evaluate = self.evaluator(rows, hidden)
-        if hidden.any():
+        gaps, _ = rows.hidden(rows.start, self.block_size)
+        first, *again = self.evaluators(rows, gaps)
+        if gaps.any():
+            begin, hidden = send(rows.start, rows.device), send(gaps, rows.device)
+            block, positions = read_at(rows.text, begin, self.block_size)
             fixed = self._fixed(block)
             times = torch.arange(self.steps, -1, -1, dtype=torch.float64, device=block.device) / self.steps
             alpha_bar = self.schedule.alpha_bar(times)
             w = self.simplex_scale * self._normal(rows, positions, turn=0)
             for turn in range(1, self.steps + 1):
                 noisy = torch.where(hidden.unsqueeze(-1), self.model.embed(w.softmax(-1)), fixed)
-                states = evaluate(noisy, (1.0 - alpha_bar[turn - 1]).expand(len(block)))
+                evaluate = again[0] if again and turn > 1 else first
+                states = evaluate(begin, noisy, (1.0 - alpha_bar[turn - 1]).expand(len(block)))
                 log_p = subs_at_masks(self.model.head(states), self.mask_id)
-                rows.evaluations += hidden.any(1)
+                rows.evaluations += gaps.any(1)
                 if turn < self.steps:
                     w = self._step(rows, positions, log_p, alpha_bar[turn], turn)
             block = torch.where(hidden, log_p.argmax(-1), block)
@@ -99,7 +100,7 @@ class SimplexWriter(BlockwiseWriter):
 
     def _uniform(self, rows: Rows, positions: Tensor, purpose: Purpose, turn: int) -> Tensor:
         return counter_uniform(
-            rows.seeds.unsqueeze(1), positions, purpose, self.model.vocab_size, repeat=turn
+            rows.noise_seeds.unsqueeze(1), positions, purpose, self.model.vocab_size, repeat=turn
         )
 
     def _fixed(self, block: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from bd3lm.diffusion import conditioning_noise
 from bd3lm.models import Bidirectional, Denoiser
-from bd3lm.sampling.denoising import Reveal, denoise
+from bd3lm.sampling.denoising import Denoising
 from bd3lm.sampling.drawing import Sharpening
-from bd3lm.sampling.rows import Rows, Writer, read_at
+from bd3lm.sampling.rows import Reveal, Rows, Writer
 from bd3lm.sampling.unmasking import FirstHitting, Unmasking
 
 
@@ -37,6 +38,7 @@ class SlidingWriter(Writer):
         self.context, self.stride = context, stride
         self.unmasking = unmasking or FirstHitting()
         self.sharpening = sharpening or Sharpening()
+        self.denoising = Denoising(model, mask_id, context, self.unmasking, self.sharpening)
 
     def first_start(self, given: int) -> int:
         if given < self.context:
@@ -47,28 +49,10 @@ class SlidingWriter(Writer):
         return start + self.stride if start else self.context
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
-        is_first = rows.start == 0
-        end = rows.start + is_first * self.context + ~is_first * self.stride
-        origin = end - self.context
-        tokens, positions = read_at(rows.text, origin, self.context)
-        hidden = (tokens == self.mask_id) & (positions < rows.stop.unsqueeze(1))
-
-        def evaluate(block: Tensor, mask_rate: Tensor) -> Tensor:
-            noise = conditioning_noise(mask_rate) if self.model.uses_noise else None
-            return self.model(block, layout=Bidirectional(self.context), noise=noise)
-
-        for reveal in denoise(
-            self.model,
-            tokens,
-            hidden,
-            positions=positions,
-            seeds=rows.seeds,
-            mask_id=self.mask_id,
-            unmasking=self.unmasking,
-            sharpening=self.sharpening,
-            evaluate=evaluate,
-        ):
-            rows.evaluations += reveal.evaluated
-            yield reveal
-        rows.text.scatter_(1, positions, tokens)
+        end = rows.start + torch.where(rows.start == 0, self.context, self.stride)
+        yield from self.denoising.fill(rows, end - self.context, (self._evaluate,))
         rows.start = end
+
+    def _evaluate(self, begin: Tensor, tokens: Tensor, mask_rate: Tensor) -> Tensor:
+        noise = conditioning_noise(mask_rate) if self.model.uses_noise else None
+        return self.model(tokens, layout=Bidirectional(self.context), noise=noise)

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from bd3lm.models import send
+
 StoppedBy = Literal["eos", "entropy", "length"]
 
 _ROUNDING = 1e-9  # an entropy is a sum of logarithms; equal ones may differ by this much
@@ -47,8 +49,9 @@ class Stopping:
     ) -> list[tuple[StoppedBy, int] | None]:
         """For each row, what ends its text and how long that leaves it, or None while it goes on.
 
-        text is (rows, width); the rest (rows,). Tokens at `written_from` and later are not given ones; the
-        last piece is piece_start..piece_end − 1, and the text never reaches past `stop`.
+        text is (rows, width); the rest (rows,), on the host. Tokens at `written_from` and later are not given
+        ones; the last piece is piece_start..piece_end − 1, and the text never reaches past `stop`. Where
+        nothing but its length ends a text, its device is not asked.
         """
         after_eos = self._after_eos(text, torch.maximum(written_from, piece_start), piece_end)
         low = self._low_entropy(text, written_from, piece_end)
@@ -70,8 +73,8 @@ class Stopping:
             return torch.zeros_like(end)
         start = start.clamp_min(1)
         size = max(int((end - start).max()), 1)
-        position = start.unsqueeze(1) + torch.arange(size, device=text.device)
-        tokens = text.gather(1, position.clamp_max(text.shape[1] - 1))
+        position = start.unsqueeze(1) + torch.arange(size)
+        tokens = _tokens_at(text, position)
         found = (tokens == self.eos_id) & (position < end.unsqueeze(1))
         return torch.where(found.any(1), start + found.int().argmax(1) + 1, 0)
 
@@ -80,9 +83,14 @@ class Stopping:
         enough = (end >= window) & (end > written_from)
         if self.entropy_floor is None or text.shape[1] < window or not enough.any():
             return torch.zeros_like(enough)
-        offsets = torch.arange(window, device=text.device)
-        last = text.gather(1, (end.unsqueeze(1) - window + offsets).clamp_min(0))
+        last = _tokens_at(text, end.unsqueeze(1) - window + torch.arange(window))
         return enough & (token_entropy(last) < self.entropy_floor - _ROUNDING)
+
+
+def _tokens_at(text: Tensor, position: Tensor) -> Tensor:
+    """Tokens at positions (rows, n) of the text, on the host; past its ends, the nearest."""
+    position = position.clamp(0, text.shape[1] - 1)
+    return text.gather(1, send(position, text.device)).cpu()
 
 
 def token_entropy(tokens: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ class EMA:
     """shadow ← d · shadow + (1 − d) · parameter after each step, in float32.
 
     d = min(decay, (1 + n) / (10 + n)) at update n = 1, 2, ..: early on, a long average would mostly hold
-    the initial weights. Sharded parameters have sharded averages; each process averages its own rows.
+    the initial weights. Sharded parameters have sharded averages; each process averages its own rows. With
+    a decay of 0 the averages are the parameters, and none are kept beside them.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], *, decay: float = 0.9999) -> None:
@@ -23,9 +24,10 @@ class EMA:
         self.decay = decay
         self.updates = 0
         self._parameters = dict(parameters)
-        self._shadow = {
-            name: parameter.detach().to(torch.float32, copy=True) for name, parameter in parameters.items()
-        }
+        averages = {name: parameter.detach() for name, parameter in parameters.items()}
+        if decay:
+            averages = {name: average.to(torch.float32, copy=True) for name, average in averages.items()}
+        self._shadow = averages
 
     def tensors(self) -> dict[str, Tensor]:
         """The averages by name. With `updates` they are the whole state, and may be written to in place."""
@@ -35,6 +37,8 @@ class EMA:
     def update(self) -> None:
         """Take in the parameters as they are now."""
         self.updates += 1
+        if not self.decay:
+            return
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         averages = [local(average) for average in self._shadow.values()]
         current = [local(parameter).float() for parameter in self._parameters.values()]
@@ -43,6 +47,9 @@ class EMA:
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """The parameters are the averages inside, and bit for bit what they were after."""
+        if not self.decay:
+            yield
+            return
         parameters = [local(parameter) for parameter in self._parameters.values()]
         averages = [local(average) for average in self._shadow.values()]
         raw = [parameter.clone() for parameter in parameters]

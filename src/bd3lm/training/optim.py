@@ -106,9 +106,20 @@ def apply_gradients(
     norm = engine.grad_norm(parameters) * factor.abs()
     if clip_norm is not None:
         factor = factor * (clip_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0)
-    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    if gradients:
-        torch._foreach_mul_(gradients, factor)
-    optimizer.step()
+    # The kernel takes its factor as a plain tensor, which cannot be mixed with sharded ones.
+    if optimizer.defaults.get("fused") and engine.parallel != "fsdp":
+        _fused_step(optimizer, factor)
+    else:
+        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def _fused_step(optimizer: torch.optim.Optimizer, factor: Tensor) -> None:
+    """Gradients are scaled inside the optimizer's kernel, which divides by what torch's GradScaler sets."""
+    optimizer.grad_scale = factor.float().reciprocal()  # type: ignore[attr-defined]
+    optimizer.step()
+    del optimizer.grad_scale  # type: ignore[attr-defined]

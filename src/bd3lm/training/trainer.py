@@ -6,7 +6,7 @@ optimizer, EMA and what the objective has learned, so a run that was stopped goe
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -25,6 +25,7 @@ from bd3lm.training.signals import stop_requests
 from bd3lm.training.step import NetworkRunner, training_sums
 
 Precision = Literal["auto", "fp32", "bf16"]
+_MIN_STEPS_TO_COMPILE = 200  # compiling takes about a minute, which fewer do not win back
 T = TypeVar("T")
 
 
@@ -40,8 +41,10 @@ class TrainSettings:
     seed: int = 0
     precision: Precision = "auto"
     """auto is bf16 on GPUs and fp32 on a CPU."""
-    compile: bool = False
+    compile: Literal[True, False, "auto"] = "auto"
+    """auto compiles on a GPU where at least 200 steps are left, which win back the minute it takes."""
     ema_decay: float = 0.9999
+    """0 keeps no average: the trained weights themselves are evaluated and released."""
     log_every: int = 10
     validate_every: int = 1000
     checkpoint_every: int = 1000
@@ -63,6 +66,8 @@ class TrainSettings:
             raise ValueError(f"micro_batch must be at least 1, got {self.micro_batch}")
         if not 0.0 <= self.ema_decay < 1.0:
             raise ValueError(f"ema_decay must lie in [0, 1), got {self.ema_decay}")
+        if self.compile not in (True, False, "auto"):
+            raise ValueError(f"compile must be true, false or 'auto', got {self.compile!r}")
 
 
 class Batches(Protocol):
@@ -112,6 +117,7 @@ class Trainer:
         run_state: Mapping[str, Any] | None = None,
     ) -> None:
         """`run_state` is JSON that travels in every checkpoint (the resolved config, fingerprints)."""
+        settings = replace(settings, compile=_compiles(settings, engine.device, done=store.latest() or 0))
         self.network, self.data, self.settings, self.engine, self.store = (
             network,
             data,
@@ -246,7 +252,7 @@ class Trainer:
 
     def save(self, score: float | None = None) -> None:
         """Write a checkpoint, unless the run has gone bad since the last one."""
-        self._require_finite(self._window.last_norm())
+        self.require_finite()
         state = {
             "step": self.step,
             "objective": self.objective.state(),
@@ -323,12 +329,12 @@ class Trainer:
 
     def _logged(self) -> Metrics:
         """Averages since the last time; this is where the host waits for the device."""
-        metrics = self._window.averages()
-        self._require_finite(metrics["train_nats"])
-        return metrics
+        self.require_finite()
+        return self._window.averages()
 
-    def _require_finite(self, value: float) -> None:
-        if not math.isfinite(value):
+    def require_finite(self) -> None:
+        """Raise where a loss since the last log, or the last gradient, is not finite."""
+        if not all(map(math.isfinite, [*self._window.sums(), self._window.last_norm()])):
             raise FloatingPointError(
                 f"the loss or its gradient is not finite (seen at step {self.step}); the last checkpoint is "
                 "intact. Lower the learning rate, or look at the data around that step"
@@ -356,3 +362,9 @@ def _resolve(precision: Precision, device: torch.device) -> Literal["fp32", "bf1
     if precision == "auto":
         return "bf16" if device.type == "cuda" else "fp32"
     return precision
+
+
+def _compiles(settings: TrainSettings, device: torch.device, *, done: int) -> bool:
+    if settings.compile == "auto":
+        return device.type == "cuda" and settings.steps - done >= _MIN_STEPS_TO_COMPILE
+    return settings.compile

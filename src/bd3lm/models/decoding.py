@@ -1,0 +1,179 @@
+"""A network's pass over a few tokens after a KV cache, in as few kernels as a GPU allows.
+
+It computes what `Transformer.forward` does with a `KVCache`, and is used in its place where there is CUDA:
+sampling makes one such pass for every token. With few tokens a pass waits for launches and for the weights,
+so norms, biases, GELU and residuals ride along with the matrix products (`decoding_kernels`); with many the
+library's own products are better. Attention reads what is visible of the ring and nothing else.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bd3lm.models.cache import KVCache, KVStore
+from bd3lm.models.layouts import BlockCausal, Causal, Layout, Span
+from bd3lm.models.rotary import Rotation
+
+if TYPE_CHECKING:
+    from bd3lm.models.transformer import Layer, Transformer
+
+# Up to so many tokens the fused kernels are faster than the library's (docs/performance.md).
+_FEW_TO_NORM = 16
+_FEW_TO_ADD = 32
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def can_decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KVStore | None) -> bool:
+    """Whether `decode` computes this pass."""
+    return (
+        isinstance(cache, KVCache)
+        and tokens.is_cuda
+        and not network.training
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cuda")
+        and not network.uses_noise
+        and network.attention_backend == "auto"
+        and isinstance(layout, Causal | BlockCausal)
+        and network.embedding.weight.dtype in _DTYPES
+        and cache.keys.dtype == network.embedding.weight.dtype
+        and _kernels().supports(network.config.hidden, network.config.heads, network.embedding.weight.dtype)
+    )
+
+
+def decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KVCache) -> Tensor:
+    """Hidden states (rows, read positions, hidden), as `Transformer.forward`."""
+    cache.check_pass(layout, tokens)
+    config, segment, last = network.config, tokens.shape[1], len(network.layers) - 1
+    ring = _Ring(
+        cache,
+        _kernels().ring_rule(layout, cache.window, cache.segment),
+        _kernels().rotations(cache.ends, segment, head_dim=config.head_dim, base=config.rotary_base),
+    )
+    x = tokens if tokens.is_floating_point() else network.embedding(tokens)
+    layers, final_norm = _norms(network)
+    for index, (layer, norms) in enumerate(zip(network.layers, layers, strict=True)):
+        read = layout.read if index == last else (0, segment)
+        x = _run_layer(cast("Layer", layer), norms, x, index, ring, read)
+        if read == (0, 0):
+            return x
+    return F.layer_norm(x, (config.hidden,), final_norm.weight, final_norm.bias)
+
+
+def _run_layer(
+    layer: "Layer", norms: "_LayerNorms", x: Tensor, index: int, ring: "_Ring", read: Span
+) -> Tensor:
+    """As `Layer.forward`, in evaluation mode."""
+    attended = ring.attend(index, _norm_linear(x, norms.attention, layer.qkv), read)
+    x = x[:, slice(*read)]
+    if read == (0, 0):
+        return x
+    x = _linear_residual(attended, layer.attention_out, x, norms.attention_gate)
+    widened = _norm_linear(x, norms.mlp, layer.mlp_in, gelu=True)
+    return _linear_residual(widened, layer.mlp_out, x, norms.mlp_gate)
+
+
+def _norm_linear(x: Tensor, norm: "_Norm", linear: nn.Linear, *, gelu: bool = False) -> Tensor:
+    """linear(norm(x)), through a GELU or not."""
+    flat = x.reshape(-1, x.shape[-1])
+    if len(flat) <= _FEW_TO_NORM:
+        y: Tensor = _kernels().norm_linear(
+            flat, norm.weight, norm.bias, linear.weight, linear.bias, gelu=gelu
+        )
+        return y.view(*x.shape[:-1], -1)
+    y = linear(F.layer_norm(x, (x.shape[-1],), norm.weight, norm.bias))
+    return F.gelu(y, approximate="tanh") if gelu else y
+
+
+def _linear_residual(x: Tensor, linear: nn.Linear, residual: Tensor, gate: Tensor | None) -> Tensor:
+    """residual + gate · linear(x)."""
+    flat = x.reshape(-1, x.shape[-1])
+    if len(flat) <= _FEW_TO_ADD:
+        onto = residual.reshape(len(flat), -1)
+        y: Tensor = _kernels().linear_residual(flat, linear.weight, linear.bias, onto, gate)
+        return y.view(residual.shape)
+    y = linear(x)
+    return residual + (y if gate is None else gate * y)
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """The cache as one pass sees it."""
+
+    cache: KVCache
+    rule: Any
+    turn: Rotation
+
+    def attend(self, index: int, qkv: Tensor, read: Span) -> Tensor:
+        cache = self.cache
+        attended: Tensor = _kernels().attend_ring(
+            qkv, *self.turn, cache.keys[index], cache.values[index], cache.starts, cache.ends, self.rule, read
+        )
+        return attended
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """A layer norm over the last dimension, an adaptive one's shift and scale taken in."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, norm: nn.LayerNorm, shift: Tensor | None = None, scale: Tensor | None = None) -> "_Norm":
+        if shift is None or scale is None:
+            return cls(norm.weight)
+        return cls((norm.weight * (1 + scale)).contiguous(), shift.contiguous())
+
+
+@dataclass(frozen=True)
+class _LayerNorms:
+    """The norms of a layer, and the gates of its branches."""
+
+    attention: _Norm
+    mlp: _Norm
+    attention_gate: Tensor | None = None
+    mlp_gate: Tensor | None = None
+
+
+_Norms = tuple[list[_LayerNorms], _Norm]
+_ADAPTIVE: "WeakKeyDictionary[Transformer, tuple[Any, _Norms]]" = WeakKeyDictionary()
+
+
+def _norms(network: "Transformer") -> _Norms:
+    """All norms. Adaptive ones see a constant here, so what they make of it is kept while weights stay."""
+    layers = [cast("Layer", layer) for layer in network.layers]
+    if network.noise_embedding is None or network.final_modulation is None:
+        return [_LayerNorms(_Norm.of(x.attention_norm), _Norm.of(x.mlp_norm)) for x in layers], _Norm.of(
+            network.final_norm
+        )
+    versions = [(each.data_ptr(), each._version) for each in network.parameters()]
+    kept = _ADAPTIVE.get(network)
+    if kept is None or kept[0] != versions:
+        constant = network.noise_embedding(torch.zeros(1, device=network.device))[0]
+        parts = [cast("nn.Linear", x.modulation)(constant).chunk(6) for x in layers]
+        adapted = [
+            _LayerNorms(
+                _Norm.of(x.attention_norm, shift, scale),
+                _Norm.of(x.mlp_norm, mlp_shift, mlp_scale),
+                gate.contiguous(),
+                mlp_gate.contiguous(),
+            )
+            for x, (shift, scale, gate, mlp_shift, mlp_scale, mlp_gate) in zip(layers, parts, strict=True)
+        ]
+        final = _Norm.of(network.final_norm, *network.final_modulation(constant).chunk(2))
+        kept = versions, (adapted, final)
+        _ADAPTIVE[network] = kept
+    return kept[1]
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> Any:
+    """Imported where there is CUDA: elsewhere there may be no Triton."""
+    from bd3lm.models import decoding_kernels
+
+    return decoding_kernels

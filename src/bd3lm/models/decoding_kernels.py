@@ -1,0 +1,242 @@
+"""Triton: matrix products over few tokens, with the norm, bias, GELU, gate and residual around them.
+
+A pass over a handful of tokens takes as long as its launches and the latency of its loads, not its
+arithmetic. So a layer is five launches (`ring_kernel` has the fifth), and a product has all its weights on
+their way at once, before the kernel before it has ended. Imported only where there is CUDA.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bd3lm.models.kernel_overlap import overlap, start, wait
+from bd3lm.models.ring_kernel import RingRule, attend_ring, ring_rule, rotations
+
+__all__ = ["RingRule", "attend_ring", "linear_residual", "norm_linear", "ring_rule", "rotations", "supports"]
+
+
+def supports(hidden: int, heads: int, dtype: torch.dtype) -> bool:
+    """Whether these kernels can serve a network: heads of 16, 32, 64 or 128 numbers, at most 32 bits each."""
+    head_dim = hidden // heads
+    return (
+        hidden % heads == 0
+        and 16 <= head_dim <= 128
+        and head_dim & (head_dim - 1) == 0
+        and dtype in (torch.bfloat16, torch.float16, torch.float32)
+    )
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a product is cut: a program's tokens and features, of which it loads `depth` numbers at a time."""
+
+    tokens: int
+    features: int
+    depth: int
+    warps: int
+
+
+def linear_tiles(tokens: int, features: int, depth: int, dtype: torch.dtype) -> Tiles:
+    """How a product of this shape is cut: what was measured fastest (docs/performance.md)."""
+    if dtype == torch.float32:  # for exactness: no tensor cores, operands twice as large
+        return Tiles(tokens=16, features=16, depth=256, warps=8)
+    return Tiles(
+        tokens=16,
+        features=16 if features > 1024 else 8,
+        depth=min(max(triton.next_power_of_2(depth), 256), 1024),
+        warps=4,
+    )
+
+
+def norm_linear(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    gelu: bool = False,
+    eps: float = 1e-5,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """LayerNorm(x) · weightᵀ + bias, then perhaps the tanh GELU: (M, K) to (M, N), rounded at each step."""
+    return _launch_linear(
+        x, weight, bias, norm_weight=norm_weight, norm_bias=norm_bias, gelu=gelu, eps=eps, tiles=tiles
+    )
+
+
+def linear_residual(
+    a: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    gate: Tensor | None = None,
+    *,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """residual + gate · (a · weightᵀ + bias), of (M, K) and (M, N), rounded at each step."""
+    return _launch_linear(a, weight, bias, residual=residual, gate=gate, tiles=tiles)
+
+
+def _launch_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+    gelu: bool = False,
+    eps: float = 0.0,
+    tiles: Tiles | None = None,
+) -> Tensor:
+    (tokens, depth), features = x.shape, weight.shape[0]
+    cut = tiles or linear_tiles(tokens, features, depth, x.dtype)
+    out = torch.empty(tokens, features, device=x.device, dtype=x.dtype)
+    _linear[(triton.cdiv(features, cut.features), triton.cdiv(tokens, cut.tokens))](
+        x,
+        norm_weight,
+        norm_bias,
+        weight,
+        bias,
+        gate,
+        residual,
+        out,
+        tokens,
+        features,
+        eps,
+        GELU=gelu,
+        DEPTH=depth,
+        TOKENS=cut.tokens,
+        FEATURES=cut.features,
+        STEP=cut.depth,
+        WARPS=cut.warps,
+        num_warps=cut.warps,
+        **overlap(x.device),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["tokens"])  # one binary for all numbers of them
+def _linear(
+    x,
+    norm_weight,
+    norm_bias,
+    weight,
+    bias,
+    gate,
+    residual,
+    out,
+    tokens,
+    features,
+    eps,
+    GELU: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TOKENS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    STEP: tl.constexpr,
+    WARPS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One tile of the product. What is known before `_wait` is loaded there, the rest at once after it."""
+    start(OVERLAP)
+    feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    inside = (token < tokens)[:, None] & (feature < features)[None, :]
+    place = token[:, None] * features + feature[None, :]
+    # The first part of the depth, which for all but deep products is all of it.
+    some = _tile(weight, feature, features, 0, DEPTH, STEP, WARPS)
+    if norm_weight is not None:
+        slope = _vector(norm_weight, 0, DEPTH, STEP, WARPS)
+    if norm_bias is not None:
+        shift = _vector(norm_bias, 0, DEPTH, STEP, WARPS)
+    if bias is not None:
+        offset = tl.load(bias + feature, mask=feature < features, other=0.0).to(tl.float32)
+    if gate is not None:
+        opening = tl.load(gate + feature, mask=feature < features, other=0.0).to(tl.float32)
+    wait(OVERLAP)
+    if residual is not None:
+        before = tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    part = _tile(x, token, tokens, 0, DEPTH, STEP, WARPS)
+    if norm_weight is not None:
+        mean, scale = _statistics(part, x, token, tokens, eps, DEPTH, STEP, WARPS)
+        y = (part.to(tl.float32) - mean) * scale * slope
+        if norm_bias is not None:
+            y += shift
+        part = y.to(part.dtype)
+    total = tl.dot(part, tl.permute(some, (0, 2, 1)), input_precision="ieee")
+    for begin in range(STEP, DEPTH, STEP):
+        some = _tile(weight, feature, features, begin, DEPTH, STEP, WARPS)
+        part = _tile(x, token, tokens, begin, DEPTH, STEP, WARPS)
+        if norm_weight is not None:
+            y = (part.to(tl.float32) - mean) * scale * _vector(norm_weight, begin, DEPTH, STEP, WARPS)
+            if norm_bias is not None:
+                y += _vector(norm_bias, begin, DEPTH, STEP, WARPS)
+            part = y.to(part.dtype)
+        total = tl.dot(part, tl.permute(some, (0, 2, 1)), total, input_precision="ieee")
+    y = tl.sum(total, 0)
+    if bias is not None:
+        y += offset[None, :]
+    y = y.to(out.dtype.element_ty)
+    if GELU:
+        z = y.to(tl.float32)
+        bent = 1.5957691216057308 * (z + 0.044715 * z * z * z)  # 2√(2/π): (1 + tanh u) / 2 is σ(2u)
+        y = (z / (1.0 + tl.exp(-bent))).to(out.dtype.element_ty)
+    if gate is not None:
+        y = (y.to(tl.float32) * opening[None, :]).to(out.dtype.element_ty)
+    if residual is not None:
+        y = (before + y.to(tl.float32)).to(out.dtype.element_ty)
+    tl.store(out + place, y, mask=inside)
+
+
+@triton.jit
+def _columns(begin, STEP: tl.constexpr, WARPS: tl.constexpr):
+    """Columns begin..begin + STEP − 1 as (warps, 1, columns of a warp).
+
+    Each warp takes a share of the depth: one chain of all its products would take longer than the loads.
+    """
+    share: tl.constexpr = STEP // WARPS
+    return begin + tl.arange(0, WARPS)[:, None, None] * share + tl.arange(0, share)[None, None, :]
+
+
+@triton.jit
+def _tile(matrix, row, rows, begin, DEPTH: tl.constexpr, STEP: tl.constexpr, WARPS: tl.constexpr):
+    """Some columns of some rows, (warps, rows, columns of a warp); zeros where the matrix has none."""
+    column = _columns(begin, STEP, WARPS)
+    inside = (row < rows)[None, :, None]
+    if DEPTH % STEP != 0:
+        inside = inside & (column < DEPTH)
+    return tl.load(matrix + row[None, :, None] * DEPTH + column, mask=inside, other=0.0)
+
+
+@triton.jit
+def _vector(vector, begin, DEPTH: tl.constexpr, STEP: tl.constexpr, WARPS: tl.constexpr):
+    """As `_tile`, of a single row, in float32."""
+    return _tile(vector, tl.arange(0, 1), 1, begin, DEPTH, STEP, WARPS).to(tl.float32)
+
+
+@triton.jit
+def _statistics(part, x, token, tokens, eps, DEPTH: tl.constexpr, STEP: tl.constexpr, WARPS: tl.constexpr):
+    """Mean and inverse standard deviation of each token's row, whose first part is at hand."""
+    total = tl.sum(part.to(tl.float32), 2)
+    for begin in range(STEP, DEPTH, STEP):
+        total += tl.sum(_tile(x, token, tokens, begin, DEPTH, STEP, WARPS).to(tl.float32), 2)
+    mean = (tl.sum(total, 0) / DEPTH)[None, :, None]
+    square = _squares(part, mean, 0, DEPTH, STEP, WARPS)
+    for begin in range(STEP, DEPTH, STEP):
+        other = _tile(x, token, tokens, begin, DEPTH, STEP, WARPS)
+        square += _squares(other, mean, begin, DEPTH, STEP, WARPS)
+    return mean, (1.0 / tl.sqrt(tl.sum(square, 0) / DEPTH + eps))[None, :, None]
+
+
+@triton.jit
+def _squares(part, mean, begin, DEPTH: tl.constexpr, STEP: tl.constexpr, WARPS: tl.constexpr):
+    """Each warp's sums of squares of what a part differs from the mean."""
+    apart = part.to(tl.float32) - mean
+    if DEPTH % STEP != 0:
+        apart = tl.where(_columns(begin, STEP, WARPS) < DEPTH, apart, 0.0)
+    return tl.sum(apart * apart, 2)

@@ -1,0 +1,99 @@
+"""Dropout whose choices are a function of a seed and of an element's place, by a hash of few instructions.
+
+Compiled, it is fused with its neighbours and computed again in the backward pass, so that no mask is stored.
+The same seed makes the same choices on every device, compiled or not. torch's own generator takes ten rounds
+for each element, and differs from device to device.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# int32 wraps. Steps of the golden ratio keep neighbours apart; a product carries bits only upwards, so each
+# comes after a shift that folds the high half into the low one.
+_GOLDEN = 0x9E3779B9
+_MIX_1 = 0x7FEB352D
+_MIX_2 = 0x846CA68B - 2**32
+
+
+def draw_seeds(*shape: int) -> Tensor:
+    """Seeds (*shape, 2) for `dropout`, from torch's global generator, on the CPU: the same for any device."""
+    return torch.randint(-(2**31), 2**31, (*shape, 2), dtype=torch.int32)
+
+
+def dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
+    """Each element is zero with probability `rate`, otherwise multiplied by 1/(1 − rate).
+
+    `seed` is a pair of int32 on x's device. The first chooses where in the hash's cycle of 2^32 the elements
+    begin, the second which cycle it is: with one alone, all masks would be pieces of the same.
+    """
+    if not torch.compiler.is_compiling():
+        return _drop(x, rate, seed)
+    dropped: Tensor = _Recomputed.apply(x, rate, seed)
+    return dropped
+
+
+class Dropout(nn.Module):
+    """`dropout` while training; in evaluation mode, or at rate 0, nothing, and no seed is needed."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor, seed: Tensor | None) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        if seed is None:
+            raise RuntimeError("a network in training mode draws seeds")
+        return dropout(x, self.p, seed)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class _Recomputed(torch.autograd.Function):
+    """The same, keeping only the seed for the backward pass. Without a compiler, hashing twice is slower."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rate: float, seed: Tensor) -> Tensor:
+        ctx.save_for_backward(seed)
+        ctx.rate = rate
+        return _drop(x, rate, seed)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (seed,) = ctx.saved_tensors
+        return _drop(grad, ctx.rate, seed, again=True), None, None
+
+
+def _drop(x: Tensor, rate: float, seed: Tensor, *, again: bool = False) -> Tensor:
+    kept = _hash(x.shape, seed, again) >= round(rate * 2**32) - 2**31
+    return torch.where(kept, x * (1.0 / (1.0 - rate)), 0.0)
+
+
+def _hash(shape: torch.Size, seed: Tensor, again: bool) -> Tensor:
+    """A random int32 for each element; its high bits, which decide a comparison, are mixed best."""
+    start, cycle = seed.unbind()
+    width = shape[-1]
+    # From rows and columns: the number of an element may be too large for int32.
+    row = torch.arange(math.prod(shape[:-1]), dtype=torch.int32, device=seed.device)
+    column = torch.arange(width, dtype=torch.int32, device=seed.device)
+    row = row * _int32(width * _GOLDEN)
+    # Written in the same order twice, a compiler would see that it is one mask, and store it.
+    row = start + row if again else row + start
+    x = row.unsqueeze(1) + column * _int32(_GOLDEN)
+    x = (x ^ _shift_right(x, 16)) * _MIX_1 + cycle
+    x = (x ^ _shift_right(x, 15)) * _MIX_2
+    return x.view(shape)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift: int32's own keeps the sign."""
+    return (x >> bits) & ((1 << (32 - bits)) - 1)
+
+
+def _int32(number: int) -> int:
+    """A number as int32 holds it."""
+    return (number + 2**31) % 2**32 - 2**31

@@ -1,0 +1,340 @@
+"""Triton: attention of a pass over a KV ring, and its rotations. Imported only where there is CUDA."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bd3lm.models.kernel_overlap import overlap, start, wait
+from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDecoding, Causal, Layout, Span
+from bd3lm.models.rotary import Rotation
+
+_PROGRAMS = 132  # about as many as a card has multiprocessors; fewer are split over the text
+_LEAST_TEXT = 64  # positions that are worth a program of their own
+
+
+def rotations(ends: Tensor, segment: int, *, head_dim: int, base: float) -> Rotation:
+    """cos and sin (rows, segment, head_dim / 2) of the positions from each end on, as `rotary.rotation`."""
+    shape = (ends.shape[0], segment, head_dim // 2)
+    cos, sin = (torch.empty(shape, device=ends.device, dtype=torch.float32) for _ in range(2))
+    _rotate[(ends.shape[0], segment)](
+        ends,
+        cos,
+        sin,
+        SLOPE=-2 * math.log2(base) / head_dim,
+        HALF=head_dim // 2,
+        num_warps=1,
+        **overlap(ends.device),
+    )
+    return cos, sin
+
+
+@triton.jit
+def _rotate(ends, cos, sin, SLOPE: tl.constexpr, HALF: tl.constexpr, OVERLAP: tl.constexpr):
+    """One token. In double precision, which the angles of a long text need; an argument would be single."""
+    start(OVERLAP)
+    row, token = tl.program_id(0), tl.program_id(1)
+    index = tl.arange(0, HALF)
+    place = (row * tl.num_programs(1) + token) * HALF + index
+    wait(OVERLAP)
+    position = (tl.load(ends + row) + token).to(tl.float64)
+    angle = position * tl.exp2(index.to(tl.float64) * SLOPE)
+    tl.store(cos + place, tl.cos(angle).to(tl.float32))
+    tl.store(sin + place, tl.sin(angle).to(tl.float32))
+
+
+@dataclass(frozen=True)
+class RingRule:
+    """Who sees whom in a pass through a ring, in numbers.
+
+    A token sees the groups of `block_size` of the pass up to its own, but the first `causal` tokens only
+    what is not after them; of the text, the `window` positions before its group.
+    """
+
+    window: int
+    segment_capacity: int
+    block_size: int
+    causal: int
+
+    @property
+    def capacity(self) -> int:
+        return self.window + self.segment_capacity
+
+
+def ring_rule(layout: Layout, window: int, segment_capacity: int) -> RingRule | None:
+    """The rule of a layout's passes through a ring; None if it is not one that the kernel knows."""
+    causal = 0
+    if type(layout) is Causal:
+        block_size = 1
+    elif type(layout) is Bidirectional:
+        block_size = layout.length
+    elif type(layout) is BlockCausal:
+        block_size = layout.block_size
+    elif type(layout) is BlockDecoding:
+        block_size = layout.block_size
+        if layout.causal_clean:
+            causal = layout.length if layout.keys_only else layout.length - layout.block_size
+    else:
+        return None
+    return RingRule(window, segment_capacity, block_size, causal)
+
+
+@dataclass(frozen=True)
+class RingTiles:
+    """How attention is cut: queries and text positions looked at together, programs that share a text."""
+
+    queries: int
+    text: int
+    splits: int
+    warps: int
+    stages: int
+
+
+def ring_tiles(programs: int, reads: int, capacity: int, head_dim: int, dtype: torch.dtype) -> RingTiles:
+    """How attention is cut for this many rows and heads together, and positions that are read."""
+    queries = min(max(triton.next_power_of_2(reads), 16), 64)
+    programs *= triton.cdiv(reads, queries)
+    splits = max(min(_PROGRAMS // max(programs, 1), capacity // _LEAST_TEXT), 1)
+    text = 32 if dtype == torch.float32 or head_dim > 64 else 64
+    return RingTiles(queries=queries, text=text, splits=splits, warps=4, stages=3 if splits > 1 else 2)
+
+
+def attend_ring(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    rule: RingRule,
+    read: Span,
+    *,
+    tiles: RingTiles | None = None,
+) -> Tensor:
+    """Turn a pass's queries and keys, attend to the ring and to the pass, and write the pass into the ring.
+
+    qkv (rows, segment, 3 · heads · head_dim) are the queries, keys and values as projected; cos and sin
+    (rows, segment, head_dim / 2) in float32 turn them; keys and values (rows, heads, capacity, head_dim) are
+    one layer's ring, starts and ends (rows,) its text's, as in `KVCache`. Gives (rows, stop − start, heads ·
+    head_dim) for the positions in `read`; where there are none, only the ring is written.
+    """
+    (rows, segment, _), (_, heads, capacity, head_dim) = qkv.shape, keys.shape
+    if capacity != rule.capacity or segment > rule.segment_capacity:
+        raise ValueError(
+            f"the ring must have {rule.capacity} slots and the pass up to {rule.segment_capacity} tokens for "
+            f"{rule}, got {capacity} slots and {segment} tokens"
+        )
+    reads = read[1] - read[0]
+    cut = tiles or ring_tiles(rows * heads, reads, capacity, head_dim, qkv.dtype)
+    splits = cut.splits if reads else 1
+    out = torch.empty(rows, reads, heads * head_dim, device=qkv.device, dtype=qkv.dtype)
+    # For each split the sum of values, then the sum of weights and the largest score, in float32.
+    partial = None
+    if splits > 1:
+        shape = (rows, heads, reads, splits, head_dim + 2)
+        partial = torch.empty(shape, device=qkv.device, dtype=torch.float32)
+    _attend[(rows * heads, max(triton.cdiv(reads, cut.queries), 1), splits)](
+        qkv,
+        cos,
+        sin,
+        keys,
+        values,
+        starts,
+        ends,
+        out,
+        partial,
+        rule.window,
+        rule.segment_capacity,
+        BLOCK=rule.block_size,
+        CAUSAL=rule.causal,
+        HEADS=heads,
+        DIM=head_dim,
+        SEGMENT=segment,
+        FIRST=read[0],
+        READS=reads,
+        QUERIES=cut.queries,
+        TOKENS=min(max(triton.next_power_of_2(segment), 16), cut.text),
+        TEXT=cut.text,
+        SPLITS=splits,
+        SCALE=math.log2(math.e) / math.sqrt(head_dim),
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+        **overlap(qkv.device),
+    )
+    if splits > 1:
+        _combine[(rows * heads * reads,)](
+            partial,
+            out,
+            HEADS=heads,
+            DIM=head_dim,
+            READS=reads,
+            SPLITS=splits,
+            PADDED=triton.next_power_of_2(splits),
+            num_warps=1,
+            **overlap(qkv.device),
+        )
+    return out
+
+
+@triton.jit(do_not_specialize=["window", "segment_capacity"])
+def _attend(
+    qkv,
+    cos,
+    sin,
+    keys,
+    values,
+    starts,
+    ends,
+    out,
+    partial,
+    window,
+    segment_capacity,
+    BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    FIRST: tl.constexpr,
+    READS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    TEXT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SCALE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Some queries of one row and head, over a share of its text.
+
+    Other programs may write the ring meanwhile, which disturbs nobody. A query sees positions p of the text
+    with end − window ≤ p < end; written are w with end ≤ w < end + segment. So 0 < w − p < segment + window
+    ≤ capacity, and two positions share a slot only if they lie a multiple of the capacity apart. The pass's
+    own keys and values are taken from `qkv`, never from the ring.
+    """
+    start(OVERLAP)
+    row = (tl.program_id(0) // HEADS).to(tl.int64)
+    head = tl.program_id(0) % HEADS
+    tile = tl.program_id(1)
+    split = tl.program_id(2)
+    capacity = window + segment_capacity
+    keys += (row * HEADS + head) * capacity * DIM
+    values += (row * HEADS + head) * capacity * DIM
+    qkv += row * SEGMENT * 3 * HEADS * DIM + head * DIM
+    cos += row * SEGMENT * (DIM // 2)
+    sin += row * SEGMENT * (DIM // 2)
+    column = tl.arange(0, DIM)[None, :]
+    place = FIRST + tile * QUERIES + tl.arange(0, QUERIES)
+    # Queries that pad the tile are copies of the last, so that every softmax is over something.
+    query = tl.minimum(place, tl.maximum(FIRST + READS, 1) - 1)
+    group = query // BLOCK * BLOCK
+    wait(OVERLAP)
+    # All positions are counted from the end of the text from here on.
+    end = tl.load(ends + row)
+    first = tl.maximum(tl.load(starts + row) - end, -window).to(tl.int32)
+    end_slot = ((end + segment_capacity) % capacity).to(tl.int32)
+    q = _turned(qkv, cos, sin, query, DIM, HEADS)
+    largest = tl.full((QUERIES,), -1e30, tl.float32)  # finite: a share of the text may show a query nothing
+    total = tl.zeros((QUERIES,), tl.float32)
+    mixture = tl.zeros((QUERIES, DIM), tl.float32)
+
+    for begin in tl.range(0, tl.where(split == 0, SEGMENT, 0), TOKENS, num_stages=1):
+        key = begin + tl.arange(0, TOKENS)
+        there = key < SEGMENT
+        token = tl.minimum(key, SEGMENT - 1)
+        k = _turned(qkv + HEADS * DIM, cos, sin, token, DIM, HEADS)
+        v = tl.load(qkv + 2 * HEADS * DIM + token[:, None] * (3 * HEADS * DIM) + column)
+        if tile == 0:
+            slot = end_slot + key
+            slot = tl.where(slot < capacity, slot, slot - capacity)[:, None] * DIM + column
+            tl.store(keys + slot, k, mask=there[:, None])
+            tl.store(values + slot, v, mask=there[:, None])
+        if READS > 0:
+            latest = tl.where(query < CAUSAL, query, group + (BLOCK - 1))[:, None]
+            seen = there[None, :] & (key[None, :] <= latest) & (key[None, :] >= group[:, None] - window)
+            # Where the text begins inside the pass, the tokens before it see each other and are seen by none.
+            seen = seen & ((key[None, :] >= first) | (query[:, None] < first))
+            largest, total, mixture = _take(q, k, v, seen, largest, total, mixture, SCALE)
+
+    if READS > 0:
+        oldest = tl.maximum(first, (FIRST + tile * QUERIES) // BLOCK * BLOCK - window)
+        visible = tl.maximum(-oldest, 0)
+        share = tl.cdiv(tl.cdiv(visible, SPLITS), TEXT) * TEXT
+        for begin in range(split * share, tl.minimum((split + 1) * share, visible), TEXT):
+            index = begin + tl.arange(0, TEXT)
+            key = oldest + tl.minimum(index, visible - 1)
+            slot = end_slot + key
+            slot = tl.where(slot >= 0, slot, slot + capacity)[:, None] * DIM + column
+            seen = (index < visible)[None, :] & (key[None, :] >= group[:, None] - window)
+            k = tl.load(keys + slot)
+            v = tl.load(values + slot)
+            largest, total, mixture = _take(q, k, v, seen, largest, total, mixture, SCALE)
+
+        wanted = place < FIRST + READS
+        place -= FIRST
+        if SPLITS == 1:
+            out += (row * READS * HEADS + head) * DIM
+            mixture = (mixture / total[:, None]).to(out.dtype.element_ty)
+            tl.store(out + place[:, None] * (HEADS * DIM) + column, mixture, mask=wanted[:, None])
+        else:
+            partial += ((row * HEADS + head) * READS * SPLITS + split) * (DIM + 2)
+            place *= SPLITS * (DIM + 2)
+            tl.store(partial + place[:, None] + column, mixture, mask=wanted[:, None])
+            tl.store(partial + place + DIM, total, mask=wanted)
+            tl.store(partial + place + (DIM + 1), largest, mask=wanted)
+
+
+@triton.jit
+def _turned(part, cos, sin, token, DIM: tl.constexpr, HEADS: tl.constexpr):
+    """Some tokens' queries or keys, turned by their text positions as `rotary.rotate` does."""
+    column = tl.arange(0, DIM)
+    angle = token[:, None] * (DIM // 2) + (column % (DIM // 2))[None, :]
+    part += token[:, None] * (3 * HEADS * DIM)
+    x = tl.load(part + column[None, :])
+    partner = tl.load(part + ((column + DIM // 2) % DIM)[None, :]).to(tl.float32)
+    partner = tl.where((column < DIM // 2)[None, :], -partner, partner)
+    return (x.to(tl.float32) * tl.load(cos + angle) + partner * tl.load(sin + angle)).to(x.dtype)
+
+
+@triton.jit
+def _take(q, k, v, seen, largest, total, mixture, SCALE: tl.constexpr):
+    """Add some keys to a softmax under way: the largest score, the sum of weights, the weighted values."""
+    score = tl.dot(q, tl.trans(k), input_precision="ieee") * SCALE
+    score = tl.where(seen, score, -float("inf"))
+    larger = tl.maximum(largest, tl.max(score, 1))
+    weight = tl.exp2(score - larger[:, None])
+    shrink = tl.exp2(largest - larger)
+    mixture = tl.dot(weight.to(v.dtype), v, mixture * shrink[:, None], input_precision="ieee")
+    return larger, total * shrink + tl.sum(weight, 1), mixture
+
+
+@triton.jit
+def _combine(
+    partial,
+    out,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    READS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PADDED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """The softmax of one query of one head over its whole text, from those over the shares."""
+    start(OVERLAP)
+    program = tl.program_id(0)
+    row = program // (HEADS * READS)
+    head = program // READS % HEADS
+    read = program % READS
+    split = tl.arange(0, PADDED)
+    column = tl.arange(0, DIM)
+    there = split < SPLITS
+    partial += (program * SPLITS + split) * (DIM + 2)
+    wait(OVERLAP)
+    largest = tl.load(partial + (DIM + 1), mask=there, other=-1e30)
+    scale = tl.exp2(largest - tl.max(largest, 0))
+    total = tl.sum(tl.load(partial + DIM, mask=there, other=0.0) * scale, 0)
+    mixture = tl.load(partial[:, None] + column[None, :], mask=there[:, None], other=0.0) * scale[:, None]
+    place = ((row * READS + read) * HEADS + head) * DIM + column
+    tl.store(out + place, (tl.sum(mixture, 0) / total).to(out.dtype.element_ty))

@@ -1,0 +1,239 @@
+"""Triton: logits to tokens, with the counter's own noise and no sort. Imported only where there is CUDA.
+
+Why no sort is needed. Tokens are ordered by likelihood, equal ones by the lower index first, and the nucleus
+is the first so many of that order. The draw is the token of the nucleus with the highest score, which is its
+logit over the temperature plus its Gumbel number: the normalisation adds the same to all scores.
+
+Take the highest score among all tokens. If its token lies in the nucleus, it is the highest score of the
+nucleus too, so it is the draw. To know that, one sum is enough: the probability of all that is likelier. If
+the token lies outside, then so does all that is no likelier, and the nucleus is a part of what is likelier:
+take the highest score among those, and ask again. The set that is left always holds the whole nucleus, and it
+shrinks every time, at the latest to the likeliest token, which is never outside. The first token is outside
+with the probability that the nucleus leaves out, so at p = 0.9 there is rarely a second round.
+
+Rounding: `Sharpening.draw` orders and scores float32 log-probabilities and sums their exponentials; here all
+of it is done with the logits themselves. The two differ where scores, or a sum and p, lie within some 1e-6 of
+each other.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bd3lm.diffusion import Purpose
+from bd3lm.diffusion.counter import GOLDEN, MIX_1, MIX_2, MOST_POSITIONS, PURPOSES
+
+_TILE, _WARPS = 1024, 4  # tokens that a program scores together: 64-bit logarithms need many registers
+_PROGRAMS = 2048  # that share the scoring, about: enough to fill a card
+_ROW_TILE, _ROW_WARPS = 4096, 16  # tokens of a row that its one program then looks at together
+
+_GOLDEN = tl.constexpr(GOLDEN)
+_MIX_1 = tl.constexpr(MIX_1)
+_MIX_2 = tl.constexpr(MIX_2)
+_MOST_POSITIONS = tl.constexpr(MOST_POSITIONS)
+_PURPOSES = tl.constexpr(PURPOSES)
+_TOKEN = tl.constexpr(int(Purpose.TOKEN))
+
+
+def draw(
+    logits: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    repeat: Tensor,
+    *,
+    mask_id: int,
+    temperature: float,
+    nucleus_p: float,
+    inclusive: bool,
+) -> Tensor:
+    """Tokens (n,) for logits (n, vocabulary), as `Sharpening.draw` of `subs_at_masks(logits, mask_id)`.
+
+    seeds and positions are int64 (n,), repeat int64 (n,) or (1,). Rows of logits may lie further apart than
+    they are long. Nothing is read by the host: a CUDA graph may replay the call on other values.
+    """
+    if logits.stride(1) != 1:
+        raise ValueError(f"logits of a row must lie side by side, got strides {logits.stride()}")
+    rows, vocabulary = logits.shape
+    tiles = triton.cdiv(vocabulary, _TILE)
+    chunk = triton.cdiv(tiles, max(1, _PROGRAMS // max(rows, 1))) * _TILE
+    chunks = triton.cdiv(vocabulary, chunk)
+    scores = torch.empty(rows, chunks, dtype=torch.float64, device=logits.device)
+    candidates = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
+    largest = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if not rows:
+        return tokens
+    row = (
+        *(logits, seeds.contiguous(), positions.contiguous(), repeat.contiguous()),
+        *(logits.stride(0), int(repeat.numel() > 1), vocabulary, mask_id, 1.0 / temperature),
+    )
+    _score[(rows, chunks)](*row, scores, candidates, largest, chunk, TILE=_TILE, num_warps=_WARPS)
+    _settle[(rows,)](
+        *(*row, scores, candidates, largest, tokens, chunks, nucleus_p),
+        NUCLEUS=nucleus_p < 1.0,
+        INCLUSIVE=inclusive,
+        CHUNKS=triton.next_power_of_2(chunks),
+        TILE=_ROW_TILE,
+        num_warps=_ROW_WARPS,
+    )
+    return tokens
+
+
+@triton.jit
+def _score(
+    logits,
+    seeds,
+    positions,
+    repeat,
+    stride,
+    repeat_stride,
+    vocabulary,
+    mask_id,
+    inverse_temperature,
+    scores,
+    candidates,
+    largest,
+    chunk,
+    TILE: tl.constexpr,
+):
+    """One chunk of one row a program: the highest score, its token, and the largest logit."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    key = _key(seeds, positions, repeat, row, repeat_stride)
+    first = tl.program_id(1) * chunk
+    column = tl.arange(0, TILE)
+    top = tl.full((TILE,), -float("inf"), tl.float32)
+    best = tl.full((TILE,), -float("inf"), tl.float64)
+    best_at = tl.full((TILE,), 0, tl.int32) + first
+    for start in range(first, tl.minimum(first + chunk, vocabulary), TILE):
+        scaled = _scaled(logits, start + column, vocabulary, mask_id, inverse_temperature)
+        top = tl.maximum(top, scaled)
+        best, best_at = _better(best, best_at, scaled, start + column, key)
+    at = row * tl.num_programs(1) + tl.program_id(1)
+    score, candidate = _highest(best, best_at)
+    tl.store(scores + at, score)
+    tl.store(candidates + at, candidate)
+    tl.store(largest + at, tl.max(top, 0))
+
+
+@triton.jit
+def _settle(
+    logits,
+    seeds,
+    positions,
+    repeat,
+    stride,
+    repeat_stride,
+    vocabulary,
+    mask_id,
+    inverse_temperature,
+    scores,
+    candidates,
+    largest,
+    tokens,
+    chunks,
+    nucleus_p: tl.float64,
+    NUCLEUS: tl.constexpr,
+    INCLUSIVE: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """One row a program: the highest score of all, then of likelier tokens until it is in the nucleus.
+
+    Each time round, one pass finds what is likelier than the candidate, and a second, rarely, the next one.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    part = tl.arange(0, CHUNKS)
+    at = row * chunks + part
+    score = tl.load(scores + at, mask=part < chunks, other=-float("inf"))
+    first = tl.load(candidates + at, mask=part < chunks, other=0)
+    _, candidate = _highest(score, first)
+    if NUCLEUS:
+        top = tl.max(tl.load(largest + at, mask=part < chunks, other=-float("inf")), 0)
+        key = _key(seeds, positions, repeat, row, repeat_stride)
+        column = tl.arange(0, TILE)
+        outside = True
+        while outside:
+            own = tl.load(logits + candidate).to(tl.float32) * inverse_temperature
+            total = tl.zeros((TILE,), tl.float64)
+            before = tl.zeros((TILE,), tl.float64)
+            for start in range(0, vocabulary, TILE):
+                scaled = _scaled(logits, start + column, vocabulary, mask_id, inverse_temperature)
+                mass = tl.exp(scaled - top).to(tl.float64)
+                total += mass
+                before += tl.where(_is_likelier(scaled, start + column, own, candidate), mass, 0.0)
+            limit = nucleus_p * tl.sum(total, 0)
+            likelier = tl.sum(before, 0)
+            # Written so that NaN is never outside: the loop must end whatever the logits are.
+            if INCLUSIVE:
+                outside = likelier >= limit
+            else:  # the likeliest token, before which there is nothing, is kept in any case
+                outside = (likelier > 0.0) & (likelier + tl.exp(own - top) > limit)
+            if outside:
+                best = tl.full((TILE,), -float("inf"), tl.float64)
+                best_at = tl.full((TILE,), 0, tl.int32)
+                for start in range(0, vocabulary, TILE):
+                    scaled = _scaled(logits, start + column, vocabulary, mask_id, inverse_temperature)
+                    eligible = _is_likelier(scaled, start + column, own, candidate)
+                    if tl.max(eligible.to(tl.int32), 0) > 0:
+                        scaled = tl.where(eligible, scaled, -float("inf"))
+                        best, best_at = _better(best, best_at, scaled, start + column, key)
+                _, candidate = _highest(best, best_at)
+    tl.store(tokens + row, candidate.to(tl.int64))
+
+
+@triton.jit
+def _scaled(logits, columns, vocabulary, mask_id, inverse_temperature):
+    """Logits over the temperature: log-probabilities but for a constant; −∞ where no token may be."""
+    possible = (columns < vocabulary) & (columns != mask_id)
+    return tl.load(logits + columns, mask=possible, other=-float("inf")).to(tl.float32) * inverse_temperature
+
+
+@triton.jit
+def _is_likelier(scaled, columns, own, candidate):
+    return (scaled > own) | ((scaled == own) & (columns < candidate))
+
+
+@triton.jit
+def _better(best, best_at, scaled, columns, key):
+    """The highest score that each lane has met, and where; the first of equal ones."""
+    score = scaled.to(tl.float64) + _gumbel(key, columns)
+    better = score > best
+    return tl.where(better, score, best), tl.where(better, columns, best_at)
+
+
+@triton.jit
+def _highest(best, best_at):
+    """Over all lanes; of equal ones that of the lowest token."""
+    highest = tl.max(best, 0)
+    return highest, tl.min(tl.where(best == highest, best_at, 2147483647), 0)
+
+
+# --- as in bd3lm.diffusion.counter, bit for bit ---
+
+
+@triton.jit
+def _shift_right(x, BITS: tl.constexpr):
+    return (x >> BITS) & ((1 << (64 - BITS)) - 1)
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+@triton.jit
+def _key(seeds, positions, repeat, row, repeat_stride):
+    position = tl.load(positions + row) + tl.load(repeat + row * repeat_stride) * _MOST_POSITIONS
+    return _mix(_mix(tl.load(seeds + row)) + (position * _PURPOSES + _TOKEN + 1) * _GOLDEN)
+
+
+@triton.jit
+def _gumbel(key, columns):
+    words = _mix(key + (columns + 1).to(tl.int64) * _GOLDEN)
+    uniform = (_shift_right(words, 12).to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2^-52
+    return -tl.log(-tl.log(uniform))

@@ -1,0 +1,105 @@
+"""Passes that are launched at once: recorded as CUDA graphs on a GPU, simply called elsewhere.
+
+A pass over a few tokens is more than a hundred small kernels, which a host cannot launch as fast as a GPU
+runs them. A graph launches them all together.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 16  # bytes, of every input in the buffer that they travel in
+_recording = True
+
+
+@contextmanager
+def without_replays() -> Iterator[None]:
+    """Inside, every pass is launched kernel by kernel: to find a fault, or to see what replays are worth."""
+    global _recording
+    before, _recording = _recording, False
+    try:
+        yield
+    finally:
+        _recording = before
+
+
+class Replayed:
+    """A function of small host tensors, always of the same shapes, that works on a device.
+
+    It may read and write other tensors there, provided that they stay where they are in memory. The first
+    call runs as it is, which also compiles what has to be; the second is recorded; later ones are replays.
+    What it returned is overwritten by the next call. The host never waits.
+    """
+
+    def __init__(self, function: Callable[..., Any], device: torch.device, pool: Any = None) -> None:
+        self._function, self._device, self._pool = function, device, pool
+        self._buffer: Tensor | None = None
+        self._inputs: list[Tensor] = []
+        self._output: Any = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        if self._device.type != "cuda":
+            return self._function(*(each.to(self._device) for each in inputs))
+        is_first = self._buffer is None
+        self._send(inputs)
+        if is_first or not _recording:
+            return self._function(*self._inputs)
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            with _nothing_collected(), torch.cuda.graph(self._graph, pool=self._pool):
+                self._output = self._function(*self._inputs)
+        self._graph.replay()
+        return self._output
+
+    def _send(self, inputs: tuple[Tensor, ...]) -> None:
+        """All inputs in one copy, through pinned memory that the allocator keeps until it is done."""
+        sizes = [-(-each.nbytes // _ALIGNMENT) * _ALIGNMENT for each in inputs]
+        ends = list(accumulate(sizes))
+        if self._buffer is None:
+            self._buffer = torch.empty(ends[-1], dtype=torch.uint8, device=self._device)
+            self._inputs = [
+                self._buffer[end - size :][: each.nbytes].view(each.dtype).view(each.shape)
+                for each, size, end in zip(inputs, sizes, ends, strict=True)
+            ]
+        staged = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=True)
+        for each, size, end in zip(inputs, sizes, ends, strict=True):
+            staged[end - size :][: each.nbytes].view(each.dtype).view(each.shape).copy_(each)
+        self._buffer.copy_(staged, non_blocking=True)
+
+
+class Replays:
+    """The passes of one batch, by name: recorded anew when the batch's tensors are others."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known: dict[Any, Replayed] = {}
+        self.forget()
+
+    def __call__(self, name: Any, function: Callable[..., Any]) -> Replayed:
+        """What was kept under this name; the function is of use the first time."""
+        if name not in self._known:
+            self._known[name] = Replayed(function, self._device, self._pool)
+        return self._known[name]
+
+    def forget(self) -> None:
+        """Nothing recorded is valid any more, and nothing of it is held any longer."""
+        self._known.clear()
+        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """A graph that is freed while another is recorded spoils it, so garbage has to wait."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

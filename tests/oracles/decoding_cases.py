@@ -1,0 +1,240 @@
+"""What the decoding kernels must do on any device, against plain torch and the plain cache.
+
+Run as a module it is every small case in Triton's interpreter on the CPU, and prints what failed as JSON:
+TRITON_INTERPRET must be set before Triton is imported, so the tests run it in a process of its own.
+"""
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bd3lm.models import Bidirectional, BlockCausal, BlockDecoding, Causal, KVCache, Layout
+from bd3lm.models.attention import attend
+from bd3lm.models.rotary import rotate, rotation
+
+# Of the largest number: float32 differs by the order of its sums, bfloat16 by a rounding of the result and
+# of the weights that mix the values.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
+
+
+def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    assert (found.dtype, found.shape) == (dtype, expected.shape)
+    assert found.isfinite().all()
+    error = (found.double() - expected.double()).abs().max() / expected.double().abs().max()
+    assert error < TOLERANCE[dtype], f"off by {error:.2e} of the largest number"
+
+
+def numbers(device: str, dtype: torch.dtype) -> Callable[..., Tensor]:
+    """Draws tensors of a shape, the same on every device."""
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.randn(*shape, generator=generator).to(device, dtype)
+
+
+# --- products ---
+
+
+def products(device: str, dtype: torch.dtype, *, tokens: int, depth: int, features: int) -> None:
+    """Both products, with everything that may stand around them and without, against torch in float64."""
+    from bd3lm.models.decoding_kernels import linear_residual, norm_linear
+
+    draw = numbers(device, dtype)
+    x, weight = 3.0 * draw(tokens, depth) + 1.0, draw(features, depth) / depth**0.5
+    slope, shift = 1.0 + 0.2 * draw(depth), draw(depth)
+    bias, gate, residual = draw(features), 1.0 + draw(features), draw(tokens, features)
+
+    def exact(normed: Tensor, with_bias: Tensor | None) -> Tensor:
+        offset = None if with_bias is None else with_bias.double()
+        return F.linear(normed.double(), weight.double(), offset)
+
+    for with_shift, with_bias, gelu in ((None, None, False), (shift, bias, True), (None, bias, True)):
+        plain = None if with_shift is None else with_shift.double()
+        normed = F.layer_norm(x.double(), (depth,), slope.double(), plain, eps=1e-3)
+        expected = exact(normed, with_bias)
+        if gelu:
+            expected = F.gelu(expected, approximate="tanh")
+        found = norm_linear(x, slope, with_shift, weight, with_bias, gelu=gelu, eps=1e-3)
+        assert_close(found, expected, dtype)
+    for with_bias, with_gate in ((None, None), (bias, None), (bias, gate), (None, gate)):
+        expected = exact(x, with_bias)
+        if with_gate is not None:
+            expected = expected * with_gate.double()
+        found = linear_residual(x, weight, with_bias, residual, with_gate)
+        assert_close(found, expected + residual.double(), dtype)
+
+
+# --- attention ---
+
+PASSES = {
+    "token by token": [Causal(1)] * 6,
+    "causal": [Causal(3), Causal(7, keys_only=True), Causal(1), Causal(8)],
+    "blocks": [
+        BlockCausal(8, 4, keys_only=True),
+        BlockDecoding(8, 4),
+        BlockDecoding(4, 4),
+        BlockCausal(8, 2),
+    ],
+    "blocks, causal when finished": [
+        BlockDecoding(8, 4, causal_clean=True, keys_only=True),
+        BlockDecoding(8, 4, causal_clean=True),
+        BlockDecoding(4, 4, causal_clean=True),
+        BlockDecoding(6, 2, causal_clean=True),
+    ],
+    "of odd sizes": [BlockDecoding(6, 3), Bidirectional(5), BlockDecoding(7, 7), BlockDecoding(6, 3)],
+}
+
+
+def passes(
+    device: str,
+    dtype: torch.dtype,
+    *,
+    layouts: Sequence[Layout],
+    rows: int,
+    heads: int,
+    head_dim: int,
+    window: int,
+    segment: int,
+    lead: bool = False,
+    filled: int = 0,
+    splits: int | None = None,
+) -> None:
+    """Passes that keep some of their tokens, a number of each row's own, against the plain cache.
+
+    Each pass is read in its layout's span, in whole, and in part; every time the ring must end up the same.
+    `filled` tokens are in the ring at the start. The default cut of the kernel, and one with `splits`.
+    """
+    from bd3lm.models.ring_kernel import attend_ring, ring_rule, ring_tiles
+
+    draw, choice = numbers(device, dtype), torch.Generator().manual_seed(1)
+    cache = KVCache(
+        layers=1,
+        rows=rows,
+        heads=heads,
+        head_dim=head_dim,
+        window=window,
+        segment=segment,
+        device=device,
+        dtype=dtype,
+    )
+    if lead:
+        cache.lead_in(torch.randint(segment + 1, (rows,), generator=choice).to(device))
+    if filled:
+        cache.keys, cache.values = draw(*cache.keys.shape), draw(*cache.keys.shape)
+        cache.advance(filled)
+        cache.evict(torch.randint(min(filled, window), (rows,), generator=choice).to(device))
+    for layout in layouts:
+        size = layout.size
+        qkv = draw(rows, size, 3 * heads * head_dim)
+        ring = cache.keys[0].clone(), cache.values[0].clone()
+        cos, sin = rotation(cache.text_positions(layout, qkv), head_dim, base=10000.0, dtype=torch.float32)
+        query, key, value = (part.unflatten(-1, (heads, head_dim)) for part in qkv.chunk(3, -1))
+        turn = cos.unsqueeze(2), sin.unsqueeze(2)
+        query, key = (rotate(part, turn).transpose(1, 2) for part in (query, key))
+        seen_keys, seen_values = cache.extend(0, key, value.transpose(1, 2))
+        rule = ring_rule(layout, window, segment)
+        assert rule is not None
+        for span in {layout.read, (0, size), (size // 2, size), (0, 0)}:
+            reads = span[1] - span[0]
+            cuts = [None]
+            if splits is not None:
+                cut = ring_tiles(rows * heads, reads, cache.capacity, head_dim, dtype)
+                cuts.append(replace(cut, text=16, splits=splits))
+            for tiles in cuts:
+                keys, values = (part.clone() for part in ring)
+                found = attend_ring(
+                    qkv, cos, sin, keys, values, cache.starts, cache.ends, rule, span, tiles=tiles
+                )
+                torch.testing.assert_close(keys, cache.keys[0], rtol=2**-7, atol=1e-6)  # turned, then rounded
+                assert torch.equal(values, cache.values[0])
+                assert found.shape == (rows, reads, heads * head_dim)
+                if not reads:
+                    continue
+                mask = cache.mask(layout, span, torch.device(device), "dense")
+                expected = attend(
+                    query[:, :, slice(*span)].double(), seen_keys.double(), seen_values.double(), mask
+                )
+                assert_close(found, expected.transpose(1, 2).flatten(2), dtype)
+        cache.advance(torch.randint(size + 1, (rows,), generator=choice).to(device))
+
+
+def unknown_layouts_have_no_rule(_device: str, _dtype: torch.dtype) -> None:
+    from bd3lm.models import BlockDiffusion
+    from bd3lm.models.decoding_kernels import ring_rule, supports
+
+    assert ring_rule(BlockDiffusion(8, 4), 10, 8) is None
+    assert supports(768, 12, torch.bfloat16)
+    for hidden, heads, dtype in ((768, 16, torch.float32), (64, 8, torch.float32), (64, 4, torch.float64)):
+        assert not supports(hidden, heads, dtype)
+
+
+def passes_that_do_not_fit_are_refused(device: str, dtype: torch.dtype) -> None:
+    from bd3lm.models.ring_kernel import RingRule, attend_ring
+
+    draw = numbers(device, dtype)
+    ring, turn, bounds = draw(1, 1, 12, 16), draw(1, 5, 8), torch.zeros(1, dtype=torch.long, device=device)
+    for rule in (RingRule(8, 4, 1, 0), RingRule(8, 5, 1, 0)):
+        with pytest.raises(ValueError, match="12 slots and 5 tokens"):
+            attend_ring(draw(1, 5, 48), turn, turn, ring, ring, bounds, bounds, rule, (0, 5))
+
+
+def turns(device: str, _dtype: torch.dtype) -> None:
+    """Of far positions too, and of those before the text."""
+    from bd3lm.models.decoding_kernels import rotations
+
+    ends = torch.tensor([-3, 0, 17, 100_000, 12_345_678], device=device)
+    positions = ends.unsqueeze(1) + torch.arange(5, device=device)
+    for head_dim, base in ((16, 10000.0), (64, 10000.0), (128, 500_000.0)):
+        found = rotations(ends, 5, head_dim=head_dim, base=base)
+        expected = rotation(positions, head_dim, base=base, dtype=torch.float32)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-7)
+
+
+Case = Callable[[str, torch.dtype], None]
+SMALL = {"rows": 2, "heads": 2, "head_dim": 16}
+CASES: dict[str, Case] = {
+    "no rule": unknown_layouts_have_no_rule,
+    "turns": turns,
+    "no fit": passes_that_do_not_fit_are_refused,
+    "products": partial(products, tokens=5, depth=64, features=48),
+    "products of one token": partial(products, tokens=1, depth=256, features=32),
+    "products, ragged": partial(products, tokens=19, depth=80, features=41),
+    "products, deep": partial(products, tokens=3, depth=5000, features=16),
+    **{
+        f"passes {name}{', after a lead-in' if lead else ''}": partial(
+            passes, layouts=layouts, window=20, segment=8, lead=lead, filled=0 if lead else 60, **SMALL
+        )
+        for name, layouts in PASSES.items()
+        for lead in (False, True)
+    },
+    "passes longer than the window": partial(
+        passes, layouts=PASSES["blocks"] + PASSES["causal"], window=3, segment=8, splits=2, **SMALL
+    ),
+    "passes around a long ring": partial(
+        passes, layouts=PASSES["blocks"], window=70, segment=9, filled=1000, splits=3, **SMALL
+    ),
+    "a pass of several tiles": partial(
+        passes, layouts=[BlockDecoding(72, 4), Causal(72)], window=40, segment=72, filled=50, **SMALL
+    ),
+}
+
+
+def main() -> None:
+    failed = {}
+    for name, case in CASES.items():
+        for dtype in (torch.float32, torch.float16):  # the interpreter multiplies bfloat16 wrongly
+            try:
+                case("cpu", dtype)
+            except Exception:
+                failed[name] = f"{dtype}: {traceback.format_exc()}"
+    json.dump(failed, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

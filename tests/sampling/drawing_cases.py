@@ -1,0 +1,102 @@
+"""What the kernel that draws tokens is asked: the same in Triton's interpreter and on a GPU."""
+
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion import Purpose, counter_uniform, gumbel, subs_at_masks, temper
+from bd3lm.sampling import Sharpening
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Logits (rows, vocabulary), and what is drawn from them how."""
+
+    rows: int
+    vocabulary: int
+    mask_id: int
+    rule: Sharpening
+    logits: str = "random"
+    dtype: torch.dtype = torch.bfloat16
+    padding: int = 0  # what lies between two rows, which must not be read
+    repeats: int = 1  # how many: one for all rows, or one for each
+    tiles: tuple[int, int] | None = None  # small ones, so that a small row has several
+    programs: int = 2048
+
+    def make_logits(self, device: torch.device) -> Tensor:
+        generator = torch.Generator().manual_seed(self.rows + self.vocabulary)
+        noise = torch.randn(self.rows, self.vocabulary + self.padding, generator=generator)
+        noise[:, self.mask_id] = noise[:, self.vocabulary :] = -torch.inf  # no peak where no token may be
+        values = {
+            "random": 3.0 * noise,
+            "flat": 0.1 * noise,
+            "ties": noise.round(),  # some seven values
+            "equal": torch.zeros_like(noise),
+            "peaked": torch.where(noise == noise.amax(1, keepdim=True), 30.0, noise),
+            "impossible": torch.where(noise < 0.0, -torch.inf, noise),
+        }[self.logits]
+        values[:, self.mask_id] = 50.0  # it would be all of the softmax
+        values[:, self.vocabulary :] = 60.0
+        return values.to(device, self.dtype)[:, : self.vocabulary]
+
+
+def drawn(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """By the kernel, by `Sharpening.draw`, and by how much the latter's token scores higher."""
+    from bd3lm.sampling import drawing_kernel
+
+    logits = case.make_logits(device)
+    row = torch.arange(case.rows, device=device)
+    seeds, positions = (row - 2) * 0x123456789ABCDEF, row * row + 3
+    repeat = torch.arange(case.repeats, device=device) + 2
+    tile, row_tile = case.tiles or (drawing_kernel._TILE, drawing_kernel._ROW_TILE)
+    rule = case.rule
+    with mock.patch.multiple(drawing_kernel, _TILE=tile, _ROW_TILE=row_tile, _PROGRAMS=case.programs):
+        found = drawing_kernel.draw(
+            *(logits, seeds, positions, repeat),
+            mask_id=case.mask_id,
+            temperature=rule.temperature,
+            nucleus_p=rule.nucleus_p,
+            inclusive=rule.nucleus_rule == "inclusive",
+        )
+    log_p = subs_at_masks(logits, case.mask_id).unsqueeze(1)
+    repeat = repeat.unsqueeze(1)
+    expected = rule.draw(log_p, seeds, positions.unsqueeze(1), repeat=repeat)
+    uniform = counter_uniform(
+        seeds.unsqueeze(1), positions.unsqueeze(1), Purpose.TOKEN, case.vocabulary, repeat=repeat
+    )
+    scores = (temper(log_p, rule.temperature).double() + gumbel(uniform)).squeeze(1)
+    ahead = scores.gather(1, expected) - scores.gather(1, found.unsqueeze(1))
+    return found, expected.squeeze(1), ahead.squeeze(1)
+
+
+def assert_equal_tokens(case: Case) -> None:
+    found, expected, _ = drawn(case, torch.device("cpu"))
+    assert (found.dtype, found.shape) == (torch.int64, (case.rows,))
+    assert found.tolist() == expected.tolist()
+    if case.logits == "peaked" and case.rule.nucleus_p < 1.0:
+        logits = case.make_logits(torch.device("cpu"))
+        logits[:, case.mask_id] = -torch.inf
+        assert found.tolist() == logits.argmax(1).tolist()
+
+
+def assert_it_ends_whatever_the_logits_are(device: torch.device) -> None:
+    """No rows at all, and rows in which some or all are no numbers or infinite: some token is drawn."""
+    from bd3lm.sampling import drawing_kernel
+
+    spoilt = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
+    for row, value in enumerate((torch.nan, torch.inf, -torch.inf)):
+        spoilt[row, 3] = spoilt[row + 3] = value
+    for logits in (spoilt, spoilt[:0]):
+        numbers = torch.arange(len(logits), device=device)
+        for inclusive in (True, False):
+            tokens = drawing_kernel.draw(
+                *(logits.to(device), numbers, numbers, numbers),
+                mask_id=9,
+                temperature=1.0,
+                nucleus_p=0.5,
+                inclusive=inclusive,
+            )
+            assert tokens.shape == (len(logits),)
+            assert all(0 <= token < 10 for token in tokens.tolist())

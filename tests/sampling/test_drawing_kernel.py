@@ -1,0 +1,97 @@
+"""The kernel that draws tokens, in Triton's interpreter: token for token what `Sharpening.draw` draws."""
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+import torch
+
+from bd3lm.sampling import Sharpening
+from tests.sampling.drawing_cases import Case, assert_equal_tokens, assert_it_ends_whatever_the_logits_are
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+
+NUCLEI = [
+    Sharpening(nucleus_p=p, nucleus_rule=rule)
+    for p, rule in product((0.05, 0.5, 0.9, 1.0), ("inclusive", "exclusive"))
+]
+every_nucleus = pytest.mark.parametrize("rule", NUCLEI, ids=lambda r: f"{r.nucleus_p}-{r.nucleus_rule}")
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[Callable[..., None]]:
+    """Calls a function in a process of its own, in which Triton's kernels are interpreted.
+
+    Triton looks at the variable when it is imported, and here it may have been before.
+    """
+    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(1, get_context("spawn")) as process:
+        patch.setenv("TRITON_INTERPRET", "1")
+        patch.setenv("OMP_NUM_THREADS", "1")
+
+        def call(function: Callable[..., Any], *arguments: Any) -> None:
+            process.submit(function, *arguments).result()
+
+        yield call
+
+
+@every_nucleus
+@pytest.mark.parametrize("logits", ["random", "flat", "ties", "peaked"])
+def test_tokens_are_those_of_the_plain_draw(logits, rule, interpreted):
+    """200 tokens in four tiles of two chunks, the last tile not full."""
+    case = Case(rows=6, vocabulary=200, mask_id=199, rule=rule, logits=logits, tiles=(64, 128), programs=12)
+    interpreted(assert_equal_tokens, case)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_any_temperature_and_precision(dtype, temperature, interpreted):
+    rule = Sharpening(temperature=temperature, nucleus_p=0.8)
+    case = Case(rows=6, vocabulary=200, mask_id=0, rule=rule, dtype=dtype, tiles=(32, 64))
+    interpreted(assert_equal_tokens, case)
+
+
+@every_nucleus
+@pytest.mark.parametrize(("vocabulary", "mask_id"), [(2, 1), (11, 4), (65, 64)])
+def test_small_vocabularies(vocabulary, mask_id, rule, interpreted):
+    """Also with the mask alone in the last tile."""
+    case = Case(rows=5, vocabulary=vocabulary, mask_id=mask_id, rule=rule, tiles=(64, 64))
+    interpreted(assert_equal_tokens, case)
+
+
+@pytest.mark.parametrize("nucleus_rule", ["inclusive", "exclusive"])
+def test_of_equal_tokens_the_first_are_in_the_nucleus(nucleus_rule, interpreted):
+    rule = Sharpening(nucleus_p=0.333, nucleus_rule=nucleus_rule)
+    case = Case(rows=20, vocabulary=65, mask_id=7, rule=rule, logits="equal", tiles=(16, 32))
+    interpreted(assert_equal_tokens, case)
+
+
+def test_impossible_tokens_rows_far_apart_and_a_turn_for_each_row(interpreted):
+    rule = Sharpening(nucleus_p=0.6)
+    case = Case(rows=6, vocabulary=100, mask_id=3, rule=rule, logits="impossible", padding=28, repeats=6)
+    interpreted(assert_equal_tokens, case)
+
+
+def assert_rows_must_lie_side_by_side() -> None:
+    from bd3lm.sampling import drawing_kernel
+
+    number = torch.zeros(10, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"logits of a row must lie side by side, got strides \(1, 10\)"):
+        drawing_kernel.draw(
+            *(torch.zeros(5, 10).T, number, number, number),
+            mask_id=4,
+            temperature=1.0,
+            nucleus_p=0.5,
+            inclusive=True,
+        )
+
+
+def test_logits_that_do_not_lie_side_by_side_are_refused(interpreted):
+    interpreted(assert_rows_must_lie_side_by_side)
+
+
+def test_it_ends_even_where_logits_are_no_numbers(interpreted):
+    interpreted(assert_it_ends_whatever_the_logits_are, torch.device("cpu"))
