@@ -13,6 +13,7 @@ import torch._dynamo
 from bd3lm.diffusion import Times
 from bd3lm.models import BlockDiffusion, Transformer
 from bd3lm.models.attention import _kernel_options
+from bd3lm.models.rotary import rotated_parts, rotation
 from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch
 from bd3lm.training import Engine, OptimizerSettings, Trainer
 from tests.gpu.test_attention_gpu import attention_and_gradients, relative
@@ -158,3 +159,26 @@ def test_tiles_are_tuned_for_these_heads_where_they_were_measured():
     tuned = torch.cuda.get_device_capability() >= (9, 0)
     assert ("fwd_BLOCK_M" in options) == tuned
     assert "ROWS_GUARANTEED_SAFE" not in options
+
+
+# --- rotary positions ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "head_dim"), [(12, 64), (3, 32), (2, 20)])
+def test_the_gradient_of_rotated_parts_is_joined_by_one_kernel(heads: int, head_dim: int, dtype):
+    """The compiled gradient, which the kernel writes, is that of plain operations."""
+    rows, positions = 3, 50
+    projected = torch.randn(rows, positions, 3 * heads * head_dim, device=CUDA).to(dtype)
+    turn = rotation(torch.arange(positions, device=CUDA), head_dim, base=1e4, dtype=torch.float32)
+    turn = turn[0].unsqueeze(-2), turn[1].unsqueeze(-2)
+    slopes = [torch.randn(rows, heads, positions, head_dim, device=CUDA).to(dtype) for _ in range(3)]
+
+    def run(parts_of):
+        leaf = projected.clone().requires_grad_()
+        parts = [part.transpose(1, 2) for part in parts_of(leaf, turn, heads)]
+        return *parts, *torch.autograd.grad(parts, leaf, slopes)
+
+    found = run(torch.compile(rotated_parts, dynamic=False, fullgraph=True))
+    for mine, theirs in zip(found, run(rotated_parts), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1.6e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)

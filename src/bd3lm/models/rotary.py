@@ -5,6 +5,8 @@ key keeps its meaning however far the text has run, which is what lets a cache e
 touching the keys it keeps.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,3 +25,43 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     cos, sin = rotation
     first, second = x.to(cos.dtype).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def rotated_parts(projected: Tensor, rotation: Rotation, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys, rotated, and values (rows, positions, heads, head_dim) of a joint projection.
+
+    `rotation` has a dimension for the heads.
+    """
+    same_in_every_row = rotation[0].ndim == 3
+    if (
+        torch.compiler.is_compiling()
+        and projected.is_cuda
+        and same_in_every_row
+        and projected.dtype != torch.float64
+    ):
+        parts: tuple[Tensor, Tensor, Tensor] = _Joined.apply(projected, *rotation, heads)
+        return parts
+    return _rotated_parts(projected, rotation, heads)
+
+
+def _rotated_parts(projected: Tensor, rotation: Rotation, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = (part.unflatten(-1, (heads, -1)) for part in projected.chunk(3, dim=-1))
+    return rotate(query, rotation), rotate(key, rotation), value
+
+
+class _Joined(torch.autograd.Function):
+    """The same; its gradient is turned back and put together by one kernel."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, projected: Tensor, cos: Tensor, sin: Tensor, heads: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        return _rotated_parts(projected, (cos, sin), heads)
+
+    @staticmethod
+    def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None, None, None]:
+        from bd3lm.models.rotary_kernel import joined_gradient  # Triton is there where CUDA is
+
+        cos, sin = (angle.squeeze(-2).contiguous() for angle in ctx.saved_tensors)
+        return joined_gradient(query, key, value, cos, sin), None, None, None

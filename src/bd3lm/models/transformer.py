@@ -21,7 +21,7 @@ from bd3lm.models.decoding import can_decode, decode
 from bd3lm.models.devices import send
 from bd3lm.models.dropout import Dropout, draw_seeds
 from bd3lm.models.layouts import Layout, Span
-from bd3lm.models.rotary import Rotation, rotate, rotation
+from bd3lm.models.rotary import Rotation, rotate, rotated_parts, rotation
 
 _FREQUENCIES = 256  # width of the sinusoidal embedding of a noise level
 _INIT_STD = 0.02
@@ -367,16 +367,17 @@ class Layer(nn.Module):
         """Rotated queries of the positions that are read, rotated keys and values of all."""
         start, stop = read
         if (start, stop) == (0, normed.shape[1]):
-            query, key, value = self.qkv(normed).chunk(3, dim=-1)
+            query, key, value = rotated_parts(self.qkv(normed), turn, self.heads)
         else:
             query_weight, other_weight = self.qkv.weight.split((normed.shape[-1], 2 * normed.shape[-1]))
             query = F.linear(normed[:, start:stop], query_weight)
             key, value = F.linear(normed, other_weight).chunk(2, dim=-1)
-        query, key, value = (h.unflatten(-1, (self.heads, -1)) for h in (query, key, value))
-        cos, sin = turn
-        query = rotate(query, (cos[..., start:stop, :, :], sin[..., start:stop, :, :]))
+            query, key, value = (h.unflatten(-1, (self.heads, -1)) for h in (query, key, value))
+            cos, sin = turn
+            query = rotate(query, (cos[..., start:stop, :, :], sin[..., start:stop, :, :]))
+            key = rotate(key, turn)
         # Heads stay innermost in memory, as the projection wrote them: nothing is moved, here or backwards.
-        return query.transpose(1, 2), rotate(key, turn).transpose(1, 2), value.transpose(1, 2)
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
 
 class NoiseEmbedding(nn.Module):

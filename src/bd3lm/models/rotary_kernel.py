@@ -1,0 +1,96 @@
+"""Triton: the gradient of a projection whose queries and keys were rotated, in one pass.
+
+A compiler writes the rotated gradients first and puts the three parts together in a second pass over them.
+Imported only where there is CUDA.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+_PAIRS = 2048  # numbers of each half that a program turns
+
+
+@triton_op("bd3lm::joined_gradient", mutates_args={})
+def joined_gradient(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Gradients of queries, keys and values (rows, positions, heads, head_dim) as that of their projection.
+
+    (rows, positions, 3 · heads · head_dim); cos and sin (positions, head_dim / 2) turned queries and keys.
+    """
+    rows, positions, heads, head_dim = query.shape
+    out = torch.empty(rows, positions, 3 * heads * head_dim, dtype=query.dtype, device=query.device)
+    half = head_dim // 2
+    lines = triton.next_power_of_2(max(_PAIRS // half, 1))
+    grid = (triton.cdiv(rows * positions * heads, lines), 3)
+    wrap_triton(_join)[grid](
+        query,
+        key,
+        value,
+        cos,
+        sin,
+        out,
+        *query.stride()[:3],
+        *key.stride()[:3],
+        *value.stride()[:3],
+        rows * positions * heads,
+        positions,
+        HEADS=heads,
+        HALF=half,
+        WIDTH=triton.next_power_of_2(half),
+        LINES=lines,
+        num_warps=8,
+    )
+    return out
+
+
+@triton.jit
+def _join(
+    query,
+    key,
+    value,
+    cos,
+    sin,
+    out,
+    query_row,
+    query_position,
+    query_head,
+    key_row,
+    key_position,
+    key_head,
+    value_row,
+    value_position,
+    value_head,
+    lines,
+    positions,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+    LINES: tl.constexpr,
+):
+    """Some heads of some positions of one of the three parts: turned back, except values."""
+    part = tl.program_id(1)
+    line = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)
+    head = line % HEADS
+    token = line // HEADS
+    row, position = token // positions, token % positions
+    column = tl.arange(0, WIDTH)[None, :]
+    inside = (line < lines)[:, None] & (column < HALF)
+    if part == 0:
+        source = query + (row * query_row + position * query_position + head * query_head)[:, None] + column
+    elif part == 1:
+        source = key + (row * key_row + position * key_position + head * key_head)[:, None] + column
+    else:
+        source = value + (row * value_row + position * value_position + head * value_head)[:, None] + column
+    first = tl.load(source, mask=inside)
+    second = tl.load(source + HALF, mask=inside)
+    if part < 2:
+        angle = position[:, None] * HALF + column
+        c = tl.load(cos + angle, mask=inside)
+        s = tl.load(sin + angle, mask=inside)
+        x, y = first.to(tl.float32), second.to(tl.float32)
+        first, second = (x * c + y * s).to(first.dtype), (y * c - x * s).to(second.dtype)
+    target = out + (token * (3 * HEADS) + part * HEADS + head)[:, None] * (2 * HALF) + column
+    tl.store(target, first, mask=inside)
+    tl.store(target + HALF, second, mask=inside)
