@@ -79,7 +79,7 @@ def _run_layer(
 
 def _norm_linear(x: Tensor, norm: "_Norm", linear: nn.Linear, *, gelu: bool = False) -> Tensor:
     """linear(norm(x)), through a GELU or not."""
-    flat = x.reshape(-1, x.shape[-1])
+    flat = x.reshape(-1, x.shape[-1]).contiguous()
     if len(flat) <= _FEW_TO_NORM:
         y: Tensor = _kernels().norm_linear(
             flat, norm.weight, norm.bias, linear.weight, linear.bias, gelu=gelu
@@ -91,9 +91,9 @@ def _norm_linear(x: Tensor, norm: "_Norm", linear: nn.Linear, *, gelu: bool = Fa
 
 def _linear_residual(x: Tensor, linear: nn.Linear, residual: Tensor, gate: Tensor | None) -> Tensor:
     """residual + gate · linear(x)."""
-    flat = x.reshape(-1, x.shape[-1])
+    flat = x.reshape(-1, x.shape[-1]).contiguous()
     if len(flat) <= _FEW_TO_ADD:
-        onto = residual.reshape(len(flat), -1)
+        onto = residual.reshape(len(flat), -1).contiguous()  # some positions of a pass may still be a view
         y: Tensor = _kernels().linear_residual(flat, linear.weight, linear.bias, onto, gate)
         return y.view(residual.shape)
     y = linear(x)

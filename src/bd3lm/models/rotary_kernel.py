@@ -8,12 +8,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import custom_op
 
 _PAIRS = 2048  # numbers of each half that a program turns
 
 
-@triton_op("bd3lm::joined_gradient", mutates_args={})
+@custom_op("bd3lm::joined_gradient", mutates_args=())
 def joined_gradient(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Gradients of queries, keys and values (rows, positions, heads, head_dim) as that of their projection.
 
@@ -24,7 +24,7 @@ def joined_gradient(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin:
     half = head_dim // 2
     lines = triton.next_power_of_2(max(_PAIRS // half, 1))
     grid = (triton.cdiv(rows * positions * heads, lines), 3)
-    wrap_triton(_join)[grid](
+    _join[grid](
         query,
         key,
         value,
@@ -43,6 +43,12 @@ def joined_gradient(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin:
         num_warps=8,
     )
     return out
+
+
+@joined_gradient.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    rows, positions, heads, head_dim = query.shape
+    return query.new_empty(rows, positions, 3 * heads * head_dim)
 
 
 @triton.jit
