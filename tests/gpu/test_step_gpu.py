@@ -11,8 +11,7 @@ import torch
 import torch._dynamo
 
 from bd3lm.diffusion import Times
-from bd3lm.models import BlockDiffusion, Transformer
-from bd3lm.models.attention import _kernel_options
+from bd3lm.models import BlockDiffusion, Transformer, render
 from bd3lm.models.rotary import rotated_parts, rotation
 from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch
 from bd3lm.training import Engine, OptimizerSettings, Trainer
@@ -154,11 +153,11 @@ def test_a_network_learns_the_same_by_either_kernel(length, block_size, compiled
         assert relative(found["flex"][name], expected) < (0.02 if name == "loss" else 0.1), name
 
 
-def test_tiles_are_tuned_for_these_heads_where_they_were_measured():
-    options = _kernel_options(64, torch.device("cuda", torch.cuda.current_device()))
-    tuned = torch.cuda.get_device_capability() >= (9, 0)
-    assert ("fwd_BLOCK_M" in options) == tuned
-    assert "ROWS_GUARANTEED_SAFE" not in options
+def test_masks_are_fine_where_that_was_measured():
+    mask = render(BlockDiffusion(256, 4), (0, 512), CUDA)
+    assert mask.blocks is not None
+    assert mask.fine == (torch.cuda.get_device_capability() == (9, 0))
+    assert mask.blocks.BLOCK_SIZE == ((64, 64) if mask.fine else (128, 128))
 
 
 # --- rotary positions ---

@@ -15,9 +15,9 @@ RATE = 0.1
 ROWS, WIDTH = 1024, 768
 
 
-def seeds(number: int, seed: int = 0) -> Tensor:
+def seeds(number: int, seed: int = 0) -> tuple[Tensor, ...]:
     torch.manual_seed(seed)
-    return draw_seeds(number)
+    return draw_seeds(number, torch.device("cpu"))
 
 
 def dropped(seed: Tensor, rate: float = RATE, *shape: int) -> Tensor:

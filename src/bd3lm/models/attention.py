@@ -14,18 +14,23 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from bd3lm.models.layouts import Bidirectional, Causal, Layout, Span
+from bd3lm.models.layouts import MASK_GRANULARITY, Bidirectional, Causal, Layout, Span
 
 Backend = Literal["auto", "dense", "flex"]
-_FLEX_GRAPHS = 256
+_GRAPHS = 256
+_FINE = 64
 
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """A layout's rule, ready for a kernel. With no mask and not causal, everything is visible."""
+    """A layout's rule, ready for a kernel. With no mask and not causal, everything is visible.
+
+    `fine` masks of blocks skip squares of 64 rather than 128.
+    """
 
     dense: Tensor | None = None
     blocks: BlockMask | None = None
+    fine: bool = False
     causal: bool = False
 
 
@@ -40,7 +45,9 @@ def render(layout: Layout, queries: Span, device: torch.device, backend: Backend
             return AttentionMask(causal=True)
         backend = "flex" if device.type == "cuda" else "dense"
     if backend == "flex":
-        return AttentionMask(blocks=layout.block_mask(queries, device))
+        fine = _has_fine_tiles(device)
+        granularity = _FINE if fine else MASK_GRANULARITY
+        return AttentionMask(blocks=layout.block_mask(queries, device, granularity=granularity), fine=fine)
     return AttentionMask(dense=layout.dense(queries, device))
 
 
@@ -51,33 +58,61 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Te
     if not query.is_cuda:
         attended: Tensor = flex_attention(query, key, value, block_mask=mask.blocks)
         return attended
-    options = _kernel_options(query.shape[-1], query.device)
-    attended = _compiled_flex()(query, key, value, block_mask=mask.blocks, kernel_options=options)
+    options = _kernel_options(query.shape[-1], query.dtype, mask.fine)
+    flex = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    attended = flex(query, key, value, block_mask=mask.blocks, kernel_options=options)
     return attended
 
 
-def _kernel_options(head_dim: int, device: torch.device) -> dict[str, Any]:
-    """What was measured fastest (docs/performance.md): on Hopper, smaller tiles than FlexAttention's own."""
+def _kernel_options(head_dim: int, dtype: torch.dtype, fine: bool) -> dict[str, Any]:
+    """Tiles no larger than the mask's squares; for heads of 64 what was measured fastest (performance.md)."""
     # Not ROWS_GUARANTEED_SAFE, although each token sees itself: it means each row of each tile.
-    always: dict[str, Any] = {"PRESCALE_QK": True}
-    if head_dim > 64 or torch.cuda.get_device_capability(device) < (9, 0):
-        return always
-    shared = {"num_warps": 4, "num_stages": 3}
-    forward = shared | {"BLOCK_M": 64, "BLOCK_N": 64}
-    backward = shared | {"BLOCK_M1": 32, "BLOCK_N1": 128, "BLOCK_M2": 128, "BLOCK_N2": 32}
-    return (
-        always
-        | {f"fwd_{name}": value for name, value in forward.items()}
-        | {f"bwd_{name}": value for name, value in backward.items()}
-    )
+    options: dict[str, Any] = {"PRESCALE_QK": True}
+    if not fine:
+        return options
+    if dtype == torch.float32:  # torch's own tiles for the backward pass are small enough
+        return options | {"fwd_BLOCK_M": _FINE, "fwd_BLOCK_N": 32}
+    options |= {"fwd_BLOCK_M": _FINE, "fwd_BLOCK_N": _FINE if head_dim <= 128 else 32}
+    options |= {f"bwd_{name}": _FINE for name in ("BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2")}
+    return options | ({"num_warps": 4, "num_stages": 3} if head_dim <= 64 else {})
+
+
+@lru_cache(maxsize=16)
+def _has_fine_tiles(device: torch.device) -> bool:
+    """Whether masks of 64 can be used: block diffusion over 1,024 has a tenth fewer tiles than with 128.
+
+    For heads of 64 on Hopper torch offers its backward pass one cut only, of tiles of 128, and refuses a mask
+    of 64 whatever the kernel options say. So a cut of 64 is offered besides; masks of 128 keep their own.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    try:
+        from torch._inductor.choices import InductorChoices
+        from torch._inductor.template_heuristics.triton import FlexBwDConfig
+    except ImportError:  # another torch, with other insides
+        return False
+    offered = InductorChoices.get_flex_attention_bwd_configs
+    fine = FlexBwDConfig(_FINE, _FINE, _FINE, _FINE, num_stages=3, num_warps=4)
+
+    def with_fine_tiles(self: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        found = offered(self, *args, **kwargs)
+        return found if fine in found else [*found, fine]
+
+    InductorChoices.get_flex_attention_bwd_configs = with_fine_tiles  # type: ignore[method-assign]
+    return True
+
+
+def allow_many_graphs() -> None:
+    """Dynamo gives up after eight graphs of a function and runs it eagerly, without a word.
+
+    For FlexAttention that means the whole score matrix. A process that evaluates several block sizes meets
+    more than eight.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
 
 
 @lru_cache(maxsize=1)
 def _compiled_flex() -> Any:
-    """FlexAttention compiled, one graph for each layout, dtype and shape that it meets.
-
-    Dynamo gives up after eight graphs of a function and runs it eagerly, which for FlexAttention means the
-    whole score matrix, without a word. A process that evaluates several block sizes meets more than eight.
-    """
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _FLEX_GRAPHS)
+    """FlexAttention compiled, one graph for each layout, dtype and shape that it meets."""
+    allow_many_graphs()
     return torch.compile(flex_attention, dynamic=False)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_CHUNK = 8192  # positions at a time, about: enough rows for a matrix product to run at full rate
+_CHUNK = 12288  # positions at a time, about: enough rows for a matrix product to run at full rate
 _ALIGNMENT = 64  # matrix products are slow where rows of a matrix do not start at round addresses
 
 

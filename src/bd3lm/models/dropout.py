@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bd3lm.models.devices import send
 
 # int32 wraps. Steps of the golden ratio keep neighbours apart; a product carries bits only upwards, so each
 # comes after a shift that folds the high half into the low one.
@@ -18,16 +21,21 @@ _MIX_1 = 0x7FEB352D
 _MIX_2 = 0x846CA68B - 2**32
 
 
-def draw_seeds(*shape: int) -> Tensor:
-    """Seeds (*shape, 2) for `dropout`, from torch's global generator, on the CPU: the same for any device."""
-    return torch.randint(-(2**31), 2**31, (*shape, 2), dtype=torch.int32)
+def draw_seeds(number: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Seeds for `dropout`, from torch's global generator on the CPU: the same for any device.
+
+    Each is a tensor of its own, at a round address: compiled kernels that differ in nothing else are one.
+    """
+    drawn = torch.randint(-(2**31), 2**31, (number, 2), dtype=torch.int32)
+    return send(F.pad(drawn, (0, 2)), device).unbind()
 
 
 def dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
     """Each element is zero with probability `rate`, otherwise multiplied by 1/(1 − rate).
 
-    `seed` is a pair of int32 on x's device. The first chooses where in the hash's cycle of 2^32 the elements
-    begin, the second which cycle it is: with one alone, all masks would be pieces of the same.
+    `seed` is one of `draw_seeds`: two int32, and padding. The first chooses where in the hash's cycle of
+    2^32 the elements begin, the second which cycle it is: with one alone, all masks would be pieces of the
+    same.
     """
     if not torch.compiler.is_compiling():
         return _drop(x, rate, seed)
@@ -75,7 +83,7 @@ def _drop(x: Tensor, rate: float, seed: Tensor, *, again: bool = False) -> Tenso
 
 def _hash(shape: torch.Size, seed: Tensor, again: bool) -> Tensor:
     """A random int32 for each element; its high bits, which decide a comparison, are mixed best."""
-    start, cycle = seed.unbind()
+    start, cycle = seed[0], seed[1]
     width = shape[-1]
     # From rows and columns: the number of an element may be too large for int32.
     row = torch.arange(math.prod(shape[:-1]), dtype=torch.int32, device=seed.device)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 Span = tuple[int, int]  # positions start..stop of a pass, stop excluded
+MASK_GRANULARITY = 128  # FlexAttention's own
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,15 @@ class Layout(ABC):
         """The rule as a bool mask (queries, size)."""
         return _dense(self, queries or (0, self.size), torch.device(device))
 
-    def block_mask(self, queries: Span | None = None, device: torch.device | str = "cpu") -> BlockMask:
-        """The rule as a FlexAttention block mask."""
-        return _block_mask(self, queries or (0, self.size), torch.device(device))
+    def block_mask(
+        self,
+        queries: Span | None = None,
+        device: torch.device | str = "cpu",
+        *,
+        granularity: int = MASK_GRANULARITY,
+    ) -> BlockMask:
+        """The rule as a FlexAttention block mask, whose empty squares of `granularity` are skipped."""
+        return _block_mask(self, queries or (0, self.size), torch.device(device), granularity)
 
 
 @dataclass(frozen=True)
@@ -156,18 +163,18 @@ class BlockDiffusion(Layout):
         return super().read if self.keys_only or self.read_clean else (0, self.noisy)
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
-        query_clean, key_clean = query >= self.noisy, key >= self.noisy
-        query_text, key_text = self._text(query), self._text(key)
-        query_block, key_block = (_block(text, self.block_size) for text in (query_text, key_text))
+        """Kernels compute it for every pair, so all but four operations are on queries or keys alone."""
+        clean = query >= self.noisy
+        text = self._text(query)
+        before = text - text % self.block_size
+        own = text + 1 if self.causal_clean else before + self.block_size
+        seen = self.noisy + torch.where(clean, own, before)  # clean text up to here: M_BC and M_OBC
         # In every copy blocks are numbered anew, and copies are a whole number of blocks apart.
-        block_diagonal = _block(query, self.block_size) == _block(key, self.block_size)
-        offset_block_causal = key_block < query_block
-        earlier = key_text <= query_text if self.causal_clean else key_block <= query_block
-        sees_clean = torch.where(query_clean, earlier, offset_block_causal)
-        return torch.where(key_clean, sees_clean, block_diagonal)
+        block = torch.where(clean, -1, _block(query, self.block_size))
+        return ((key >= self.noisy) & (key < seen)) | (_block(key, self.block_size) == block)
 
     def _text(self, position: Tensor) -> Tensor:
-        """position % length, without a division where there is one noisy copy: a kernel computes it often."""
+        """position % length, without a division where there is one noisy copy."""
         if self.copies > 1:
             return position % self.length
         return torch.where(position >= self.length, position - self.length, position)
@@ -198,11 +205,13 @@ def _dense(layout: Layout, queries: Span, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _block_mask(layout: Layout, queries: Span, device: torch.device) -> BlockMask:
+def _block_mask(layout: Layout, queries: Span, device: torch.device, granularity: int) -> BlockMask:
     start, stop = queries
 
     def mask_mod(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return layout.allows(query + start, key)
 
     with torch.inference_mode(False):
-        return create_block_mask(mask_mod, None, None, stop - start, layout.size, device=str(device))
+        return create_block_mask(
+            mask_mod, None, None, stop - start, layout.size, device=str(device), BLOCK_SIZE=granularity
+        )

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bd3lm.models.attention import AttentionMask, Backend, attend
+from bd3lm.models.attention import AttentionMask, Backend, allow_many_graphs, attend
 from bd3lm.models.cache import KVCache, KVStore, NoStore
 from bd3lm.models.cross_entropy import weighted_cross_entropy
 from bd3lm.models.decoding import can_decode, decode
-from bd3lm.models.devices import send
 from bd3lm.models.dropout import Dropout, draw_seeds
 from bd3lm.models.layouts import Layout, Span
 from bd3lm.models.rotary import Rotation, rotate, rotated_parts, rotation
@@ -113,6 +112,7 @@ class Transformer(nn.Module):
 
     def compile_trunk(self) -> None:
         """Compile all layers as one graph, for each shape and layout that is met."""
+        allow_many_graphs()
         self._trunk = torch.compile(self._run_trunk, dynamic=False)
 
     @property
@@ -190,7 +190,7 @@ class Transformer(nn.Module):
         store: KVStore,
         read: Span,
         conditioning: Tensor | None,
-        seeds: Tensor | None,
+        seeds: "Sequence[Tensor]",
     ) -> Tensor:
         """All layers and the last norm: what is compiled as one graph."""
         every = (0, x.shape[1])
@@ -204,18 +204,18 @@ class Transformer(nn.Module):
                 index,
                 read if last else every,
                 conditioning,
-                None if seeds is None else seeds[index],
+                seeds[2 * index : 2 * index + 2],
             )
         x = self.final_norm(x)
         if self.final_modulation is None:
             return x
         return _modulate(x, *self.final_modulation(_at(conditioning, read)).chunk(2, dim=-1))
 
-    def _dropout_seeds(self) -> Tensor | None:
-        """Two for each layer, drawn outside the compiled trunk; None where nothing is dropped."""
+    def _dropout_seeds(self) -> "Sequence[Tensor]":
+        """Two for each layer, drawn outside the compiled trunk; none where nothing is dropped."""
         if not self.training or self.config.dropout == 0.0:
-            return None
-        return send(draw_seeds(len(self._layers), 2), self.device)
+            return ()
+        return draw_seeds(2 * len(self._layers), self.device)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits over the vocabulary.
@@ -339,7 +339,7 @@ class Layer(nn.Module):
         index: int,
         read: Span,
         conditioning: Tensor | None,
-        seeds: Tensor | None,
+        seeds: "Sequence[Tensor]",
     ) -> Tensor:
         """The residual stream at the positions in `read`; all positions give keys and values."""
         shift, scale, *after = self._modulations(conditioning)
@@ -350,7 +350,7 @@ class Layer(nn.Module):
         if not x.shape[1]:  # a pass that only fills a store
             return x
         gate, shift, scale, gate_mlp = (_at(m, read) for m in after)
-        seed, seed_mlp = (None, None) if seeds is None else seeds.unbind()
+        seed, seed_mlp = seeds or (None, None)
         attended = attend(query, key, value, mask).transpose(1, 2).flatten(2)
         x = x + _gated(self.dropout(self.attention_out(attended), seed), gate)
         normed = _modulate(self.mlp_norm(x), shift, scale)
