@@ -130,3 +130,28 @@ def test_the_host_does_not_wait_while_tokens_are_written():
             for _ in range(40):
                 list(writer.write(rows))
     assert not (rows.text[0, :44] == MASK).any()
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_what_was_recorded_for_one_batch_serves_the_next_until_the_weights_are_others(network: str):
+    here = tiny_transformer(5, context=CONTEXT, **NETWORKS[network])
+    there = tiny_transformer(5, context=CONTEXT, **NETWORKS[network]).cuda()
+    on_cpu, on_gpu = (BlockWriter(m, block_size=4, mask_id=MASK, context=CONTEXT) for m in (here, there))
+
+    def assert_same(seed: int) -> None:
+        text = [Request(torch.tensor([0, 1]), seed, 60)]
+        (expected,), (found,) = sample(on_cpu, text), sample(on_gpu, text, device="cuda")
+        assert torch.equal(found.tokens, expected.tokens)
+
+    for seed in range(3):
+        assert_same(seed)
+    assert on_gpu._left is not None
+    with torch.no_grad():  # in place, as an optimizer writes them
+        for model in (here, there):
+            for weight in model.parameters():
+                weight.mul_(0.9)
+    assert_same(3)
+    for model in (here, there):  # other tensors, as loading or moving makes them
+        for weight in model.parameters():
+            weight.data = weight.data * 1.1
+    assert_same(4)

@@ -153,6 +153,21 @@ class Settings:
             return self
         return replace(self, nucleus_p=_NUCLEUS.get(method.kind, _NUCLEUS_OF_MOST))
 
+    def of_writer(self) -> "Settings":
+        """Those that make a writer: what is left when texts, their seeds and where they end are put aside."""
+        plain = Settings()
+        aside = (
+            "length",
+            "seed",
+            "batch_size",
+            "stop_at_eos",
+            "eos_id",
+            "entropy_floor",
+            "entropy_window",
+            "redraws",
+        )
+        return replace(self, **{name: getattr(plain, name) for name in aside})
+
     def sharpening(self) -> Sharpening:
         return Sharpening(
             temperature=self.temperature,

@@ -27,7 +27,7 @@ from bd3lm.lm.generation import (
 )
 from bd3lm.lm.scoring import TextLikelihood, score
 from bd3lm.models import Transformer
-from bd3lm.sampling import Event, Sample, Stopped, write
+from bd3lm.sampling import Event, Sample, Stopped, Writer, write
 
 
 class LanguageModel:
@@ -47,6 +47,7 @@ class LanguageModel:
                 f"tokenizer must have the model's mask token {config.method.mask_id}, got {tokenizer.mask_id}"
             )
         self.network, self.config, self.tokenizer = network, config, tokenizer
+        self._last_writer: tuple[Settings, Writer] | None = None
 
     @classmethod
     def from_pretrained(
@@ -102,13 +103,20 @@ class LanguageModel:
         """
         settings = Settings.of(settings, changes)
         return write(
-            build_writer(self.network, self.config, settings),
+            self._writer(settings),
             build_requests(listed(prompts), seeds, self.config, self.tokenizer, settings),
             stopping=settings.stopping(self.tokenizer),
             batch_size=settings.batch_size,
             device=self.network.embedding.weight.device,
             watch=watch,
         )
+
+    def _writer(self, settings: Settings) -> Writer:
+        """The last one where it would be the same, since on a GPU it keeps what it recorded."""
+        alike = settings.of_writer()
+        if self._last_writer is None or self._last_writer[0] != alike:
+            self._last_writer = alike, build_writer(self.network, self.config, settings)
+        return self._last_writer[1]
 
     def log_likelihood(
         self,

@@ -135,6 +135,11 @@ class KVCache:
         return self.ends.shape[0]
 
     @property
+    def shape(self) -> tuple[object, ...]:
+        """All that two caches must share for the rows of one to take the place of the other's."""
+        return self.keys.shape, self.keys.dtype, self.window, self.segment
+
+    @property
     def capacity(self) -> int:
         return self.window + self.segment
 

@@ -97,7 +97,7 @@ class AutoregressiveWriter(Writer):
         tokens = self.sharpening.draw_logits(
             self.model.head(state), self.mask_id, rows.noise_seeds, positions, repeat=0
         )
-        rows.text.scatter_(1, positions, torch.where(hidden, tokens, rows.text.gather(1, positions)))
+        rows.write(positions, tokens, where=hidden)
         return tokens
 
     def _recomputed(self, rows: Rows) -> Tensor:

@@ -16,7 +16,7 @@ from bd3lm.diffusion import conditioning_noise
 from bd3lm.models import BlockDecoding, Denoiser, KVCache, send
 from bd3lm.sampling.denoising import Denoising, Evaluate
 from bd3lm.sampling.drawing import Sharpening
-from bd3lm.sampling.rows import Request, Reveal, Rows, Writer, fill_cache, read_at
+from bd3lm.sampling.rows import Request, Reveal, Rows, Writer, fill_cache
 from bd3lm.sampling.unmasking import FirstHitting, Unmasking
 
 _FILL_CHUNK = 128  # given text is read in passes of about so many tokens
@@ -84,16 +84,16 @@ class BlockwiseWriter(Writer):
             self._read_before(rows, rows.cache)
         return partial(self._after_reading, rows, rows.cache), partial(self._cached, rows.cache)
 
-    def _alone(self, begin: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
+    def _alone(self, positions: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
         """A block that sees nothing but itself."""
         return self.model(block, layout=self._written(self.block_size), noise=self._noise(mask_rate))
 
     def _after_reading(
-        self, rows: Rows, cache: KVCache, begin: Tensor, block: Tensor, mask_rate: Tensor
+        self, rows: Rows, cache: KVCache, positions: Tensor, block: Tensor, mask_rate: Tensor
     ) -> Tensor:
         """A pass that reads the block before too; with it that block enters the cache."""
         n, noise = self.block_size, self._noise(mask_rate)
-        before = self._as(block, self._block_before(rows, begin))
+        before = self._as(block, self._block_before(rows, positions))
         noise = None if noise is None else F.pad(noise, (n, 0))  # finished text has none
         states = self.model(
             torch.cat((before, block), dim=1), layout=self._written(2 * n), noise=noise, cache=cache
@@ -101,23 +101,23 @@ class BlockwiseWriter(Writer):
         cache.advance(n)
         return states
 
-    def _cached(self, cache: KVCache, begin: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
+    def _cached(self, cache: KVCache, positions: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
         """A pass over the block alone, after what the cache holds."""
         return self.model(
             block, layout=self._written(self.block_size), noise=self._noise(mask_rate), cache=cache
         )
 
     def _read_before(self, rows: Rows, cache: KVCache) -> None:
-        before = self._block_before(rows, send(rows.start, rows.device))
+        before = self._block_before(rows, send(rows.hidden(rows.start, self.block_size)[1], rows.device))
         noise = torch.zeros(before.shape, device=before.device) if self.model.uses_noise else None
         self.model(before, layout=self._finished(self.block_size), noise=noise, cache=cache)
         cache.advance(self.block_size)
 
-    def _block_before(self, rows: Rows, begin: Tensor) -> Tensor:
-        """The block before the one being written; for a row at its beginning, whatever: nothing sees it."""
-        return read_at(rows.text, (begin - self.block_size).clamp_min(0), self.block_size)[0]
+    def _block_before(self, rows: Rows, positions: Tensor) -> Tensor:
+        """The block before these positions; for the first of a text, whatever: nothing sees it."""
+        return rows.text.gather(1, (positions - self.block_size).clamp_min(0))
 
-    def _recomputed(self, rows: Rows, begin: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
+    def _recomputed(self, rows: Rows, positions: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
         """A pass over all that a block sees, row by row: plain, and slow."""
         noise, states = self._noise(mask_rate), []
         for row, start in enumerate(rows.start.tolist()):

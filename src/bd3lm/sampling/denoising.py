@@ -11,11 +11,11 @@ from torch import Tensor
 from bd3lm.diffusion import subs_at_masks
 from bd3lm.models import Denoiser, send
 from bd3lm.sampling.drawing import Sharpening
-from bd3lm.sampling.rows import Reveal, Rows, read_at
+from bd3lm.sampling.rows import Reveal, Rows
 from bd3lm.sampling.unmasking import Adaptive, Pass, Planned, Unmasking
 
 Evaluate = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Hidden states (rows, n, hidden) of pieces that begin at (rows,) with tokens (rows, n), or embedded ones, at
+"""Hidden states (rows, n, hidden) of pieces at positions (rows, n), with tokens (rows, n) or embedded ones, at
 mask rates (rows,)."""
 
 
@@ -40,68 +40,67 @@ class Denoising:
         hidden, positions = rows.hidden(begin, self.size)
         launch = _Launcher(rows, evaluators, replay)
         if isinstance(self.unmasking, Planned):
-            reveals = self._planned(
-                self.unmasking.plan(rows.seeds, positions, hidden), begin, positions, launch
-            )
+            reveals = self._planned(self.unmasking.plan(rows.seeds, positions, hidden), positions, launch)
         else:
-            reveals = self._adaptive(self.unmasking, begin, hidden, positions, launch)
+            reveals = self._adaptive(self.unmasking, hidden, positions, launch)
         for reveal in reveals:
             rows.evaluations += reveal.active.any(1)
             yield reveal
 
-    def _planned(
-        self, plan: Iterable[Pass], begin: Tensor, positions: Tensor, launch: "_Launcher"
-    ) -> Iterator[Reveal]:
+    def _planned(self, plan: Iterable[Pass], positions: Tensor, launch: "_Launcher") -> Iterator[Reveal]:
         """The plan is made on the host; the device only ever reveals."""
         for turn, step in enumerate(plan):
+            revealed = positions.gather(1, step.places)
             # A token that may be hidden again is drawn with fresh noise each time.
             again = () if step.hidden_again is None else (step.hidden_again, torch.tensor([turn]))
             tokens = launch(
-                turn, self._reveal_planned, begin, step.places, step.active, step.mask_rate, *again
-            )
-            yield Reveal(
-                positions.gather(1, step.places),
-                tokens,
+                turn,
+                self._reveal_planned,
+                positions,
+                step.places,
+                revealed,
                 step.active,
-                None if step.hidden_again is None else (positions, step.hidden_again),
+                step.mask_rate,
+                *again,
             )
+            hidden_again = None if step.hidden_again is None else (positions, step.hidden_again)
+            yield Reveal(revealed, tokens, step.active, hidden_again)
 
     def _reveal_planned(
         self,
         rows: Rows,
         evaluate: Evaluate,
-        begin: Tensor,
+        positions: Tensor,
         places: Tensor,
+        revealed: Tensor,
         active: Tensor,
         mask_rate: Tensor,
         hidden_again: Tensor | None = None,
         turn: Tensor | None = None,
     ) -> Tensor:
         """One pass: the tokens (rows, k) of these places, written where they are active."""
-        piece, positions = read_at(rows.text, begin, self.size)
-        states = evaluate(begin, piece, mask_rate)
+        states = evaluate(positions, rows.text.gather(1, positions), mask_rate)
         asked = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
         tokens = self.sharpening.draw_logits(
             self.model.head(asked),
             self.mask_id,
             rows.noise_seeds,
-            positions.gather(1, places),
+            revealed,
             repeat=0 if turn is None else turn,
         )
-        piece = piece.scatter(1, places, torch.where(active, tokens, piece.gather(1, places)))
+        rows.write(revealed, tokens, where=active)
         if hidden_again is not None:
-            piece = piece.masked_fill(hidden_again, self.mask_id)
-        rows.text.scatter_(1, positions, piece)
+            rows.write(positions, torch.full_like(positions, self.mask_id), where=hidden_again)
         return tokens
 
     def _adaptive(
-        self, rule: Adaptive, begin: Tensor, hidden: Tensor, positions: Tensor, launch: "_Launcher"
+        self, rule: Adaptive, hidden: Tensor, positions: Tensor, launch: "_Launcher"
     ) -> Iterator[Reveal]:
         """After every pass the device is asked what the rule chose."""
         turn = 0
         while hidden.any():
             tokens, chosen = launch(
-                turn, partial(self._reveal_chosen, rule), begin, hidden, torch.tensor([turn])
+                turn, partial(self._reveal_chosen, rule), positions, hidden, torch.tensor([turn])
             )
             chosen = chosen.cpu()
             hidden = hidden & ~chosen
@@ -109,15 +108,15 @@ class Denoising:
             yield Reveal(positions, tokens, chosen)
 
     def _reveal_chosen(
-        self, rule: Adaptive, rows: Rows, evaluate: Evaluate, begin: Tensor, hidden: Tensor, turn: Tensor
+        self, rule: Adaptive, rows: Rows, evaluate: Evaluate, positions: Tensor, hidden: Tensor, turn: Tensor
     ) -> tuple[Tensor, Tensor]:
         """One pass: tokens drawn everywhere (rows, n), and those that the rule chose and are written."""
-        piece, positions = read_at(rows.text, begin, self.size)
+        piece = rows.text.gather(1, positions)
         rate = (piece == self.mask_id).double().mean(1)  # as many masks as the network sees
-        log_p = subs_at_masks(self.model.head(evaluate(begin, piece, rate)), self.mask_id)
+        log_p = subs_at_masks(self.model.head(evaluate(positions, piece, rate)), self.mask_id)
         tokens = self.sharpening.draw(log_p, rows.noise_seeds, positions, repeat=turn)
         chosen = rule.choose(log_p, tokens, hidden)
-        rows.text.scatter_(1, positions, torch.where(chosen, tokens, piece))
+        rows.write(positions, tokens, where=chosen)
         return tokens, chosen
 
 

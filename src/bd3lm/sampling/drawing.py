@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ class Sharpening:
         from bd3lm.sampling import drawing_kernel  # Triton is there where CUDA is
 
         if not isinstance(repeat, Tensor):
-            repeat = torch.full((1,), repeat, device=logits.device)
+            repeat = _constant(repeat, logits.device)
         rows, places, vocabulary = logits.shape
         tokens = drawing_kernel.draw(
             logits.reshape(rows * places, vocabulary),
@@ -71,3 +72,9 @@ class Sharpening:
             inclusive=self.nucleus_rule == "inclusive",
         )
         return tokens.view(rows, places)
+
+
+@lru_cache(maxsize=64)
+def _constant(number: int, device: torch.device) -> Tensor:
+    """A number on a device, made once: a pass of few tokens notices every launch."""
+    return torch.full((1,), number, device=device)

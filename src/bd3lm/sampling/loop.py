@@ -122,9 +122,9 @@ class _Table:
             self._close()
 
     def _close(self) -> None:
-        """Let go of the rows; what was recorded of their passes refers to them, so it goes first."""
+        """Leave the rows to the writer."""
         if self.rows is not None:
-            self.rows.replays.forget()
+            self.writer.leave(self.rows)
             self.rows = None
 
     def _seat_waiting(self) -> Iterator[Event]:
@@ -139,7 +139,8 @@ class _Table:
                 entering.append(seat)
         if entering:
             requests = [seat.request for seat in entering]
-            fresh = self.writer.open(requests, width=self.width, device=self.device)
+            make = self.writer.seat if self.rows is None else self.writer.open
+            fresh = make(requests, width=self.width, device=self.device)
             places = empty[: len(entering)]
             for place, seat, start in zip(places, entering, fresh.start.tolist(), strict=True):
                 self.seats[place] = replace(seat, start=start)

@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bd3lm.models import Denoiser, KVCache, Layout, send
 from bd3lm.sampling.replay import Replays
+
+_MOST_LEFT = 2**28  # bytes of finished rows that are kept for the next batch
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,24 @@ class Rows:
         hidden, positions = read_at(self.gaps, begin, size)
         return hidden & (positions >= self.start.unsqueeze(1)), positions
 
+    def write(self, positions: Tensor, tokens: Tensor, *, where: Tensor) -> None:
+        """Put tokens (rows, k) at positions (rows, k) of the text, where they are to be written."""
+        self.text.scatter_(1, positions, torch.where(where, tokens, self.text.gather(1, positions)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device, about."""
+        cache = self.cache
+        return self.text.nbytes + (0 if cache is None else cache.keys.nbytes + cache.values.nbytes)
+
+    def fits(self, fresh: "Rows") -> bool:
+        """Whether fresh rows can take the place of all of these."""
+        shapes = [
+            (rows.text.shape, rows.device, None if rows.cache is None else rows.cache.shape)
+            for rows in (self, fresh)
+        ]
+        return shapes[0] == shapes[1]
+
     def rest(self, row: int) -> None:
         """Write nothing more in this row, which stays in the batch until another takes its place."""
         self.gaps[row] = False
@@ -131,6 +151,7 @@ class Writer(ABC):
 
     def __init__(self, model: Denoiser, mask_id: int) -> None:
         self.model, self.mask_id = model, mask_id
+        self._left: tuple[Rows, object] | None = None  # with the state of the weights they were left in
 
     @abstractmethod
     def first_start(self, given: int) -> int:
@@ -189,6 +210,39 @@ class Writer(ABC):
         )
         self.remember(fresh)
         return fresh
+
+    def seat(self, requests: Sequence[Request], *, width: int, device: torch.device) -> Rows:
+        """Rows ready for their first piece: those left by an earlier batch, where these fit in.
+
+        What was recorded of their passes is then of use again, which for a single short text is a tenth of
+        the time that it takes to write.
+        """
+        fresh = self.open(requests, width=width, device=device)
+        left, self._left = self._left, None
+        if left is None:
+            return fresh
+        rows, weights = left
+        if weights == _state(self.model) and rows.fits(fresh):
+            rows.put(torch.arange(len(requests)), fresh)
+            return rows
+        rows.replays.forget()
+        return fresh
+
+    def leave(self, rows: Rows) -> None:
+        """Keep finished rows for the next batch, if passes over them were recorded and they are small."""
+        if self._left is not None:
+            self._left[0].replays.forget()
+        self._left = None
+        if rows.device.type == "cuda" and rows.nbytes <= _MOST_LEFT:
+            self._left = rows, _state(self.model)
+        else:
+            rows.replays.forget()
+
+
+def _state(model: Denoiser) -> object:
+    """Where the weights are and how often they were written: other ones spoil what was recorded."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    return [(each.data_ptr(), each._version) for each in parameters]
 
 
 def read_at(text: Tensor, start: Tensor, size: int) -> tuple[Tensor, Tensor]:

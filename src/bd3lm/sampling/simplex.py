@@ -18,7 +18,7 @@ from bd3lm.diffusion import (
 )
 from bd3lm.models import Denoiser, send
 from bd3lm.sampling.blocks import BlockwiseWriter
-from bd3lm.sampling.rows import Reveal, Rows, read_at
+from bd3lm.sampling.rows import Reveal, Rows
 
 
 class SimplexWriter(BlockwiseWriter):
@@ -63,11 +63,11 @@ class SimplexWriter(BlockwiseWriter):
         self.schedule = schedule or SquaredCosine()
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
-        gaps, _ = rows.hidden(rows.start, self.block_size)
+        gaps, places = rows.hidden(rows.start, self.block_size)
         first, *again = self.evaluators(rows, gaps)
         if gaps.any():
-            begin, hidden = send(rows.start, rows.device), send(gaps, rows.device)
-            block, positions = read_at(rows.text, begin, self.block_size)
+            hidden, positions = (send(each, rows.device) for each in (gaps, places))
+            block = rows.text.gather(1, positions)
             fixed = self._fixed(block)
             times = torch.arange(self.steps, -1, -1, dtype=torch.float64, device=block.device) / self.steps
             alpha_bar = self.schedule.alpha_bar(times)
@@ -75,7 +75,7 @@ class SimplexWriter(BlockwiseWriter):
             for turn in range(1, self.steps + 1):
                 noisy = torch.where(hidden.unsqueeze(-1), self.model.embed(w.softmax(-1)), fixed)
                 evaluate = again[0] if again and turn > 1 else first
-                states = evaluate(begin, noisy, (1.0 - alpha_bar[turn - 1]).expand(len(block)))
+                states = evaluate(positions, noisy, (1.0 - alpha_bar[turn - 1]).expand(len(block)))
                 log_p = subs_at_masks(self.model.head(states), self.mask_id)
                 rows.evaluations += gaps.any(1)
                 if turn < self.steps:

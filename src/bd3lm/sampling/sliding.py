@@ -53,6 +53,6 @@ class SlidingWriter(Writer):
         yield from self.denoising.fill(rows, end - self.context, (self._evaluate,))
         rows.start = end
 
-    def _evaluate(self, begin: Tensor, tokens: Tensor, mask_rate: Tensor) -> Tensor:
+    def _evaluate(self, positions: Tensor, tokens: Tensor, mask_rate: Tensor) -> Tensor:
         noise = conditioning_noise(mask_rate) if self.model.uses_noise else None
         return self.model(tokens, layout=Bidirectional(self.context), noise=noise)

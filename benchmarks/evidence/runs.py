@@ -1,0 +1,395 @@
+"""What is trained, and what is measured of it: the tables of the evidence, as data.
+
+A run is a recipe over `COMMON`, a seed, perhaps a parent whose weights it starts from, and measures. All have
+one size, one batch and one data order. The learning rate is constant after a warm-up and the weights are
+averaged, as in the paper, so that a second stage goes on where the first stopped; every token is scored, the
+first of a sequence included. A text is read 1.6 times, which needs no dropout.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from bd3lm.data.corpus import digest
+from bd3lm.recipe import CountsMasking, BlockDiffusionRecipe, Recipe, merge, recipe_from_dict, recipe_to_dict
+from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, Unmasking
+
+TRAINED_ON = "wikipedia"
+ZERO_SHOT = ("ptb", "wikitext", "lm1b", "lambada", "ag_news", "elife", "acl", "openwebtext")
+STEPS = 1500  # of 128 sequences of 256 tokens: 49 M tokens
+TUNING_STEPS = 300  # of the tables of mask ranges and schedules
+
+COMMON: Mapping[str, Any] = {
+    "data": {"path": TRAINED_ON, "context": 256, "validation_batch": 64, "validation_sequences": 512},
+    "network": {"size": "tiny", "layers": 8, "hidden": 512, "heads": 8, "dropout": 0.0},
+    "optimizer": {"lr": 1e-3, "warmup_steps": 100, "decay": "constant", "clip_norm": 1.0},
+    "train": {"steps": STEPS, "global_batch": 128, "ema_decay": 0.995, "log_every": 50},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity:
+    """Of held-out Wikipedia or another corpus. `next_token`: of the network as an autoregressive one."""
+
+    data: str = TRAINED_ON
+    estimator: str
+    sequences: int = 768
+    replicates: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variance:
+    """Of the loss over blocks, for some of the rules of `bd3lm variance`."""
+
+    rules: tuple[str, ...]
+    batches: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Texts to be judged: of whole contexts, end tokens or not. With `floor` degenerate ones are redrawn."""
+
+    contexts: int = 1
+    count: int = 64
+    steps: int | None = None
+    unmasking: Unmasking = field(default_factory=FirstHitting)
+    floor: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """Lengths of documents, each from an end token to the next, to low entropy or to the limit."""
+
+    count: int = 200
+    contexts: int = 16
+    floor: bool = True
+
+
+Measure = Perplexity | Variance | Texts | Documents
+
+
+def describe(measure: Measure) -> dict[str, Any]:
+    """A measure as JSON: what tells its results from those of others."""
+    plain = {"kind": type(measure).__name__.lower(), **asdict(measure)}
+    if isinstance(measure, Texts):
+        plain["unmasking"] = repr(measure.unmasking)
+    if isinstance(measure, Variance):
+        plain["rules"] = list(measure.rules)
+    return plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Something to train once. `same_time_as` names a run whose training time it gets, whatever its steps."""
+
+    name: str
+    table: str
+    changes: Mapping[str, Any]
+    seed: int = 0
+    parent: "Run | None" = None
+    measures: tuple[Measure, ...] = ()
+    same_time_as: "Run | None" = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}/{self.seed}"
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        every = {"method": {"score_first": True}, "train": {"seed": self.seed}}
+        return recipe_from_dict(merge(COMMON, self.changes, every), where=self.key)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all that decides the weights but the data."""
+        parts = [recipe_to_dict(self.recipe)]
+        parts += [other.digest for other in (self.parent, self.same_time_as) if other is not None]
+        return digest(parts)[:16]
+
+    @property
+    def kind(self) -> str:
+        """What decides the time of a step."""
+        method = self.recipe.method
+        if not isinstance(method, BlockDiffusionRecipe):
+            return method.kind
+        if method.block_size is None:
+            return "mdlm"
+        copies = isinstance(method.masking, CountsMasking) and method.masking.complementary
+        parts = ["block", *["copies"] * copies, *["next"] * (method.next_token > 0)]
+        return "+".join(parts)
+
+    @property
+    def shape(self) -> str:
+        """What decides the compiled graph."""
+        return f"{self.kind} {getattr(self.recipe.method, 'block_size', None)} {self.recipe.network}"
+
+    @property
+    def lineage(self) -> list["Run"]:
+        """The parents, the first first, and the run itself."""
+        return [*(self.parent.lineage if self.parent else ()), self]
+
+
+AR = {"method": {"kind": "autoregressive"}}
+MDLM = {"method": {"kind": "block_diffusion", "masking": {"kind": "times"}}}
+TIMED = {"network": {"adaln": True, "time_conditioning": True}}
+COUNTS = {"kind": "counts"}
+NEXT = {"causal_clean": True, "next_token": 1.0}
+
+
+def clipped(low: float, high: float) -> dict[str, Any]:
+    """As the paper's two-stage presets draw masks, at a fixed range."""
+    return {"kind": "clipped", "low": low, "high": high, "redraw": True}
+
+
+def block(size: int | None, masking: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"method": {"kind": "block_diffusion", "block_size": size, "masking": dict(masking), **more}}
+
+
+def steps(number: int, **more: Any) -> dict[str, Any]:
+    return {"train": {"steps": number, **more}}
+
+
+def _later(number: int, **more: Any) -> dict[str, Any]:
+    """A stage that starts from trained weights needs less of a warm-up."""
+    return merge(steps(number, **more), {"optimizer": {"warmup_steps": 25}})
+
+
+def perplexities(size: int | None) -> tuple[Measure, ...]:
+    """Exact where that takes few passes, and the bound; None is a whole context."""
+    if size in (1, 4):
+        return (Perplexity(estimator="exact"),)
+    bound = Perplexity(estimator="counts", replicates=4)
+    if size == 8:
+        return bound, Perplexity(estimator="exact", sequences=128)
+    return (bound,) if size is None else (bound, Perplexity(estimator="iw:8", sequences=128))
+
+
+def zero_shot(estimator: str) -> tuple[Measure, ...]:
+    replicates = 1 if estimator == "exact" else 4
+    return tuple(
+        Perplexity(data=name, estimator=estimator, sequences=256, replicates=replicates) for name in ZERO_SHOT
+    )
+
+
+BOTH_LENGTHS = (Texts(), Texts(contexts=2))
+NEXT_TOKEN = (Perplexity(estimator="next-token"),)
+
+
+def decoding(size: int) -> tuple[Measure, ...]:
+    """Rules that reveal several tokens a pass, from the most careful to the least."""
+    rules: list[Unmasking] = [FirstHitting(k) for k in (1, 2, 4, 8) if k <= size]
+    rules += [MostConfident(threshold=threshold) for threshold in (0.95, 0.9, 0.8, 0.7, 0.5, 0.3)]
+    rules += [EntropyBound(bound) for bound in (0.0, 0.1, 0.3, 1.0, 2.0, 4.0)]
+    return tuple(Texts(unmasking=rule, floor=False) for rule in rules)
+
+
+def _main() -> Iterator[Run]:
+    """The paper's main tables."""
+    for seed in (0, 1):
+        first = seed == 0
+        more = (*zero_shot("exact"), *BOTH_LENGTHS, Documents()) if first else ()
+        exact = Perplexity(estimator="exact")
+        yield Run(name="ar", table="main", changes=AR, seed=seed, measures=(exact, *more))
+        more = (*zero_shot("counts"), *BOTH_LENGTHS) if first else ()
+        yield Run(name="mdlm", table="main", changes=MDLM, seed=seed, measures=(*perplexities(None), *more))
+        base = _base(seed)
+        yield base
+        for size in (4, 16, 8):
+            search = {"kind": "clipped", "redraw": True, "search": {"every": 45, "batches": 3}}
+            changes = merge(block(size, search), _later(STEPS - base.recipe.train.steps, validate_every=45))
+            more = (*zero_shot("exact" if size == 4 else "counts"), *BOTH_LENGTHS) if first else ()
+            more += (Documents(),) if first and size != 8 else ()
+            yield Run(
+                name=f"bd3lm-{size}",
+                table="main",
+                changes=changes,
+                seed=seed,
+                parent=base,
+                measures=(*perplexities(size), *more),
+            )
+    nelbo = Perplexity(estimator="nelbo", replicates=4)
+    baselines = {
+        "sedd": ({"method": {"kind": "score_entropy"}}, (Texts(steps=1000),)),
+        "d3pm": ({"method": {"kind": "d3pm", "steps": 1000}}, (Texts(),)),
+    }
+    for name, (method, texts) in baselines.items():
+        measures = (nelbo, *zero_shot("nelbo"), *texts)
+        yield Run(name=name, table="main", changes=merge(TIMED, method), measures=measures)
+
+
+def _base(seed: int) -> Run:
+    """The paper's first stage, 85 % of the steps."""
+    changes = merge(MDLM, steps(STEPS * 85 // 100))
+    return Run(name="base", table="main", changes=changes, seed=seed, measures=perplexities(None))
+
+
+def _case_study() -> Iterator[Run]:
+    """Blocks of one token, beside `ar`."""
+    random_batch = {"method": {"kind": "autoregressive", "random_batch": True}}
+    exact = Perplexity(estimator="exact")
+    yield Run(name="ar-random-batch", table="case", changes=random_batch, measures=(exact,))
+    variance = Variance(rules=("linear U[0, 1]", "fully masked", "counts"))
+    for name, masking in (("block-1", {"kind": "times"}), ("block-1-full", clipped(1.0, 1.0))):
+        measures = (*perplexities(1), variance)
+        yield Run(name=name, table="case", changes=block(1, masking), measures=measures)
+
+
+RANGES = ((0.0, 0.5), (0.3, 0.8), (0.5, 1.0), (0.0, 1.0))
+SCHEDULES: Mapping[int, Sequence[str]] = {4: ("logarithmic", "square_root"), 16: ("square", "cosine")}
+
+
+def range_name(size: int | None, low: float, high: float) -> str:
+    return f"range-{size or 'L'}-{low:g}-{high:g}"
+
+
+def rule_name(low: float, high: float) -> str:
+    """What `bd3lm variance` calls a range."""
+    return "linear U[0, 1]" if (low, high) == (0.0, 1.0) else f"clipped U[{low:g}, {high:g}]"
+
+
+def _ranges_and_schedules() -> Iterator[Run]:
+    """Fine-tuned from one checkpoint. The table of schedules shares two ranges with the other."""
+    for size in (4, 16, None):
+        rules: dict[str, tuple[str, Mapping[str, Any], str]] = {
+            range_name(size, low, high): ("ranges", clipped(low, high), rule_name(low, high))
+            for low, high in RANGES
+        }
+        if size is not None:
+            best = (0.45, 0.95)
+            rules[range_name(size, *best)] = ("schedules", clipped(*best), rule_name(*best))
+            for name in SCHEDULES[size]:
+                schedule = {"kind": "times", "schedule": name}
+                rules[f"schedule-{size}-{name}"] = ("schedules", schedule, name.replace("_", " "))
+        for name, (table, masking, rule) in rules.items():
+            yield Run(
+                name=name,
+                table=table,
+                changes=merge(block(size, masking), _later(TUNING_STEPS)),
+                parent=_base(0),
+                measures=(perplexities(size)[0], Variance(rules=(rule,))),
+            )
+
+
+def _simplex() -> Iterator[Run]:
+    changes = merge(TIMED, {"method": {"kind": "simplex", "block_size": 25}, "train": {"micro_batch": 64}})
+    texts = (Texts(count=16, steps=25), Texts(count=16, steps=1000))
+    yield Run(name="ssd-lm", table="ssd-lm", changes=changes, measures=texts)
+
+
+# Seeds of each variant, by block size; the close ones have more.
+_SEEDS: Mapping[str, Mapping[int, int]] = {
+    "counts": {4: 3, 16: 2},
+    "clipped": {4: 2, 16: 2},
+    "linear": {4: 1, 16: 1},
+    "copies": {4: 2, 16: 1},
+    "next": {4: 3, 16: 1},
+    "both": {4: 3, 16: 2},
+    "proposal": {4: 2, 16: 1},
+    "from-mdlm": {4: 2, 16: 1},
+    "from-ar": {4: 2, 16: 1},
+    "from-ar-both": {4: 3, 16: 2},
+    "from-ar-late": {4: 2, 16: 1},
+    "time-copies": {4: 1, 16: 0},
+    "time-next": {4: 2, 16: 0},
+    "time-both": {4: 2, 16: 1},
+}
+BEST = "from-ar-both"  # the variant whose decoding is measured
+
+
+def _past(size: int) -> Iterator[Run]:
+    """At equal tokens, and against `counts` at equal time."""
+    copies = {"kind": "counts", "complementary": True}
+    variants: dict[str, Mapping[str, Any]] = {
+        "counts": block(size, COUNTS),
+        "clipped": block(size, clipped(0.45, 0.95) if size == 4 else clipped(0.3, 0.8)),
+        "linear": block(size, {"kind": "times"}),
+        "copies": block(size, copies),
+        "next": block(size, COUNTS, **NEXT),
+        "both": block(size, copies, **NEXT),
+        "proposal": block(size, {"kind": "counts", "learn_proposal": True}),
+    }
+    starts = {
+        "from-mdlm": (_base, "counts"),
+        "from-ar": (_half, "next"),
+        "from-ar-both": (_half, "both"),
+        "from-ar-late": (_most, "both"),
+    }
+    by_name: dict[tuple[str, int], Run] = {}
+    for name, seeds in _SEEDS.items():
+        for seed in range(seeds[size]):
+            parent = same = None
+            if name in starts:
+                start, variant = starts[name]
+                parent = start(seed)
+                changes = merge(variants[variant], _later(STEPS - parent.recipe.train.steps))
+            elif name.startswith("time-"):
+                variant, same = name.removeprefix("time-"), by_name["counts", seed]
+                changes = dict(variants[variant])
+            else:
+                variant, changes = name, dict(variants[name])
+            measures = perplexities(size) + (NEXT_TOKEN if variant in ("next", "both") else ())
+            if name == BEST and seed == 0:
+                estimator = "exact" if size == 4 else "counts"
+                measures += (*zero_shot(estimator), *BOTH_LENGTHS, Documents(), *decoding(size))
+            by_name[name, seed] = Run(
+                name=f"{name}-{size}",
+                table="past",
+                changes=changes,
+                seed=seed,
+                parent=parent,
+                same_time_as=same,
+                measures=measures,
+            )
+            yield by_name[name, seed]
+
+
+def _half(seed: int) -> Run:
+    return Run(name="ar-half", table="past", changes=merge(AR, steps(STEPS // 2)), seed=seed)
+
+
+def _most(seed: int) -> Run:
+    return Run(name="ar-most", table="past", changes=merge(AR, steps(STEPS * 3 // 4)), seed=seed)
+
+
+def all_runs() -> list[Run]:
+    """In the order of their worth: what is cut for want of time is cut at the end."""
+    first = [*_main(), *_past(4)]
+    rest = [*_case_study(), *_past(16), *_ranges_and_schedules(), *_simplex()]
+    third = Run(name="ar", table="main", changes=AR, seed=2, measures=(Perplexity(estimator="exact"),))
+    # Second seeds come after all first ones.
+    return sorted([*first, *rest, third], key=lambda run: run.seed)
+
+
+def tiny(run: Run) -> Run:
+    """The same at a size that two cores train in a second, to see that everything works."""
+    small = {
+        "data": {"context": 32, "validation_batch": 4, "validation_sequences": 8},
+        "network": {"layers": 1, "hidden": 16, "heads": 2},
+        "optimizer": {"warmup_steps": 1},
+        "train": {"global_batch": 4, "log_every": 2, "steps": max(4, run.recipe.train.steps // 250)},
+    }
+    if run.recipe.train.micro_batch:
+        small["train"]["micro_batch"] = 2
+    if "search" in run.changes["method"].get("masking", {}):
+        small["train"]["validate_every"] = 2
+        small["method"] = {"masking": {"search": {"every": 2, "batches": 1, "widths": [0.5]}}}
+    return replace(
+        run,
+        changes=merge(run.changes, small),
+        parent=None if run.parent is None else tiny(run.parent),
+        same_time_as=None if run.same_time_as is None else tiny(run.same_time_as),
+        measures=tuple(map(_tiny_measure, run.measures)),
+    )
+
+
+def _tiny_measure(measure: Measure) -> Measure:
+    match measure:
+        case Perplexity():
+            return replace(measure, sequences=4)
+        case Variance():
+            return replace(measure, batches=2)
+        case Texts():
+            return replace(measure, count=2, floor=False, steps=measure.steps and 4)
+        case Documents():
+            return replace(measure, count=2, contexts=2, floor=False)
