@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.evidence.runs import TRAINED_ON, ZERO_SHOT
+
 from bd3lm.data import PydocCorpus, detokenizers, load_corpus, load_tokenizer, prepare, train_bpe
 from bd3lm.data.corpus import Corpus, digest
-
-from benchmarks.evidence.runs import TRAINED_ON, ZERO_SHOT
 
 _CHARACTERS = 500_000  # of a zero-shot corpus: at least 100,000 tokens, of which 65,536 are scored
 _DETOKENIZERS: Mapping[str, Callable[[str], str]] = {

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from bd3lm.data.corpus import digest
-from bd3lm.recipe import CountsMasking, BlockDiffusionRecipe, Recipe, merge, recipe_from_dict, recipe_to_dict
+from bd3lm.recipe import BlockDiffusionRecipe, CountsMasking, Recipe, merge, recipe_from_dict, recipe_to_dict
 from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, Unmasking
 
 TRAINED_ON = "wikipedia"

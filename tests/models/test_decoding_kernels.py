@@ -11,10 +11,13 @@ import pytest
 
 from tests.oracles.decoding_cases import CASES
 
-pytestmark = pytest.mark.skipif(
-    find_spec("triton") is None,
-    reason="Triton is not installed, which comes with torch for CUDA; tests/gpu has the same cases",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_spec("triton") is None,
+        reason="Triton is not installed, which comes with torch for CUDA; tests/gpu has the same cases",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from bd3lm.sampling.rows import Reveal, Rows
 from bd3lm.sampling.unmasking import Adaptive, Pass, Planned, Unmasking
 
 Evaluate = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Hidden states (rows, n, hidden) of pieces at positions (rows, n), with tokens (rows, n) or embedded ones, at
-mask rates (rows,)."""
+"""Hidden states (rows, n, hidden) of pieces: positions (rows, n), tokens (rows, n) or embedded ones, and mask
+rates (rows,)."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,149 @@
+"""The command: trains and measures what is missing, as far as there is time, and says what is left."""
+
+import argparse
+import time
+import traceback
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from benchmarks.evidence import plan
+from benchmarks.evidence.measure import measure
+from benchmarks.evidence.prepare import prepare_tiny, unpack
+from benchmarks.evidence.results import PATTERN, Results
+from benchmarks.evidence.runs import Run, all_runs, describe, tiny
+from benchmarks.evidence.train import Place, train
+
+from bd3lm.training import Engine, pick_device
+
+_RESULTS = Path(__file__).parent.parent / "results"
+_SPARE = 10.0  # seconds that an estimate may be wrong by
+
+
+def main(words: list[str] | None = None) -> None:
+    options = _parse(words)
+    runs = [tiny(run) for run in all_runs()] if options.tiny else all_runs()
+    if options.only:
+        runs = _chosen(runs, options.only)
+    earlier = [] if options.tiny else sorted(_RESULTS.glob(PATTERN))
+    if options.list:
+        _show(runs, Results(_RESULTS / "none", earlier))
+        return
+    deadline = time.monotonic() + options.seconds
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = Results(options.out / "evidence.jsonl", earlier)
+    torch.set_float32_matmul_precision("high")  # what is measured in float32 may use TF32
+    with TemporaryDirectory() as scratch:
+        data = options.data
+        if options.tiny:
+            data = Path(scratch)
+            prepare_tiny(data)
+        elif data.is_file():
+            data = Path(scratch)
+            unpack(options.data, data)
+        place = Place(data, options.weights or Path(scratch) / "weights", Engine(device=pick_device(None)))
+        work(runs, place, results, deadline)
+
+
+def work(runs: list[Run], place: Place, results: Results, deadline: float) -> None:
+    """Every run of which something is missing and for which there seems to be time."""
+    compiled: set[str] = set()
+    left: list[str] = []
+    todo = plan.jobs(runs, results, place)
+    for index, job in enumerate(todo):
+        # Weights may have been left, or a parent have failed, since the list was made.
+        job = next(iter(plan.jobs([job.run], results, place)), None) or job
+        if results.failed(job.run):
+            print(f"{job.run.key}: skipped, what it starts from failed", flush=True)
+            continue
+        if not plan.is_ready(job.run, results):
+            left.append(f"{job.run.key} (needs the step times of others)")
+            continue
+        expected = plan.seconds(job, results, compiled)
+        if time.monotonic() + expected + _SPARE > deadline:
+            left.append(f"{job.run.key} ({expected:.0f} s)")
+            continue
+        wanted = {run.digest for later in todo[index:] for run in later.run.lineage[:-1]}
+        _do(job, place, results, keep=wanted)
+        compiled |= {run.shape for run in (*job.parents, job.run)}
+    if left:
+        print(f"left for another time: {', '.join(left)}")
+
+
+def _do(job: plan.Job, place: Place, results: Results, *, keep: set[str]) -> None:
+    begun = time.monotonic()
+    for run in (*job.parents, job.run):
+        try:
+            model = train(run, place, results, keep=run.digest in keep)
+        except FloatingPointError as error:  # it diverged: that is a result too
+            results.add("failed", run, error=str(error))
+            print(f"{run.key}: failed, {error}", flush=True)
+            return
+    for what in job.missing:
+        started = time.monotonic()
+        try:
+            found = measure(what, job.run, model, place, results)
+        except Exception:  # what is wrong with one measure must not cost the others
+            results.add("broken", job.run, measure=describe(what), error=traceback.format_exc(limit=-3))
+            print(f"{job.run.key}: {describe(what)} broke\n{traceback.format_exc()}", flush=True)
+            continue
+        results.add(
+            "measured",
+            job.run,
+            measure=describe(what),
+            training=job.run.kind,
+            seconds=time.monotonic() - started,
+            result=found,
+        )
+    print(f"{job.run.key}: {time.monotonic() - begun:.1f} s", flush=True)
+
+
+def _show(runs: list[Run], results: Results) -> None:
+    """The plan: what is missing, in order, with estimates as if all of it ran in one process."""
+    compiled: set[str] = set()
+    total = 0.0
+    by_table: dict[str, float] = {}
+    print("| run | table | starts from | steps | measures | seconds |\n|---|---|---|---|---|---|")
+    for job in plan.jobs(runs, results):
+        run, expected = job.run, plan.seconds(job, results, compiled)
+        compiled |= {each.shape for each in (*job.parents, run)}
+        total += expected
+        by_table[run.table] = by_table.get(run.table, 0.0) + expected
+        steps = f"as long as {run.same_time_as.key}" if run.same_time_as else run.recipe.train.steps
+        start = run.parent.key if run.parent else ""
+        print(f"| {run.key} | {run.table} | {start} | {steps} | {len(job.missing)} | {expected:.0f} |")
+    print(", ".join(f"{table} {spent:.0f} s" for table, spent in by_table.items()))
+    print(f"{total:.0f} s, of which {len(compiled)} shapes to compile")
+
+
+def _chosen(runs: list[Run], only: list[str]) -> list[Run]:
+    """Those whose name, key or table was given."""
+    known = {word for run in runs for word in (run.name, run.key, run.table)}
+    if wrong := [word for word in only if word not in known]:
+        raise SystemExit(f"--only must name runs or tables, got {', '.join(wrong)}; known: {sorted(known)}")
+    return [run for run in runs if {run.name, run.key, run.table} & set(only)]
+
+
+def _parse(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence", description=__doc__)
+    parser.add_argument(
+        "--data", type=Path, help="what prepare.py wrote: the file, or the folder it unpacks to"
+    )
+    parser.add_argument("--out", type=Path, help="the folder for evidence.jsonl and its samples")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="how long to go on starting runs")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="runs (name or name/seed) or tables")
+    parser.add_argument(
+        "--weights", type=Path, help="where weights that others start from stay; else dropped"
+    )
+    parser.add_argument("--list", action="store_true", help="print what is to be done, and do nothing")
+    parser.add_argument("--tiny", action="store_true", help="everything at a toy size on the built-in corpus")
+    options = parser.parse_args(words)
+    if not options.list and options.out is None:
+        parser.error("--out is needed")
+    if not options.list and not options.tiny and options.data is None:
+        parser.error("--data is needed")
+    return options
+
+
+if __name__ == "__main__":
+    main()

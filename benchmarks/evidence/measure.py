@@ -1,0 +1,178 @@
+"""What is measured of a trained model. Likelihoods and variances in float32, texts in bfloat16 on a GPU."""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from benchmarks.evidence.results import Results
+from benchmarks.evidence.runs import TRAINED_ON, Documents, Measure, Perplexity, Run, Texts, Variance
+from benchmarks.evidence.train import Place, dense_attention
+
+from bd3lm.commands.samples import sample_record
+from bd3lm.commands.variances import RULES
+from bd3lm.config import BlockDiffusionMethod
+from bd3lm.data import TokenShards, WrappedTokens
+from bd3lm.evaluation import (
+    CorpusLikelihood,
+    Estimator,
+    LengthStatistics,
+    Sampled,
+    corpus_likelihood,
+    document_length,
+    nelbo_variance,
+    stop_counts,
+)
+from bd3lm.lm import Generation, LanguageModel, Settings, build_estimator
+from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, TokenBatch
+
+_ROWS = 64
+_FLOOR = 4.0  # nats, the paper's
+_REDRAWS = 20
+
+
+def measure(
+    what: Measure, run: Run, model: LanguageModel, place: Place, results: Results
+) -> Mapping[str, Any]:
+    """The result of one measure; texts are kept beside the results."""
+    match what:
+        case Perplexity():
+            with dense_attention(model.network):
+                return _perplexity(what, model, place)
+        case Variance():
+            with dense_attention(model.network):
+                return _variance(what, model, place)
+        case Texts():
+            return _texts(what, run, _for_writing(model), results)
+        case Documents():
+            return _documents(what, run, _for_writing(model), results)
+
+
+def _perplexity(what: Perplexity, model: LanguageModel, place: Place) -> dict[str, Any]:
+    estimator, score_first = _estimator(what.estimator, model)
+    rows = WrappedTokens(TokenShards(place.data / what.data), "test", model.config.network.context)
+    number = min(what.sequences, len(rows))
+    batches = _batches(rows, number, model, score_first=score_first)
+    found = corpus_likelihood(model.network, estimator, batches, replicates=what.replicates)
+    first = int(not score_first)
+    text_bytes = sum(model.tokenizer.text_bytes(rows[[index]][:, first:]) for index in range(number))
+    return {
+        "sequences": found[0].sequences,
+        "tokens": found[0].tokens,
+        "bytes": text_bytes,
+        "figures": [_figure(each) for each in found],
+    }
+
+
+def _estimator(name: str, model: LanguageModel) -> tuple[Estimator, bool]:
+    """An estimator and whether it scores first tokens: the next-token loss is not trained on those."""
+    if name != "next-token":
+        return build_estimator(model.network, model.config, name), model.config.method.score_first
+    return Sampled("exact", Autoregressive(mask_id=model.config.method.mask_id)), False
+
+
+def _figure(found: CorpusLikelihood) -> dict[str, Any]:
+    return {
+        "name": found.figure.name,
+        "meaning": found.figure.meaning,
+        "nats": found.nats,
+        "standard_error": found.standard_error,
+        "monte_carlo_error": found.monte_carlo_error,
+        "perplexity": found.perplexity,
+    }
+
+
+def _variance(what: Variance, model: LanguageModel, place: Place) -> dict[str, Any]:
+    method = model.config.method
+    if not isinstance(method, BlockDiffusionMethod):
+        raise ValueError(f"only block diffusion draws masks by rules, got {method.kind}")
+    rows = WrappedTokens(TokenShards(place.data / TRAINED_ON), "valid", model.config.network.context)
+    batches = list(_batches(rows, what.batches * _ROWS, model, score_first=method.score_first))
+    found = {}
+    for name in what.rules:
+        objective = BlockDiffusionLoss(
+            block_size=method.block_size,
+            mask_id=method.mask_id,
+            masking=RULES[name],
+            causal_clean=method.causal_clean,
+        )
+        found[name] = asdict(nelbo_variance(model.network, objective, batches, block_size=method.block_size))
+    return {"block_size": method.block_size, "rules": found}
+
+
+def _texts(what: Texts, run: Run, model: LanguageModel, results: Results) -> dict[str, Any]:
+    settings = Settings(
+        length=what.contexts * model.config.network.context,
+        batch_size=_ROWS,
+        unmasking=what.unmasking,
+        steps=what.steps,
+        stop_at_eos=False,
+        entropy_floor=_FLOOR if what.floor else None,
+        redraws=_REDRAWS if what.floor else 0,
+    ).for_method(model.config.method)
+    written = model.generate([""] * what.count, settings)
+    name = _set_name(what)
+    results.add_samples(run, name, [sample_record(text, "", settings, model) for text in written])
+    return {"set": name, **_cost(written), "nucleus_p": settings.nucleus_p}
+
+
+def _documents(what: Documents, run: Run, model: LanguageModel, results: Results) -> dict[str, Any]:
+    """From an end token on, since what a model writes from nothing begins anywhere in a document."""
+    settings = Settings(
+        length=what.contexts * model.config.network.context,
+        batch_size=what.count,
+        entropy_floor=_FLOOR if what.floor else None,
+    ).for_method(model.config.method)
+    end = model.tokenizer.eos_id
+    written = model.generate([[end]] * what.count, settings)
+    samples = [text.sample for text in written]
+    lengths = [
+        document_length(text.tokens, given=text.sample.given, stopped_by=text.sample.stopped_by, marks={end})
+        for text in written
+    ]
+    some = [sample_record(text, "", settings, model) for text in written[:20]]
+    results.add_samples(run, "documents", some)
+    return {
+        **_cost(written),
+        **asdict(LengthStatistics.of(lengths)),
+        "stopped_by": stop_counts([sample.stopped_by for sample in samples]),
+        "lengths": sorted(lengths),
+    }
+
+
+def _cost(written: list[Generation]) -> dict[str, Any]:
+    samples = [text.sample for text in written]
+    tokens = sum(sample.written for sample in samples)
+    evaluations = sum(sample.evaluations for sample in samples)
+    return {
+        "texts": len(samples),
+        "tokens": tokens,
+        "evaluations": evaluations,
+        "evaluations_per_token": evaluations / max(tokens, 1),
+        "entropy": sum(text.entropy for text in written) / len(written),
+        "redraws": sum(sample.redraws for sample in samples),
+    }
+
+
+def _set_name(what: Texts) -> str:
+    """A name for a file of samples: letters, digits, dots and dashes."""
+    rule = repr(what.unmasking) if what.steps is None else f"{what.steps} steps"
+    name = f"x{what.contexts}-{rule}{'' if what.floor else '-free'}"
+    return "".join(c if c.isalnum() or c in ".-" else "-" for c in name).strip("-")
+
+
+def _for_writing(model: LanguageModel) -> LanguageModel:
+    """In bfloat16 on a GPU, whose kernels are made for it."""
+    if model.network.device.type != "cuda":
+        return model
+    return LanguageModel(deepcopy(model.network).to(torch.bfloat16), model.config, model.tokenizer)
+
+
+def _batches(
+    rows: WrappedTokens, number: int, model: LanguageModel, *, score_first: bool
+) -> Iterator[TokenBatch]:
+    number = min(number, len(rows))
+    for start in range(0, number, _ROWS):
+        tokens = torch.from_numpy(rows[start : min(start + _ROWS, number)])
+        yield TokenBatch.of(tokens.to(model.network.device), score_first=score_first)

@@ -1,0 +1,177 @@
+"""A run of the list, trained: the library's own trainer, watched, and the model that comes out of it."""
+
+import gc
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from benchmarks.evidence.results import Results
+from benchmarks.evidence.runs import TRAINED_ON, Run
+from torch._dynamo.utils import counters
+
+from bd3lm import build
+from bd3lm.interop import RUN_MODEL
+from bd3lm.lm import LanguageModel
+from bd3lm.models import Transformer
+from bd3lm.training import CheckpointStore, ClipSearchValidator, Engine, Metrics, Trainer, Validator
+
+_GRAPHS = 256  # in one process; dynamo's own limit is eight, past which it computes eagerly without a word
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things are: the prepared data, the weights that other runs start from, the device."""
+
+    data: Path
+    weights: Path
+    engine: Engine
+
+    def model_of(self, run: Run) -> Path:
+        """The folder with the weights of a run that is a parent."""
+        return self.weights / run.digest / RUN_MODEL
+
+
+def train(run: Run, place: Place, results: Results, *, keep: bool) -> LanguageModel:
+    """Train a run, record how it went, and `keep` its weights where others start from them.
+
+    Runs of one shape share their compiled graphs, although each builds a network of its own: dynamo keeps
+    graphs by code and takes parameters as inputs.
+    """
+    torch._dynamo.config.recompile_limit = _GRAPHS
+    recipe = run.recipe
+    number = run_steps(run, results)
+    recipe = replace(
+        recipe,
+        data=replace(recipe.data, path=str(place.data / TRAINED_ON)),
+        train=replace(recipe.train, steps=number),
+        start_from=None if run.parent is None else str(place.model_of(run.parent)),
+    )
+    graphs, begun = counters["stats"]["unique_graphs"], time.perf_counter()
+    built = build.build_run(recipe, place.weights / run.digest, engine=place.engine)
+    trainer = built.trainer
+    watch = _Watch(run, results)
+    trainer.callbacks = [watch]
+    trainer.store = _Unkept(built.out)
+    # Held-out likelihoods are measured afterwards, once, with nothing to compile.
+    trainer.validators = [_eagerly(each) for each in trainer.validators if _is_search(each)]
+    trainer.run()
+    if trainer.stopped_by == "signal":
+        raise KeyboardInterrupt
+    results.add(
+        "trained",
+        run,
+        table=run.table,
+        training=run.kind,
+        shape=run.shape,
+        steps=number,
+        tokens=trainer.tokens_seen,
+        seconds=time.perf_counter() - begun,
+        step_seconds=watch.step_seconds(),
+        graphs=counters["stats"]["unique_graphs"] - graphs,
+        parent=run.parent and run.parent.key,
+        learned=trainer.objective.state(),
+        device=_device_name(place.engine.device),
+        torch=torch.__version__,
+        precision=trainer.precision,
+        data=built.shards.fingerprint[:16],
+    )
+    if keep:
+        built.export()
+    network = _averaged(built, place.engine.device)
+    model = LanguageModel(network, built.config, built.tokenizer)
+    del built, trainer
+    gc.collect()
+    if place.engine.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return model
+
+
+def run_steps(run: Run, results: Results) -> int:
+    """As many as the recipe says, or as take the time of another run: both kinds must have been timed."""
+    if run.same_time_as is None:
+        return run.recipe.train.steps
+    own, other = (results.step_seconds(shape=each.shape) for each in (run, run.same_time_as))
+    if own is None or other is None:
+        raise ValueError(
+            f"{run.key} needs the time of a step of {run.same_time_as.key} and of a run like itself, which "
+            "have not been trained yet"
+        )
+    return max(1, round(run.same_time_as.recipe.train.steps * other / own))
+
+
+class _Watch:
+    """Writes the training curve down, and times the steps."""
+
+    def __init__(self, run: Run, results: Results) -> None:
+        self._run, self._results = run, results
+        self._known = bool(results.of(run, "trained"))  # trained again, for a run that starts from it
+        self._seen: list[tuple[int, float]] = []
+
+    def on_start(self, trainer: Trainer) -> None:
+        pass
+
+    def on_log(self, trainer: Trainer, metrics: Metrics) -> None:
+        self._seen.append((trainer.step, time.perf_counter()))
+        if not self._known:
+            kept = {name: value for name, value in metrics.items() if name != "tokens_per_second"}
+            self._results.add("step", self._run, step=trainer.step, **_rounded(kept))
+
+    def on_end(self, trainer: Trainer) -> None:
+        pass
+
+    def step_seconds(self) -> float:
+        """The median after the first window, in which it was compiled; a clip search falls into few."""
+        pairs = zip(self._seen, self._seen[1:], strict=False)
+        return median((later[1] - earlier[1]) / (later[0] - earlier[0]) for earlier, later in pairs)
+
+
+class _Unkept(CheckpointStore):
+    """A checkpoint takes longer to write than a run of this size to reach it again."""
+
+    def save(self, step: int, *args: Any, **options: Any) -> Path:
+        return self.folder
+
+
+def _is_search(validator: Validator) -> bool:
+    return isinstance(validator, ClipSearchValidator)
+
+
+def _eagerly(validator: Validator) -> Validator:
+    """A few passes without gradients are done before they could be compiled."""
+
+    def measure(trainer: Trainer) -> Metrics:
+        with torch.compiler.set_stance("force_eager"), dense_attention(trainer.network):
+            return validator(trainer)
+
+    return measure
+
+
+@contextmanager
+def dense_attention(network: Transformer) -> Iterator[None]:
+    """Attention by a dense mask, which needs no compiler."""
+    before, network.attention_backend = network.attention_backend, "dense"
+    try:
+        yield
+    finally:
+        network.attention_backend = before
+
+
+def _averaged(built: build.Run, device: torch.device) -> Transformer:
+    """A network that holds the averaged weights, not compiled, in evaluation mode."""
+    with device:
+        network = Transformer(built.config.network)
+    network.load_state_dict(built.trainer.ema.tensors())
+    return network.eval().requires_grad_(False)
+
+
+def _rounded(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.6g}") for name, value in metrics.items()}
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
