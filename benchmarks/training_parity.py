@@ -1,8 +1,8 @@
 """Does the fast training step learn what the plain one does, on the same text from the same weights?
 
-Fast: compiled, FlexAttention, fused head. Plain: eager, a dense attention mask. Same data order, masks and
-initial weights; dropout is off, since the two draw it differently. Prints the loss of both as they go, and at
-the end the mean difference over the last quarter, beside what two bf16 runs of the plain kind differ by.
+Fast: compiled, FlexAttention. Plain: eager, a dense attention mask. Same data order, masks, dropout and initial
+weights. Prints the losses of both, and their means over the last quarter, beside those of a second plain run,
+which takes each batch in two halves: two bf16 runs of one kind differ by as much.
 
     PYTHONPATH=src python benchmarks/training_parity.py DATA_FOLDER [--steps 200] [--out results.jsonl]
 """
@@ -25,7 +25,7 @@ def losses(shards: TokenShards, *, fast: bool, steps: int, batch: int, rows_firs
     """The training loss of every step; `rows_first` turns the batch, which changes only how sums round."""
     torch.manual_seed(0)
     tokenizer = shards.tokenizer
-    network = Transformer(TransformerConfig(vocab_size=tokenizer.vocab_size, dropout=0.0))
+    network = Transformer(TransformerConfig(vocab_size=tokenizer.vocab_size, dropout=0.1))
     network.attention_backend = "auto" if fast else "dense"
     data = BatchStream(WrappedTokens(shards, "train", 1024), rows=batch, seed=0)
     seen: list[float] = []

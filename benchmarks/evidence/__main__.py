@@ -11,7 +11,7 @@ from benchmarks.evidence import plan
 from benchmarks.evidence.measure import measure
 from benchmarks.evidence.prepare import prepare_tiny, unpack
 from benchmarks.evidence.results import PATTERN, Results
-from benchmarks.evidence.runs import Run, all_runs, describe, tiny
+from benchmarks.evidence.runs import Measure, Run, all_runs, describe, tiny
 from benchmarks.evidence.train import Place, train
 
 from bd3lm.training import Engine, pick_device
@@ -49,71 +49,75 @@ def work(runs: list[Run], place: Place, results: Results, deadline: float) -> No
     """Every run of which something is missing and for which there seems to be time."""
     compiled: set[str] = set()
     left: list[str] = []
-    todo = plan.jobs(runs, results, place)
-    for index, job in enumerate(todo):
-        # Weights may have been left, or a parent have failed, since the list was made.
-        job = next(iter(plan.jobs([job.run], results, place)), None) or job
-        if results.failed(job.run):
-            print(f"{job.run.key}: skipped, what it starts from failed", flush=True)
+    for run in runs:
+        job = plan.job(run, results, there=lambda parent: place.model_of(parent).is_dir())
+        if job is None:
             continue
-        if not plan.is_ready(job.run, results):
-            left.append(f"{job.run.key} (needs the step times of others)")
+        if not plan.is_ready(run, results):
+            left.append(f"{run.key} (needs the step times of others)")
             continue
         expected = plan.seconds(job, results, compiled)
         if time.monotonic() + expected + _SPARE > deadline:
-            left.append(f"{job.run.key} ({expected:.0f} s)")
+            left.append(f"{run.key} ({expected:.0f} s)")
             continue
-        wanted = {run.digest for later in todo[index:] for run in later.run.lineage[:-1]}
-        _do(job, place, results, keep=wanted)
-        compiled |= {run.shape for run in (*job.parents, job.run)}
-    if left:
-        print(f"left for another time: {', '.join(left)}")
+        parents = {each.digest for child in runs if results.missing(child) for each in child.lineage[:-1]}
+        _do(job, place, results, keep=parents)
+        compiled |= {each.shape for each in (*job.parents, run)}
+    print(f"left for another time: {', '.join(left) or 'nothing'}")
 
 
 def _do(job: plan.Job, place: Place, results: Results, *, keep: set[str]) -> None:
+    """Train and measure; what goes wrong is written down, and the rest goes on."""
     begun = time.monotonic()
-    for run in (*job.parents, job.run):
-        try:
+    run = job.run
+    try:
+        for run in (*job.parents, job.run):
             model = train(run, place, results, keep=run.digest in keep)
-        except FloatingPointError as error:  # it diverged: that is a result too
-            results.add("failed", run, error=str(error))
-            print(f"{run.key}: failed, {error}", flush=True)
-            return
+    except FloatingPointError as error:  # it diverged: that is a result too, and not tried again
+        results.add("failed", run, error=str(error))
+        print(f"{run.key}: failed, {error}", flush=True)
+        return
+    except Exception:
+        _broke(run, None, results)
+        return
     for what in job.missing:
         started = time.monotonic()
         try:
-            found = measure(what, job.run, model, place, results)
-        except Exception:  # what is wrong with one measure must not cost the others
-            results.add("broken", job.run, measure=describe(what), error=traceback.format_exc(limit=-3))
-            print(f"{job.run.key}: {describe(what)} broke\n{traceback.format_exc()}", flush=True)
+            found = measure(what, run, model, place, results)
+        except Exception:
+            _broke(run, what, results)
             continue
-        results.add(
-            "measured",
-            job.run,
-            measure=describe(what),
-            training=job.run.kind,
-            seconds=time.monotonic() - started,
-            result=found,
-        )
-    print(f"{job.run.key}: {time.monotonic() - begun:.1f} s", flush=True)
+        spent = time.monotonic() - started
+        results.add("measured", run, measure=describe(what), training=run.kind, seconds=spent, result=found)
+    print(f"{run.key}: {time.monotonic() - begun:.1f} s", flush=True)
+
+
+def _broke(run: Run, what: Measure | None, results: Results) -> None:
+    """Something is wrong with this code or this machine: it is tried again the next time."""
+    described = what and describe(what)
+    results.add("broken", run, measure=described, error=traceback.format_exc(limit=-3))
+    print(f"{run.key}: {described or 'training'} broke\n{traceback.format_exc()}", flush=True)
 
 
 def _show(runs: list[Run], results: Results) -> None:
     """The plan: what is missing, in order, with estimates as if all of it ran in one process."""
     compiled: set[str] = set()
-    total = 0.0
+    made: set[str] = set()
     by_table: dict[str, float] = {}
     print("| run | table | starts from | steps | measures | seconds |\n|---|---|---|---|---|---|")
-    for job in plan.jobs(runs, results):
-        run, expected = job.run, plan.seconds(job, results, compiled)
+    for run in runs:
+        job = plan.job(run, results, there=lambda parent: parent.digest in made)
+        if job is None:
+            continue
+        expected = plan.seconds(job, results, compiled)
         compiled |= {each.shape for each in (*job.parents, run)}
-        total += expected
+        made |= {each.digest for each in (*job.parents, run)}
         by_table[run.table] = by_table.get(run.table, 0.0) + expected
         steps = f"as long as {run.same_time_as.key}" if run.same_time_as else run.recipe.train.steps
         start = run.parent.key if run.parent else ""
         print(f"| {run.key} | {run.table} | {start} | {steps} | {len(job.missing)} | {expected:.0f} |")
     print(", ".join(f"{table} {spent:.0f} s" for table, spent in by_table.items()))
-    print(f"{total:.0f} s, of which {len(compiled)} shapes to compile")
+    print(f"{sum(by_table.values()):.0f} s, with {len(compiled)} shapes to compile")
 
 
 def _chosen(runs: list[Run], only: list[str]) -> list[Run]:

@@ -55,12 +55,9 @@ def _perplexity(what: Perplexity, model: LanguageModel, place: Place) -> dict[st
     number = min(what.sequences, len(rows))
     batches = _batches(rows, number, model, score_first=score_first)
     found = corpus_likelihood(model.network, estimator, batches, replicates=what.replicates)
-    first = int(not score_first)
-    text_bytes = sum(model.tokenizer.text_bytes(rows[[index]][:, first:]) for index in range(number))
     return {
         "sequences": found[0].sequences,
         "tokens": found[0].tokens,
-        "bytes": text_bytes,
         "figures": [_figure(each) for each in found],
     }
 
@@ -163,8 +160,8 @@ def _set_name(what: Texts) -> str:
 
 
 def _for_writing(model: LanguageModel) -> LanguageModel:
-    """In bfloat16 on a GPU, whose kernels are made for it."""
-    if model.network.device.type != "cuda":
+    """In bfloat16 on a GPU, whose kernels are made for it; not what is told the noise level, exactly."""
+    if model.network.device.type != "cuda" or model.network.uses_noise:
         return model
     return LanguageModel(deepcopy(model.network).to(torch.bfloat16), model.config, model.tokenizer)
 

@@ -1,11 +1,11 @@
 """What is still to be done, in which order, and about how long it takes."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from benchmarks.evidence.results import Results
 from benchmarks.evidence.runs import Documents, Measure, Perplexity, Run, Texts
-from benchmarks.evidence.train import Place, run_steps
+from benchmarks.evidence.train import run_steps
 
 # Guesses for one H200, in seconds, until something was timed.
 _STEP = {
@@ -32,21 +32,12 @@ class Job:
     missing: tuple[Measure, ...]
 
 
-def jobs(runs: Collection[Run], results: Results, place: Place | None = None) -> list[Job]:
-    """The runs of which something is missing; without a place no weights are there to start from."""
-    found = []
-    made: set[str] = set()  # by a job before, which leaves its weights behind
-    for run in runs:
-        if not (missing := results.missing(run)):
-            continue
-        parents = [
-            parent
-            for parent in run.lineage[:-1]
-            if parent.digest not in made and (place is None or not place.model_of(parent).is_dir())
-        ]
-        made |= {each.digest for each in (*parents, run)}
-        found.append(Job(run, tuple(parents), tuple(missing)))
-    return found
+def job(run: Run, results: Results, there: Callable[[Run], bool]) -> Job | None:
+    """What is missing of a run, if anything; `there` says whose weights can be started from."""
+    missing = results.missing(run)
+    if not missing:
+        return None
+    return Job(run, tuple(each for each in run.lineage[:-1] if not there(each)), tuple(missing))
 
 
 def is_ready(run: Run, results: Results) -> bool:

@@ -5,7 +5,15 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from bd3lm.cli.flags import DeviceFlag, DType, DTypeFlag, NucleusFlag, StepsFlag, TokenizerFlag, check_sources
+from bd3lm.cli.flags import (
+    DeviceFlag,
+    DType,
+    NucleusFlag,
+    SamplingDTypeFlag,
+    StepsFlag,
+    TokenizerFlag,
+    check_sources,
+)
 
 _FOR_FILES = ("judge", "window", "stride", "judge_batch", "mauve", "out", "device", "judge_dtype")
 
@@ -44,7 +52,7 @@ class Judge:
     out: Path | None = None
     """Write the records, all figures and settings, to this new JSON file too."""
     device: DeviceFlag = None
-    dtype: DTypeFlag = None
+    dtype: SamplingDTypeFlag = None
     judge_dtype: DType = "float32"
     """Precision of the judge."""
 
@@ -55,6 +63,7 @@ class Judge:
         from bd3lm.commands.judgements import Drawing, Judging, run_judge
         from bd3lm.commands.records import check_new_file, write_records
         from bd3lm.commands.sample_files import open_source
+        from bd3lm.commands.subjects import sampling_dtype
         from bd3lm.evaluation import HuggingFaceJudge
         from bd3lm.training import pick_device
 
@@ -73,7 +82,11 @@ class Judge:
         judging = Judging(
             window=self.window, stride=self.stride, batch_size=self.judge_batch, reference=self.mauve
         )
-        options = {"device": self.device, "dtype": self.dtype, "tokenizer": self.tokenizer}
+        options = {
+            "device": self.device,
+            "dtype": sampling_dtype(self.dtype, self.device),
+            "tokenizer": self.tokenizer,
+        }
         records = run_judge(
             [open_source(source, **options) for source in self.sources],
             drawing,

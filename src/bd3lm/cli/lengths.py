@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from bd3lm.cli.flags import DeviceFlag, DTypeFlag, NucleusFlag, TokenizerFlag, check_sources
+from bd3lm.cli.flags import DeviceFlag, NucleusFlag, SamplingDTypeFlag, TokenizerFlag, check_sources
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Lengths:
     """A folder of token shards to compare with; by default what each run was trained on."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
-    dtype: DTypeFlag = None
+    dtype: SamplingDTypeFlag = None
     out: Path | None = None
     """Write the records, all lengths and settings, to this new JSON file too."""
 
@@ -41,6 +41,7 @@ class Lengths:
         from bd3lm.commands.lengths import Writing, report_lengths
         from bd3lm.commands.records import check_new_file, write_records
         from bd3lm.commands.sample_files import open_source
+        from bd3lm.commands.subjects import sampling_dtype
 
         check_sources(self, for_files=("data", "out"))
         check_new_file(self.out)
@@ -53,7 +54,11 @@ class Lengths:
             batch_size=self.batch,
             seed=self.seed,
         )
-        options = {"device": self.device, "dtype": self.dtype, "tokenizer": self.tokenizer}
+        options = {
+            "device": self.device,
+            "dtype": sampling_dtype(self.dtype, self.device),
+            "tokenizer": self.tokenizer,
+        }
         sources = [open_source(source, **options) for source in self.sources]
         write_records(self.out, report_lengths(sources, writing, data=self.data, notes=Console(stderr=True)))
         return 0

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from bd3lm.cli.flags import DeviceFlag, DTypeFlag, NucleusFlag, StepsFlag, TokenizerFlag
+from bd3lm.cli.flags import DeviceFlag, NucleusFlag, SamplingDTypeFlag, StepsFlag, TokenizerFlag
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,14 @@ class SampleCommand:
     """Write texts, tokens and costs as JSON lines to this new file."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
-    dtype: DTypeFlag = None
+    dtype: SamplingDTypeFlag = None
 
     def run(self) -> int:
         import torch
         from rich.console import Console
 
         from bd3lm.commands.samples import check_out, run_sample
+        from bd3lm.commands.subjects import sampling_dtype
         from bd3lm.lm import Settings, load
         from bd3lm.training import pick_device
 
@@ -73,10 +74,11 @@ class SampleCommand:
         self._check_ways()
         if self.out is not None:
             check_out(self.out)
+        dtype = sampling_dtype(self.dtype, self.device)
         model = load(
             self.model,
             device=pick_device(self.device),
-            dtype=getattr(torch, self.dtype) if self.dtype else None,
+            dtype=getattr(torch, dtype) if dtype else None,
             tokenizer=self.tokenizer,
         )
         in_blocks = model.config.method.kind == "block_diffusion"

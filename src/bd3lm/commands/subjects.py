@@ -16,6 +16,11 @@ from bd3lm.runs import RECIPE_FILE, read_recipe
 from bd3lm.training import Engine, pick_device
 
 
+def sampling_dtype(asked: str | None, device: str | None) -> str | None:
+    """The precision to sample in: what was asked for, else bfloat16 on a GPU, else that of the weights."""
+    return asked or ("bfloat16" if pick_device(device).type == "cuda" else None)
+
+
 @dataclass(frozen=True)
 class Subject:
     """A model under a name; `run` is the folder of its run, with its recipe, or None."""

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The figures of docs/performance.md, on one GPU: benchmarks/gpu.sh OUT COMMIT {train|sample} [DATA]
+#
+# Appends JSON lines to OUT/train.jsonl and OUT/sample.jsonl, the first of each run saying what was measured.
+# DATA, a folder of `bd3lm data prepare`, adds the comparison of the fast step with the plain one on real text.
+set -u
+out=$1 commit=$2 part=$3 data=${4:-}
+run() { echo "== $*" >&2; python -m bd3lm bench "$@" --out "$out/$part.jsonl"; }
+printf '{"commit": "%s", "part": "%s", "when": "%s"}\n' "$commit" "$part" "$(date -u +%FT%TZ)" >>"$out/$part.jsonl"
+
+case $part in
+train)
+    run train --block-size 4 --variants compiled two-pass dense
+    run train --method mdlm
+    run train --method ar --dropout 0 --variants no-ema
+    run attention --block-size 4 --variants auto dense
+    if [ -n "$data" ]; then
+        python benchmarks/training_parity.py "$data" --steps 200 --out "$out/train.jsonl"
+    fi
+    ;;
+sample)
+    for batch in 1 256; do
+        run sample --block-size 4 --batch $batch --repeats 5
+        run sample --block-size 16 --batch $batch --repeats 5
+        run sample --method ar --batch $batch --repeats 5
+    done
+    run sample --block-size 4 --repeats 1 --variants plain
+    for block in 4 16; do
+        for length in 2048 4096 8192 16384; do
+            run sample --block-size $block --length $length --repeats 2
+        done
+    done
+    ;;
+*) echo "the part must be train or sample, got $part" >&2; exit 1 ;;
+esac
