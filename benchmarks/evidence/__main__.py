@@ -62,7 +62,7 @@ def work(runs: list[Run], place: Place, results: Results, deadline: float) -> No
             continue
         parents = {each.digest for child in runs if results.missing(child) for each in child.lineage[:-1]}
         _do(job, place, results, keep=parents)
-        compiled |= {each.shape for each in (*job.parents, run)}
+        compiled.update(each.shape for each in (*job.parents, run))
     print(f"left for another time: {', '.join(left) or 'nothing'}")
 
 
@@ -110,8 +110,8 @@ def _show(runs: list[Run], results: Results) -> None:
         if job is None:
             continue
         expected = plan.seconds(job, results, compiled)
-        compiled |= {each.shape for each in (*job.parents, run)}
-        made |= {each.digest for each in (*job.parents, run)}
+        compiled.update(each.shape for each in (*job.parents, run))
+        made.update(each.digest for each in (*job.parents, run))
         by_table[run.table] = by_table.get(run.table, 0.0) + expected
         steps = f"as long as {run.same_time_as.key}" if run.same_time_as else run.recipe.train.steps
         start = run.parent.key if run.parent else ""

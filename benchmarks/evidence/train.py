@@ -61,7 +61,7 @@ def train(run: Run, place: Place, results: Results, *, keep: bool) -> LanguageMo
     trainer.validators = [_eagerly(each) for each in trainer.validators if _is_search(each)]
     trainer.run()
     if trainer.stopped_by == "signal":
-        raise KeyboardInterrupt
+        raise SystemExit(f"stopped while training {run.key}; what was measured before is kept")
     results.add(
         "trained",
         run,
