@@ -11,7 +11,8 @@ from benchmarks.evidence import plan
 from benchmarks.evidence.measure import measure
 from benchmarks.evidence.prepare import prepare_tiny, unpack
 from benchmarks.evidence.results import PATTERN, Results
-from benchmarks.evidence.runs import Measure, Run, all_runs, describe, tiny
+from benchmarks.evidence.runs import Measure, Run, all_runs, describe
+from benchmarks.evidence.tiny import tiny
 from benchmarks.evidence.train import Place, train
 
 from bd3lm.training import Engine, pick_device

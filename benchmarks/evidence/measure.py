@@ -28,7 +28,6 @@ from bd3lm.lm import Generation, LanguageModel, Settings, build_estimator
 from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, TokenBatch
 
 _ROWS = 64
-_FLOOR = 4.0  # nats, the paper's
 _REDRAWS = 20
 
 
@@ -105,7 +104,8 @@ def _texts(what: Texts, run: Run, model: LanguageModel, results: Results) -> dic
         unmasking=what.unmasking,
         steps=what.steps,
         stop_at_eos=False,
-        entropy_floor=_FLOOR if what.floor else None,
+        entropy_floor=what.floor,
+        entropy_window=model.config.network.context,
         redraws=_REDRAWS if what.floor else 0,
     ).for_method(model.config.method)
     written = model.generate([""] * what.count, settings)
@@ -119,9 +119,12 @@ def _documents(what: Documents, run: Run, model: LanguageModel, results: Results
     settings = Settings(
         length=what.contexts * model.config.network.context,
         batch_size=what.count,
-        entropy_floor=_FLOOR if what.floor else None,
+        entropy_floor=what.floor,
+        entropy_window=model.config.network.context,
     ).for_method(model.config.method)
-    end = model.tokenizer.eos_id
+    end = None if model.tokenizer is None else model.tokenizer.eos_id
+    if end is None:
+        raise ValueError("documents need a tokenizer with an end token")
     written = model.generate([[end]] * what.count, settings)
     samples = [text.sample for text in written]
     lengths = [
@@ -155,7 +158,7 @@ def _cost(written: list[Generation]) -> dict[str, Any]:
 def _set_name(what: Texts) -> str:
     """A name for a file of samples: letters, digits, dots and dashes."""
     rule = repr(what.unmasking) if what.steps is None else f"{what.steps} steps"
-    name = f"x{what.contexts}-{rule}{'' if what.floor else '-free'}"
+    name = f"x{what.contexts}-{rule}{'-free' if what.floor is None else ''}"
     return "".join(c if c.isalnum() or c in ".-" else "-" for c in name).strip("-")
 
 

@@ -33,7 +33,7 @@ class Perplexity:
     """Of held-out Wikipedia or another corpus, on its first sequences.
 
     `estimator` is one of `bd3lm eval`, or next-token: the network's own likelihood as an autoregressive one.
-    What takes many passes is measured on a `part`, and is to be compared with other figures of that part only.
+    What takes many passes is measured on a `part`, and compares with other figures of that part only.
     """
 
     data: str = TRAINED_ON
@@ -53,13 +53,16 @@ class Variance:
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """Texts to be judged: of whole contexts, end tokens or not. With `floor` degenerate ones are redrawn."""
+    """Texts to be judged: of whole contexts, end tokens or not.
+
+    One whose last context falls below the `floor`, in nats, is drawn again, up to 20 times, as in the paper.
+    """
 
     contexts: int = 1
     count: int = 64
     steps: int | None = None
     unmasking: Unmasking = field(default_factory=FirstHitting)
-    floor: bool = True
+    floor: float | None = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,7 @@ class Documents:
 
     count: int = 200
     contexts: int = 16
-    floor: bool = True
+    floor: float = 4.0
 
 
 Measure = Perplexity | Variance | Texts | Documents
@@ -108,7 +111,7 @@ class Run:
     @cached_property
     def digest(self) -> str:
         """Of all that decides the weights but the data."""
-        parts = [recipe_to_dict(self.recipe)]
+        parts: list[Any] = [recipe_to_dict(self.recipe)]
         parts += [other.digest for other in (self.parent, self.same_time_as) if other is not None]
         return digest(parts)[:16]
 
@@ -191,7 +194,7 @@ def decoding(size: int) -> tuple[Measure, ...]:
     rules: list[Unmasking] = [FirstHitting(k) for k in (1, 2, 4, 8) if k <= size]
     rules += [MostConfident(threshold=threshold) for threshold in (0.95, 0.9, 0.8, 0.7, 0.5, 0.3)]
     rules += [EntropyBound(bound) for bound in (0.0, 0.1, 0.3, 1.0, 2.0, 4.0)]
-    return tuple(Texts(unmasking=rule, floor=False) for rule in rules)
+    return tuple(Texts(unmasking=rule, floor=None) for rule in rules)
 
 
 def _main() -> Iterator[Run]:
@@ -218,9 +221,9 @@ def _main() -> Iterator[Run]:
                 measures=(*perplexities(size), *more),
             )
     nelbo = Perplexity(estimator="nelbo", replicates=4)
-    baselines = {
+    baselines: dict[str, tuple[Mapping[str, Any], tuple[Measure, ...]]] = {
         "sedd": ({"method": {"kind": "score_entropy"}}, (Texts(steps=1000, count=32),)),
-        "d3pm": ({"method": {"kind": "d3pm", "steps": 1000}}, (Texts(),)),
+        "d3pm": ({"method": {"kind": "d3pm", "steps": 1000}}, (Texts(steps=1000),)),
     }
     for name, (method, texts) in baselines.items():
         measures = (nelbo, *zero_shot("nelbo"), *texts)
@@ -280,10 +283,10 @@ def _ranges_and_schedules() -> Iterator[Run]:
 
 
 def _simplex() -> Iterator[Run]:
-    """Half the tokens of the others, since a step takes several times as long."""
+    """Half the tokens of the others, since a step takes several times as long, and no redrawing of texts."""
     method = {"method": {"kind": "simplex", "block_size": 25}}
     changes = merge(TIMED, method, steps(STEPS // 2, micro_batch=64))
-    texts = (Texts(count=16, steps=25), Texts(count=16, steps=1000))
+    texts = tuple(Texts(count=16, steps=number, floor=None) for number in (25, 1000))
     yield Run(name="ssd-lm", table="ssd-lm", changes=changes, measures=texts)
 
 
@@ -368,37 +371,3 @@ def all_runs() -> list[Run]:
     third = Run(name="ar", table="main", changes=AR, seed=2, measures=AR_MEASURES)
     # Second seeds come after all first ones.
     return sorted([*first, *rest, third], key=lambda run: run.seed)
-
-
-def tiny(run: Run) -> Run:
-    """The same at a size that two cores train in a second, to see that everything works."""
-    small = {
-        "data": {"context": 32, "validation_batch": 4, "validation_sequences": 8},
-        "network": {"layers": 1, "hidden": 16, "heads": 2},
-        "optimizer": {"warmup_steps": 1},
-        "train": {"global_batch": 4, "log_every": 2, "steps": max(4, run.recipe.train.steps // 250)},
-    }
-    if run.recipe.train.micro_batch:
-        small["train"]["micro_batch"] = 2
-    if "search" in run.changes["method"].get("masking", {}):
-        small["train"]["validate_every"] = 2
-        small["method"] = {"masking": {"search": {"every": 2, "batches": 1, "widths": [0.5]}}}
-    return replace(
-        run,
-        changes=merge(run.changes, small),
-        parent=None if run.parent is None else tiny(run.parent),
-        same_time_as=None if run.same_time_as is None else tiny(run.same_time_as),
-        measures=tuple(map(_tiny_measure, run.measures)),
-    )
-
-
-def _tiny_measure(measure: Measure) -> Measure:
-    match measure:
-        case Perplexity():
-            return replace(measure, sequences=4)
-        case Variance():
-            return replace(measure, batches=2)
-        case Texts():
-            return replace(measure, count=2, floor=False, steps=measure.steps and 4)
-        case Documents():
-            return replace(measure, count=2, contexts=2, floor=False)

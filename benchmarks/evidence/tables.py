@@ -48,7 +48,7 @@ class Evidence:
         figure: str | None = None,
         part: bool = False,
     ) -> list[float]:
-        """Of every seed, by what was asked for; an estimator that gives several figures needs the name of one."""
+        """Of every seed, by what was asked for; `figure` names one of several that an estimator gives."""
         found: dict[int, float] = {}
         for line in self.measured(name, "perplexity"):
             asked = line["measure"]

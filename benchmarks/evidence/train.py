@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -110,13 +111,13 @@ class _Watch:
     def __init__(self, run: Run, results: Results) -> None:
         self._run, self._results = run, results
         self._known = bool(results.of(run, "trained"))  # trained again, for a run that starts from it
-        self._seen: list[tuple[int, float]] = []
+        self._seen: list[tuple[int, float, bool]] = []
 
     def on_start(self, trainer: Trainer) -> None:
         pass
 
     def on_log(self, trainer: Trainer, metrics: Metrics) -> None:
-        self._seen.append((trainer.step, time.perf_counter()))
+        self._seen.append((trainer.step, time.perf_counter(), "clip_low" in metrics))
         if not self._known:
             kept = {name: value for name, value in metrics.items() if name != "tokens_per_second"}
             self._results.add("step", self._run, step=trainer.step, **_rounded(kept))
@@ -125,9 +126,12 @@ class _Watch:
         pass
 
     def step_seconds(self) -> float:
-        """The median after the first window, in which it was compiled; a clip search falls into few."""
-        pairs = zip(self._seen, self._seen[1:], strict=False)
-        return median((later[1] - earlier[1]) / (later[0] - earlier[0]) for earlier, later in pairs)
+        """The median of windows without a clip search, after the first, in which it was compiled."""
+        windows = [
+            ((later[1] - earlier[1]) / (later[0] - earlier[0]), later[2])
+            for earlier, later in pairwise(self._seen)
+        ]
+        return median([spent for spent, searched in windows if not searched] or [each for each, _ in windows])
 
 
 class _Unkept(CheckpointStore):

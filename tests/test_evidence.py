@@ -1,0 +1,275 @@
+"""The runner of the experiments: what it declares, how it goes on where it stopped, what it writes down."""
+
+import json
+import math
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("benchmarks.evidence", reason="the experiments are not part of an installed package")
+
+from benchmarks.evidence import paper, plan
+from benchmarks.evidence.__main__ import main, work
+from benchmarks.evidence.prepare import pack, prepare_tiny, unpack
+from benchmarks.evidence.results import Results
+from benchmarks.evidence.runs import (
+    STEPS,
+    TRAINED_ON,
+    ZERO_SHOT,
+    Perplexity,
+    Run,
+    Texts,
+    Variance,
+    all_runs,
+    describe,
+)
+from benchmarks.evidence.samples import unpack_samples
+from benchmarks.evidence.tables import Evidence, render
+from benchmarks.evidence.tiny import tiny
+from benchmarks.evidence.train import Place, run_steps
+
+from bd3lm.commands.sample_files import Samples
+from bd3lm.data import TokenShards
+from bd3lm.recipe import merge
+from bd3lm.training import Engine
+
+RUNS = {run.key: run for run in all_runs()}
+EXACT = Perplexity(estimator="exact")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    prepare_tiny(folder)
+    return folder
+
+
+@pytest.fixture
+def place(data: Path, tmp_path: Path) -> Place:
+    return Place(data, tmp_path / "weights", Engine())
+
+
+def small(key: str, *, measures: tuple = (EXACT,), changes: dict | None = None) -> Run:
+    """A declared run at its toy size, with few measures."""
+    run = tiny(RUNS[key])
+    small_measures = tiny(Run(name="", table="", changes=run.changes, measures=measures)).measures
+    return Run(
+        name=run.name,
+        table=run.table,
+        changes=merge(run.changes, changes or {}),
+        seed=run.seed,
+        parent=run.parent,
+        same_time_as=run.same_time_as,
+        measures=small_measures,
+    )
+
+
+def do(runs: list[Run], place: Place, file: Path, *, seconds: float = math.inf) -> Results:
+    results = Results(file)
+    work(runs, place, results, time.monotonic() + seconds)
+    return results
+
+
+def kinds(results: Results, run: Run) -> list[str]:
+    return [line["kind"] for line in results.lines if line["digest"] == run.digest and line["kind"] != "step"]
+
+
+def test_runs_have_names_and_settings_of_their_own():
+    assert len(RUNS) == len(all_runs())
+    digests = [run.digest for run in RUNS.values()]
+    assert len(set(digests)) == len(digests)
+
+
+def test_runs_that_are_compared_have_seen_as_many_tokens():
+    for run in RUNS.values():
+        if run.table in ("main", "past", "case") and run.name != "base" and run.same_time_as is None:
+            assert sum(each.recipe.train.steps for each in run.lineage) == STEPS, run.key
+        assert all(each.seed == run.seed for each in run.lineage)
+        assert run.recipe.method.score_first
+
+
+def test_every_row_of_the_paper_has_a_run():
+    names = {run.name for run in RUNS.values()}
+    rows = (paper.LM1B, paper.OPENWEBTEXT, paper.ZERO_SHOT, paper.CASE_STUDY, paper.SCHEDULES)
+    rows += (paper.LENGTHS, paper.GENERATIVE)
+    assert not {name for table in rows for name in table} - names
+    assert all(len(row) == len(ZERO_SHOT) - 1 for row in paper.ZERO_SHOT.values())
+
+
+def test_a_child_starts_from_its_parent_and_nothing_is_done_twice(place: Place, tmp_path: Path):
+    base, child = small("base/0", measures=()), small("range-4-0.3-0.8/0")
+    file = tmp_path / "evidence.jsonl"
+    results = do([child], place, file)
+    assert kinds(results, base) == ["trained"]
+    assert kinds(results, child) == ["trained", "measured"]
+    assert place.model_of(base).is_dir()
+    assert not place.model_of(child).exists()
+    before = file.read_text()
+    do([child], place, file)
+    assert file.read_text() == before
+    # A measure that is added later trains again, from the weights that are there, and measures only that.
+    more = small("range-4-0.3-0.8/0", measures=(EXACT, Variance(rules=("counts",))))
+    results = do([more], place, file)
+    assert kinds(results, base) == ["trained"]
+    assert kinds(results, more) == ["trained", "measured", "trained", "measured"]
+    found = [line["measure"]["kind"] for line in results.of(more, "measured")]
+    assert found == ["perplexity", "variance"]
+
+
+def test_weights_that_are_gone_are_trained_again(place: Place, data: Path, tmp_path: Path):
+    file = tmp_path / "evidence.jsonl"
+    first, second = small("range-4-0.3-0.8/0"), small("range-4-0.5-1/0")
+    do([first], place, file)
+    elsewhere = Place(data, tmp_path / "other", Engine())
+    results = do([first, second], elsewhere, file)
+    base = small("base/0")
+    assert kinds(results, base) == ["trained", "trained"]
+    assert kinds(results, first) == kinds(results, second) == ["trained", "measured"]
+    steps = [line["step"] for line in results.of(base, "step")]
+    assert len(steps) == len(set(steps))
+
+
+def test_training_goes_the_same_way_again(place: Place, data: Path, tmp_path: Path):
+    run = small("counts-4/0")
+    found = [
+        do([run], Place(data, tmp_path / name, Engine()), tmp_path / f"{name}.jsonl").of(run, "measured")
+        for name in ("one", "two")
+    ]
+    assert found[0][0]["result"] == found[1][0]["result"]
+
+
+def test_a_run_that_diverges_is_a_result_and_the_rest_goes_on(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    wild = small("counts-4/0", changes={"optimizer": {"lr": 1e30, "clip_norm": None}})
+    file = tmp_path / "evidence.jsonl"
+    results = do([wild, small("ar/0")], place, file)
+    assert kinds(results, wild) == ["failed"]
+    assert kinds(results, small("ar/0")) == ["trained", "measured"]
+    before = file.read_text()
+    do([wild], place, file)
+    assert file.read_text() == before
+    assert "diverged" in render(Evidence(results, [wild, *map(tiny, all_runs())]), {})
+    assert "not finite" in capsys.readouterr().out
+
+
+def test_a_measure_that_breaks_costs_no_other_and_is_tried_again(place: Place, tmp_path: Path):
+    run = small("ar/0", measures=(Variance(rules=("counts",)), EXACT))
+    file = tmp_path / "evidence.jsonl"
+    results = do([run], place, file)
+    assert kinds(results, run) == ["trained", "broken", "measured"]
+    assert "only block diffusion" in results.of(run, "broken")[0]["error"]
+    assert [describe(each)["kind"] for each in results.missing(run)] == ["variance"]
+    assert kinds(do([run], place, file), run)[3:] == ["trained", "broken"]
+
+
+def test_without_time_nothing_is_started(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    results = do([small("ar/0")], place, tmp_path / "evidence.jsonl", seconds=1.0)
+    assert not results.lines
+    assert "left for another time: ar/0 (" in capsys.readouterr().out
+
+
+def test_estimates_follow_what_was_timed(tmp_path: Path):
+    results = Results(tmp_path / "evidence.jsonl")
+    run = RUNS["counts-4/0"]
+    job = plan.job(run, results, there=lambda parent: False)
+    guessed = plan.seconds(job, results, {run.shape})
+    timed = {"training": run.kind, "shape": run.shape, "graphs": 0}
+    results.add("trained", run, steps=STEPS, step_seconds=1.0, seconds=STEPS, **timed)
+    assert guessed < 100 < STEPS <= plan.seconds(job, results, {run.shape}) < STEPS + 20
+
+
+def test_equal_time_is_by_measured_steps(tmp_path: Path):
+    results = Results(tmp_path / "evidence.jsonl")
+    slow, other = RUNS["time-both-4/0"], RUNS["counts-4/0"]
+    assert not plan.is_ready(slow, results)
+    with pytest.raises(ValueError, match="needs the time of a step of counts-4/0"):
+        run_steps(slow, results)
+    for run, spent in ((other, 0.04), (RUNS["both-4/0"], 0.06)):
+        timed = {"training": run.kind, "shape": run.shape, "graphs": 1, "seconds": 90.0}
+        results.add("trained", run, steps=STEPS, step_seconds=spent, **timed)
+    assert run_steps(slow, results) == STEPS * 2 // 3
+
+
+def test_a_second_run_of_a_shape_compiles_nothing(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # dynamo's part of it
+    torch._dynamo.reset()
+    compiled = {"train": {"compile": True}}
+    first, second = (small(f"counts-4/{seed}", changes=compiled) for seed in (0, 1))
+    searched = [small(f"bd3lm-4/{seed}", changes=compiled) for seed in (0, 1)]
+    results = do([first, second, *searched], place, tmp_path / "evidence.jsonl")
+    graphs = [results.of(run, "trained")[0]["graphs"] for run in (first, second, *searched)]
+    assert graphs[0] > 0
+    assert graphs[1:] == [0, 0, 0]  # blocks of 4 again, the clip search included
+
+
+def test_texts_can_be_judged_later(place: Place, tmp_path: Path):
+    run = small("bd3lm-4/0", measures=(Texts(), Texts(contexts=2)))
+    results = do([run], place, tmp_path / "evidence.jsonl")
+    files = unpack_samples([results.samples], tmp_path / "texts")
+    assert len(files) == 2
+    for file, contexts in zip(files, (1, 2), strict=True):
+        samples = Samples.read(file)
+        samples.require_from_nothing()
+        assert samples.values("length") == [32 * contexts] * 2
+    named = {line["result"]["set"] for line in results.of(run, "measured")}
+    judged = {f"bd3lm-4-s0-{name}": {"perplexity": 123.4, "bits_per_character": 1.5} for name in named}
+    assert render(Evidence(results, [run, *map(tiny, all_runs())]), judged).count("123.4") >= 2
+
+
+def test_tables_show_what_was_measured(tmp_path: Path):
+    results = Results(tmp_path / "evidence.jsonl")
+    for seed, exact in enumerate((40.0, 42.0)):
+        _add_perplexity(results, RUNS[f"ar/{seed}"], [("exact", exact)])
+        _add_perplexity(results, RUNS[f"bd3lm-4/{seed}"], [("exact", exact * 1.05), ("nelbo", exact * 1.2)])
+    # On a part of the text figures are lower or higher: they must not be mixed with those of all of it.
+    part = {"part": True, "sequences": 128}
+    _add_perplexity(results, RUNS["ar/0"], [("exact", 50.0)], **part)
+    _add_perplexity(results, RUNS["bd3lm-8/0"], [("exact", 55.0), ("nelbo", 60.0)], **part)
+    text = render(Evidence(Results(tmp_path / "none", [results.file]), all_runs()), {})
+    main_rows, part_rows = text.split("## ")[1:3]
+    assert "| ar | – | – | 41.00 ± 1.41 | +0.0% | 22.83 | +0.0% | 17.54 | +0.0% |" in main_rows
+    assert "| bd3lm-4 | ≤ 49.20 ± 1.70 | +20.0% | 43.05 ± 1.48 | +5.0% | 28.23 | +23.7% |" in main_rows
+    assert "| bd3lm-8 | – | – | – | – |" in main_rows
+    assert "| bd3lm-8 | ≤ 60.00 | +20.0% | 55.00 | +10.0% |" in part_rows
+
+
+def _add_perplexity(results: Results, run: Run, figures: list[tuple[str, float]], **changes: object) -> None:
+    measure = {**describe(EXACT), **changes}
+    found = [{"name": name, "nats": math.log(value)} for name, value in figures]
+    results.add("measured", run, measure=measure, result={"figures": found}, seconds=1.0, training=run.kind)
+
+
+def test_a_torn_line_is_left_out(tmp_path: Path):
+    file = tmp_path / "evidence.jsonl"
+    file.write_text(json.dumps({"kind": "step", "digest": "x"}) + '\n{"kind": "tra')
+    assert [line["kind"] for line in Results(file).lines] == ["step"]
+
+
+def test_data_come_back_from_their_file(data: Path, tmp_path: Path):
+    pack(data, tmp_path / "data.tar.xz")
+    unpack(tmp_path / "data.tar.xz", tmp_path / "again")
+    for name in (TRAINED_ON, *ZERO_SHOT):
+        before, after = TokenShards(data / name), TokenShards(tmp_path / "again" / name)
+        after.verify()
+        assert after.fingerprint == before.fingerprint
+
+
+def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]):
+    main(["--list", "--only", "ssd-lm"])
+    assert "| ssd-lm/0 | ssd-lm |" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="--only must name runs or tables, got nothing-like-it"):
+        main(["--list", "--only", "nothing-like-it"])
+
+
+@pytest.mark.slow
+def test_everything_works_at_a_toy_size(tmp_path: Path):
+    main(["--tiny", "--out", str(tmp_path)])
+    results = Results(tmp_path / "evidence.jsonl")
+    assert not [line for line in results.lines if line["kind"] in ("broken", "failed")]
+    assert not [run.key for run in map(tiny, all_runs()) if results.missing(run)]
