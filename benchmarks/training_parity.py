@@ -1,6 +1,6 @@
 """Does the fast training step learn what the plain one does, on the same text from the same weights?
 
-Fast: compiled, FlexAttention. Plain: eager, a dense attention mask. Same data order, masks, dropout and initial
+Fast: compiled, FlexAttention. Plain: eager, a dense attention mask. Same data order, masks, dropout and first
 weights. Prints the losses of both, and their means over the last quarter, beside those of a second plain run,
 which takes each batch in two halves: two bf16 runs of one kind differ by as much.
 
