@@ -574,3 +574,24 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path):
     of_four_tokens().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="tokenizer must have the network's 4 tokens, got 258"):
         load(tmp_path, tokenizer="bytes")
+
+
+# --- the writer that is kept ---
+
+
+def test_a_writer_serves_as_long_as_it_would_be_the_same():
+    model = of_bytes(4)
+    plain = model._writer(Settings())
+    assert model._writer(Settings(seed=5, length=20, batch_size=2, stop_at_eos=False)) is plain
+    assert model._writer(Settings(temperature=0.5)) is not plain
+    assert model._writer(Settings(unmasking=Ancestral(3))) is not plain
+
+
+def test_another_network_writes_its_own_texts():
+    model, other = of_bytes(4), of_bytes(4)
+    with torch.no_grad():
+        for weight in other.network.parameters():
+            weight.mul_(-0.7)
+    before, expected = model.generate("ab", seed=3), other.generate("ab", seed=3)
+    model.network = other.network
+    assert texts_of(model.generate("ab", seed=3)) == texts_of(expected) != texts_of(before)

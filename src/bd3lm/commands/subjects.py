@@ -17,8 +17,10 @@ from bd3lm.training import Engine, pick_device
 
 
 def sampling_dtype(asked: str | None, device: str | None) -> str | None:
-    """The precision to sample in: what was asked for, else bfloat16 on a GPU, else that of the weights."""
-    return asked or ("bfloat16" if pick_device(device).type == "cuda" else None)
+    """The precision to sample in: the one asked for, else bfloat16 on a GPU that has it, else as saved."""
+    if asked or pick_device(device).type != "cuda":
+        return asked
+    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else None
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class LanguageModel:
                 f"tokenizer must have the model's mask token {config.method.mask_id}, got {tokenizer.mask_id}"
             )
         self.network, self.config, self.tokenizer = network, config, tokenizer
-        self._last_writer: tuple[Settings, Writer] | None = None
+        self._last_writer: tuple[tuple[Settings, LanguageModelConfig], Writer] | None = None
 
     @classmethod
     def from_pretrained(
@@ -113,10 +113,11 @@ class LanguageModel:
 
     def _writer(self, settings: Settings) -> Writer:
         """The last one where it would be the same, since on a GPU it keeps what it recorded."""
-        alike = settings.of_writer()
-        if self._last_writer is None or self._last_writer[0] != alike:
-            self._last_writer = alike, build_writer(self.network, self.config, settings)
-        return self._last_writer[1]
+        alike = settings.of_writer(), self.config
+        last = self._last_writer
+        if last is None or last[0] != alike or last[1].model is not self.network:
+            last = self._last_writer = alike, build_writer(self.network, self.config, settings)
+        return last[1]
 
     def log_likelihood(
         self,

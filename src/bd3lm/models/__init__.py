@@ -3,7 +3,7 @@
 from bd3lm.models.attention import AttentionMask, Backend, attend, render
 from bd3lm.models.cache import KVCache, KVReplay, KVStore, KVTape
 from bd3lm.models.cross_entropy import check_targets
-from bd3lm.models.devices import send
+from bd3lm.models.devices import runs_kernels, send
 from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDecoding, BlockDiffusion, Causal, Layout
 from bd3lm.models.protocol import Denoiser, require_evaluation_mode
 from bd3lm.models.transformer import Transformer, TransformerConfig
@@ -28,5 +28,6 @@ __all__ = [
     "check_targets",
     "render",
     "require_evaluation_mode",
+    "runs_kernels",
     "send",
 ]

@@ -82,24 +82,29 @@ def _has_fine_tiles(device: torch.device) -> bool:
     """Whether masks of 64 can be used: block diffusion over 1,024 has a tenth fewer tiles than with 128.
 
     For heads of 64 on Hopper torch offers its backward pass one cut only, of tiles of 128, and refuses a mask
-    of 64 whatever the kernel options say. So a cut of 64 is offered besides; masks of 128 keep their own.
+    of 64 whatever the kernel options say. So one is offered besides, where none that is offered would do.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     try:
         from torch._inductor.choices import InductorChoices
         from torch._inductor.template_heuristics.triton import FlexBwDConfig
-    except ImportError:  # another torch, with other insides
+
+        offered = InductorChoices.get_flex_attention_bwd_configs
+        fine = FlexBwDConfig(_FINE, _FINE, _FINE, _FINE, num_stages=3, num_warps=4)
+    except (ImportError, AttributeError, TypeError):  # another torch, with other insides
         return False
-    offered = InductorChoices.get_flex_attention_bwd_configs
-    fine = FlexBwDConfig(_FINE, _FINE, _FINE, _FINE, num_stages=3, num_warps=4)
 
     def with_fine_tiles(self: Any, *args: Any, **kwargs: Any) -> list[Any]:
         found = offered(self, *args, **kwargs)
-        return found if fine in found else [*found, fine]
+        return found if any(_divides(cut, _FINE) for cut in found) else [*found, fine]
 
     InductorChoices.get_flex_attention_bwd_configs = with_fine_tiles  # type: ignore[method-assign]
     return True
+
+
+def _divides(cut: Any, size: int) -> bool:
+    return all(size % block == 0 for block in (cut.block_m1, cut.block_n1, cut.block_m2, cut.block_n2))
 
 
 def allow_many_graphs() -> None:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bd3lm.models.devices import runs_kernels
+
 _CHUNK = 12288  # positions at a time, about: enough rows for a matrix product to run at full rate
 _ALIGNMENT = 64  # matrix products are slow where rows of a matrix do not start at round addresses
 
@@ -73,7 +75,8 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         weight_grad = torch.zeros_like(matrix, dtype=precise) if wanted else None
         offset_grad = torch.zeros_like(offset, dtype=precise) if wanted else None
         nats = torch.empty(positions, dtype=precise, device=hidden.device)
-        reduce = _kernel() if hidden.is_cuda and compute != torch.float64 else _Plain
+        by_kernel = runs_kernels(hidden.device) and compute != torch.float64
+        reduce = _kernel() if by_kernel else _Plain
         for rows in _chunks(positions):
             states, some = hidden[rows].to(compute), targets[rows]
             logits = torch.addmm(offset, states, matrix.T)
@@ -148,6 +151,6 @@ class _Plain:
 
 
 def _kernel() -> Any:
-    from bd3lm.models import cross_entropy_kernel  # Triton is there where CUDA is
+    from bd3lm.models import cross_entropy_kernel  # elsewhere there may be no Triton
 
     return cross_entropy_kernel

@@ -6,6 +6,7 @@ so norms, biases, GELU and residuals ride along with the matrix products (`decod
 library's own products are better. Attention reads what is visible of the ring and nothing else.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bd3lm.models.cache import KVCache, KVStore
-from bd3lm.models.layouts import BlockCausal, Causal, Layout, Span
+from bd3lm.models.devices import runs_kernels
+from bd3lm.models.layouts import Layout, Span
 from bd3lm.models.rotary import Rotation
 
 if TYPE_CHECKING:
@@ -32,22 +34,27 @@ def can_decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KV
     """Whether `decode` computes this pass."""
     return (
         isinstance(cache, KVCache)
-        and tokens.is_cuda
+        and runs_kernels(tokens.device)
         and not network.training
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cuda")
         and not network.uses_noise
         and network.attention_backend == "auto"
-        and isinstance(layout, Causal | BlockCausal)
         and network.embedding.weight.dtype in _DTYPES
         and cache.keys.dtype == network.embedding.weight.dtype
         and _kernels().supports(network.config.hidden, network.config.heads, network.embedding.weight.dtype)
+        and _kernels().ring_rule(layout, cache.window, cache.segment) is not None
     )
 
 
 def decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KVCache) -> Tensor:
     """Hidden states (rows, read positions, hidden), as `Transformer.forward`."""
     cache.check_pass(layout, tokens)
+    with torch.cuda.device(tokens.device) if tokens.is_cuda else nullcontext():  # Triton's is the current one
+        return _decode(network, tokens, layout, cache)
+
+
+def _decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KVCache) -> Tensor:
     config, segment, last = network.config, tokens.shape[1], len(network.layers) - 1
     ring = _Ring(
         cache,
@@ -55,7 +62,7 @@ def decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KVCach
         _kernels().rotations(cache.ends, segment, head_dim=config.head_dim, base=config.rotary_base),
     )
     x = tokens if tokens.is_floating_point() else network.embedding(tokens)
-    layers, final_norm = _norms(network)
+    layers, final_norm = _norms(network, cache)
     for index, (layer, norms) in enumerate(zip(network.layers, layers, strict=True)):
         read = layout.read if index == last else (0, segment)
         x = _run_layer(cast("Layer", layer), norms, x, index, ring, read)
@@ -141,19 +148,20 @@ class _LayerNorms:
 
 
 _Norms = tuple[list[_LayerNorms], _Norm]
-_ADAPTIVE: "WeakKeyDictionary[Transformer, tuple[Any, _Norms]]" = WeakKeyDictionary()
+_ADAPTIVE: "WeakKeyDictionary[KVCache, _Norms]" = WeakKeyDictionary()
 
 
-def _norms(network: "Transformer") -> _Norms:
-    """All norms. Adaptive ones see a constant here, so what they make of it is kept while weights stay."""
+def _norms(network: "Transformer", cache: KVCache) -> _Norms:
+    """All norms. Adaptive ones see a constant here: what they make of it is kept as long as the cache.
+
+    No longer, because nothing tells that weights have changed: fused optimizers write past torch's counters.
+    """
     layers = [cast("Layer", layer) for layer in network.layers]
     if network.noise_embedding is None or network.final_modulation is None:
         return [_LayerNorms(_Norm.of(x.attention_norm), _Norm.of(x.mlp_norm)) for x in layers], _Norm.of(
             network.final_norm
         )
-    versions = [(each.data_ptr(), each._version) for each in network.parameters()]
-    kept = _ADAPTIVE.get(network)
-    if kept is None or kept[0] != versions:
+    if cache not in _ADAPTIVE:
         constant = network.noise_embedding(torch.zeros(1, device=network.device))[0]
         parts = [cast("nn.Linear", x.modulation)(constant).chunk(6) for x in layers]
         adapted = [
@@ -165,10 +173,8 @@ def _norms(network: "Transformer") -> _Norms:
             )
             for x, (shift, scale, gate, mlp_shift, mlp_scale, mlp_gate) in zip(layers, parts, strict=True)
         ]
-        final = _Norm.of(network.final_norm, *network.final_modulation(constant).chunk(2))
-        kept = versions, (adapted, final)
-        _ADAPTIVE[network] = kept
-    return kept[1]
+        _ADAPTIVE[cache] = adapted, _Norm.of(network.final_norm, *network.final_modulation(constant).chunk(2))
+    return _ADAPTIVE[cache]
 
 
 @lru_cache(maxsize=1)

@@ -142,7 +142,7 @@ def _linear(
     WARPS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One tile of the product. What is known before `_wait` is loaded there, the rest at once after it."""
+    """One tile of the product. What is known before `wait` is loaded there, the rest at once after it."""
     start(OVERLAP)
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)

@@ -35,7 +35,7 @@ def rotated_parts(projected: Tensor, rotation: Rotation, heads: int) -> tuple[Te
     same_in_every_row = rotation[0].ndim == 3
     if (
         torch.compiler.is_compiling()
-        and projected.is_cuda
+        and projected.is_cuda  # where compiling needs Triton too
         and same_in_every_row
         and projected.dtype != torch.float64
     ):
@@ -61,7 +61,7 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None, None, None]:
-        from bd3lm.models.rotary_kernel import joined_gradient  # Triton is there where CUDA is
+        from bd3lm.models.rotary_kernel import joined_gradient  # elsewhere there may be no Triton
 
         cos, sin = (angle.squeeze(-2).contiguous() for angle in ctx.saved_tensors)
         return joined_gradient(query, key, value, cos, sin), None, None, None

@@ -20,6 +20,7 @@ def joined_gradient(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin:
     (rows, positions, 3 · heads · head_dim); cos and sin (positions, head_dim / 2) turned queries and keys.
     """
     rows, positions, heads, head_dim = query.shape
+    query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     out = torch.empty(rows, positions, 3 * heads * head_dim, dtype=query.dtype, device=query.device)
     half = head_dim // 2
     lines = triton.next_power_of_2(max(_PAIRS // half, 1))

@@ -224,7 +224,8 @@ class Transformer(nn.Module):
         logit of 10 is off by up to 0.03, which is a few percent of a probability.
         """
         weight, bias = self.output.weight, self.output.bias
-        if not hidden.is_cuda or weight.dtype.itemsize != 2 or torch.is_grad_enabled():
+        same_half = weight.dtype.itemsize == 2 and hidden.dtype == weight.dtype
+        if not hidden.is_cuda or not same_half or torch.is_grad_enabled():
             logits: Tensor = self.output(hidden)
             return logits
         logits = torch.mm(hidden.flatten(0, -2), weight.t(), out_dtype=torch.float32)

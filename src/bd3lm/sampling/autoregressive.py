@@ -9,9 +9,7 @@ from torch.nn import functional as F
 
 from bd3lm.models import Causal, Denoiser, KVCache, send
 from bd3lm.sampling.drawing import Sharpening
-from bd3lm.sampling.rows import Request, Reveal, Rows, Writer, fill_cache
-
-_FILL_CHUNK = 128
+from bd3lm.sampling.rows import FILL_CHUNK, Request, Reveal, Rows, Writer, fill_cache
 
 
 class AutoregressiveWriter(Writer):
@@ -61,7 +59,7 @@ class AutoregressiveWriter(Writer):
         if not self.cached:
             return
         window = min(self.window, rows.text.shape[1])  # short texts need no more memory than they have tokens
-        chunk = min(_FILL_CHUNK, window)
+        chunk = min(FILL_CHUNK, window)
         rows.cache = self.model.new_cache(len(rows.start), segment=chunk, window=window)
         rows.fill_passes += fill_cache(
             self.model,
@@ -79,7 +77,7 @@ class AutoregressiveWriter(Writer):
                 rows, self._recomputed(rows), *(send(t, rows.device) for t in (positions, hidden))
             )
         else:
-            tokens = rows.replays("token", partial(self._next, rows, rows.cache))(positions, hidden)
+            tokens = rows.replays("token", partial(self._next, rows, rows.cache), positions, hidden)
         rows.evaluations += hidden.squeeze(1)
         rows.fill_passes += ~hidden.squeeze(1)
         yield Reveal(positions, tokens, hidden)
@@ -103,7 +101,8 @@ class AutoregressiveWriter(Writer):
     def _recomputed(self, rows: Rows) -> Tensor:
         """Hidden states (rows, 1, hidden) that predict the tokens at `start`, row by row."""
         inputs, states = self._inputs(rows), []
-        for row, end in enumerate((rows.start + self.score_first).tolist()):
+        ends = (rows.start + self.score_first).clamp_max(inputs.shape[1])  # a row at rest stays at its end
+        for row, end in enumerate(ends.tolist()):
             seen = inputs[row : row + 1, max(end - self.window - 1, 0) : end]
             states.append(self.model(seen, layout=Causal(seen.shape[1]))[:, -1:])
         return torch.cat(states)

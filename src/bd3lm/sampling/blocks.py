@@ -16,10 +16,8 @@ from bd3lm.diffusion import conditioning_noise
 from bd3lm.models import BlockDecoding, Denoiser, KVCache, send
 from bd3lm.sampling.denoising import Denoising, Evaluate
 from bd3lm.sampling.drawing import Sharpening
-from bd3lm.sampling.rows import Request, Reveal, Rows, Writer, fill_cache
+from bd3lm.sampling.rows import FILL_CHUNK, Request, Reveal, Rows, Writer, fill_cache
 from bd3lm.sampling.unmasking import FirstHitting, Unmasking
-
-_FILL_CHUNK = 128  # given text is read in passes of about so many tokens
 
 
 class BlockwiseWriter(Writer):
@@ -65,7 +63,7 @@ class BlockwiseWriter(Writer):
         if not self.cached or not self.window:
             return
         window = min(self.window, rows.text.shape[1])  # short texts need no more memory than they have tokens
-        chunk = max(min(_FILL_CHUNK, window) // n, 2) * n
+        chunk = max(min(FILL_CHUNK, window) // n, 2) * n
         rows.cache = self.model.new_cache(len(rows.start), segment=chunk, window=window)
         rows.cache.lead_in(torch.where(rows.start == 0, n, 0).to(rows.device))
         counts = (rows.start - n).clamp_min(0)

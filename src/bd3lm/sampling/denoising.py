@@ -134,4 +134,4 @@ class _Launcher:
         if not self.replay:
             return run(*(send(each, self.rows.device) for each in inputs))
         shapes = tuple(each.shape for each in inputs)
-        return self.rows.replays((which, shapes), run)(*inputs)
+        return self.rows.replays((which, shapes), run, *inputs)

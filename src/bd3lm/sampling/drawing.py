@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bd3lm.diffusion import Purpose, counter_uniform, gumbel_max, nucleus, subs_at_masks, temper, top_k
 from bd3lm.diffusion.categorical import NucleusRule
+from bd3lm.models import runs_kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,23 +55,25 @@ class Sharpening:
         `repeat` may be an int64 tensor of one element on the device of the logits. The kernel's tokens are
         those of `draw` but where rounding decides; float64 logits go to `draw`.
         """
-        if not logits.is_cuda or self.top_k is not None or logits.dtype == torch.float64:
+        by_kernel = runs_kernels(logits.device) and self.top_k is None and logits.dtype != torch.float64
+        if not by_kernel:
             return self.draw(subs_at_masks(logits, mask_id), seeds, positions, repeat=repeat)
-        from bd3lm.sampling import drawing_kernel  # Triton is there where CUDA is
+        from bd3lm.sampling import drawing_kernel  # elsewhere there may be no Triton
 
         if not isinstance(repeat, Tensor):
             repeat = _constant(repeat, logits.device)
         rows, places, vocabulary = logits.shape
-        tokens = drawing_kernel.draw(
-            logits.reshape(rows * places, vocabulary),
-            seeds.unsqueeze(1).expand(rows, places).reshape(-1),
-            positions.expand(rows, places).reshape(-1),
-            repeat.reshape(1),
-            mask_id=mask_id,
-            temperature=self.temperature,
-            nucleus_p=self.nucleus_p,
-            inclusive=self.nucleus_rule == "inclusive",
-        )
+        with torch.cuda.device(logits.device):  # Triton's is the current one
+            tokens = drawing_kernel.draw(
+                logits.reshape(rows * places, vocabulary),
+                seeds.unsqueeze(1).expand(rows, places).reshape(-1),
+                positions.expand(rows, places).reshape(-1),
+                repeat.reshape(1),
+                mask_id=mask_id,
+                temperature=self.temperature,
+                nucleus_p=self.nucleus_p,
+                inclusive=self.nucleus_rule == "inclusive",
+            )
         return tokens.view(rows, places)
 
 

@@ -119,13 +119,8 @@ class _Table:
                     return
                 yield from self._write_piece(self.rows)
         finally:
-            self._close()
-
-    def _close(self) -> None:
-        """Leave the rows to the writer."""
-        if self.rows is not None:
-            self.writer.leave(self.rows)
-            self.rows = None
+            if self.rows is not None:  # in the middle of something: nothing of it is kept
+                self.rows.replays.forget()
 
     def _seat_waiting(self) -> Iterator[Event]:
         """Give empty seats to those who wait, and take away the seats that stay empty."""
@@ -151,8 +146,9 @@ class _Table:
             else:
                 self.rows.put(torch.tensor(places), fresh)
         kept = [place for place, seat in enumerate(self.seats) if seat is not None]
-        if not kept:
-            self._close()
+        if not kept and self.rows is not None:
+            self.writer.leave(self.rows)
+            self.rows = None
         elif self.rows is not None and self._is_worth_less_rows(len(kept)):
             self.rows.keep(torch.tensor(kept))
             self.seats = [self.seats[place] for place in kept]

@@ -32,30 +32,44 @@ class Replayed:
     """A function of small host tensors, always of the same shapes, that works on a device.
 
     It may read and write other tensors there, provided that they stay where they are in memory. The first
-    call runs as it is, which also compiles what has to be; the second is recorded; later ones are replays.
-    What it returned is overwritten by the next call. The host never waits.
+    call runs as it is, which also compiles what has to be; the second is recorded; later ones are replays,
+    for which the host never waits. What it returned is overwritten by the next call.
     """
 
-    def __init__(self, function: Callable[..., Any], device: torch.device, pool: Any = None) -> None:
-        self._function, self._device, self._pool = function, device, pool
+    def __init__(self, device: torch.device, pool: Any = None) -> None:
+        self._device, self._pool = device, pool
         self._buffer: Tensor | None = None
         self._inputs: list[Tensor] = []
         self._output: Any = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self, *inputs: Tensor) -> Any:
+    def __call__(self, function: Callable[..., Any], *inputs: Tensor) -> Any:
+        """The function is not kept, since it holds what holds this; it must be the same at every call."""
         if self._device.type != "cuda":
-            return self._function(*(each.to(self._device) for each in inputs))
-        is_first = self._buffer is None
-        self._send(inputs)
-        if is_first or not _recording:
-            return self._function(*self._inputs)
-        if self._graph is None:
-            self._graph = torch.cuda.CUDAGraph()
-            with _nothing_collected(), torch.cuda.graph(self._graph, pool=self._pool):
-                self._output = self._function(*self._inputs)
-        self._graph.replay()
-        return self._output
+            return function(*(each.to(self._device) for each in inputs))
+        with torch.cuda.device(self._device):
+            is_first = self._buffer is None
+            self._send(inputs)
+            if is_first or not _recording:
+                return function(*self._inputs)
+            if self._graph is None:
+                self._graph = self._record(function)
+            self._graph.replay()
+            return self._output
+
+    def _record(self, function: Callable[..., Any]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with (
+            _nothing_collected(),
+            torch.cuda.graph(
+                graph,
+                pool=self._pool,
+                stream=torch.cuda.Stream(self._device),  # torch's own may be another device's
+                capture_error_mode="thread_local",  # what other threads do is no fault of ours
+            ),
+        ):
+            self._output = function(*self._inputs)
+        return graph
 
     def _send(self, inputs: tuple[Tensor, ...]) -> None:
         """All inputs in one copy, through pinned memory that the allocator keeps until it is done."""
@@ -81,11 +95,11 @@ class Replays:
         self._known: dict[Any, Replayed] = {}
         self.forget()
 
-    def __call__(self, name: Any, function: Callable[..., Any]) -> Replayed:
-        """What was kept under this name; the function is of use the first time."""
+    def __call__(self, name: Any, function: Callable[..., Any], *inputs: Tensor) -> Any:
+        """Run a function, as it was recorded under this name once it is."""
         if name not in self._known:
-            self._known[name] = Replayed(function, self._device, self._pool)
-        return self._known[name]
+            self._known[name] = Replayed(self._device, self._pool)
+        return self._known[name](function, *inputs)
 
     def forget(self) -> None:
         """Nothing recorded is valid any more, and nothing of it is held any longer."""

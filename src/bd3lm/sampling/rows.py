@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
-from bd3lm.models import Denoiser, KVCache, Layout, send
+from bd3lm.models import Denoiser, KVCache, Layout, Transformer, send
 from bd3lm.sampling.replay import Replays
 
+FILL_CHUNK = 128  # given text is read in passes of about so many tokens
 _MOST_LEFT = 2**28  # bytes of finished rows that are kept for the next batch
 
 
@@ -46,7 +48,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Reveal:
-    """What one pass changed. Tokens are on the device, and good until the next pass; the rest is on the host.
+    """What one pass changed. Tokens are on the device, and good until the next pass; what was known before
+    the pass is on the host.
 
     `hidden_again` is positions (rows, n), and whether they were masked again.
     """
@@ -105,7 +108,12 @@ class Rows:
     def fits(self, fresh: "Rows") -> bool:
         """Whether fresh rows can take the place of all of these."""
         shapes = [
-            (rows.text.shape, rows.device, None if rows.cache is None else rows.cache.shape)
+            (
+                rows.text.shape,
+                rows.device,
+                rows.text.is_inference(),
+                None if rows.cache is None else rows.cache.shape,
+            )
             for rows in (self, fresh)
         ]
         return shapes[0] == shapes[1]
@@ -151,7 +159,7 @@ class Writer(ABC):
 
     def __init__(self, model: Denoiser, mask_id: int) -> None:
         self.model, self.mask_id = model, mask_id
-        self._left: tuple[Rows, object] | None = None  # with the state of the weights they were left in
+        self._left: tuple[Rows, object] | None = None  # with the state of the network they were left by
 
     @abstractmethod
     def first_start(self, given: int) -> int:
@@ -229,20 +237,35 @@ class Writer(ABC):
         return fresh
 
     def leave(self, rows: Rows) -> None:
-        """Keep finished rows for the next batch, if passes over them were recorded and they are small."""
+        """Keep finished rows for the next batch, where that is worth it."""
         if self._left is not None:
             self._left[0].replays.forget()
         self._left = None
-        if rows.device.type == "cuda" and rows.nbytes <= _MOST_LEFT:
-            self._left = rows, _state(self.model)
+        state = _state(self.model)
+        if state is not None and _keeps_rows(rows):
+            self._left = rows, state
         else:
             rows.replays.forget()
 
 
+def _keeps_rows(rows: Rows) -> bool:
+    """Whether passes over rows were recorded, and they are small."""
+    return rows.device.type == "cuda" and rows.nbytes <= _MOST_LEFT
+
+
+def _reads_whole_chunks(inputs: Tensor) -> bool:
+    """Whether all passes that fill a cache have one length: on a GPU a kernel is compiled for each."""
+    return inputs.is_cuda
+
+
 def _state(model: Denoiser) -> object:
-    """Where the weights are and how often they were written: other ones spoil what was recorded."""
-    parameters = model.parameters() if isinstance(model, nn.Module) else ()
-    return [(each.data_ptr(), each._version) for each in parameters]
+    """What recorded passes depend on: where the weights are, and by which kernels. None if on more.
+
+    Weights themselves are read in place, except through adaptive norms, which are computed once a cache.
+    """
+    if not isinstance(model, Transformer) or model.config.adaln:
+        return None
+    return model.attention_backend, [each.data_ptr() for each in model.parameters()]
 
 
 def read_at(text: Tensor, start: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -263,12 +286,15 @@ def fill_cache(
 ) -> Tensor:
     """Write the first counts[r] tokens of each row into the cache, and say in how many passes (rows,).
 
-    `inputs` are on the device, `counts` and the answer on the host.
+    `inputs` are on the device, `counts` and the answer on the host. What is too much in a pass is not kept.
     """
     longest = int(counts.max())
+    whole = _reads_whole_chunks(inputs)
     there = send(counts, inputs.device)
     for start in range(0, longest, chunk):
-        tokens = inputs[:, start : min(start + chunk, longest)]
+        tokens = inputs[:, start : start + chunk if whole else min(start + chunk, longest)]
+        if whole:
+            tokens = F.pad(tokens, (0, chunk - tokens.shape[1]))
         noise = torch.zeros(tokens.shape, device=tokens.device) if model.uses_noise else None
         model(tokens, layout=layout(tokens.shape[1]), noise=noise, cache=cache)
         cache.advance((there - start).clamp(0, tokens.shape[1]))

@@ -121,5 +121,7 @@ def apply_gradients(
 def _fused_step(optimizer: torch.optim.Optimizer, factor: Tensor) -> None:
     """Gradients are scaled inside the optimizer's kernel, which divides by what torch's GradScaler sets."""
     optimizer.grad_scale = factor.float().reciprocal()  # type: ignore[attr-defined]
-    optimizer.step()
-    del optimizer.grad_scale  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale  # type: ignore[attr-defined]
