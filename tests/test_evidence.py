@@ -273,3 +273,11 @@ def test_everything_works_at_a_toy_size(tmp_path: Path):
     results = Results(tmp_path / "evidence.jsonl")
     assert not [line for line in results.lines if line["kind"] in ("broken", "failed")]
     assert not [run.key for run in map(tiny, all_runs()) if results.missing(run)]
+
+
+def test_a_run_that_was_over_at_once_has_no_step_time(place: Place, tmp_path: Path):
+    """Its only window is that in which it was compiled."""
+    run = small("ar/0", changes={"train": {"steps": 1}})
+    results = do([run], place, tmp_path / "evidence.jsonl")
+    assert [line["step_seconds"] for line in results.of(run, "trained")] == [None]
+    assert results.step_seconds(shape=run.shape) is None

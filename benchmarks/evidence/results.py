@@ -68,7 +68,9 @@ class Results:
         return _median(
             line["step_seconds"]
             for line in self.lines
-            if line["kind"] == "trained" and (line["shape"] == shape or line["training"] == kind)
+            if line["kind"] == "trained"
+            and line["step_seconds"] is not None
+            and (line["shape"] == shape or line["training"] == kind)
         )
 
     def overhead_seconds(self) -> float | None:
@@ -76,7 +78,7 @@ class Results:
         return _median(
             line["seconds"] - line["steps"] * line["step_seconds"]
             for line in self.lines
-            if line["kind"] == "trained" and line["graphs"]
+            if line["kind"] == "trained" and line["graphs"] and line["step_seconds"] is not None
         )
 
     def measure_seconds(self, measure: Measure, run: Run) -> float | None:

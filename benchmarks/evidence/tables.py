@@ -199,7 +199,8 @@ def past_table(evidence: Evidence) -> Rows:
     for name in ("ar", "bd3lm-4", "bd3lm-16", *names):
         first = next(run for run in evidence.runs if run.name == name)
         stages = [line for each in first.lineage for line in evidence.results.of(each, "trained")[-1:]]
-        minutes = sum(line["steps"] * line["step_seconds"] for line in stages) / 60
+        timed = [line for line in stages if line["step_seconds"] is not None]
+        minutes = sum(line["steps"] * line["step_seconds"] for line in timed) / 60
         rows.append(
             (
                 name,
@@ -207,8 +208,8 @@ def past_table(evidence: Evidence) -> Rows:
                 *_both(evidence, name),
                 perplexity(evidence.nats(name, "next-token", figure="exact")),
                 " + ".join(str(line["steps"]) for line in stages) or _DASH,
-                " + ".join(f"{line['step_seconds'] * 1000:.1f}" for line in stages) or _DASH,
-                f"{minutes:.2f}" if stages else _DASH,
+                " + ".join(f"{line['step_seconds'] * 1000:.1f}" for line in timed) or _DASH,
+                f"{minutes:.2f}" if timed and timed == stages else _DASH,
             )
         )
     return rows

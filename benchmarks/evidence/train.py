@@ -125,13 +125,17 @@ class _Watch:
     def on_end(self, trainer: Trainer) -> None:
         pass
 
-    def step_seconds(self) -> float:
-        """The median of windows without a clip search, after the first, in which it was compiled."""
+    def step_seconds(self) -> float | None:
+        """The median of windows without a clip search, after the first, in which it was compiled.
+
+        None where a run was over before a second window.
+        """
         windows = [
             ((later[1] - earlier[1]) / (later[0] - earlier[0]), later[2])
             for earlier, later in pairwise(self._seen)
         ]
-        return median([spent for spent, searched in windows if not searched] or [each for each, _ in windows])
+        timed = [spent for spent, searched in windows if not searched] or [each for each, _ in windows]
+        return median(timed) if timed else None
 
 
 class _Unkept(CheckpointStore):
