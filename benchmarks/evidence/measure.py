@@ -10,12 +10,12 @@ from benchmarks.evidence.results import Results
 from benchmarks.evidence.runs import TRAINED_ON, Documents, Measure, Perplexity, Run, Texts, Variance
 from benchmarks.evidence.train import Place, dense_attention
 
+from bd3lm.commands.perplexities import figure_record
 from bd3lm.commands.samples import sample_record
 from bd3lm.commands.variances import RULES
 from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import TokenShards, WrappedTokens
 from bd3lm.evaluation import (
-    CorpusLikelihood,
     Estimator,
     LengthStatistics,
     Sampled,
@@ -57,7 +57,7 @@ def _perplexity(what: Perplexity, model: LanguageModel, place: Place) -> dict[st
     return {
         "sequences": found[0].sequences,
         "tokens": found[0].tokens,
-        "figures": [_figure(each) for each in found],
+        "figures": [figure_record(each, None) for each in found],
     }
 
 
@@ -66,17 +66,6 @@ def _estimator(name: str, model: LanguageModel) -> tuple[Estimator, bool]:
     if name != "next-token":
         return build_estimator(model.network, model.config, name), model.config.method.score_first
     return Sampled("exact", Autoregressive(mask_id=model.config.method.mask_id)), False
-
-
-def _figure(found: CorpusLikelihood) -> dict[str, Any]:
-    return {
-        "name": found.figure.name,
-        "meaning": found.figure.meaning,
-        "nats": found.nats,
-        "standard_error": found.standard_error,
-        "monte_carlo_error": found.monte_carlo_error,
-        "perplexity": found.perplexity,
-    }
 
 
 def _variance(what: Variance, model: LanguageModel, place: Place) -> dict[str, Any]:

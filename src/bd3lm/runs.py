@@ -156,7 +156,6 @@ def _train(run: Run, *, resume: bool, console: Console) -> None:
     folder = run.export()
     if trainer.engine.is_main and trainer.stopped_by == "signal":
         marker.touch()  # torchrun has one exit status for all ends but success; this tells a job script more
-    if trainer.engine.is_main and trainer.stopped_by == "signal":
         console.print(
             f"stopped at step {trainer.step} of {trainer.settings.steps}; everything is saved in "
             f"{folder.parent}, and --resume goes on",

@@ -71,7 +71,7 @@ def measure_perplexity(
                 "sequences": found[0].sequences,
                 "tokens": found[0].tokens,
                 "bytes": text_bytes,
-                "figures": [_figure(each, text_bytes) for each in found],
+                "figures": [figure_record(each, text_bytes) for each in found],
             },
         )
     settings = record["settings"]
@@ -161,7 +161,8 @@ def perplexity_text(figure: dict[str, Any]) -> str:
     return f"{sign}{figure['perplexity']:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
-def _figure(found: CorpusLikelihood, text_bytes: int | None) -> dict[str, Any]:
+def figure_record(found: CorpusLikelihood, text_bytes: int | None) -> dict[str, Any]:
+    """A figure as records keep it; without the bytes of its text it has no bits a byte."""
     return {
         "name": found.figure.name,
         "meaning": found.figure.meaning,

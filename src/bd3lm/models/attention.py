@@ -65,7 +65,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Te
 
 
 def _kernel_options(head_dim: int, dtype: torch.dtype, fine: bool) -> dict[str, Any]:
-    """Tiles no larger than the mask's squares; for heads of 64 what was measured fastest (performance.md)."""
+    """Tiles no larger than the mask's squares; for heads of 64 what was measured fastest (decisions.md)."""
     # Not ROWS_GUARANTEED_SAFE, although each token sees itself: it means each row of each tile.
     options: dict[str, Any] = {"PRESCALE_QK": True}
     if not fine:

@@ -24,7 +24,7 @@ from bd3lm.models.rotary import Rotation
 if TYPE_CHECKING:
     from bd3lm.models.transformer import Layer, Transformer
 
-# Up to so many tokens the fused kernels are faster than the library's (docs/performance.md).
+# Up to so many tokens the fused kernels are faster than the library's (docs/decisions.md).
 _FEW_TO_NORM = 16
 _FEW_TO_ADD = 32
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)

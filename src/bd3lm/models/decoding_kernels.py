@@ -40,7 +40,7 @@ class Tiles:
 
 
 def linear_tiles(tokens: int, features: int, depth: int, dtype: torch.dtype) -> Tiles:
-    """How a product of this shape is cut: what was measured fastest (docs/performance.md)."""
+    """How a product of this shape is cut: what was measured fastest (docs/decisions.md)."""
     if dtype == torch.float32:  # for exactness: no tensor cores, operands twice as large
         return Tiles(tokens=16, features=16, depth=256, warps=8)
     return Tiles(

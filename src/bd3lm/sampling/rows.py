@@ -222,8 +222,7 @@ class Writer(ABC):
     def seat(self, requests: Sequence[Request], *, width: int, device: torch.device) -> Rows:
         """Rows ready for their first piece: those left by an earlier batch, where these fit in.
 
-        What was recorded of their passes is then of use again, which for a single short text is a tenth of
-        the time that it takes to write.
+        What was recorded of their passes is then of use again, which short texts would else be recorded for.
         """
         fresh = self.open(requests, width=width, device=device)
         left, self._left = self._left, None
