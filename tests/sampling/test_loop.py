@@ -1,12 +1,9 @@
 """The loop: a text depends on its own request alone, costs what it says, and is told as it happens."""
 
-import gc
 import math
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -843,57 +840,3 @@ def test_bad_input_is_refused_before_the_first_event_is_asked_for():
 def test_a_network_without_dropout_may_be_in_training_mode():
     trained = tiny_transformer(9, vocab_size=8).train()
     assert [facts(s) for s in sample(blocks(trained), ONE)] == [facts(s) for s in sample(blocks(MODEL), ONE)]
-
-
-# --- as on a GPU ---
-
-
-@every_writer
-@pytest.mark.parametrize("batch_size", [4, 16])
-def test_rows_at_rest_change_nothing(make, batch_size, monkeypatch):
-    """On a GPU seats that become free stay in the batch until half of them are."""
-    writer = make(MODEL)
-    requests = suited(REQUESTS, writer)
-    expected = [facts(text) for text in sample(writer, requests, stopping=EARLY, batch_size=batch_size)]
-    monkeypatch.setattr(
-        "bd3lm.sampling.loop._Table._is_worth_less_rows", lambda table, kept: kept <= len(table.seats) // 2
-    )
-    found = sample(make(MODEL), requests, stopping=EARLY, batch_size=batch_size)
-    assert [facts(text) for text in found] == expected
-
-
-@every_writer
-def test_given_text_may_be_read_in_passes_that_are_all_of_one_length(make, monkeypatch):
-    """On a GPU, where a kernel is compiled for each; what is too much of a pass is not kept."""
-    writer = make(MODEL, context=160) if make is not WRITERS["sliding by whole contexts"] else make(MODEL)
-    requests = suited([*REQUESTS, Request(prompt(150), 1, 155), Request(prompt(300), 2, 303)], writer)
-    expected = [facts(text) for text in sample(writer, requests, batch_size=5)]
-    monkeypatch.setattr("bd3lm.sampling.rows._reads_whole_chunks", lambda inputs: True)
-    assert [facts(text) for text in sample(writer, requests, batch_size=5)] == expected
-
-
-def test_rows_are_freed_with_their_writer(monkeypatch):
-    """Without a collector: what was recorded refers to the rows, and must not be held by them in a circle."""
-    monkeypatch.setattr("bd3lm.sampling.rows._keeps_rows", lambda rows: True)
-    writer = blocks(MODEL)
-    sample(writer, REQUESTS[:2])
-    assert writer._left is not None
-    kept = weakref.ref(writer._left[0])
-    gc.disable()
-    try:
-        del writer
-        assert kept() is None
-    finally:
-        gc.enable()
-
-
-def test_rows_that_were_left_are_used_again_where_they_fit(monkeypatch):
-    monkeypatch.setattr("bd3lm.sampling.rows._keeps_rows", lambda rows: True)
-    writer, rows = blocks(MODEL), []
-    for requests in (REQUESTS[:2], REQUESTS[4:6], REQUESTS[5:3:-1], REQUESTS[5:6], REQUESTS):
-        alone = [facts(sample(blocks(MODEL), [request])[0]) for request in requests]
-        assert [facts(text) for text in sample(writer, requests)] == alone
-        rows.append(writer._left)
-    assert all(left is not None for left in rows)
-    same = [before[0] is after[0] for before, after in pairwise(rows)]
-    assert same == [False, True, False, False]  # of another width, alike, fewer, more
