@@ -57,6 +57,8 @@ def losses(shards: TokenShards, *, fast: bool, steps: int, batch: int, rows_firs
         )
         trainer.store.save = lambda *a, **k: None  # the weights are of no interest
         trainer.run()
+    if len(seen) < steps:
+        raise SystemExit(f"stopped after {len(seen)} of {steps} steps: nothing to compare")
     return seen
 
 

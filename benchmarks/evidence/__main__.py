@@ -42,7 +42,8 @@ def main(words: list[str] | None = None) -> None:
         elif data.is_file():
             data = Path(scratch)
             unpack(options.data, data)
-        place = Place(data, options.weights or Path(scratch) / "weights", Engine(device=pick_device(None)))
+        weights = options.weights or Path(scratch) / "weights"
+        place = Place(data, weights, Engine(device=pick_device(None)), options.commit)
         work(runs, place, results, deadline)
 
 
@@ -140,6 +141,7 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--weights", type=Path, help="where weights that others start from stay; else dropped"
     )
+    parser.add_argument("--commit", help="of the code, to be written beside what it trained")
     parser.add_argument("--list", action="store_true", help="print what is to be done, and do nothing")
     parser.add_argument("--tiny", action="store_true", help="everything at a toy size on the built-in corpus")
     options = parser.parse_args(words)

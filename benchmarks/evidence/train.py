@@ -26,11 +26,12 @@ _GRAPHS = 256  # in one process; dynamo's own limit is eight, past which it comp
 
 @dataclass(frozen=True)
 class Place:
-    """Where things are: the prepared data, the weights that other runs start from, the device."""
+    """Where things are: the prepared data, the weights that other runs start from, the device, the code."""
 
     data: Path
     weights: Path
     engine: Engine
+    commit: str | None = None
 
     def model_of(self, run: Run) -> Path:
         """The folder with the weights of a run that is a parent."""
@@ -80,6 +81,7 @@ def train(run: Run, place: Place, results: Results, *, keep: bool) -> LanguageMo
         torch=torch.__version__,
         precision=trainer.precision,
         data=built.shards.fingerprint[:16],
+        commit=place.commit,
     )
     if keep:
         built.export()

@@ -101,7 +101,8 @@ def test_rows_may_be_some_of_a_larger_matrix():
     matrix[:, :130] = logits
     expected = reduced(logits.clone(), targets, weights)
     found = reduced(matrix[:, :130], targets, weights)
-    assert all(torch.equal(mine, right) for mine, right in zip(found, expected, strict=True))
+    for mine, right in zip(found, expected, strict=True):  # how rows lie in memory orders the sums
+        torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-6)
     assert (matrix[:, 130:] == 7.0).all()
 
 
