@@ -45,12 +45,17 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 LAYOUTS = [
     BlockDiffusion(12, 4),
+    BlockDiffusion(16, 4),
+    BlockDiffusion(40, 4),
     BlockDiffusion(128, 4),
     BlockDiffusion(128, 16),
     BlockDiffusion(132, 4),
     BlockDiffusion(132, 4, copies=2, causal_clean=True),
     BlockDiffusion(1024, 4),
     BlockDiffusion(1024, 16),
+    BlockCausal(16, 16),
+    BlockCausal(64, 4),
+    BlockCausal(80, 16),
     BlockCausal(132, 4),
     Causal(132),
 ]

@@ -19,6 +19,7 @@ from bd3lm.models.layouts import MASK_GRANULARITY, Bidirectional, Causal, Layout
 Backend = Literal["auto", "dense", "flex"]
 _GRAPHS = 256
 _FINE = 64
+_SHORT = 128  # for fewer queries FlexAttention has another kernel, which cuts tiles by itself
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def render(layout: Layout, queries: Span, device: torch.device, backend: Backend
             return AttentionMask(causal=True)
         backend = "flex" if device.type == "cuda" else "dense"
     if backend == "flex":
-        fine = _has_fine_tiles(device)
+        fine = queries[1] - queries[0] >= _SHORT and _has_fine_tiles(device)
         granularity = _FINE if fine else MASK_GRANULARITY
         return AttentionMask(blocks=layout.block_mask(queries, device, granularity=granularity), fine=fine)
     return AttentionMask(dense=layout.dense(queries, device))
