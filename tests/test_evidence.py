@@ -191,7 +191,7 @@ def test_equal_time_is_by_measured_steps(tmp_path: Path):
     for run, spent in ((other, 0.04), (RUNS["both-4/0"], 0.06)):
         timed = {"training": run.kind, "shape": run.shape, "graphs": 1, "seconds": 90.0}
         results.add("trained", run, steps=STEPS, step_seconds=spent, **timed)
-    assert run_steps(slow, results) == STEPS * 2 // 3
+    assert run_steps(slow, results) == round(STEPS * 2 / 3)
 
 
 def test_a_second_run_of_a_shape_compiles_nothing(
@@ -280,4 +280,4 @@ def test_a_run_that_was_over_at_once_has_no_step_time(place: Place, tmp_path: Pa
     run = small("ar/0", changes={"train": {"steps": 1}})
     results = do([run], place, tmp_path / "evidence.jsonl")
     assert [line["step_seconds"] for line in results.of(run, "trained")] == [None]
-    assert results.step_seconds(shape=run.shape) is None
+    assert results.step_seconds(run.kind) is None

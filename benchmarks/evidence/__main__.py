@@ -43,7 +43,7 @@ def main(words: list[str] | None = None) -> None:
             data = Path(scratch)
             unpack(options.data, data)
         weights = options.weights or Path(scratch) / "weights"
-        place = Place(data, weights, Engine(device=pick_device(None)), options.commit)
+        place = Place(data, weights, Engine(device=pick_device(None)), options.commit, options.others)
         work(runs, place, results, deadline)
 
 
@@ -58,7 +58,7 @@ def work(runs: list[Run], place: Place, results: Results, deadline: float) -> No
         if not plan.is_ready(run, results):
             left.append(f"{run.key} (needs the step times of others)")
             continue
-        expected = plan.seconds(job, results, compiled)
+        expected = plan.seconds(job, results, compiled) * (1 + place.others)
         if time.monotonic() + expected + _SPARE > deadline:
             left.append(f"{run.key} ({expected:.0f} s)")
             continue
@@ -142,6 +142,9 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
         "--weights", type=Path, help="where weights that others start from stay; else dropped"
     )
     parser.add_argument("--commit", help="of the code, to be written beside what it trained")
+    parser.add_argument(
+        "--others", type=int, default=0, help="that use this GPU at the same time: steps are then not timed"
+    )
     parser.add_argument("--list", action="store_true", help="print what is to be done, and do nothing")
     parser.add_argument("--tiny", action="store_true", help="everything at a toy size on the built-in corpus")
     options = parser.parse_args(words)

@@ -50,7 +50,7 @@ def measure(
 
 def _perplexity(what: Perplexity, model: LanguageModel, place: Place) -> dict[str, Any]:
     estimator, score_first = _estimator(what.estimator, model)
-    rows = WrappedTokens(TokenShards(place.data / what.data), "test", model.config.network.context)
+    rows = WrappedTokens(TokenShards(place.data / what.data), what.split, model.config.network.context)
     number = min(what.sequences, len(rows))
     batches = _batches(rows, number, model, score_first=score_first)
     found = corpus_likelihood(model.network, estimator, batches, replicates=what.replicates)

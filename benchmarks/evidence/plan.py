@@ -9,17 +9,17 @@ from benchmarks.evidence.train import run_steps
 
 # Guesses for one H200, in seconds, until something was timed.
 _STEP = {
-    "autoregressive": 0.022,
-    "mdlm": 0.022,
-    "block": 0.038,
-    "block+copies": 0.056,
-    "block+next": 0.048,
-    "block+copies+next": 0.066,
-    "score_entropy": 0.028,
-    "d3pm": 0.028,
+    "autoregressive": 0.032,
+    "mdlm": 0.032,
+    "block": 0.050,
+    "block+copies": 0.070,
+    "block+next": 0.065,
+    "block+copies+next": 0.085,
+    "score_entropy": 0.040,
+    "d3pm": 0.040,
     "simplex": 0.150,
 }
-_COMPILE = 45.0
+_COMPILE = 32.0
 _START = 3.0  # to build a run, and what is done around it
 
 
@@ -64,7 +64,7 @@ def _training(run: Run, results: Results) -> float:
     other = run.same_time_as
     if other is not None:  # whatever its steps are
         return _training(other, results)
-    step = results.step_seconds(shape=run.shape) or results.step_seconds(kind=run.kind) or _STEP[run.kind]
+    step = results.step_seconds(run.kind) or _STEP[run.kind]
     search = 1.5 * 5 if run.recipe.train.validate_every < 1000 else 0.0
     return run.recipe.train.steps * step + search + _START
 

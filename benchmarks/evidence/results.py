@@ -63,14 +63,12 @@ class Results:
         done = [line["measure"] for line in self.of(run, "measured")]
         return [measure for measure in run.measures if describe(measure) not in done]
 
-    def step_seconds(self, *, shape: str | None = None, kind: str | None = None) -> float | None:
-        """A training step of some shape, or of some kind, as far as any was timed."""
+    def step_seconds(self, kind: str) -> float | None:
+        """A training step of some kind, as far as any was timed."""
         return _median(
             line["step_seconds"]
             for line in self.lines
-            if line["kind"] == "trained"
-            and line["step_seconds"] is not None
-            and (line["shape"] == shape or line["training"] == kind)
+            if line["kind"] == "trained" and line["step_seconds"] is not None and line["training"] == kind
         )
 
     def overhead_seconds(self) -> float | None:

@@ -32,6 +32,7 @@ class Place:
     weights: Path
     engine: Engine
     commit: str | None = None
+    others: int = 0  # that work on the device at the same time: steps are not timed
 
     def model_of(self, run: Run) -> Path:
         """The folder with the weights of a run that is a parent."""
@@ -73,7 +74,7 @@ def train(run: Run, place: Place, results: Results, *, keep: bool) -> LanguageMo
         steps=number,
         tokens=trainer.tokens_seen,
         seconds=time.perf_counter() - begun,
-        step_seconds=watch.step_seconds(),
+        step_seconds=None if place.others else watch.step_seconds(),
         graphs=counters["stats"]["unique_graphs"] - graphs,
         parent=run.parent and run.parent.key,
         learned=trainer.objective.state(),
@@ -98,11 +99,11 @@ def run_steps(run: Run, results: Results) -> int:
     """As many as the recipe says, or as take the time of another run: both kinds must have been timed."""
     if run.same_time_as is None:
         return run.recipe.train.steps
-    own, other = (results.step_seconds(shape=each.shape) for each in (run, run.same_time_as))
+    own, other = (results.step_seconds(each.kind) for each in (run, run.same_time_as))
     if own is None or other is None:
         raise ValueError(
             f"{run.key} needs the time of a step of {run.same_time_as.key} and of a run like itself, which "
-            "have not been trained yet"
+            "have not been timed yet"
         )
     return max(1, round(run.same_time_as.recipe.train.steps * other / own))
 

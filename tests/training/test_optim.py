@@ -33,6 +33,19 @@ def test_a_cosine_falls_from_the_full_rate_to_its_floor() -> None:
     assert at == pytest.approx({1: 0.5, 2: 1.0, 4: quarter, 6: 0.6, 8: 1.2 - quarter, 10: 0.2, 11: 0.2})
 
 
+def test_a_line_falls_over_the_last_steps() -> None:
+    settings = OptimizerSettings(lr=1.0, warmup_steps=2, decay="linear", decay_steps=4, min_lr_ratio=0.2)
+    at = {step: learning_rate(settings, step, 10) for step in (1, 2, 6, 7, 8, 10, 11)}
+    assert at == pytest.approx({1: 0.5, 2: 1.0, 6: 1.0, 7: 0.8, 8: 0.6, 10: 0.2, 11: 0.2})
+    # All steps after the warm-up, where it is not said or where there are not as many.
+    for steps in (None, 100):
+        settings = OptimizerSettings(
+            lr=1.0, warmup_steps=2, decay="linear", decay_steps=steps, min_lr_ratio=0.0
+        )
+        at = {step: learning_rate(settings, step, 10) for step in (1, 2, 4, 6, 10)}
+        assert at == pytest.approx({1: 0.5, 2: 1.0, 4: 0.75, 6: 0.5, 10: 0.0})
+
+
 def test_a_negative_step_is_refused() -> None:
     with pytest.raises(ValueError, match="step must not be negative, got -1"):
         learning_rate(OptimizerSettings(), -1, 10)
@@ -48,13 +61,15 @@ def test_a_negative_step_is_refused() -> None:
         {"betas": (0.9,)},
         {"weight_decay": -0.1},
         {"warmup_steps": -1},
-        {"decay": "linear"},
+        {"decay": "square"},
+        {"decay_steps": 5},
+        {"decay_steps": 0, "decay": "linear"},
         {"min_lr_ratio": 1.5},
         {"clip_norm": 0.0},
     ],
 )
 def test_settings_name_what_is_wrong(wrong: dict[str, object]) -> None:
-    ((name, _),) = wrong.items()
+    name = next(iter(wrong))
     with pytest.raises(ValueError, match=f"^{name} must"):
         OptimizerSettings(**wrong)  # type: ignore[arg-type]
 

@@ -23,9 +23,11 @@ class OptimizerSettings:
     weight_decay: float = 0.0
     """Applied to matrices only; never to embeddings, norms and biases."""
     warmup_steps: int = 2500
-    decay: Literal["constant", "cosine"] = "constant"
+    decay: Literal["constant", "cosine", "linear"] = "constant"
     min_lr_ratio: float = 0.1
-    """Where a cosine ends, as a part of lr."""
+    """Where a cosine or a line ends, as a part of lr."""
+    decay_steps: int | None = None
+    """How many last steps a line takes to fall, after a constant rate; by default all after the warm-up."""
     clip_norm: float | None = 1.0
     """Largest norm of the gradient; None leaves it alone."""
 
@@ -39,8 +41,13 @@ class OptimizerSettings:
             raise ValueError(f"weight_decay must be finite and not negative, got {self.weight_decay}")
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps must not be negative, got {self.warmup_steps}")
-        if self.decay not in ("constant", "cosine"):
-            raise ValueError(f"decay must be 'constant' or 'cosine', got {self.decay!r}")
+        if self.decay not in ("constant", "cosine", "linear"):
+            raise ValueError(f"decay must be 'constant', 'cosine' or 'linear', got {self.decay!r}")
+        if self.decay_steps is not None and (self.decay != "linear" or self.decay_steps < 1):
+            raise ValueError(
+                f"decay_steps must be at least 1 and is for decay 'linear' only, "
+                f"got {self.decay_steps} with decay {self.decay!r}"
+            )
         if not 0.0 <= self.min_lr_ratio <= 1.0:
             raise ValueError(f"min_lr_ratio must lie in [0, 1], got {self.min_lr_ratio}")
         if self.clip_norm is not None and not self.clip_norm > 0.0:
@@ -50,8 +57,8 @@ class OptimizerSettings:
 def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> float:
     """The rate of update `step` = 0, 1, .. of `total_steps`.
 
-    It rises linearly from 0 at step 0 to lr at step `warmup_steps`, then stays, or falls along half a cosine
-    to lr · min_lr_ratio at step `total_steps`.
+    It rises linearly from 0 at step 0 to lr at step `warmup_steps`, then stays, or falls to lr · min_lr_ratio
+    at step `total_steps`: along half a cosine, or along a line over the last `decay_steps`.
     """
     if step < 0:
         raise ValueError(f"step must not be negative, got {step}")
@@ -59,9 +66,13 @@ def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> f
         return settings.lr * step / settings.warmup_steps
     if settings.decay == "constant":
         return settings.lr
-    progress = min(1.0, (step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps))
+    steps = max(1, total_steps - settings.warmup_steps)
+    if settings.decay_steps is not None:
+        steps = min(steps, settings.decay_steps)
+    progress = min(1.0, max(0.0, 1.0 - (total_steps - step) / steps))
+    height = 1.0 - progress if settings.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
     least = settings.min_lr_ratio
-    return settings.lr * (least + (1.0 - least) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+    return settings.lr * (least + (1.0 - least) * height)
 
 
 def make_optimizer(
