@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The figures of docs/performance.md, on one GPU: benchmarks/gpu.sh OUT COMMIT {train|sample} [DATA]
+# The figures of docs/performance.md, on one GPU: benchmarks/gpu.sh OUT COMMIT {train|sample|growth} [DATA]
 #
-# Appends JSON lines to OUT/train.jsonl and OUT/sample.jsonl, the first of each run saying what was measured.
+# Appends JSON lines to OUT/PART.jsonl, the first of each run saying what was measured.
 # DATA, a folder of `bd3lm data prepare`, adds the comparison of the fast step with the plain one on real text.
 set -u
 out=$1 commit=$2 part=$3 data=${4:-}
@@ -15,7 +15,7 @@ train)
     run train --method ar --dropout 0 --variants no-ema
     run attention --block-size 4 --variants auto dense
     if [ -n "$data" ]; then
-        python benchmarks/training_parity.py "$data" --steps 200 --out "$out/train.jsonl"
+        python benchmarks/training_parity.py "$data" --steps 200 --out "$out/$part.jsonl"
     fi
     ;;
 sample)
@@ -31,5 +31,14 @@ sample)
         done
     done
     ;;
-*) echo "the part must be train or sample, got $part" >&2; exit 1 ;;
+growth)
+    run train --block-size 16
+    run train --block-size 4 --batch 8
+    run train --block-size 4 --batch 8 --context 4096
+    for batch in 8 64; do
+        run sample --block-size 4 --batch $batch
+        run sample --block-size 16 --batch $batch
+    done
+    ;;
+*) echo "the part must be train, sample or growth, got $part" >&2; exit 1 ;;
 esac
