@@ -1,7 +1,8 @@
 """A language model as users hold it: load it, let it write, ask it how likely a text is."""
 
-from bd3lm.lm.generation import Gap, Generation, Settings
+from bd3lm.lm.generation import Generation, Settings
 from bd3lm.lm.model import LanguageModel, load
+from bd3lm.lm.prompts import Gap
 from bd3lm.lm.scoring import TextLikelihood, build_estimator, corruption_bound
 
 __all__ = [

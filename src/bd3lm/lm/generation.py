@@ -1,12 +1,8 @@
-"""From what a user asks for to what the samplers take: settings, prompts, templates, and the writer."""
+"""Settings as users give them, the writer that obeys them, and what comes of it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal
-
-import torch
-from torch import Tensor
 
 from bd3lm.config import (
     AutoregressiveMethod,
@@ -26,7 +22,6 @@ from bd3lm.diffusion import (
     Projection,
     Sampling,
     Uniform,
-    derive_seed,
     named_process,
 )
 from bd3lm.diffusion.categorical import NucleusRule
@@ -40,7 +35,6 @@ from bd3lm.sampling import (
     FirstHitting,
     Planned,
     PosteriorWriter,
-    Request,
     Sample,
     Sharpening,
     SimplexWriter,
@@ -50,22 +44,6 @@ from bd3lm.sampling import (
     Writer,
     token_entropy,
 )
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Tokens to be written in a template: ["The ", Gap(2), " sat down."]."""
-
-    tokens: int
-
-    def __post_init__(self) -> None:
-        if not _is_whole(self.tokens) or self.tokens < 1:
-            raise ValueError(f"a Gap must have at least 1 token, got {self.tokens!r}")
-
-
-Prompt = str | Sequence[int] | Sequence[str | int | Gap] | Tensor
-"""Text, token ids, or a template: texts or ids with gaps."""
-
 
 _PROJECTIONS = ("sampling", "greedy", "multi_hot")
 _NUCLEUS = {"score_entropy": 0.99, "simplex": 0.95}  # Suppl. C.5
@@ -112,11 +90,11 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("length", "batch_size", "top_k", "steps", "entropy_window", "stride"):
             value = getattr(self, name)
-            if value is not None and (not _is_whole(value) or value < 1):
+            if value is not None and (not is_whole(value) or value < 1):
                 raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
         for name in ("seed", "redraws", "eos_id"):
             value = getattr(self, name)
-            if value is not None and not _is_whole(value):
+            if value is not None and not is_whole(value):
                 raise ValueError(f"{name} must be a whole number, got {value!r}")
         for name in ("temperature", "nucleus_p", "entropy_floor"):
             value = getattr(self, name)
@@ -325,120 +303,7 @@ def _projection(settings: Settings, nucleus_p: float) -> Projection:
             return Sampling(nucleus_p)
 
 
-def listed(prompts: Any) -> Sequence[Prompt]:
-    """Several prompts; one on its own, of whatever kind, is taken as a list of one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if hasattr(prompts, "tolist"):  # a tensor or an array
-        prompts = prompts.tolist()
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
-        raise ValueError(
-            f"prompts must be a text, token ids, a template, or a list of these, got {prompts!r}"
-        )
-    if any(isinstance(part, Gap) or _is_whole(part) for part in prompts):
-        return [prompts]
-    return prompts
-
-
-def build_requests(
-    prompts: Sequence[Prompt],
-    seeds: Sequence[int] | None,
-    config: LanguageModelConfig,
-    tokenizer: Tokenizer | None,
-    settings: Settings,
-) -> list[Request]:
-    """A request for each prompt; all that is wrong with one is said before anything is written."""
-    if not len(prompts):
-        raise ValueError('prompts must hold at least one prompt ("" starts from nothing), got none')
-    if seeds is not None and hasattr(seeds, "tolist"):
-        seeds = seeds.tolist()
-    if seeds is None:
-        seeds = [derive_seed(settings.seed, "text", index) for index in range(len(prompts))]
-    if not isinstance(seeds, Sequence) or len(seeds) != len(prompts):
-        raise ValueError(f"seeds must be one for each of {len(prompts)} prompts, got {seeds!r:.80}")
-    if not all(_is_whole(seed) and 0 <= seed < 2**63 for seed in seeds):
-        raise ValueError(f"seeds must be whole numbers from 0 to 2^63 − 1, got {seeds!r:.80}")
-    if settings.eos_id is not None and settings.eos_id >= config.network.vocab_size:
-        raise ValueError(f"eos_id must be below {config.network.vocab_size}, got {settings.eos_id}")
-    requests = []
-    for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-        try:
-            requests.append(_request(prompt, seed, config, tokenizer, settings))
-        except ValueError as error:
-            raise ValueError(f"prompt {index}: {error}") from None
-    return requests
-
-
-def _request(
-    prompt: Prompt,
-    seed: int,
-    config: LanguageModelConfig,
-    tokenizer: Tokenizer | None,
-    settings: Settings,
-) -> Request:
-    given = given_tokens(prompt, config, tokenizer)
-    mask_id, length = config.method.mask_id, settings.length
-    if length is None:
-        length = len(given) if mask_id in given else config.network.context
-    if len(given) > length:
-        begun = "" if not _begins(prompt, config, tokenizer) else ", the one that texts begin with included"
-        raise ValueError(f"length must hold its {len(given)} tokens{begun}, got {length}")
-    if settings.entropy_floor is not None and length < settings.entropy_window:
-        raise ValueError(
-            f"entropy_window must be within the length {length}, or entropy_floor does nothing, got "
-            f"{settings.entropy_window}"
-        )
-    if not config.method.score_first and (not given or given[0] == mask_id):
-        raise ValueError("the first token of a text must be given: this model was not trained to predict it")
-    return Request(torch.tensor(given, dtype=torch.long), seed, length)
-
-
-def given_tokens(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | None) -> list[int]:
-    """The tokens of a text, of token ids, or of a template, in whose gaps stands the mask.
-
-    Before a text stands the token that texts begin with, unless the network predicts first tokens itself.
-    """
-    mask_id, vocab_size = config.method.mask_id, config.network.vocab_size
-    parts = [prompt] if isinstance(prompt, str) else prompt
-    if hasattr(parts, "tolist"):
-        parts = parts.tolist()
-    if not isinstance(parts, Sequence) or isinstance(parts, bytes | bytearray):
-        raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {prompt!r}")
-    tokens = _begins(prompt, config, tokenizer)
-    for part in parts:
-        if isinstance(part, Gap):
-            tokens += [mask_id] * part.tokens
-        elif isinstance(part, str):
-            if tokenizer is None:
-                raise ValueError("text needs a tokenizer, and this model was saved without one; give ids")
-            try:
-                tokens += tokenizer.encode(part)
-            except TypeError:  # half of a surrogate pair, as a broken argument of a command has it
-                raise ValueError(f"text must be valid Unicode, got {part!r}") from None
-        elif not _is_whole(part):
-            raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {part!r}")
-        elif not 0 <= part < vocab_size:
-            raise ValueError(f"token ids must lie in 0..{vocab_size - 1}, got {part}")
-        elif part == mask_id:
-            raise ValueError(f"it must not hold the mask token {mask_id}; a Gap leaves tokens to be written")
-        else:
-            tokens.append(int(part))
-    return tokens
-
-
-def _begins(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | None) -> list[int]:
-    """The token that texts begin with, where one is put before this prompt."""
-    parts = [prompt] if isinstance(prompt, str) else prompt
-    if not isinstance(parts, Sequence) or not parts:
-        return []
-    has_text = any(isinstance(part, str) for part in parts)
-    is_text = has_text or all(isinstance(part, Gap) for part in parts)
-    if not is_text or config.method.score_first or tokenizer is None or tokenizer.bos_id is None:
-        return []
-    return [tokenizer.bos_id]
-
-
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
     """Whether it is an integer, of Python's or of numpy's, and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 

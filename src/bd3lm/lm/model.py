@@ -16,15 +16,8 @@ from bd3lm import interop
 from bd3lm.config import LanguageModelConfig
 from bd3lm.data import Tokenizer, load_tokenizer, saved_tokenizer
 from bd3lm.interop import HubOptions, LightningFacts, check_config
-from bd3lm.lm.generation import (
-    Generation,
-    Prompt,
-    Settings,
-    build_requests,
-    build_writer,
-    given_tokens,
-    listed,
-)
+from bd3lm.lm.generation import Generation, Settings, build_writer
+from bd3lm.lm.prompts import Prompt, build_requests, given_tokens, listed
 from bd3lm.lm.scoring import TextLikelihood, score
 from bd3lm.models import Transformer
 from bd3lm.sampling import Event, Sample, Stopped, Writer, write

@@ -1,0 +1,142 @@
+"""Prompts as users give them (texts, token ids, templates with gaps) as the requests that samplers take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bd3lm.config import LanguageModelConfig
+from bd3lm.data import Tokenizer
+from bd3lm.diffusion import derive_seed
+from bd3lm.lm.generation import Settings, is_whole
+from bd3lm.sampling import Request
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Tokens to be written in a template: ["The ", Gap(2), " sat down."]."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.tokens) or self.tokens < 1:
+            raise ValueError(f"a Gap must have at least 1 token, got {self.tokens!r}")
+
+
+Prompt = str | Sequence[int] | Sequence[str | int | Gap] | Tensor
+"""Text, token ids, or a template: texts or ids with gaps."""
+
+
+def listed(prompts: Any) -> Sequence[Prompt]:
+    """Several prompts; one on its own, of whatever kind, is taken as a list of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if hasattr(prompts, "tolist"):  # a tensor or an array
+        prompts = prompts.tolist()
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
+        raise ValueError(
+            f"prompts must be a text, token ids, a template, or a list of these, got {prompts!r}"
+        )
+    if any(isinstance(part, Gap) or is_whole(part) for part in prompts):
+        return [prompts]
+    return prompts
+
+
+def build_requests(
+    prompts: Sequence[Prompt],
+    seeds: Sequence[int] | None,
+    config: LanguageModelConfig,
+    tokenizer: Tokenizer | None,
+    settings: Settings,
+) -> list[Request]:
+    """A request for each prompt; all that is wrong with one is said before anything is written."""
+    if not len(prompts):
+        raise ValueError('prompts must hold at least one prompt ("" starts from nothing), got none')
+    if seeds is not None and hasattr(seeds, "tolist"):
+        seeds = seeds.tolist()
+    if seeds is None:
+        seeds = [derive_seed(settings.seed, "text", index) for index in range(len(prompts))]
+    if not isinstance(seeds, Sequence) or len(seeds) != len(prompts):
+        raise ValueError(f"seeds must be one for each of {len(prompts)} prompts, got {seeds!r:.80}")
+    if not all(is_whole(seed) and 0 <= seed < 2**63 for seed in seeds):
+        raise ValueError(f"seeds must be whole numbers from 0 to 2^63 − 1, got {seeds!r:.80}")
+    if settings.eos_id is not None and settings.eos_id >= config.network.vocab_size:
+        raise ValueError(f"eos_id must be below {config.network.vocab_size}, got {settings.eos_id}")
+    requests = []
+    for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+        try:
+            requests.append(_request(prompt, seed, config, tokenizer, settings))
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from None
+    return requests
+
+
+def _request(
+    prompt: Prompt,
+    seed: int,
+    config: LanguageModelConfig,
+    tokenizer: Tokenizer | None,
+    settings: Settings,
+) -> Request:
+    given = given_tokens(prompt, config, tokenizer)
+    mask_id, length = config.method.mask_id, settings.length
+    if length is None:
+        length = len(given) if mask_id in given else config.network.context
+    if len(given) > length:
+        begun = "" if not _begins(prompt, config, tokenizer) else ", the one that texts begin with included"
+        raise ValueError(f"length must hold its {len(given)} tokens{begun}, got {length}")
+    if settings.entropy_floor is not None and length < settings.entropy_window:
+        raise ValueError(
+            f"entropy_window must be within the length {length}, or entropy_floor does nothing, got "
+            f"{settings.entropy_window}"
+        )
+    if not config.method.score_first and (not given or given[0] == mask_id):
+        raise ValueError("the first token of a text must be given: this model was not trained to predict it")
+    return Request(torch.tensor(given, dtype=torch.long), seed, length)
+
+
+def given_tokens(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | None) -> list[int]:
+    """The tokens of a text, of token ids, or of a template, in whose gaps stands the mask.
+
+    Before a text stands the token that texts begin with, unless the network predicts first tokens itself.
+    """
+    mask_id, vocab_size = config.method.mask_id, config.network.vocab_size
+    parts = [prompt] if isinstance(prompt, str) else prompt
+    if hasattr(parts, "tolist"):
+        parts = parts.tolist()
+    if not isinstance(parts, Sequence) or isinstance(parts, bytes | bytearray):
+        raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {prompt!r}")
+    tokens = _begins(prompt, config, tokenizer)
+    for part in parts:
+        if isinstance(part, Gap):
+            tokens += [mask_id] * part.tokens
+        elif isinstance(part, str):
+            if tokenizer is None:
+                raise ValueError("text needs a tokenizer, and this model was saved without one; give ids")
+            try:
+                tokens += tokenizer.encode(part)
+            except TypeError:  # half of a surrogate pair, as a broken argument of a command has it
+                raise ValueError(f"text must be valid Unicode, got {part!r}") from None
+        elif not is_whole(part):
+            raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {part!r}")
+        elif not 0 <= part < vocab_size:
+            raise ValueError(f"token ids must lie in 0..{vocab_size - 1}, got {part}")
+        elif part == mask_id:
+            raise ValueError(f"it must not hold the mask token {mask_id}; a Gap leaves tokens to be written")
+        else:
+            tokens.append(int(part))
+    return tokens
+
+
+def _begins(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | None) -> list[int]:
+    """The token that texts begin with, where one is put before this prompt."""
+    parts = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(parts, Sequence) or not parts:
+        return []
+    has_text = any(isinstance(part, str) for part in parts)
+    is_text = has_text or all(isinstance(part, Gap) for part in parts)
+    if not is_text or config.method.score_first or tokenizer is None or tokenizer.bos_id is None:
+        return []
+    return [tokenizer.bos_id]
