@@ -16,7 +16,18 @@ from bd3lm.models.rotary import rotated_parts, rotation
 from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch
 from bd3lm.training import Engine, OptimizerSettings, Trainer
 from tests.gpu.test_attention_gpu import attention_and_gradients, relative
-from tests.training.tiny import AR, COUNTS, MASK, Sentences, network, rows, sentences, tiny_trainer
+from tests.gpu.test_baselines_gpu import objectives
+from tests.training.tiny import (
+    AR,
+    COUNTS,
+    MASK,
+    VOCABULARY,
+    Sentences,
+    network,
+    rows,
+    sentences,
+    tiny_trainer,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,23 +41,27 @@ OBJECTIVES: dict[str, Objective] = {
     "blocks of 4": COUNTS,
     "one block": BlockDiffusionLoss(block_size=CONTEXT, mask_id=MASK, masking=Times()),
 }
+BASELINES = objectives(VOCABULARY, MASK)
 BLOCKS = [(256, 1), (256, 4), (256, 16), (256, 64), (255, 3), (255, 5), (1024, 4), (1024, 16)]
 
 
-def wide_network(context: int = CONTEXT, dropout: float = 0.0) -> Transformer:
+def wide_network(context: int = CONTEXT, dropout: float = 0.0, told_time: bool = False) -> Transformer:
     """Two heads of 64, with weights small enough for bfloat16 to be compared."""
-    model = network(hidden=128, heads=2, context=context, dropout=dropout)
+    shape = {"hidden": 128, "heads": 2, "context": context, "adaln": told_time}
+    model = network(dropout=dropout, time_conditioning=told_time, **shape)
     with torch.no_grad():
         for matrix in (parameter for parameter in model.parameters() if parameter.ndim == 2):
             matrix.div_(3.0)
     return model
 
 
-def trainer_on(device: torch.device, folder: Path, objective: Objective, dropout=0.0, **settings) -> Trainer:
+def trainer_on(
+    device: torch.device, folder: Path, objective: Objective, dropout=0.0, told_time=False, **settings
+) -> Trainer:
     return tiny_trainer(
         folder,
         objective,
-        model=wide_network(dropout=dropout).to(device),
+        model=wide_network(dropout=dropout, told_time=told_time).to(device),
         engine=Engine(device=device),
         validate=False,
         data=Sentences(CONTEXT),
@@ -59,10 +74,14 @@ def trainer_on(device: torch.device, folder: Path, objective: Objective, dropout
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", [*OBJECTIVES, *BASELINES])
 def test_the_host_never_waits_for_a_step(name, compiled, tmp_path):
-    """Whatever the masks: each step hides another number of tokens."""
-    trainer = trainer_on(CUDA, tmp_path, OBJECTIVES[name], dropout=0.1, compile=compiled)
+    """Whatever the masks: each step hides another number of tokens.
+
+    Baselines have networks that are told the time, as in the presets.
+    """
+    objective, told_time = (OBJECTIVES | BASELINES)[name], name in BASELINES
+    trainer = trainer_on(CUDA, tmp_path, objective, dropout=0.1, told_time=told_time, compile=compiled)
     for _ in range(2):
         trainer.train_step()
     torch.cuda.synchronize()

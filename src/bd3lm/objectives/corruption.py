@@ -15,8 +15,9 @@ from bd3lm.diffusion import (
     NoiseSchedule,
     conditioning_noise,
 )
-from bd3lm.models import Bidirectional, Denoiser
+from bd3lm.models import Bidirectional, Denoiser, send
 from bd3lm.objectives.base import Objective, TokenBatch, check_scored
+from bd3lm.objectives.places import Places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,9 @@ class CorruptionObjective(Objective):
 
     `process` is over the network's whole vocabulary. To the uniform process the mask is a token like any
     other, into which text may turn, and which is never the text itself.
+
+    The batch and its draws may be on the host while the network is on a GPU: texts are then corrupted there,
+    and nothing waits for the GPU.
     """
 
     process: ForwardProcess
@@ -74,27 +78,23 @@ class CorruptionObjective(Objective):
             )
         return draws
 
-    def logits_at_masks(self, model: Denoiser, batch: TokenBatch, masks: Masks) -> tuple[Tensor, Tensor]:
-        """Logits (hidden tokens, V) of the one noisy copy, and which tokens (rows, length) are hidden."""
+    def logits_at_masks(self, model: Denoiser, batch: TokenBatch, masks: Masks) -> tuple[Tensor, Places]:
+        """Logits (hidden tokens, V) of the one noisy copy, and which tokens are hidden."""
         if masks.mask_rate is None:
             raise RuntimeError("a masking rule that draws no time has no noise level")
         hidden = masks.hidden[:, 0]
         masked = hidden if batch.absent is None else hidden | batch.absent
         noisy = torch.where(masked, self.mask_id, batch.tokens)
-        return self.logits(model, noisy, masks.mask_rate, hidden), hidden
+        places = Places.of(hidden, model.device)
+        return self.logits(model, noisy, masks.mask_rate, places), places
 
-    def logits(self, model: Denoiser, noisy: Tensor, mask_rate: Tensor, asked: Tensor) -> Tensor:
+    def logits(self, model: Denoiser, noisy: Tensor, mask_rate: Tensor, asked: Places) -> Tensor:
         """Logits (asked tokens, V) of noisy texts at mask rates (rows, 1)."""
-        noise = conditioning_noise(mask_rate.squeeze(1)) if model.uses_noise else None
-        states = model(noisy, layout=Bidirectional(noisy.shape[1]), noise=noise)
-        logits = model.head(states[asked])
+        noise = send(conditioning_noise(mask_rate.squeeze(1)), model.device) if model.uses_noise else None
+        states = model(send(noisy, model.device), layout=Bidirectional(noisy.shape[1]), noise=noise)
+        logits = model.head(asked.pick(states))
         if logits.shape[-1] != self.process.vocab_size:
             raise ValueError(
                 f"process must be over the network's {logits.shape[-1]} tokens, got {self.process.vocab_size}"
             )
         return logits
-
-
-def spread(values: Tensor, where: Tensor) -> Tensor:
-    """Values of some tokens (k,) at their places in (rows, length), zero elsewhere."""
-    return values.new_zeros(where.shape).masked_scatter(where, values)

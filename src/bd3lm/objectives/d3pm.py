@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bd3lm.diffusion import Absorbing, DiscreteTimes, Draws, d3pm
-from bd3lm.models import Denoiser
+from bd3lm.models import Denoiser, send
 from bd3lm.objectives.base import TokenBatch, TokenLoss, token_nats
-from bd3lm.objectives.corruption import CorruptionObjective, spread
+from bd3lm.objectives.corruption import CorruptionObjective
+from bd3lm.objectives.places import Places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,28 +44,31 @@ class D3PM(CorruptionObjective):
             raise ValueError(f"auxiliary must be finite and not negative, got {self.auxiliary}")
 
     def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None) -> TokenLoss:
-        batch, draws = batch.to(model.device), self.checked(batch, draws).to(model.device)
+        draws = self.checked(batch, draws)
         absorbing = isinstance(self.process, Absorbing)
         terms = self._absorbing(model, batch, draws) if absorbing else self._uniform(model, batch, draws)
         nats, cross_entropy = terms
         auxiliary = self.auxiliary * cross_entropy if self.auxiliary else None
-        return TokenLoss(nats=nats, weight=batch.scored.to(nats.dtype), auxiliary=auxiliary)
+        counted = send(batch.scored, model.device).to(nats.dtype)
+        return TokenLoss(nats=nats, weight=counted, auxiliary=auxiliary)
 
     def _absorbing(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> tuple[Tensor, Tensor]:
         masks = DiscreteTimes(steps=self.steps, schedule=self.schedule)(draws, batch.scored)
         logits, hidden = self.logits_at_masks(model, batch, masks)
-        cross_entropy = spread(token_nats(logits, batch.tokens[hidden], self.mask_id), hidden)
-        return cross_entropy * masks.weight[:, 0], cross_entropy
+        cross_entropy = hidden.spread(token_nats(logits, hidden.pick(batch.tokens), self.mask_id))
+        return cross_entropy * send(masks.weight[:, 0], model.device), cross_entropy
 
     def _uniform(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> tuple[Tensor, Tensor]:
-        scored = batch.scored
         j = (draws.levels * self.steps).ceil().clamp(1, self.steps)
         rate_t, rate_s = (self.schedule.mask_rate(step / self.steps) for step in (j, j - 1))
         corrupted = self.process.corrupt_at(batch.tokens, rate_t, draws.tokens)
-        noisy = torch.where(scored, corrupted, batch.tokens)
+        noisy = torch.where(batch.scored, corrupted, batch.tokens)
+        scored = Places.of(batch.scored, model.device)
         log_p = d3pm(self.logits(model, noisy, rate_t, scored), self.mask_id)
-        x_t, x_0 = noisy[scored], batch.tokens[scored]
-        alpha_s, alpha_t = ((1.0 - rate).expand(scored.shape)[scored] for rate in (rate_s, rate_t))
+        x_t, x_0 = scored.pick(noisy), scored.pick(batch.tokens)
+        alpha_s, alpha_t, first = (
+            scored.pick(each.expand(noisy.shape)) for each in (1.0 - rate_s, 1.0 - rate_t, j == 1)
+        )
         # In double precision: T times the difference of two nearly equal laws.
         truth, guess = (
             self.process.posterior(p.double(), x_t, alpha_s, alpha_t)
@@ -72,10 +76,9 @@ class D3PM(CorruptionObjective):
         )
         cross_entropy = -log_p.gather(-1, x_0.unsqueeze(-1)).squeeze(-1)
         # At j = 1 the posteriors are p itself; taken in logarithms, which do not underflow.
-        first = (j == 1).expand(scored.shape)[scored]
         term = torch.where(first, cross_entropy, _divergence(truth, guess).to(log_p.dtype))
-        nats = spread(self.steps * term + self.process.prior_divergence(self.schedule.last_alpha), scored)
-        return nats, spread(cross_entropy, scored)
+        prior = self.process.prior_divergence(self.schedule.last_alpha)
+        return scored.spread(self.steps * term + prior), scored.spread(cross_entropy)
 
 
 def _divergence(truth: Tensor, guess: Tensor) -> Tensor:

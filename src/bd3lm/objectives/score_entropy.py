@@ -13,9 +13,10 @@ from bd3lm.diffusion import (
     sedd_at_masks,
     uniform_score_entropy,
 )
-from bd3lm.models import Denoiser
+from bd3lm.models import Denoiser, send
 from bd3lm.objectives.base import TokenBatch, TokenLoss
-from bd3lm.objectives.corruption import CorruptionObjective, spread
+from bd3lm.objectives.corruption import CorruptionObjective
+from bd3lm.objectives.places import Places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,27 +43,29 @@ class ScoreEntropy(CorruptionObjective):
             )
 
     def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None) -> TokenLoss:
-        batch, draws = batch.to(model.device), self.checked(batch, draws).to(model.device)
+        draws = self.checked(batch, draws)
         absorbing = isinstance(self.process, Absorbing)
         return self._absorbing(model, batch, draws) if absorbing else self._uniform(model, batch, draws)
 
     def _absorbing(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> TokenLoss:
         masks = Times(self.schedule)(draws, batch.scored)
         logits, hidden = self.logits_at_masks(model, batch, masks)
-        entropy = score_entropy_at_masks(sedd_at_masks(logits, self.mask_id), batch.tokens[hidden])
-        nats = spread(entropy, hidden) * masks.weight[:, 0]
-        return TokenLoss(nats=nats, weight=batch.scored.to(nats.dtype))
+        entropy = score_entropy_at_masks(sedd_at_masks(logits, self.mask_id), hidden.pick(batch.tokens))
+        nats = hidden.spread(entropy) * send(masks.weight[:, 0], model.device)
+        return TokenLoss(nats=nats, weight=send(batch.scored, model.device).to(nats.dtype))
 
     def _uniform(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> TokenLoss:
-        t, scored = draws.levels, batch.scored
+        t = draws.levels
         mask_rate = self.schedule.mask_rate(t)
         corrupted = self.process.corrupt_at(batch.tokens, mask_rate, draws.tokens)
-        noisy = torch.where(scored, corrupted, batch.tokens)
+        noisy = torch.where(batch.scored, corrupted, batch.tokens)
+        scored = Places.of(batch.scored, model.device)
         logits = self.logits(model, noisy, mask_rate, scored)
-        x_t, rate = noisy[scored], mask_rate.expand(scored.shape)[scored]
+        x_t, x_0, rate = map(scored.pick, (noisy, batch.tokens, mask_rate.expand(noisy.shape)))
         log_score = sedd(logits, x_t, 1.0 - rate, scale_by_noise=False)
-        entropy = spread(uniform_score_entropy(log_score, x_t, batch.tokens[scored], rate), scored)
-        speed = (self.schedule.mask_rate_prime(t) / self.schedule.alpha(t)).to(entropy.dtype)  # −α'/α
-        counted = scored.to(entropy.dtype)
+        entropy = scored.spread(uniform_score_entropy(log_score, x_t, x_0, rate))
+        speed = self.schedule.mask_rate_prime(t) / self.schedule.alpha(t)  # −α'/α
+        counted = send(batch.scored, model.device).to(entropy.dtype)
         prior = self.process.prior_divergence(self.schedule.last_alpha)
-        return TokenLoss(nats=speed * entropy + prior * counted, weight=counted)
+        nats = send(speed.to(entropy.dtype), model.device) * entropy + prior * counted
+        return TokenLoss(nats=nats, weight=counted)

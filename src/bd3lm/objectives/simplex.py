@@ -16,8 +16,9 @@ from bd3lm.diffusion import (
     conditioning_noise,
     derive_seed,
 )
-from bd3lm.models import Bidirectional, BlockDiffusion, Denoiser
+from bd3lm.models import Bidirectional, BlockDiffusion, Denoiser, send
 from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, check_scored, token_nats
+from bd3lm.objectives.places import Places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +78,11 @@ class SimplexDiffusionLoss(Objective):
                 f"got {draws.tokens.shape[1]} in blocks of {draws.block_size}"
             )
         check_scored(batch, self.mask_id)
-        batch, draws = batch.to(model.device), draws.to(model.device)
-        scored = batch.scored
-        states = self._states(model, batch, draws)[:, :length]
-        nats = token_nats(model.head(states[scored]), batch.tokens[scored], self.mask_id)
-        return TokenLoss(
-            nats=nats.new_zeros(scored.shape).masked_scatter(scored, nats), weight=scored.to(nats.dtype)
-        )
+        scored = Places.of(batch.scored, model.device)
+        states = scored.pick(self._states(model, batch, draws)[:, :length])
+        nats = token_nats(model.head(states), scored.pick(batch.tokens), self.mask_id)
+        counted = send(batch.scored, model.device).to(nats.dtype)
+        return TokenLoss(nats=scored.spread(nats), weight=counted)
 
     def _states(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> Tensor:
         """Hidden states of all noisy blocks, those of the last one's missing positions too."""
@@ -97,9 +96,13 @@ class SimplexDiffusionLoss(Objective):
         levels = torch.ones_like(draws.levels) if self.pure_noise else draws.levels
         t = (levels * self.steps).ceil().clamp(1, self.steps)
         alpha_bar = self.schedule.alpha_bar(t / self.steps).repeat_interleave(self.block_size, dim=1)
-        noisy = self._noisy(model, tokens, alpha_bar.masked_fill(~scored, 1.0), draws)
-        noisy = torch.where(absent.unsqueeze(-1), model.embed(tokens.new_tensor(self.mask_id)), noisy)
-        noise = conditioning_noise(1.0 - alpha_bar) if model.uses_noise else None
+        noise = send(conditioning_noise(1.0 - alpha_bar), model.device) if model.uses_noise else None
+        tokens, absent, kept = (
+            send(each, model.device) for each in (tokens, absent, alpha_bar.masked_fill(~scored, 1.0))
+        )
+        noisy = self._noisy(model, tokens, kept, draws)
+        mask = model.embed(tokens.new_full((), self.mask_id))  # a new_tensor would wait for the device
+        noisy = torch.where(absent.unsqueeze(-1), mask, noisy)
         if whole == self.block_size:
             return model(noisy, layout=Bidirectional(whole), noise=noise)
         inputs = torch.cat((noisy, model.embed(tokens)), dim=1)
