@@ -13,21 +13,11 @@ pytest.importorskip("benchmarks.evidence", reason="the experiments are not part 
 
 from benchmarks.evidence import paper, plan
 from benchmarks.evidence.__main__ import main, work
+from benchmarks.evidence.measures import TRAINED_ON, ZERO_SHOT, Perplexity, Texts, Variance, describe
 from benchmarks.evidence.prepare import pack, prepare_tiny, unpack
 from benchmarks.evidence.results import Results
-from benchmarks.evidence.runs import (
-    STEPS,
-    TRAINED_ON,
-    ZERO_SHOT,
-    Perplexity,
-    Run,
-    Texts,
-    Variance,
-    all_runs,
-    describe,
-)
+from benchmarks.evidence.runs import STEPS, Run, all_runs
 from benchmarks.evidence.samples import unpack_samples
-from benchmarks.evidence.tables import Evidence, render
 from benchmarks.evidence.tiny import tiny
 from benchmarks.evidence.train import Place, run_steps
 
@@ -152,7 +142,6 @@ def test_a_run_that_diverges_is_a_result_and_the_rest_goes_on(
     before = file.read_text()
     do([wild], place, file)
     assert file.read_text() == before
-    assert "diverged" in render(Evidence(results, [wild, *map(tiny, all_runs())]), {})
     assert "not finite" in capsys.readouterr().out
 
 
@@ -217,32 +206,7 @@ def test_texts_can_be_judged_later(place: Place, tmp_path: Path):
         samples = Samples.read(file)
         samples.require_from_nothing()
         assert samples.values("length") == [32 * contexts] * 2
-    named = {line["result"]["set"] for line in results.of(run, "measured")}
-    judged = {f"bd3lm-4-s0-{name}": {"perplexity": 123.4, "bits_per_character": 1.5} for name in named}
-    assert render(Evidence(results, [run, *map(tiny, all_runs())]), judged).count("123.4") >= 2
-
-
-def test_tables_show_what_was_measured(tmp_path: Path):
-    results = Results(tmp_path / "evidence.jsonl")
-    for seed, exact in enumerate((40.0, 42.0)):
-        _add_perplexity(results, RUNS[f"ar/{seed}"], [("exact", exact)])
-        _add_perplexity(results, RUNS[f"bd3lm-4/{seed}"], [("exact", exact * 1.05), ("nelbo", exact * 1.2)])
-    # On a part of the text figures are lower or higher: they must not be mixed with those of all of it.
-    part = {"part": True, "sequences": 128}
-    _add_perplexity(results, RUNS["ar/0"], [("exact", 50.0)], **part)
-    _add_perplexity(results, RUNS["bd3lm-8/0"], [("exact", 55.0), ("nelbo", 60.0)], **part)
-    text = render(Evidence(Results(tmp_path / "none", [results.file]), all_runs()), {})
-    main_rows, part_rows = text.split("## ")[1:3]
-    assert "| ar | – | – | 41.00 ± 1.41 | +0.0% | 22.83 | +0.0% | 17.54 | +0.0% |" in main_rows
-    assert "| bd3lm-4 | ≤ 49.20 ± 1.70 | +20.0% | 43.05 ± 1.48 | +5.0% | 28.23 | +23.7% |" in main_rows
-    assert "| bd3lm-8 | – | – | – | – |" in main_rows
-    assert "| bd3lm-8 | ≤ 60.00 | +20.0% | 55.00 | +10.0% |" in part_rows
-
-
-def _add_perplexity(results: Results, run: Run, figures: list[tuple[str, float]], **changes: object) -> None:
-    measure = {**describe(EXACT), **changes}
-    found = [{"name": name, "nats": math.log(value)} for name, value in figures]
-    results.add("measured", run, measure=measure, result={"figures": found}, seconds=1.0, training=run.kind)
+    assert unpack_samples([results.samples], tmp_path / "texts", judged=[files[0].stem]) == files[1:]
 
 
 def test_a_torn_line_is_left_out(tmp_path: Path):

@@ -9,9 +9,10 @@ from tempfile import TemporaryDirectory
 import torch
 from benchmarks.evidence import plan
 from benchmarks.evidence.measure import measure
+from benchmarks.evidence.measures import Measure, describe
 from benchmarks.evidence.prepare import prepare_tiny, unpack
 from benchmarks.evidence.results import PATTERN, Results
-from benchmarks.evidence.runs import Measure, Run, all_runs, describe
+from benchmarks.evidence.runs import Run, all_runs
 from benchmarks.evidence.tiny import tiny
 from benchmarks.evidence.train import Place, train
 

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from benchmarks.evidence.measures import TRAINED_ON, Documents, Measure, Perplexity, Texts, Variance
 from benchmarks.evidence.results import Results
-from benchmarks.evidence.runs import TRAINED_ON, Documents, Measure, Perplexity, Run, Texts, Variance
+from benchmarks.evidence.runs import Run
 from benchmarks.evidence.train import Place, dense_attention
 
 from bd3lm.commands.perplexities import figure_record

@@ -62,8 +62,12 @@ SCHEDULES = {
     "schedule-16-cosine": (31.41, 13.00),
 }
 
-# Table 6, (median, longest) document in tokens, OpenWebText.
-LENGTHS = {"ar": (4008, 131_000), "bd3lm-16": (798, 9982)}
+# The best mask range by block size (Table 8).
+CLIPS = {4: (0.45, 0.95), 16: (0.3, 0.8)}
+
+# Table 6, (median, longest) document in tokens, OpenWebText, and of its training set.
+LENGTHS = {"ar": (4008, 131_000), "sedd": (1021, 1024), "bd3lm-16": (798, 9982)}
+TRAINING_LENGTHS = (717, 131_000)
 
 # Table 7, generative perplexity under GPT2-Large at one and two contexts of 1,024.
 GENERATIVE = {
@@ -74,4 +78,4 @@ GENERATIVE = {
     "bd3lm-8": (30.4, 28.2),
     "bd3lm-4": (25.7, 23.6),
 }
-SSD_LM = {1000: 37.2, 25: 281.3}  # by steps a block, at one context
+SSD_LM = {1000: (37.2, 35.3), 25: (281.3, 281.9)}  # by steps a block

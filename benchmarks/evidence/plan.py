@@ -3,8 +3,9 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from benchmarks.evidence.measures import Documents, Measure, Perplexity, Texts
 from benchmarks.evidence.results import Results
-from benchmarks.evidence.runs import Documents, Measure, Perplexity, Run, Texts
+from benchmarks.evidence.runs import Run
 from benchmarks.evidence.train import run_steps
 
 # Guesses for one H200, in seconds, until something was timed.

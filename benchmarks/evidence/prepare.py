@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.evidence.runs import TRAINED_ON, ZERO_SHOT
+from benchmarks.evidence.measures import TRAINED_ON, ZERO_SHOT
 
 from bd3lm.data import PydocCorpus, detokenizers, load_corpus, load_tokenizer, prepare, train_bpe
 from bd3lm.data.corpus import Corpus, digest

@@ -3,8 +3,8 @@
     python -m benchmarks.evidence.real evidence.tar.xz FOLDER
 
 Writes FOLDER/real-x1.jsonl and real-x2.jsonl for `bd3lm judge`, texts of one and two contexts as training
-wraps them, spread over the test split, and `real.json`, beside the results, with the lengths of the training
-documents.
+wraps them, spread over the test split, and `real.json`, beside the results, with the size of the training
+text and the lengths of its documents.
 """
 
 import argparse
@@ -17,11 +17,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from benchmarks.evidence.measures import TRAINED_ON, Texts
 from benchmarks.evidence.prepare import unpack
-from benchmarks.evidence.runs import COMMON, TRAINED_ON, Texts
+from benchmarks.evidence.runs import COMMON
 from benchmarks.evidence.samples import RESULTS, write_texts
 
-from bd3lm.data import TokenShards, Tokenizer, WrappedTokens
+from bd3lm.data import Tokenizer, TokenShards, WrappedTokens
 from bd3lm.evaluation import LengthStatistics
 from bd3lm.evaluation.lengths import evenly_spaced
 from bd3lm.sampling import token_entropy
@@ -60,10 +61,15 @@ def _record(tokens: Sequence[int], tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def real_lengths(shards: TokenShards) -> dict[str, Any]:
+def real_facts(shards: TokenShards) -> dict[str, Any]:
     lengths = shards.lengths("train")
-    statistics = asdict(LengthStatistics.of(lengths))
-    return {"data": shards.fingerprint[:16], **statistics, "lengths": evenly_spaced(lengths, _KEPT)}
+    return {
+        "data": shards.fingerprint[:16],
+        "vocabulary": shards.tokenizer.vocab_size,
+        "tokens": shards.split("train").tokens,
+        **asdict(LengthStatistics.of(lengths)),
+        "lengths": evenly_spaced(lengths, _KEPT),
+    }
 
 
 def main() -> None:
@@ -78,7 +84,7 @@ def main() -> None:
         for contexts in (1, 2):
             samples = real_samples(shards, contexts * COMMON["data"]["context"], Texts().count)
             print(f"wrote {write_texts(options.folder / f'{real_name(contexts)}.jsonl', samples)}")
-        (options.results / REAL).write_text(json.dumps(real_lengths(shards)) + "\n", "utf-8")
+        (options.results / REAL).write_text(json.dumps(real_facts(shards)) + "\n", "utf-8")
     print(f"wrote {options.results / REAL}")
 
 

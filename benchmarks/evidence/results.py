@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.evidence.runs import Measure, Run, describe
+from benchmarks.evidence.measures import Measure, describe
+from benchmarks.evidence.runs import Run
 
 PATTERN = "evidence*.jsonl"
 Line = dict[str, Any]

@@ -1,304 +1,294 @@
-"""The results as Markdown tables, beside the paper's own figures.
+"""The results as tables, beside the paper's own figures; what is missing is told from what does not exist."""
 
-    python -m benchmarks.evidence.tables [--judged judged.json...]
-
-A figure with ± is the mean of several seeds and their standard deviation; one without is a single seed. ≤ is
-an upper bound, no sign is exact. What is not measured yet is a dash. `--judged` reads what `bd3lm judge`
-wrote with --out of the files that `samples.py` makes.
-"""
-
-import argparse
-import json
-import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.evidence import paper
-from benchmarks.evidence.results import PATTERN, Line, Results
-from benchmarks.evidence.runs import BEST, RANGES, TRAINED_ON, ZERO_SHOT, Run, all_runs, range_name
+from benchmarks.evidence.figures import NONE, NOT_MEASURED, Difference, Evidence, Nats, Written, number, shown
+from benchmarks.evidence.measures import ZERO_SHOT, Documents, Variance
+from benchmarks.evidence.runs import BEST, COMMON, RATES, Run, range_name
 
-_RESULTS = Path(__file__).parent.parent / "results"
-_DASH = "–"
+from bd3lm.reports.document import Table
+
 MAIN = ("ar", "d3pm", "sedd", "mdlm", "bd3lm-16", "bd3lm-8", "bd3lm-4")
-Rows = list[Sequence[Any]]
+CORPORA = {"LM1B": paper.LM1B, "OpenWebText": paper.OPENWEBTEXT}
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What was measured, by the name of a run, over its seeds."""
-
-    results: Results
-    runs: Sequence[Run]
-
-    def measured(self, name: str, kind: str) -> Iterator[Line]:
-        for run in self.runs:
-            if run.name == name:
-                lines = self.results.of(run, "measured")
-                yield from (line for line in lines if line["measure"]["kind"] == kind)
-
-    def nats(
-        self,
-        name: str,
-        estimator: str,
-        data: str = TRAINED_ON,
-        *,
-        figure: str | None = None,
-        part: bool = False,
-    ) -> list[float]:
-        """Of every seed, by what was asked for; `figure` names one of several that an estimator gives."""
-        found: dict[int, float] = {}
-        for line in self.measured(name, "perplexity"):
-            asked = line["measure"]
-            if (asked["estimator"], asked["data"], asked["part"]) != (estimator, data, part):
-                continue
-            for each in line["result"]["figures"]:
-                if each["name"] == (figure or estimator) and each["nats"] is not None:
-                    found[line["seed"]] = each["nats"]
-        return list(found.values())
-
-    def exact(self, name: str, data: str = TRAINED_ON, *, part: bool = False) -> list[float]:
-        return self.nats(name, "exact", data, part=part)
-
-    def bound(self, name: str, data: str = TRAINED_ON, *, part: bool = False) -> list[float]:
-        """The NELBO: enumerated, by counts, or as the method has it."""
-        ways = {"exact": "nelbo", "counts": "counts", "nelbo": "nelbo"}
-        each = (self.nats(name, way, data, figure=figure, part=part) for way, figure in ways.items())
-        return next((values for values in each if values), [])
-
-    def best(self, name: str, data: str = TRAINED_ON) -> str:
-        """The exact figure, else the bound."""
-        return perplexity(self.exact(name, data)) if self.exact(name, data) else bound(self.bound(name, data))
-
-    def variances(self, name: str) -> dict[str, float]:
-        lines = self.measured(name, "variance")
-        return {rule: found["variance"] for line in lines for rule, found in line["result"]["rules"].items()}
-
-    def above(self, values: Sequence[float], *, part: bool = False) -> str:
-        """By how much a perplexity lies above that of AR on the same text."""
-        ar = self.exact("ar", part=part)
-        if not values or not ar:
-            return _DASH
-        return f"{math.expm1(statistics.mean(values) - statistics.mean(ar)):+.1%}"
-
-
-def perplexity(nats: Sequence[float]) -> str:
-    """Of one seed, or the mean over several and their standard deviation."""
-    values = [math.exp(each) for each in nats]
-    if not values:
-        return _DASH
-    mean = statistics.mean(values)
-    return f"{mean:.2f}" if len(values) == 1 else f"{mean:.2f} ± {statistics.stdev(values):.2f}"
-
-
-def bound(nats: Sequence[float]) -> str:
-    return f"≤ {perplexity(nats)}" if nats else _DASH
-
-
-def number(value: float | None, form: str = ".2f") -> str:
-    return _DASH if value is None else format(value, form)
-
-
-def above(value: float | None, other: float | None) -> str:
-    return _DASH if value is None or other is None else f"{value / other - 1:+.1%}"
-
-
-def main_table(evidence: Evidence) -> Rows:
-    ours = ("bound", "over AR", "exact", "over AR")
-    rows: Rows = [("model", *ours, "paper, LM1B", "over AR", "paper, OpenWebText", "over AR")]
+def main_table(evidence: Evidence) -> Table:
+    headings = ["model", "seeds", "bound", "over AR", "exact", "over AR"]
+    for corpus in CORPORA:
+        headings += [f"paper, {corpus}", "over AR"]
+    rows = []
     for name in MAIN:
-        theirs = [
-            cell
-            for table in (paper.LM1B, paper.OPENWEBTEXT)
-            for cell in (number(table.get(name)), above(table.get(name), table["ar"]))
-        ]
-        rows.append((name, *_both(evidence, name), *theirs))
-    return rows
+        theirs = [cell for table in CORPORA.values() for cell in _paper_cells(table, name)]
+        rows.append([name, _seeds(evidence, name), *_both(evidence, name), *theirs])
+    return Table(
+        "Perplexity of the test split, and by how much it lies above the likelihood of AR. The paper's are "
+        "bounds, but for AR. Exact figures of larger blocks are in the next table.",
+        headings,
+        rows,
+    )
 
 
-def _both(evidence: Evidence, name: str) -> tuple[str, str, str, str]:
+def _paper_cells(table: Mapping[str, float], name: str) -> list[str]:
+    value = table.get(name)
+    above = NONE if value is None or name == "ar" else str(Difference.of(value, table["ar"]))
+    return [number(value, missing=NONE), above]
+
+
+def _seeds(evidence: Evidence, name: str) -> str:
+    return f"{len(evidence.best(name).values)} of {len(evidence.named(name))}"
+
+
+def _both(evidence: Evidence, name: str) -> list[str]:
     """The bound and the exact figure, each with its distance from AR."""
-    least, exact = evidence.bound(name) if name != "ar" else [], evidence.exact(name)
-    return bound(least), evidence.above(least), perplexity(exact), evidence.above(exact)
+    has_bound, has_exact = _has(evidence, name)
+    least = _cells(evidence, name, evidence.bound(name)) if has_bound else [NONE, NONE]
+    return least + (_cells(evidence, name, evidence.exact(name)) if has_exact else [NONE, NONE])
 
 
-def part_table(evidence: Evidence) -> Rows:
+def _cells(evidence: Evidence, name: str, nats: Nats, *, part: bool = False) -> list[str]:
+    above = NONE if name == "ar" else shown(evidence.above_ar(nats, part=part))
+    return [str(nats), above]
+
+
+def _has(evidence: Evidence, name: str) -> tuple[bool, bool]:
+    """Whether a model has a bound that is not exact, and an exact likelihood of the whole test text."""
+    method = evidence.named(name)[0].recipe.method
+    if method.kind == "autoregressive":
+        return False, True
+    return True, getattr(method, "block_size", None) in (1, 4)
+
+
+def part_table(evidence: Evidence) -> Table:
     """What takes many passes, on fewer sequences: exact for blocks of 8, a tighter bound for blocks of 16."""
-    rows: Rows = [("run", "NELBO", "over AR", "exact, or ≤ iw:8", "over AR")]
-    for name in dict.fromkeys(run.name for run in evidence.runs):
-        exact, tight = evidence.exact(name, part=True), evidence.nats(name, "iw:8", part=True)
-        if not exact and not tight:
-            continue
-        least = evidence.bound(name, part=True) if name != "ar" else []
-        shown = perplexity(exact) if exact else bound(tight)
-        nelbo = bound(least), evidence.above(least, part=True)
-        rows.append((name, *nelbo, shown, evidence.above(exact or tight, part=True)))
-    return rows
+    rows = []
+    for name in _names(evidence, lambda run: any(getattr(each, "part", False) for each in run.measures)):
+        close = evidence.exact(name, part=True) or evidence.nats(name, "iw:8", part=True)
+        bound = evidence.bound(name, part=True)
+        least = [NONE, NONE] if name == "ar" else _cells(evidence, name, bound, part=True)
+        rows.append([name, *least, *_cells(evidence, name, close, part=True)])
+    return Table(
+        "On the first sequences of the test split, which compare with each other only: the exact perplexity "
+        "where it can be computed, else a bound from eight orders a block.",
+        ["run", "NELBO", "over AR", "exact, or ≤ by iw:8", "over AR"],
+        rows,
+    )
 
 
-def zero_shot_table(evidence: Evidence) -> Rows:
-    rows: Rows = [("model", *ZERO_SHOT)]
+def _names(evidence: Evidence, wanted: Callable[[Run], bool]) -> list[str]:
+    return list(dict.fromkeys(run.name for run in evidence.runs if wanted(run)))
+
+
+def rate_table(evidence: Evidence) -> Table:
+    rows = []
+    for rate in RATES:
+        used = rate == COMMON["optimizer"]["lr"]
+        names = [name if used else f"{name}-rate-{rate:g}" for name in ("ar", "counts-4")]
+        rows.append(
+            [f"{rate:g}{', used' if used else ''}", *(_first_valid(evidence, name) for name in names)]
+        )
+    caption = "Exact perplexity of validation text by learning rate, first seed."
+    return Table(caption, ["rate", "ar", "counts-4"], rows)
+
+
+def _first_valid(evidence: Evidence, name: str) -> str:
+    return str(Nats(evidence.exact(name, split="valid").values[:1]))
+
+
+def zero_shot_table(evidence: Evidence) -> Table:
+    rows = []
     for name in (*MAIN, f"{BEST}-4", f"{BEST}-16"):
-        rows.append((name, *(evidence.best(name, data) for data in ZERO_SHOT)))
+        rows.append([name, *(str(evidence.as_in_paper(name, data)) for data in ZERO_SHOT)])
+        if _has(evidence, name) == (True, True):
+            rows.append([f"{name}, exact", *(str(evidence.exact(name, data)) for data in ZERO_SHOT)])
         if name in paper.ZERO_SHOT:
-            rows.append((f"{name}, the paper's", *map(number, paper.ZERO_SHOT[name]), _DASH))
-    return rows
+            rows.append([f"{name}, the paper's", *map(number, paper.ZERO_SHOT[name]), NONE])
+    return Table(
+        "Perplexity of text that no model was trained on, first seed. The paper's under elife and acl are of "
+        "PubMed and arXiv.",
+        ["model", *ZERO_SHOT],
+        rows,
+    )
 
 
-def case_table(evidence: Evidence) -> Rows:
-    rows: Rows = [
-        ("model", "perplexity", "paper", "Var, linear", "Var, fully masked", "nats at 25, 50, 75, 100 %")
-    ]
+def case_table(evidence: Evidence) -> Table:
+    rows = []
     for name, theirs in paper.CASE_STUDY.items():
         found = evidence.variances(name)
-        spreads = [number(found.get(rule)) for rule in paper.CASE_VARIANCE]
-        rows.append((name, evidence.best(name), number(theirs), *spreads, _curve(evidence, name)))
-    rows.append(("the paper's Var", "", "", *map(number, paper.CASE_VARIANCE.values()), ""))
-    return rows
+        draws = any(isinstance(each, Variance) for each in evidence.named(name)[0].measures)
+        missing = NOT_MEASURED if draws else NONE
+        spreads = [number(found.get(rule), missing=missing) for rule in paper.CASE_VARIANCE]
+        rows.append([name, str(evidence.best(name)), number(theirs), *spreads])
+    rows.append(["the paper's Var", NONE, NONE, *map(number, paper.CASE_VARIANCE.values())])
+    return Table(
+        "Perplexity of the test split, and the variance of the loss with masks at uniform rates and with all "
+        "tokens masked.",
+        ["model", "perplexity", "paper, LM1B", "Var, uniform rates", "Var, fully masked"],
+        rows,
+    )
 
 
-def _curve(evidence: Evidence, name: str) -> str:
-    """The training loss of the first seed; all of it is in the results."""
-    run = next(run for run in evidence.runs if run.name == name)
-    losses = {line["step"]: line["train_nats"] for line in evidence.results.of(run, "step")}
-    last = run.recipe.train.steps
-    near = [
-        min(losses, key=lambda step: abs(step - last * part)) for part in (0.25, 0.5, 0.75, 1.0) if losses
-    ]
-    return ", ".join(f"{losses[step]:.2f}" for step in near) or _DASH
+def tuned_label(name: str) -> str:
+    """A run of the next two tables: its block size, and its mask range or schedule."""
+    kind, size, *rest = name.split("-")
+    masks = f"U[{', '.join(rest)}]" if kind == "range" else rest[0].replace("_", " ")
+    return f"{size}, {masks}"
 
 
-def range_table(evidence: Evidence) -> Rows:
-    rows: Rows = [("blocks", "masks", "bound", "Var", "paper's bound", "paper's Var")]
-    for size in (None, 16, 4):
-        for low, high in RANGES:
-            name = range_name(size, low, high)
-            rows.append(
-                (size or "L", f"U[{low:g}, {high:g}]", *_tuned(evidence, name, paper.RANGES[size, low, high]))
-            )
-    return rows
+_TUNED = ["blocks of, masks", "bound", "Var", "paper's bound", "paper's Var"]
 
 
-def schedule_table(evidence: Evidence) -> Rows:
-    rows: Rows = [("run", "bound", "Var", "paper's bound", "paper's Var")]
-    rows += [(name, *_tuned(evidence, name, theirs)) for name, theirs in paper.SCHEDULES.items()]
-    return rows
+def range_table(evidence: Evidence) -> Table:
+    theirs = {range_name(*key): figures for key, figures in paper.RANGES.items()}
+    return Table(
+        "Fine-tuned from one checkpoint under a range of mask rates: the bound of the test split, and the "
+        "variance of the loss under that range.",
+        _TUNED,
+        [_tuned(evidence, name, figures) for name, figures in theirs.items()],
+    )
 
 
-def _tuned(evidence: Evidence, name: str, theirs: tuple[float, float]) -> tuple[str, ...]:
+def schedule_table(evidence: Evidence) -> Table:
+    return Table(
+        "Fine-tuned from one checkpoint under a schedule: the bound of the test split, and the variance of "
+        "the loss under that schedule.",
+        _TUNED,
+        [_tuned(evidence, name, theirs) for name, theirs in paper.SCHEDULES.items()],
+    )
+
+
+def _tuned(evidence: Evidence, name: str, theirs: tuple[float, float]) -> list[str]:
     spread = next(iter(evidence.variances(name).values()), None)
-    return bound(evidence.bound(name)), number(spread), *map(number, theirs)
+    return [tuned_label(name), str(evidence.bound(name)), number(spread), *map(number, theirs)]
 
 
-def past_table(evidence: Evidence) -> Rows:
-    cost = ("steps", "ms a step", "minutes")
-    rows: Rows = [("run", "seeds", "bound", "over AR", "exact", "over AR", "next-token head", *cost)]
-    names = dict.fromkeys(run.name for run in evidence.runs if run.table == "past")
-    for name in ("ar", "bd3lm-4", "bd3lm-16", *names):
-        first = next(run for run in evidence.runs if run.name == name)
-        stages = [line for each in first.lineage for line in evidence.results.of(each, "trained")[-1:]]
-        timed = [line for line in stages if line["step_seconds"] is not None]
-        minutes = sum(line["steps"] * line["step_seconds"] for line in timed) / 60
-        rows.append(
-            (
-                name,
-                len(evidence.bound(name) or evidence.exact(name)),
-                *_both(evidence, name),
-                perplexity(evidence.nats(name, "next-token", figure="exact")),
-                " + ".join(str(line["steps"]) for line in stages) or _DASH,
-                " + ".join(f"{line['step_seconds'] * 1000:.1f}" for line in timed) or _DASH,
-                f"{minutes:.2f}" if timed and timed == stages else _DASH,
-            )
-        )
-    return rows
+def past_names(evidence: Evidence, size: int) -> list[str]:
+    """The variants of a block size, the paper's recipe first."""
+
+    def is_variant(run: Run) -> bool:
+        return run.table == "past" and getattr(run.recipe.method, "block_size", None) == size
+
+    return [f"bd3lm-{size}", *_names(evidence, is_variant)]
 
 
-def text_table(evidence: Evidence, judged: Mapping[str, Mapping[str, Any]]) -> Rows:
-    """Every set of texts, the decoding curves among them; generative perplexity is the judge's."""
-    drawn = ("texts", "evaluations a token", "entropy", "redrawn")
-    verdicts = ("generative perplexity", "bits a character", "paper, GPT2-Large")
-    rows: Rows = [("run", "contexts", "written by", *drawn, *verdicts)]
-    for name in dict.fromkeys(run.name for run in evidence.runs):
-        for line in evidence.measured(name, "texts"):
-            asked, found = line["measure"], line["result"]
-            verdict = judged.get(f"{name}-s{line['seed']}-{found['set']}", {})
-            rule = asked["unmasking"] if asked["steps"] is None else f"{asked['steps']} steps"
-            rows.append(
-                (
-                    name,
-                    asked["contexts"],
-                    _DASH if name == "ar" else rule,
-                    found["texts"],
-                    number(found["evaluations_per_token"]),
-                    number(found["entropy"]),
-                    found["redraws"] if asked["floor"] else "free",
-                    number(verdict.get("perplexity"), ".1f"),
-                    number(verdict.get("bits_per_character"), ".3f"),
-                    number(_theirs(name, asked), ".1f"),
-                )
-            )
-    return rows
+def past_table(evidence: Evidence, size: int) -> Table:
+    rows = []
+    for name in ("ar", *past_names(evidence, size)):
+        is_candidate = name != f"bd3lm-{size}"
+        valid = str(evidence.best(name, split="valid")) if is_candidate else NONE
+        cells = [_seeds(evidence, name), valid, *_both(evidence, name), _head(evidence, name)]
+        rows.append([name, *cells, *_cost(evidence, name)])
+    return Table(
+        f"Blocks of {size}: perplexity at equal tokens, of runs called time- in the time of counts-{size}. "
+        "Variants are chosen by the validation column; the others are of the test split. The next-token head "
+        "is the same network as an autoregressive one, first tokens aside. Steps and minutes are of the "
+        "first seed, of all stages, without compiling.",
+        [
+            *("run", "seeds", "validation", "bound", "over AR", "exact", "over AR"),
+            *("next-token head", "steps", "minutes"),
+        ],
+        rows,
+    )
 
 
-def _theirs(name: str, asked: Mapping[str, Any]) -> float | None:
-    if name == "ssd-lm":
-        return paper.SSD_LM.get(asked["steps"])
-    return paper.GENERATIVE.get(name, (None, None))[asked["contexts"] - 1] if asked["floor"] else None
+def _head(evidence: Evidence, name: str) -> str:
+    asked = any(getattr(each, "estimator", "") == "next-token" for each in evidence.named(name)[0].measures)
+    return str(evidence.nats(name, "next-token", figure="exact")) if asked else NONE
 
 
-def length_table(evidence: Evidence) -> Rows:
-    rows: Rows = [
-        ("run", "documents", "median", "p90", "longest", "stopped by", "paper's median", "paper's longest")
+def _cost(evidence: Evidence, name: str) -> list[str]:
+    """Steps and minutes of a run and of what it starts from."""
+    stages = [evidence.results.of(each, "trained")[-1:] for each in evidence.named(name)[0].lineage]
+    if not all(stages):
+        return [NOT_MEASURED, NOT_MEASURED]
+    lines = [line for stage in stages for line in stage]
+    timed = all(line["step_seconds"] is not None for line in lines)
+    minutes = sum(line["steps"] * line["step_seconds"] for line in lines) / 60 if timed else None
+    return [" + ".join(f"{line['steps']:,}" for line in lines), number(minutes, missing="not timed")]
+
+
+TEXT_HEADINGS = ["evaluations a token", "entropy", "generative perplexity", "bits a character"]
+
+
+def text_table(evidence: Evidence) -> Table:
+    """Texts written as in the paper."""
+    rows = [
+        ["real text", f"{contexts}", NONE, NONE, *text_cells(None, evidence.real_text(contexts)), NONE]
+        for contexts in (1, 2)
     ]
-    for name in dict.fromkeys(run.name for run in evidence.runs):
-        for line in evidence.measured(name, "documents"):
-            found = line["result"]
-            ends = ", ".join(f"{reason} {count}" for reason, count in found["stopped_by"].items())
-            theirs = map(str, paper.LENGTHS.get(name, (_DASH, _DASH)))
-            rows.append((name, found["number"], found["median"], found["p90"], found["max"], ends, *theirs))
-    return rows
+    for each in evidence.texts():
+        if not each.is_decoding:
+            way = f"{each.asked.steps:,} steps" if each.asked.steps else "token by token"
+            redrawn = NONE if each.asked.floor is None else shown(each.cost and each.cost["redraws"])
+            theirs = number(paper_generative(each), ".1f", missing=NONE)
+            cells = text_cells(each.cost, each.verdict)
+            rows.append([each.run.name, f"{each.asked.contexts}", way, redrawn, *cells, theirs])
+    return Table(
+        f"Texts of one and two contexts{_judge(evidence)}. Entropy is of the tokens of a text, in nats: "
+        "texts that repeat themselves have little. ± is one standard error over texts. The paper's figures "
+        "are under GPT2-Large, of longer texts: their order compares, they do not.",
+        ["model", "contexts", "written", "redrawn", *TEXT_HEADINGS, "paper"],
+        rows,
+        text_columns=[2],
+    )
 
 
-def failure_table(evidence: Evidence) -> Rows:
-    rows: Rows = [("run", "what", "error")]
-    for run in evidence.runs:
-        rows += [(run.key, "diverged", line["error"]) for line in evidence.results.of(run, "failed")]
-    return rows
+def text_cells(cost: Mapping[str, Any] | None, verdict: Mapping[str, Any] | None) -> list[str]:
+    """What texts cost and what the judge found; real text has cost nothing."""
+    if cost is None and verdict is None:
+        return [NOT_MEASURED] * len(TEXT_HEADINGS)
+    known = cost or verdict or {}
+    drawn = [NONE if cost is None else number(cost["evaluations_per_token"]), number(known["entropy"])]
+    if verdict is None:
+        return [*drawn, "not judged", "not judged"]
+    error = "" if verdict["perplexity_error"] is None else f" ± {verdict['perplexity_error']:.1f}"
+    return [*drawn, f"{verdict['perplexity']:.1f}{error}", f"{verdict['bits_per_character']:.3f}"]
 
 
-def markdown(rows: Rows) -> str:
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+def _judge(evidence: Evidence) -> str:
+    settings = [record["settings"] for record in evidence.verdicts.values()]
+    judges = dict.fromkeys(f"{each['judge']} ({each['judge_dtype']})" for each in settings)
+    return f" under the judge {' or '.join(judges)}" if judges else ""
 
 
-def render(evidence: Evidence, judged: Mapping[str, Mapping[str, Any]]) -> str:
-    sections = {
-        "Test perplexity": main_table(evidence),
-        "Test perplexity, on fewer sequences": part_table(evidence),
-        "Zero-shot perplexity": zero_shot_table(evidence),
-        "Blocks of one token": case_table(evidence),
-        "Mask ranges": range_table(evidence),
-        "Noise schedules": schedule_table(evidence),
-        "Past the paper": past_table(evidence),
-        "Texts": text_table(evidence, judged),
-        "Lengths of documents": length_table(evidence),
-        "Failures": failure_table(evidence),
+def paper_generative(written: Written) -> float | None:
+    asked, name = written.asked, written.run.name
+    row = paper.SSD_LM.get(asked.steps or 0) if name == "ssd-lm" else paper.GENERATIVE.get(name)
+    return row[asked.contexts - 1] if row else None
+
+
+def length_table(evidence: Evidence) -> Table:
+    columns = ("number", "median", "p90", "max")
+    rows = []
+    if evidence.real:
+        counts = [f"{evidence.real[each]:,}" for each in columns]
+        rows.append(["the training set", *counts, NONE, *(f"{each:,}" for each in paper.TRAINING_LENGTHS)])
+    for name, found in documents(evidence):
+        theirs = [f"{each:,}" for each in paper.LENGTHS[name]] if name in paper.LENGTHS else [NONE, NONE]
+        cells = [NOT_MEASURED] * 5
+        if found is not None:
+            ends = ", ".join(f"{count} by {reason}" for reason, count in found["stopped_by"].items())
+            cells = [*(f"{found[each]:,}" for each in columns), ends]
+        rows.append([name, *cells, *theirs])
+    return Table(
+        "Lengths of documents in tokens, each from an end token to the next, to an entropy below the floor, "
+        "or to the limit. The paper's are of OpenWebText.",
+        [
+            *("documents of", "number", "median", "p90", "longest", "stopped"),
+            *("paper's median", "paper's longest"),
+        ],
+        rows,
+        text_columns=[5],
+    )
+
+
+def documents(evidence: Evidence) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
+    """What is known of the documents of every model that is to write some, and of the paper's others."""
+    asked = {
+        run.name: evidence.result(run, measure)
+        for run in evidence.runs
+        for measure in run.measures
+        if isinstance(measure, Documents)
     }
-    return "\n\n".join(f"## {title}\n\n{markdown(rows)}" for title, rows in sections.items() if len(rows) > 1)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="The results as Markdown tables.")
-    parser.add_argument("--results", type=Path, default=_RESULTS, help="the folder with evidence*.jsonl")
-    parser.add_argument("--judged", type=Path, nargs="+", default=[], help="what `bd3lm judge --out` wrote")
-    options = parser.parse_args()
-    results = Results(options.results / "none", sorted(options.results.glob(PATTERN)))
-    records = [record for file in options.judged for record in json.loads(file.read_text("utf-8"))]
-    judged = {Path(record["model"]).stem: record["result"] for record in records}
-    print(render(Evidence(results, all_runs()), judged))
-
-
-if __name__ == "__main__":
-    main()
+    yield from (dict.fromkeys(paper.LENGTHS) | asked).items()

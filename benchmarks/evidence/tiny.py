@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.evidence.runs import Documents, Measure, Perplexity, Run, Texts, Variance
+from benchmarks.evidence.measures import Documents, Measure, Perplexity, Texts, Variance
+from benchmarks.evidence.runs import Run
 
 from bd3lm.recipe import merge
 

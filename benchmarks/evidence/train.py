@@ -11,8 +11,9 @@ from statistics import median
 from typing import Any
 
 import torch
+from benchmarks.evidence.measures import TRAINED_ON
 from benchmarks.evidence.results import Results
-from benchmarks.evidence.runs import TRAINED_ON, Run
+from benchmarks.evidence.runs import Run
 from torch._dynamo.utils import counters
 
 from bd3lm import build

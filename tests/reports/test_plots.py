@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib
 import pytest
 
-from bd3lm.reports import plots
+from bd3lm.reports import plots, style
 from bd3lm.reports.plots import Band, Curve, Dot, Lengths, Point
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -185,7 +185,7 @@ def test_more_runs_than_colours():
     many = [Curve(f"run {index}", [1, 2], [2.0 + index, 1.0]) for index in range(40)]
     svg = plots.training_curves(many, [curve.label for curve in many])
     assert all(f"run {index}" in texts(svg) for index in range(40))
-    assert len({repr(plots._look(index)) for index in range(35)}) == 35
+    assert len({repr(style.look(index)) for index in range(35)}) == 35
 
 
 def test_a_loss_that_does_not_change_can_be_drawn():

@@ -1,57 +1,26 @@
-"""The plots of a report, as SVG: the same bytes for the same data, readable in grey and on a phone.
+"""The plots of a report, as SVG: the same bytes for the same data, readable in grey and on a phone."""
 
-Text stays text, drawn by the reader's fonts: it can be searched and read aloud, and a plot takes a few
-kilobytes. matplotlib's own font, by which places are computed, is wider than most.
-"""
-
-import io
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-# Okabe and Ito's colours, told apart by all kinds of eyes; styles and markers tell them apart in grey.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#B0568A", "#8A6A00", "#333333", "#3B9BD1")
-_DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.3)), (0, (5, 1.4, 1.2, 1.4)), (0, (8, 1.6, 3, 1.6)))
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_WIDTH = 5.2  # inches; a page shows it about 1.5 times as large, a phone as it is
-_INK, _SOFT, _GRID = "#1b1b1b", "#595959", "#e4e4e0"
-_FONTS = "system-ui, 'Helvetica Neue', Arial, sans-serif"
+from bd3lm.reports.style import (
+    COLOURS,
+    INK,
+    SOFT,
+    figure_in_style,
+    legend,
+    legend_height,
+    logarithmic_if_wide,
+    look,
+    name_rows,
+)
+
 _MOST_POINTS = 400  # of a line: more than a page has room for
-
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "axes.labelsize": 9,
-    "axes.labelcolor": _SOFT,
-    "axes.edgecolor": "#8a8a8a",
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": _GRID,
-    "grid.linewidth": 0.7,
-    "xtick.color": "#8a8a8a",
-    "ytick.color": "#8a8a8a",
-    "xtick.labelcolor": _SOFT,
-    "ytick.labelcolor": _SOFT,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "legend.labelcolor": _INK,
-    "legend.handlelength": 2.6,
-    "lines.linewidth": 1.6,
-    "text.parse_math": False,  # a dollar in a name is a dollar
-}
 
 
 @dataclass(frozen=True)
@@ -111,10 +80,10 @@ def training_curves(curves: Sequence[Curve], order: Sequence[str]) -> str:
     `order` has the labels of all models of the report, each of which looks the same in every plot.
     """
     labels = [curve.label for curve in curves]
-    with _figure("curves", height=3.0 + _legend_height(labels)) as (figure, svg):
+    with figure_in_style("curves", height=3.0 + legend_height(labels)) as (figure, svg):
         axes = figure.add_subplot()
         for curve in curves:
-            colour, dashes, marker = _look(order.index(curve.label))
+            colour, dashes, marker = look(order.index(curve.label))
             window = max(1, len(curve.train) // 25)
             x, raw = _thinned(curve.tokens), _thinned(curve.train)
             if window > 1:
@@ -138,17 +107,17 @@ def training_curves(curves: Sequence[Curve], order: Sequence[str]) -> str:
         axes.xaxis.set_major_formatter(FuncFormatter(_in_units))
         axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.grid(visible=True, axis="y")
-        _legend(figure, labels, order)
+        legend(figure, labels, order)
     return svg()
 
 
 def clip_ranges(bands: Sequence[Band], order: Sequence[str]) -> str:
     """The range of mask rates over tokens, from one search to the next."""
     labels = [band.label for band in bands]
-    with _figure("clips", height=2.4 + _legend_height(labels)) as (figure, svg):
+    with figure_in_style("clips", height=2.4 + legend_height(labels)) as (figure, svg):
         axes = figure.add_subplot()
         for band in bands:
-            colour, dashes, _ = _look(order.index(band.label))
+            colour, dashes, _ = look(order.index(band.label))
             axes.fill_between(band.tokens, band.low, band.high, step="post", color=colour, alpha=0.16, lw=0)
             for edge in (band.low, band.high):
                 axes.step(band.tokens, edge, where="post", color=colour, linestyle=dashes)
@@ -157,7 +126,7 @@ def clip_ranges(bands: Sequence[Band], order: Sequence[str]) -> str:
         axes.set_ylabel("mask rate")
         axes.xaxis.set_major_formatter(FuncFormatter(_in_units))
         axes.grid(visible=True, axis="y")
-        _legend(figure, labels, order)
+        legend(figure, labels, order)
     return svg()
 
 
@@ -171,7 +140,7 @@ _MEANINGS = {
 def perplexities(dots: Sequence[Dot], name: str = "perplexities") -> str:
     """One row a model, exact figures and bounds told apart by their marks."""
     labels = list(dict.fromkeys(dot.label for dot in dots))
-    with _figure(name, height=0.75 + 0.36 * len(labels)) as (figure, svg):
+    with figure_in_style(name, height=0.75 + 0.36 * len(labels)) as (figure, svg):
         axes = figure.add_subplot()
         for dot in dots:
             marker, _ = _MEANINGS[dot.meaning]
@@ -180,15 +149,15 @@ def perplexities(dots: Sequence[Dot], name: str = "perplexities") -> str:
                 dot.value,
                 labels.index(dot.label) + 0.22 * (beside.index(dot) - (len(beside) - 1) / 2),
                 xerr=dot.error,
-                color=_INK if dot.meaning == "exact" else _COLOURS[0],
+                color=INK if dot.meaning == "exact" else COLOURS[0],
                 marker=marker,
                 markerfacecolor="white" if dot.meaning == "bound" else None,
                 markersize=6.5,
                 elinewidth=1.1,
                 capsize=2.5,
             )
-        _rows(axes, labels)
-        _logarithmic(axes, "x", [dot.value for dot in dots])
+        name_rows(axes, labels)
+        logarithmic_if_wide(axes, "x", [dot.value for dot in dots])
         axes.set_xlabel("perplexity per token, lower is better")
         used = [meaning for meaning in _MEANINGS if any(dot.meaning == meaning for dot in dots)]
         handles = [_mark(meaning) for meaning in used]
@@ -203,7 +172,7 @@ def _mark(meaning: str) -> Line2D:
     return Line2D(
         [],
         [],
-        color=_INK if exact else _COLOURS[0],
+        color=INK if exact else COLOURS[0],
         marker=marker,
         markerfacecolor=face,
         linestyle="none",
@@ -214,20 +183,20 @@ def _mark(meaning: str) -> Line2D:
 def variances(by_run: Mapping[str, Mapping[str, float]], biased: Sequence[str], order: Sequence[str]) -> str:
     """One row a way of drawing masks, one mark a model; those that are biased are hollow."""
     rules = list(dict.fromkeys(rule for figures in by_run.values() for rule in figures))
-    height = 0.6 + 0.23 * len(rules) + _legend_height(list(by_run))
-    with _figure("variances", height=height) as (figure, svg):
+    height = 0.6 + 0.23 * len(rules) + legend_height(list(by_run))
+    with figure_in_style("variances", height=height) as (figure, svg):
         axes = figure.add_subplot()
         for label, figures in by_run.items():
-            colour, _, marker = _look(order.index(label))
+            colour, _, marker = look(order.index(label))
             for rule, value in figures.items():
                 face = "white" if rule in biased else colour
                 axes.plot(
                     value, rules.index(rule), marker=marker, color=colour, markerfacecolor=face, markersize=6
                 )
-        _rows(axes, rules)
-        _logarithmic(axes, "x", [value for figures in by_run.values() for value in figures.values()])
+        name_rows(axes, rules)
+        logarithmic_if_wide(axes, "x", [value for figures in by_run.values() for value in figures.values()])
         axes.set_xlabel("variance of the loss over blocks, lower is quieter")
-        _legend(figure, list(by_run), order, marks=True)
+        legend(figure, list(by_run), order, marks=True)
     return svg()
 
 
@@ -236,7 +205,7 @@ def length_histograms(found: Sequence[Lengths]) -> str:
     longest = max(max([*each.samples, *each.training]) for each in found)
     shortest = max(1, min(min([*each.samples, *each.training]) for each in found))
     bins = np.geomspace(shortest, max(longest, shortest + 1) * 1.0001, 25)
-    with _figure("lengths", height=0.9 + 1.35 * len(found)) as (figure, svg):
+    with figure_in_style("lengths", height=0.9 + 1.35 * len(found)) as (figure, svg):
         panels = figure.subplots(len(found), sharex=True, squeeze=False)[:, 0]
         for axes, each in zip(panels, found, strict=True):
             if each.training:
@@ -249,14 +218,14 @@ def length_histograms(found: Sequence[Lengths]) -> str:
                 bins,
                 weights=weights,
                 histtype="step",
-                color=_COLOURS[0],
+                color=COLOURS[0],
                 linewidth=1.6,
                 label="texts it wrote",
             )
             axes.axvline(
-                float(np.median(each.samples)), color=_COLOURS[0], linewidth=1.2, linestyle=(0, (4, 2))
+                float(np.median(each.samples)), color=COLOURS[0], linewidth=1.2, linestyle=(0, (4, 2))
             )
-            axes.set_title(each.label, loc="left", fontsize=9, color=_INK)
+            axes.set_title(each.label, loc="left", fontsize=9, color=INK)
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(FuncFormatter(_in_units))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
@@ -265,7 +234,7 @@ def length_histograms(found: Sequence[Lengths]) -> str:
         panels[-1].set_xlabel("length in tokens; lines mark the medians")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=2)
-        figure.supylabel("share of texts", fontsize=9, color=_SOFT)
+        figure.supylabel("share of texts", fontsize=9, color=SOFT)
     return svg()
 
 
@@ -273,10 +242,10 @@ def quality_against_cost(points: Sequence[Point], order: Sequence[str], name: st
     """Generative perplexity over network evaluations a token; a mark for each model, with its error."""
     labels = list(dict.fromkeys(point.label for point in points))
     middle = float(np.sqrt(min(point.x for point in points) * max(point.x for point in points)))
-    with _figure(name, height=2.8 + _legend_height(labels)) as (figure, svg):
+    with figure_in_style(name, height=2.8 + legend_height(labels)) as (figure, svg):
         axes = figure.add_subplot()
         for point in points:
-            colour, _, marker = _look(order.index(point.label))
+            colour, _, marker = look(order.index(point.label))
             axes.errorbar(
                 point.x, point.y, yerr=point.error, color=colour, marker=marker, markersize=6.5, capsize=2.5
             )
@@ -289,91 +258,15 @@ def quality_against_cost(points: Sequence[Point], order: Sequence[str], name: st
                 ha="left" if side == 1 else "right",
                 va="center",
                 size=8,
-                color=_SOFT,
+                color=SOFT,
             )
-        _logarithmic(axes, "x", [point.x for point in points])
-        _logarithmic(axes, "y", [point.y for point in points])
+        logarithmic_if_wide(axes, "x", [point.x for point in points])
+        logarithmic_if_wide(axes, "y", [point.y for point in points])
         axes.set_xlabel("evaluations of the network a token")
         axes.set_ylabel("generative perplexity")
         axes.margins(x=0.15)
-        _legend(figure, labels, order, marks=True)
+        legend(figure, labels, order, marks=True)
     return svg()
-
-
-@contextmanager
-def _figure(name: str, *, height: float) -> Iterator[tuple[Figure, Any]]:
-    """A figure in the house style, and what gives its SVG once it is drawn."""
-    written = io.StringIO()
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        yield figure, lambda: _portable(written.getvalue(), name)
-        figure.savefig(written, format="svg", transparent=True, metadata=dict.fromkeys(_METADATA))
-
-
-_METADATA = ("Creator", "Date", "Format", "Type")
-
-
-def _portable(svg: str, name: str) -> str:
-    """Without a preamble and a date, with the reader's fonts and ids that are unique in a page."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"font-family: [^;\"]*", f"font-family: {_FONTS}", svg)
-    svg = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{name}-", svg)
-    return re.sub(r' d="[^"]*"', _rounded, svg)
-
-
-def _rounded(path: re.Match[str]) -> str:
-    """A path to a hundredth of a point, on one line."""
-    return " " + re.sub(r"(\.\d\d)\d+", r"\1", " ".join(path.group().split()))
-
-
-def _look(index: int) -> tuple[str, Any, str]:
-    """Colour, dashes and marker of the index-th thing."""
-    return _COLOURS[index % 7], _DASHES[index % 5], _MARKERS[index % 7]
-
-
-def _legend(figure: Figure, labels: Sequence[str], order: Sequence[str], *, marks: bool = False) -> None:
-    """Above the plot, where it covers nothing; none for one label, which the caption names."""
-    if len(labels) < 2:
-        return
-    handles = []
-    for label in labels:
-        colour, dashes, marker = _look(order.index(label))
-        look: dict[str, Any] = {"marker": marker, "linestyle": "none"} if marks else {"linestyle": dashes}
-        handles.append(Line2D([], [], color=colour, label=label, **look))
-    figure.legend(handles=handles, loc="outside upper left", ncols=_legend_columns(labels))
-
-
-def _legend_columns(labels: Sequence[str]) -> int:
-    return 2 if max(map(len, labels)) < 34 else 1
-
-
-def _legend_height(labels: Sequence[str]) -> float:
-    """Room for the legend above a plot, in inches."""
-    return 0.0 if len(labels) < 2 else 0.18 * -(-len(labels) // _legend_columns(labels))
-
-
-def _rows(axes: Axes, labels: Sequence[str]) -> None:
-    """Names down the left side, first on top."""
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0, labelcolor=_INK)
-    axes.spines["left"].set_visible(False)
-    axes.grid(visible=True, axis="y")
-
-
-def _logarithmic(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
-    """A logarithmic axis where values span more than a factor of five, with ticks in plain numbers."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axes.margins(0.08)
-    axes.grid(visible=True, axis=which)
-    if max(values) <= 5 * min(values) or min(values) <= 0:
-        return
-    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-    few = max(values) < 300 * min(values)
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def _in_units(count: float, _: int) -> str:

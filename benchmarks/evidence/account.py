@@ -1,0 +1,177 @@
+"""How the results came about: the setting, what is left to do, what failed, and what it took."""
+
+from collections.abc import Sequence
+
+import torch
+from benchmarks.evidence.figures import NONE, Evidence, Nats
+from benchmarks.evidence.measures import TRAINED_ON, Documents, Perplexity, Texts
+from benchmarks.evidence.results import Line
+from benchmarks.evidence.runs import Run
+from benchmarks.evidence.samples import text_name
+
+from bd3lm.models import Transformer
+from bd3lm.presets import network_config
+from bd3lm.reports.document import Listing, Table
+from bd3lm.training import OptimizerSettings
+
+
+def setting(evidence: Evidence) -> Listing:
+    """What is the same in all runs, from the recipe of the first and from the lines."""
+    run = evidence.named("ar")[0]
+    network, optimizer, train = run.recipe.network, run.recipe.optimizer, run.recipe.train
+    context, tokens = run.recipe.data.context, _tokens(run)
+    return Listing(
+        [
+            f"Network: {network.layers} layers of {network.hidden}, {network.heads} heads, context {context}"
+            f"{_parameters(evidence, run)}, dropout {network.dropout:g}.",
+            f"Training: {train.steps:,} steps of {train.global_batch} sequences, {tokens / 1e6:.1f} M tokens"
+            f"{_read(evidence, tokens)}.",
+            f"AdamW at {optimizer.lr:g}, betas {optimizer.betas[0]:g} and {optimizer.betas[1]:g}; "
+            f"{optimizer.warmup_steps} steps of warm-up, then {_decay(optimizer)}; gradients clipped at "
+            f"{optimizer.clip_norm:g}; weights averaged with decay {train.ema_decay:g}.",
+            f"Perplexities: {_scored(evidence, data=TRAINED_ON, split='test', part=False)} tokens of the "
+            f"test split, {_scored(evidence, part=True)} where they take many passes, "
+            f"{_scored(evidence, split='valid')} of the validation split, {_scored(evidence, data='ptb')} of "
+            "each zero-shot text.",
+            f"Texts: {Texts().count} of each kind, fewer where a method is slow; {Documents().count} "
+            f"documents of at most {Documents().contexts} contexts.",
+            _machine(evidence),
+        ]
+    )
+
+
+def _decay(optimizer: OptimizerSettings) -> str:
+    if optimizer.decay == "constant":
+        return "constant"
+    over = "all others" if optimizer.decay_steps is None else f"the last {optimizer.decay_steps:,}"
+    return f"constant, falling to {optimizer.min_lr_ratio:g} of it ({optimizer.decay}) over {over}"
+
+
+def _tokens(run: Run) -> int:
+    return run.recipe.train.steps * run.recipe.train.global_batch * run.recipe.data.context
+
+
+def _parameters(evidence: Evidence, run: Run) -> str:
+    if not evidence.real:
+        return ""
+    shape, vocabulary = run.recipe.network, evidence.real["vocabulary"]
+    sizes = {"layers": shape.layers, "hidden": shape.hidden, "heads": shape.heads, "tied": shape.tied}
+    with torch.device("meta"):
+        network = Transformer(
+            network_config(shape.size, vocab_size=vocabulary, context=run.recipe.data.context, **sizes)
+        )
+    count = sum(each.numel() for each in network.parameters())
+    return f", a vocabulary of {vocabulary:,}, {count / 1e6:.1f} M parameters"
+
+
+def _read(evidence: Evidence, tokens: int) -> str:
+    if not evidence.real:
+        return ""
+    there = evidence.real["tokens"]
+    return f", {tokens / there:.1f} times the {there / 1e6:.1f} M of the training text, in one order a seed"
+
+
+def _scored(evidence: Evidence, **where: object) -> str:
+    """How many tokens a perplexity of some kind is of."""
+    asked = [
+        each.sequences * run.recipe.data.context
+        for run in evidence.runs
+        for each in run.measures
+        if isinstance(each, Perplexity) and all(getattr(each, name) == value for name, value in where.items())
+    ]
+    return f"{max(asked):,}" if asked else "no"
+
+
+def _machine(evidence: Evidence) -> str:
+    known = _digests(evidence)
+    lines = [line for line in evidence.results.lines if line["kind"] == "trained" and line["digest"] in known]
+    if not lines:
+        return "Nothing has been trained with these settings yet."
+
+    def all_of(field: str) -> str:
+        return ", ".join(dict.fromkeys(str(line[field]) for line in lines))
+
+    return (
+        f"Trained on {all_of('device')}, torch {all_of('torch')}, {all_of('precision')}; commit "
+        f"{all_of('commit')}; data {all_of('data')}."
+    )
+
+
+def _digests(evidence: Evidence) -> set[str]:
+    return {each.digest for run in evidence.runs for each in run.lineage}
+
+
+def progress_table(evidence: Evidence) -> Table:
+    rows = []
+    for table in dict.fromkeys(run.table for run in evidence.runs):
+        runs = [run for run in evidence.runs if run.table == table]
+        asked = sum(len(run.measures) for run in runs)
+        left = sum(len(evidence.results.missing(run)) for run in runs)
+        failed = sum(evidence.results.failed(run) for run in runs)
+        rows.append([table, f"{len(runs)}", f"{failed}", f"{asked}", f"{left}"])
+    headings = ["table", "runs", "diverged", "measures", "of them left"]
+    return Table("What was to be done, and what is left of it.", headings, rows)
+
+
+def failure_table(evidence: Evidence) -> Table:
+    rows = []
+    for run in evidence.runs:
+        rows += [[run.key, "diverged", line["error"]] for line in evidence.results.of(run, "failed")]
+        broken = evidence.results.of(run, "broken") if evidence.results.missing(run) else []
+        rows += [[run.key, "broke", line["error"].strip().splitlines()[-1]] for line in broken]
+    rows = rows or [["none", NONE, NONE]]
+    return Table(
+        "Runs that failed, and measures that broke.", ["run", "what", "error"], rows, text_columns=[1, 2]
+    )
+
+
+def earlier_table(evidence: Evidence) -> Table:
+    """What was trained with settings that no run has any more."""
+    known = _digests(evidence)
+    lines = [line for line in evidence.results.lines if line["digest"] not in known]
+    rows = [_earlier_row(evidence, line, lines) for line in lines if line["kind"] == "trained"]
+    headings = ["run", "commit", "steps", "exact perplexity", "bound", "generative perplexities"]
+    return Table("Trained with settings that were given up.", headings, rows or [["none", *[NONE] * 5]])
+
+
+def _earlier_row(evidence: Evidence, trained: Line, lines: Sequence[Line]) -> list[str]:
+    figures = {
+        figure["meaning"]: figure["nats"]
+        for line in lines
+        if (line["kind"], line["digest"]) == ("measured", trained["digest"])
+        and line["measure"]["kind"] == "perplexity"
+        and (line["measure"]["data"], line["measure"]["part"]) == (TRAINED_ON, False)
+        for figure in line["result"]["figures"]
+    }
+    shown = [
+        str(Nats((figures[meaning],), meaning == "bound")) if meaning in figures else NONE
+        for meaning in ("exact", "bound")
+    ]
+    start = text_name(trained["run"], trained["seed"], trained["digest"], "")
+    verdicts = [each["result"] for name, each in evidence.verdicts.items() if name.startswith(start)]
+    judged = ", ".join(f"{each['perplexity']:.1f}" for each in verdicts) or NONE
+    key, steps = f"{trained['run']}/{trained['seed']}", f"{trained['steps']:,}"
+    return [key, str(trained["commit"]), steps, *shown, judged]
+
+
+def cost_table(evidence: Evidence) -> Table:
+    """Seconds by run, from the lines; one that others start from may have been trained several times."""
+    known = _digests(evidence)
+    spent: dict[str, list[float]] = {}
+    for line in evidence.results.lines:
+        if line["kind"] in ("trained", "measured"):
+            name = line["run"] if line["digest"] in known else "earlier settings"
+            trained = line["kind"] == "trained"
+            each = spent.setdefault(name, [0, 0.0, 0.0])
+            each[0] += trained
+            each[1 if trained else 2] += line["seconds"]
+    totals = [sum(each[place] for each in spent.values()) for place in range(3)]
+    rows = [
+        [name, f"{each[0]:g}", *(f"{seconds:,.0f}" for seconds in (*each[1:], sum(each[1:])))]
+        for name, each in (*spent.items(), ("all", totals))
+    ]
+    headings = ["run", "times trained", "training, s", "measuring, s", "together, s"]
+    caption = (
+        "Time on the device by run, all seeds, compiling included. What ran at the same time counts for each."
+    )
+    return Table(caption, headings, rows)

@@ -1,0 +1,111 @@
+"""Several tokens a pass: what each rule costs, what the judge says, and where quality breaks."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from benchmarks.evidence.figures import Difference, Evidence, Written
+from benchmarks.evidence.tables import TEXT_HEADINGS, text_cells
+
+from bd3lm.reports.document import Table
+from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident
+
+MORE_PERPLEXITY, LESS_ENTROPY = 0.10, 0.10
+BREAKS = (
+    f"Quality breaks where texts lie more than {100 * MORE_PERPLEXITY:g} % above the reference (one token a "
+    "pass, in random order) in generative perplexity, or more than "
+    f"{LESS_ENTROPY:g} nats below it in entropy, in either case by at least two standard errors: they are "
+    "worse, or duller, and dull texts please a judge."
+)
+
+
+def rule_family(written: Written) -> str:
+    """A rule without its setting."""
+    match written.asked.unmasking:
+        case FirstHitting():
+            return "random order"
+        case MostConfident():
+            return "confidence"
+        case EntropyBound():
+            return "entropy"
+    raise ValueError(f"unmasking must be a rule of the decoding curves, got {written.asked.unmasking}")
+
+
+def rule_text(written: Written) -> str:
+    match written.asked.unmasking:
+        case FirstHitting(tokens_per_pass=tokens):
+            return f"random order, {tokens} a pass"
+        case MostConfident(threshold=threshold):
+            return f"confidence above {threshold:g}"
+        case EntropyBound(bound=bound):
+            return f"entropy up to {bound:g}"
+    return rule_family(written)
+
+
+def decoding_sets(evidence: Evidence) -> dict[str, list[Written]]:
+    """By model, the reference first, as the runs declare them."""
+    found: dict[str, list[Written]] = {}
+    for written in evidence.texts():
+        if written.is_decoding:
+            found.setdefault(written.run.name, []).append(written)
+    return found
+
+
+def judged_difference(written: Written, other: Written) -> Difference | None:
+    """Of generative perplexities, with the error over texts."""
+    if written.verdict is None or other.verdict is None:
+        return None
+    errors = [each["standard_error"] for each in (written.verdict, other.verdict)]
+    error = None if None in errors else math.hypot(*errors)
+    return Difference.of_logs(written.verdict["nats"], other.verdict["nats"], error)
+
+
+def breaks(written: Written, reference: Written) -> bool | None:
+    """Whether texts are worse than the reference's; None where they were not judged."""
+    worse = judged_difference(written, reference)
+    if written.verdict is None or reference.verdict is None or worse is None:
+        return None
+    entropies = [each.verdict["entropy"] for each in (reference, written) if each.verdict]
+    errors = [each.verdict["entropy_error"] or 0.0 for each in (reference, written) if each.verdict]
+    duller = Difference(entropies[0] - entropies[1], math.hypot(*errors))
+    return (worse.value > MORE_PERPLEXITY and not worse.is_noise) or (
+        duller.value > LESS_ENTROPY and not duller.is_noise
+    )
+
+
+def decoding_table(evidence: Evidence) -> Table:
+    rows = []
+    for name, sets in decoding_sets(evidence).items():
+        for each in sets:
+            broken = {None: "not judged", True: "yes", False: "no"}[breaks(each, sets[0])]
+            rows.append([name, rule_text(each), *text_cells(each.cost, each.verdict), broken])
+    return Table(
+        "Texts of one context; none is drawn again. ± is one standard error over texts.",
+        ["model", "rule", *TEXT_HEADINGS, "broken"],
+        rows,
+        text_columns=[1, 6],
+    )
+
+
+def decoding_findings(evidence: Evidence) -> Iterator[str]:
+    yield BREAKS
+    for name, sets in decoding_sets(evidence).items():
+        for family in dict.fromkeys(map(rule_family, sets)):
+            own = [each for each in sets if rule_family(each) == family]
+            yield f"`{name}` by {family}: {_until(own, sets[0])}."
+
+
+def _until(sets: Sequence[Written], reference: Written) -> str:
+    """How far a rule keeps its quality, coming from the careful end."""
+    judged = [each for each in sets if breaks(each, reference) is not None]
+    if len(judged) < len(sets):
+        return f"not measured, {len(judged)} of {len(sets)} settings were judged"
+    by_cost = sorted(judged, key=lambda each: -(each.evaluations or 0.0))
+    bad = next((place for place, each in enumerate(by_cost) if breaks(each, reference)), None)
+    if bad is None:
+        return f"quality does not break, down to {_at(by_cost[-1])}"
+    kept = f"the last before is {_at(by_cost[bad - 1])}" if bad else "even the most careful setting"
+    return f"quality breaks at {_at(by_cost[bad])}; {kept}"
+
+
+def _at(written: Written) -> str:
+    return f"{rule_text(written)}, {written.evaluations:.2f} evaluations a token"

@@ -1,0 +1,199 @@
+"""docs/results.md and its plots, from the results: prose is written by hand, and no figure is.
+
+    python -m benchmarks.evidence.document                     # rewrites the regions and the plots
+    python -m benchmarks.evidence.document --check             # fails where a region is stale
+    python -m benchmarks.evidence.document --page results.html # the same as one page that needs nothing
+
+A region lies between `<!-- NAME -->` and `<!-- end -->`. Figures in the prose around them must stand in one.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.evidence import account, decoding, findings, plots, tables
+from benchmarks.evidence.figures import Evidence
+from benchmarks.evidence.runs import BEST
+from benchmarks.evidence.samples import RESULTS
+
+from bd3lm.reports.document import Document, Listing, Part, Plot, Prose, Section
+from bd3lm.reports.markdown import render_markdown
+from bd3lm.reports.page import render_page
+
+_ROOT = Path(__file__).parents[2]
+DOCUMENT, IMAGES = _ROOT / "docs" / "results.md", "images/results"
+_REGION = re.compile(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
+_FIGURE = re.compile(r"\d+(?:\.\d+)? ?%|\d+\.\d+")  # what looks measured
+_FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_SPECIAL = re.compile(rf"{_REGION.pattern}|{_FENCE.pattern}", re.DOTALL | re.MULTILINE)
+Region = Callable[[Evidence], Iterator[Part | None]]
+
+
+def _past(size: int) -> Region:
+    def region(evidence: Evidence) -> Iterator[Part | None]:
+        yield tables.past_table(evidence, size)
+        yield plots.past_plot(evidence, size)
+        yield Listing(list(findings.past_findings(evidence, size)))
+
+    return region
+
+
+def _decoding(evidence: Evidence) -> Iterator[Part | None]:
+    yield decoding.decoding_table(evidence)
+    for size in (4, 16):
+        yield plots.decoding_plot(evidence, f"{BEST}-{size}")
+    yield Listing(list(decoding.decoding_findings(evidence)))
+
+
+def _region(
+    table: Callable[[Evidence], Part],
+    plot: Callable[[Evidence], Plot | None] | None = None,
+    found: Callable[[Evidence], Iterator[str]] | None = None,
+) -> Region:
+    """A table, its plot where there is something to plot, and what it says."""
+
+    def region(evidence: Evidence) -> Iterator[Part | None]:
+        yield table(evidence)
+        yield plot and plot(evidence)
+        yield found and Listing(list(found(evidence)))
+
+    return region
+
+
+REGIONS: Mapping[str, Region] = {
+    "setting": _region(account.setting),
+    "progress": _region(account.progress_table),
+    "rates": _region(tables.rate_table),
+    "main": _region(tables.main_table, plots.block_size_plot, findings.main_findings),
+    "part": _region(tables.part_table),
+    "zero-shot": _region(tables.zero_shot_table, None, findings.zero_shot_findings),
+    "case": _region(tables.case_table, plots.case_plot, findings.case_findings),
+    "ranges": _region(tables.range_table, None, findings.range_findings),
+    "schedules": _region(tables.schedule_table, None, findings.schedule_findings),
+    "past-4": _past(4),
+    "past-16": _past(16),
+    "texts": _region(tables.text_table, None, findings.text_findings),
+    "decoding": _decoding,
+    "lengths": _region(tables.length_table, plots.length_plot, findings.length_findings),
+    "failures": _region(account.failure_table),
+    "earlier": _region(account.earlier_table),
+    "cost": _region(account.cost_table),
+}
+
+
+def build(evidence: Evidence) -> dict[str, list[Part]]:
+    """The parts of every region."""
+    return {name: [part for part in region(evidence) if part] for name, region in REGIONS.items()}
+
+
+def rewrite(text: str, parts: Mapping[str, Sequence[Part]]) -> str:
+    """The document with its regions as they should be."""
+    found = _REGION.findall(text)
+    if sorted(found) != sorted(parts):
+        wrong = sorted(set(found) ^ set(parts)) or [name for name in found if found.count(name) > 1]
+        raise ValueError(f"the document must hold every region once, which is not so of {', '.join(wrong)}")
+    return _REGION.sub(lambda at: f"<!-- {at[1]} -->\n\n{_markdown(parts[at[1]])}\n\n<!-- end -->", text)
+
+
+def check_prose(text: str) -> None:
+    """Refuse a figure in the prose that no region has."""
+    known = {figure for at in _REGION.finditer(text) for figure in _FIGURE.findall(at[0])}
+    prose = _FENCE.sub("", _REGION.sub("", text))
+    if wrong := [figure for figure in _FIGURE.findall(prose) if figure not in known]:
+        raise ValueError(f"figures in the prose must stand in a region too, got {', '.join(wrong)}")
+
+
+def _markdown(parts: Sequence[Part]) -> str:
+    """What a report would have for these parts alone."""
+    whole = render_markdown(Document("", "", [Section("", parts)], ""), IMAGES)
+    return whole.partition("## \n\n")[2].rpartition("\n\n---")[0]
+
+
+def to_page(text: str, parts: Mapping[str, Sequence[Part]]) -> str:
+    """The document as one page: its prose, and the regions' parts in their places."""
+    head, *rest = text.split("\n## ")
+    title, _, lead = head.removeprefix("# ").partition("\n")
+    sections = []
+    for each in rest:
+        name, _, body = each.partition("\n")
+        sections.append(Section(name, list(_page_parts(body, parts))))
+    return render_page(
+        Document(title, _flat(lead), sections, "Made by `python -m benchmarks.evidence.document`.")
+    )
+
+
+def _page_parts(body: str, parts: Mapping[str, Sequence[Part]]) -> Iterator[Part]:
+    place = 0
+    for at in _SPECIAL.finditer(body):
+        yield from _prose(body[place : at.start()])
+        place = at.end()
+        yield from (
+            parts[at[1]] if at[1] else [Listing([f"`{line}`" for line in at[0].splitlines()[1:-1] if line])]
+        )
+    yield from _prose(body[place:])
+
+
+def _prose(text: str) -> Iterator[Part]:
+    for paragraph in filter(None, map(_flat, text.split("\n\n"))):
+        items = re.split(r"(?:^| )- ", paragraph)
+        yield Prose(paragraph) if len(items) == 1 else Listing(items[1:])
+
+
+def _flat(text: str) -> str:
+    """A paragraph on one line, of links only the words."""
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", " ".join(text.split()))
+
+
+def write(document: Path, parts: Mapping[str, Sequence[Part]], page: Path | None = None) -> list[Path]:
+    """Rewrite the document, its plots, and the page where one is asked for."""
+    text = rewrite(document.read_text("utf-8"), parts)
+    check_prose(text)
+    images = document.parent / IMAGES
+    files = {images / f"{plot.name}.svg": plot.svg for plot in _plots(parts)}
+    images.mkdir(parents=True, exist_ok=True)
+    for unused in {*images.glob("*.svg")} - {*files}:
+        unused.unlink()
+    files[document] = text
+    if page is not None:
+        files[page] = to_page(text, parts)
+    for file, content in files.items():
+        file.write_text(content, "utf-8")
+    return list(files)
+
+
+def _plots(parts: Mapping[str, Sequence[Part]]) -> list[Plot]:
+    return [part for each in parts.values() for part in each if isinstance(part, Plot)]
+
+
+def stale(document: Path, parts: Mapping[str, Sequence[Part]]) -> list[str]:
+    """The regions that are not what the results give, and the plots that are not there."""
+    text = document.read_text("utf-8")
+    now = {at[1]: at[0] for at in _REGION.finditer(rewrite(text, parts))}
+    check_prose(text)
+    wrong = [at[1] for at in _REGION.finditer(text) if at[0] != now[at[1]]]
+    images = document.parent / IMAGES
+    return wrong + [plot.name for plot in _plots(parts) if not (images / f"{plot.name}.svg").is_file()]
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence.document", description=__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder with the results")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="the Markdown file with the regions")
+    parser.add_argument("--page", type=Path, help="an HTML file to write too")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if something is stale")
+    options = parser.parse_args(words)
+    if options.check and options.page:
+        parser.error("--check writes nothing, so it goes without --page")
+    try:
+        parts = build(Evidence.read(options.results))
+        if not options.check:
+            print("\n".join(f"wrote {file}" for file in write(options.document, parts, options.page)))
+        elif wrong := stale(options.document, parts):
+            raise ValueError(f"{options.document.name} must be made anew, stale: {', '.join(wrong)}")
+    except ValueError as error:
+        raise SystemExit(f"evidence: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

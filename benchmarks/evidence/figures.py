@@ -1,0 +1,244 @@
+"""What was measured, by the names of runs: likelihoods over seeds, how they differ, texts with verdicts."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmarks.evidence.measures import TRAINED_ON, Measure, Texts, describe
+from benchmarks.evidence.real import REAL, real_name
+from benchmarks.evidence.results import PATTERN, Line, Results
+from benchmarks.evidence.runs import Run, all_runs
+from benchmarks.evidence.samples import JUDGED, read_verdicts, text_name
+
+NOT_MEASURED = "not measured"
+NONE = "–"
+"""There is no such figure, as of a bound of an exact likelihood, or in the paper."""
+_STANDARD_ERRORS = 2.0  # what a difference must exceed to be one
+
+
+@dataclass(frozen=True)
+class Nats:
+    """Nats a token of one text, a value for each seed; `is_bound` where the truth may be less."""
+
+    values: tuple[float, ...] = ()
+    is_bound: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def __str__(self) -> str:
+        """As a perplexity: of one seed, or the mean over several and their standard deviation."""
+        if not self.values:
+            return NOT_MEASURED
+        each = [math.exp(value) for value in self.values]
+        spread = f" ± {statistics.stdev(each):.2f}" if len(each) > 1 else ""
+        return f"{'≤ ' if self.is_bound else ''}{statistics.mean(each):.2f}{spread}"
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.values)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """By how much one figure lies above another, as a share; `error` is one standard error, if known."""
+
+    value: float
+    error: float | None = None
+
+    @classmethod
+    def of(cls, figure: float, other: float) -> "Difference":
+        """Of figures that are taken as they are printed."""
+        return cls(figure / other - 1)
+
+    @classmethod
+    def of_logs(cls, log: float, other: float, error: float | None) -> "Difference":
+        """Of figures whose logarithms, and the error of the difference of these, are known."""
+        ratio = math.exp(log - other)
+        return cls(ratio - 1, None if error is None else ratio * error)
+
+    def __str__(self) -> str:
+        error = "" if self.error is None else f" ± {100 * self.error:.1f}"
+        return f"{100 * self.value:+.1f} %{error}".replace("-", "−")
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether it is less than two standard errors; never where these are not known."""
+        return self.error is not None and abs(self.value) < _STANDARD_ERRORS * self.error
+
+
+@dataclass(frozen=True)
+class Written:
+    """A set of texts of a run: what was asked for, what it cost, and the judge's record, if there is one."""
+
+    run: Run
+    asked: Texts
+    cost: Mapping[str, Any] | None
+    judged: Mapping[str, Any] | None
+
+    @property
+    def verdict(self) -> Mapping[str, Any] | None:
+        """What the judge found, unless it found nothing finite."""
+        found = None if self.judged is None else self.judged["result"]
+        return found if found and found["perplexity"] else None
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether it is a point of the decoding curves, of which nothing is drawn again."""
+        return self.asked.floor is None and self.asked.steps is None
+
+    @property
+    def evaluations(self) -> float | None:
+        """Of the network, a token."""
+        return None if self.cost is None else self.cost["evaluations_per_token"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The results of some runs, the verdicts on their texts, and what is known of real text."""
+
+    results: Results
+    runs: Sequence[Run]
+    verdicts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    real: Mapping[str, Any] | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> "Evidence":
+        """All that lies in the folder of the results."""
+        results = Results(folder / "none", sorted(folder.glob(PATTERN)))
+        real = folder / REAL
+        return cls(
+            results,
+            all_runs(),
+            read_verdicts(sorted(folder.glob(JUDGED))),
+            json.loads(real.read_text("utf-8")) if real.exists() else None,
+        )
+
+    def named(self, name: str) -> list[Run]:
+        """A run with all its seeds."""
+        return [run for run in self.runs if run.name == name]
+
+    def measured(self, name: str, kind: str) -> Iterator[Line]:
+        for run in self.named(name):
+            lines = self.results.of(run, "measured")
+            yield from (line for line in lines if line["measure"]["kind"] == kind)
+
+    def result(self, run: Run, measure: Measure) -> Mapping[str, Any] | None:
+        lines = [line for line in self.results.of(run, "measured") if line["measure"] == describe(measure)]
+        return lines[-1]["result"] if lines else None
+
+    def nats(
+        self,
+        name: str,
+        estimator: str,
+        data: str = TRAINED_ON,
+        *,
+        figure: str | None = None,
+        part: bool = False,
+        split: str = "test",
+    ) -> Nats:
+        """By what was asked for; `figure` names one of several that an estimator gives."""
+        found: dict[int, float] = {}
+        is_bound = False
+        for line in self.measured(name, "perplexity"):
+            asked = line["measure"]
+            # The first results are older than the field, and all of the test split.
+            where = asked["data"], asked.get("split", "test"), asked["part"]
+            if asked["estimator"] != estimator or where != (data, split, part):
+                continue
+            for each in line["result"]["figures"]:
+                if each["name"] == (figure or estimator) and each["nats"] is not None:
+                    found[line["seed"]] = each["nats"]
+                    is_bound = each["name"] != "exact"
+        return Nats(tuple(found.values()), is_bound)
+
+    def exact(self, name: str, data: str = TRAINED_ON, **where: Any) -> Nats:
+        return self.nats(name, "exact", data, **where)
+
+    def bound(self, name: str, data: str = TRAINED_ON, **where: Any) -> Nats:
+        """The NELBO: enumerated, by counts, or as the method has it."""
+        ways = {"exact": "nelbo", "counts": "counts", "nelbo": "nelbo"}
+        each = (self.nats(name, way, data, figure=figure, **where) for way, figure in ways.items())
+        return next(filter(None, each), Nats())
+
+    def best(self, name: str, data: str = TRAINED_ON, **where: Any) -> Nats:
+        """The exact figure, else the bound."""
+        return self.exact(name, data, **where) or self.bound(name, data, **where)
+
+    def as_in_paper(self, name: str, data: str = TRAINED_ON, **where: Any) -> Nats:
+        """What the paper prints of such a model: the bound, of AR the likelihood."""
+        return self.bound(name, data, **where) or self.exact(name, data, **where)
+
+    @cached_property
+    def spread(self) -> float | None:
+        """The standard deviation of nats over seeds, pooled over all models that have several."""
+        found = [self.best(name).values for name in dict.fromkeys(run.name for run in self.runs)]
+        several = [values for values in found if len(values) > 1]
+        if not several:
+            return None
+        freedom = sum(len(values) - 1 for values in several)
+        squares = sum(statistics.variance(values) * (len(values) - 1) for values in several)
+        return math.sqrt(squares / freedom)
+
+    def difference(self, nats: Nats, other: Nats, *, with_noise: bool = True) -> Difference | None:
+        """By how much one perplexity lies above another, with the noise of seeds."""
+        if not nats or not other:
+            return None
+        error = None
+        if with_noise and self.spread is not None:
+            error = math.hypot(self._error(nats), self._error(other))
+        return Difference.of_logs(nats.mean, other.mean, error)
+
+    def _error(self, nats: Nats) -> float:
+        """Of a mean over seeds. Two seeds may agree by chance: the pooled spread is the least there is."""
+        own = statistics.stdev(nats.values) if len(nats.values) > 1 else 0.0
+        return max(own, self.spread or 0.0) / math.sqrt(len(nats.values))
+
+    def above_ar(self, nats: Nats, *, part: bool = False) -> Difference | None:
+        """Above the likelihood of AR on the same text."""
+        return self.difference(nats, self.exact("ar", part=part))
+
+    def variances(self, name: str) -> dict[str, float]:
+        """Of the loss, by rule."""
+        lines = self.measured(name, "variance")
+        return {rule: found["variance"] for line in lines for rule, found in line["result"]["rules"].items()}
+
+    def texts(self) -> list[Written]:
+        """Every set of texts that some run is to write, written or not."""
+        return [
+            self._written(run, measure)
+            for run in self.runs
+            for measure in run.measures
+            if isinstance(measure, Texts)
+        ]
+
+    def _written(self, run: Run, asked: Texts) -> Written:
+        cost = self.result(run, asked)
+        name = text_name(run.name, run.seed, run.digest, cost["set"]) if cost else None
+        return Written(run, asked, cost, self.verdicts.get(name) if name else None)
+
+    def real_text(self, contexts: int) -> Mapping[str, Any] | None:
+        """The verdict on held-out text of as many tokens."""
+        judged = self.verdicts.get(real_name(contexts))
+        return None if judged is None else judged["result"]
+
+    def curve(self, name: str) -> tuple[list[int], list[float]]:
+        """Tokens seen and training loss of the first seed."""
+        run = self.named(name)[0]
+        losses = {line["step"]: line["train_nats"] for line in self.results.of(run, "step")}
+        tokens = run.recipe.train.global_batch * run.recipe.data.context
+        return [step * tokens for step in losses], list(losses.values())
+
+
+def shown(value: object) -> str:
+    """A figure, or that it is not measured."""
+    return NOT_MEASURED if value is None else str(value)
+
+
+def number(value: float | None, form: str = ".2f", *, missing: str = NOT_MEASURED) -> str:
+    return missing if value is None else format(value, form)

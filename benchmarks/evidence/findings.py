@@ -1,0 +1,271 @@
+"""What the figures say, in sentences that are computed: the paper's orderings, and whether they hold here.
+
+A finding begins with its verdict. Holds and does not hold are for differences of at least two standard
+errors; smaller ones are within noise. Where the noise is not known that is said, and where a figure is
+missing the verdict is not measured.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, pairwise
+
+from benchmarks.evidence import paper
+from benchmarks.evidence.decoding import judged_difference
+from benchmarks.evidence.figures import NOT_MEASURED, Difference, Evidence, Written, shown
+from benchmarks.evidence.measures import ZERO_SHOT
+from benchmarks.evidence.runs import range_name
+from benchmarks.evidence.tables import CORPORA, documents, paper_generative, past_names, tuned_label
+
+_AIM = 0.05  # above AR, of an exact perplexity, at blocks of 4
+
+
+def verdict(ours: Difference | None, theirs: Sequence[float]) -> str:
+    """Whether a difference has the sign of the paper's, or is none where the paper has none."""
+    if ours is None:
+        return NOT_MEASURED
+    signs = {math.copysign(1, each) if each else 0 for each in theirs}
+    if len(signs) > 1:
+        return "the paper has both"
+    if ours.error is None:
+        return "noise not known" if signs == {0} else f"{_holds(ours, signs)}, noise not known"
+    if signs == {0}:
+        return "holds" if ours.is_noise else "does not hold"
+    return "within noise" if ours.is_noise else _holds(ours, signs)
+
+
+def _holds(ours: Difference, signs: set[float]) -> str:
+    return "holds" if {math.copysign(1, ours.value)} == signs else "does not hold"
+
+
+def said(verdict: str, sentence: str) -> str:
+    return f"{verdict[0].upper()}{verdict[1:]}: {sentence}"
+
+
+def ordering(
+    name: str, other: str, ours: Difference | None, theirs: Mapping[str, Difference], what: str = ""
+) -> str:
+    """One against another, in the paper and here."""
+    signs = [each.value for each in theirs.values()]
+    relation = (
+        "below"
+        if max(signs) < 0
+        else "above"
+        if min(signs) > 0
+        else "against"
+        if any(signs)
+        else "as good as"
+    )
+    here = "" if ours is None else f", here {ours}"
+    return said(
+        verdict(ours, signs), f"`{name}` {relation} `{other}`{what}{here}, in the paper {_list(theirs)}."
+    )
+
+
+def _list(theirs: Mapping[str, Difference]) -> str:
+    return ", ".join(f"{each} ({where})" for where, each in theirs.items())
+
+
+def compared(name: str, other: str, ours: Difference | None, what: str = "") -> str:
+    """One against another where the paper has nothing."""
+    if ours is None:
+        return said(NOT_MEASURED, f"`{name}` against `{other}`{what}.")
+    word = "within noise" if ours.is_noise else "lower" if ours.value < 0 else "higher"
+    word += ", noise not known" if ours.error is None else ""
+    return said(word, f"`{name}` against `{other}`{what}, {ours}.")
+
+
+def _printed(tables: Mapping[str, Mapping[str, float]], name: str, other: str) -> dict[str, Difference]:
+    return {
+        where: Difference.of(table[name], table[other])
+        for where, table in tables.items()
+        if name in table and other in table
+    }
+
+
+def main_findings(evidence: Evidence) -> Iterator[str]:
+    for low, high in pairwise(("ar", "bd3lm-4", "bd3lm-8", "bd3lm-16", "mdlm", "sedd", "d3pm")):
+        ours = evidence.difference(evidence.as_in_paper(high), evidence.as_in_paper(low))
+        yield ordering(high, low, ours, _printed(CORPORA, high, low), "" if low == "ar" else ", bounds")
+    exact, bound = evidence.exact("bd3lm-4"), evidence.bound("bd3lm-4")
+    yield (
+        f"`bd3lm-4` over `ar`: exact {shown(evidence.above_ar(exact))}, bound "
+        f"{shown(evidence.above_ar(bound))}, the paper's bound {_list(_printed(CORPORA, 'bd3lm-4', 'ar'))}."
+    )
+    looseness = evidence.difference(bound, exact, with_noise=False)
+    yield f"The bound of `bd3lm-4` over its exact perplexity: {shown(looseness)}."
+    for size, (least, most) in paper.CLIPS.items():
+        yield f"{_clips(evidence, size)}; the paper's best are U[{least:g}, {most:g}]."
+    spread = None if evidence.spread is None else f"{100 * evidence.spread:.2f} %"
+    yield f"Standard deviation of perplexity over seeds, pooled over models with several: {shown(spread)}."
+
+
+def _clips(evidence: Evidence, size: int) -> str:
+    name = f"bd3lm-{size}"
+    found = [
+        line["learned"] for run in evidence.named(name) for line in evidence.results.of(run, "trained")[-1:]
+    ]
+    ranges = ", ".join(f"U[{each['low']:g}, {each['high']:g}]" for each in found)
+    return f"Mask rates that the search of `{name}` ended with, by seed: {ranges or NOT_MEASURED}"
+
+
+def zero_shot_findings(evidence: Evidence) -> Iterator[str]:
+    """Text by text for each pair; one seed, so the noise is not known."""
+    for name, other in combinations(paper.ZERO_SHOT, 2):
+        agree, differ = [], []
+        for data, first, second in zip(
+            ZERO_SHOT, *(paper.ZERO_SHOT[each] for each in (name, other)), strict=False
+        ):
+            nats = [evidence.as_in_paper(each, data) for each in (name, other)]
+            ours, theirs = evidence.difference(*nats, with_noise=False), Difference.of(first, second)
+            if ours is not None and ours.value * theirs.value > 0:
+                agree.append(data)
+            elif ours is not None:
+                differ.append(f"{data} ({ours}, the paper {theirs})")
+        if not agree and not differ:
+            yield said(NOT_MEASURED, f"`{name}` against `{other}`.")
+        else:
+            same, another = (", ".join(each) or "none" for each in (agree, differ))
+            yield f"`{name}` against `{other}`: the paper's order on {same}; another on {another}. One seed."
+
+
+def case_findings(evidence: Evidence) -> Iterator[str]:
+    for name, other in (
+        ("ar-random-batch", "ar"),
+        ("block-1", "ar-random-batch"),
+        ("block-1-full", "block-1"),
+        ("block-1-full", "ar"),
+    ):
+        ours = evidence.difference(evidence.best(name), evidence.best(other))
+        yield ordering(name, other, ours, _printed({"LM1B": paper.CASE_STUDY}, name, other))
+    uniform, full = paper.CASE_VARIANCE
+    for name in ("block-1", "block-1-full"):
+        found = evidence.variances(name)
+        ours = Difference.of(found[full], found[uniform]) if {full, uniform} <= set(found) else None
+        here = "" if ours is None else f", here {ours}"
+        theirs = Difference.of(paper.CASE_VARIANCE[full], paper.CASE_VARIANCE[uniform])
+        yield said(
+            verdict(ours, [theirs.value]),
+            f"Var of `{name}` lower fully masked than at uniform rates{here}, in the paper {theirs}.",
+        )
+
+
+def range_findings(evidence: Evidence) -> Iterator[str]:
+    """The paper's claim: for each block size one range has both the least variance and the best bound."""
+    for size in (None, 16, 4):
+        yield _least_of_both(
+            evidence, {range_name(*key): figures for key, figures in paper.RANGES.items() if key[0] == size}
+        )
+
+
+def schedule_findings(evidence: Evidence) -> Iterator[str]:
+    for size in (4, 16):
+        theirs = {name: figures for name, figures in paper.SCHEDULES.items() if f"-{size}-" in name}
+        yield _least_of_both(evidence, theirs)
+        best = min(theirs, key=lambda name: theirs[name])
+        for name in theirs:
+            if name != best:
+                printed = {"LM1B": Difference.of(theirs[best][0], theirs[name][0])}
+                ours = evidence.difference(evidence.bound(best), evidence.bound(name))
+                yield ordering(tuned_label(best), tuned_label(name), ours, printed, ", bounds")
+
+
+def _least_of_both(evidence: Evidence, theirs: Mapping[str, tuple[float, float]]) -> str:
+    """Whether the masks with the least variance have the best bound, here and in the paper."""
+    nats = {name: evidence.bound(name) for name in theirs}
+    spreads = {name: spread for name in theirs for spread in evidence.variances(name).values()}
+    paper_best, paper_quiet = (min(theirs, key=lambda name: theirs[name][place]) for place in (0, 1))
+    there = f"in the paper {tuned_label(paper_best)} and {tuned_label(paper_quiet)}"
+    if not all(nats.values()) or len(spreads) < len(theirs):
+        return said(NOT_MEASURED, f"the best bound and the least Var are of the same masks, {there}.")
+    best, second = sorted(theirs, key=lambda name: nats[name].mean)[:2]
+    quiet = min(theirs, key=lambda name: spreads[name])
+    gap = evidence.difference(nats[second], nats[best])
+    word = "within noise" if gap and gap.is_noise else "holds" if best == quiet else "does not hold"
+    return said(
+        word,
+        f"the best bound and the least Var are of the same masks, here {tuned_label(best)} (the next bound "
+        f"{shown(gap)}) and {tuned_label(quiet)}, {there}.",
+    )
+
+
+PAIRS = (
+    ("counts", "clipped"),
+    ("counts", "linear"),
+    ("proposal", "counts"),
+    ("copies", "counts"),
+    ("next", "counts"),
+    ("both", "counts"),
+    ("time-both", "counts"),
+    ("from-mdlm", "counts"),
+    ("from-ar", "next"),
+    ("from-ar-both", "both"),
+    ("from-ar-late", "from-ar-both"),
+    ("from-ar-both", "from-mdlm"),
+)
+"""Variants against what they are to improve on."""
+
+
+def past_findings(evidence: Evidence, size: int) -> Iterator[str]:
+    known = past_names(evidence, size)
+    for first, second in PAIRS:
+        name, other = f"{first}-{size}", f"{second}-{size}"
+        if name in known and other in known:
+            what = ", equal time" if first.startswith("time-") else ", equal tokens"
+            yield compared(name, other, evidence.difference(evidence.best(name), evidence.best(other)), what)
+    yield from _chosen(evidence, size, [name for name in known if not name.startswith(("time-", "bd3lm-"))])
+
+
+def _chosen(evidence: Evidence, size: int, names: Sequence[str]) -> Iterator[str]:
+    """The best by validation text, and what it is worth on the test split."""
+    valid = {name: nats for name in names if (nats := evidence.best(name, split="valid"))}
+    if len(valid) < len(names):
+        yield said(NOT_MEASURED, f"the best on validation text, {len(valid)} of {len(names)} are known.")
+        return
+    best = min(valid, key=lambda name: valid[name].mean)
+    gaps = {name: evidence.difference(nats, valid[best]) for name, nats in valid.items() if name != best}
+    near = ", ".join(f"`{name}`" for name, gap in gaps.items() if gap and gap.is_noise)
+    test = evidence.best(best)
+    above = evidence.above_ar(test)
+    kind = "bound" if test.is_bound else "exact"
+    yield (
+        f"Best on validation text: `{best}`; within noise of it: {near or 'none'}. On the test split it lies "
+        f"{shown(above)} over `ar` ({kind})."
+    )
+    paper_recipe = evidence.best(f"bd3lm-{size}")
+    yield compared(best, f"bd3lm-{size}", evidence.difference(test, paper_recipe), ", equal tokens")
+    if size == 4:
+        left = above and Difference(above.value - _AIM, above.error)
+        yield said(
+            verdict(left, [-1.0]), f"the aim, `{best}` less than {100 * _AIM:g} % over `ar`, {shown(above)}."
+        )
+
+
+def text_findings(evidence: Evidence) -> Iterator[str]:
+    """The orders of generative perplexity that the paper has, at each length."""
+    for contexts, words in ((1, "one context"), (2, "two contexts")):
+        found = {
+            _title(each): (each, theirs)
+            for each in evidence.texts()
+            if each.asked.contexts == contexts and not each.is_decoding and (theirs := paper_generative(each))
+        }
+        for low, high in pairwise(sorted(found, key=lambda name: found[name][1])):
+            (first, theirs), (second, others) = found[low], found[high]
+            printed = {"GPT2-Large": Difference.of(theirs, others)}
+            yield ordering(low, high, judged_difference(first, second), printed, f", {words}")
+
+
+def _title(written: Written) -> str:
+    return written.run.name + (f", {written.asked.steps} steps" if written.run.name == "ssd-lm" else "")
+
+
+def length_findings(evidence: Evidence) -> Iterator[str]:
+    """The paper's AR writes far longer documents than it was trained on, its block diffusion does not."""
+    for name, found in documents(evidence):
+        if name in paper.LENGTHS:
+            theirs = Difference.of(paper.LENGTHS[name][0], paper.TRAINING_LENGTHS[0])
+            known = found is not None and evidence.real is not None
+            ours = Difference.of(found["median"], evidence.real["median"]) if known else None
+            yield (
+                f"The median document of `{name}` over that of the training set: {shown(ours)}, in the paper "
+                f"{theirs}."
+            )

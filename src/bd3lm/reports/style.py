@@ -1,0 +1,127 @@
+"""How all plots of the house look, and what they are made of.
+
+Text stays text, drawn by the reader's fonts: it can be searched and read aloud, and a plot takes a few
+kilobytes. matplotlib's own font, by which places are computed, is wider than most.
+"""
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+# Okabe and Ito's colours, told apart by all kinds of eyes; styles and markers tell them apart in grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#B0568A", "#8A6A00", "#333333", "#3B9BD1")
+_DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.3)), (0, (5, 1.4, 1.2, 1.4)), (0, (8, 1.6, 3, 1.6)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_WIDTH = 5.2  # inches; a page shows it about 1.5 times as large, a phone as it is
+INK, SOFT, _GRID = "#1b1b1b", "#595959", "#e4e4e0"
+_FONTS = "system-ui, 'Helvetica Neue', Arial, sans-serif"
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.labelsize": 9,
+    "axes.labelcolor": SOFT,
+    "axes.edgecolor": "#8a8a8a",
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": "#8a8a8a",
+    "ytick.color": "#8a8a8a",
+    "xtick.labelcolor": SOFT,
+    "ytick.labelcolor": SOFT,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "legend.labelcolor": INK,
+    "legend.handlelength": 2.6,
+    "lines.linewidth": 1.6,
+    "text.parse_math": False,  # a dollar in a name is a dollar
+}
+
+
+@contextmanager
+def figure_in_style(name: str, *, height: float) -> Iterator[tuple[Figure, Any]]:
+    """A figure in the house style, and what gives its SVG once it is drawn."""
+    written = io.StringIO()
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        yield figure, lambda: _portable(written.getvalue(), name)
+        figure.savefig(written, format="svg", transparent=True, metadata=dict.fromkeys(_METADATA))
+
+
+_METADATA = ("Creator", "Date", "Format", "Type")
+
+
+def _portable(svg: str, name: str) -> str:
+    """Without a preamble and a date, with the reader's fonts and ids that are unique in a page."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"font-family: [^;\"]*", f"font-family: {_FONTS}", svg)
+    svg = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    return re.sub(r' d="[^"]*"', _rounded, svg)
+
+
+def _rounded(path: re.Match[str]) -> str:
+    """A path to a hundredth of a point, on one line."""
+    return " " + re.sub(r"(\.\d\d)\d+", r"\1", " ".join(path.group().split()))
+
+
+def look(index: int) -> tuple[str, Any, str]:
+    """Colour, dashes and marker of the index-th thing."""
+    return COLOURS[index % 7], _DASHES[index % 5], _MARKERS[index % 7]
+
+
+def legend(figure: Figure, labels: Sequence[str], order: Sequence[str], *, marks: bool = False) -> None:
+    """Above the plot, where it covers nothing; none for one label, which the caption names."""
+    if len(labels) < 2:
+        return
+    handles = []
+    for label in labels:
+        colour, dashes, marker = look(order.index(label))
+        line: dict[str, Any] = {"marker": marker, "linestyle": "none"} if marks else {"linestyle": dashes}
+        handles.append(Line2D([], [], color=colour, label=label, **line))
+    figure.legend(handles=handles, loc="outside upper left", ncols=_legend_columns(labels))
+
+
+def _legend_columns(labels: Sequence[str]) -> int:
+    return 2 if max(map(len, labels)) < 34 else 1
+
+
+def legend_height(labels: Sequence[str]) -> float:
+    """Room for the legend above a plot, in inches."""
+    return 0.0 if len(labels) < 2 else 0.18 * -(-len(labels) // _legend_columns(labels))
+
+
+def name_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Names down the left side, first on top."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=True, axis="y")
+
+
+def logarithmic_if_wide(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
+    """A logarithmic axis where values span more than a factor of five, with ticks in plain numbers."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axes.margins(0.08)
+    axes.grid(visible=True, axis=which)
+    if max(values) <= 5 * min(values) or min(values) <= 0:
+        return
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    few = max(values) < 300 * min(values)
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(NullFormatter())
