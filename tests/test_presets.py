@@ -1,8 +1,21 @@
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
 import torch
 
+from bd3lm import interop
+from bd3lm.config import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
-from bd3lm.presets import SIZES, network_config
+from bd3lm.presets import SIZES, network_config, preset
+from bd3lm.recipe import (
+    AutoregressiveRecipe,
+    BlockDiffusionRecipe,
+    CountsMasking,
+    Recipe,
+    recipe_from_dict,
+)
+from bd3lm.training.optim import learning_rate
 
 
 @pytest.mark.parametrize(
@@ -53,3 +66,34 @@ def test_unknown_and_impossible_overrides() -> None:
 def test_sizes_cannot_be_changed_by_accident() -> None:
     with pytest.raises(TypeError):
         SIZES["small"]["layers"] = 3  # type: ignore[index]
+
+
+# --- the model in the box ---
+
+
+def _box() -> tuple[Recipe, Recipe]:
+    first, second = (recipe_from_dict(stage.recipe, where="box") for stage in preset("box").stages)
+    return first, second
+
+
+def test_the_model_in_the_box_is_16_megabytes(tmp_path: Path) -> None:
+    """With the vocabulary that benchmarks/box.sh trains, and all that is in the file."""
+    recipe = _box()[1]
+    sizes = {name: value for name, value in asdict(recipe.network).items() if value is not None}
+    config = network_config(sizes.pop("size"), vocab_size=6144, context=recipe.data.context, **sizes)
+    method = BlockDiffusionMethod(mask_id=6143, block_size=4, causal_clean=True)
+    network = Transformer(config).to(torch.bfloat16)
+    interop.save(network, LanguageModelConfig(network=config, method=method), tmp_path)
+    assert 15_500_000 < (tmp_path / interop.WEIGHTS_NAME).stat().st_size <= 16_000_000
+
+
+def test_the_box_is_trained_in_two_stages_that_fit_together() -> None:
+    first, second = _box()
+    assert first.method == AutoregressiveRecipe()
+    assert second.method == BlockDiffusionRecipe(
+        block_size=4, masking=CountsMasking(complementary=True), causal_clean=True, next_token=1.0
+    )
+    assert (first.network, first.data) == (second.network, second.data)
+    assert first.train.steps == second.train.steps
+    ends = [learning_rate(each.optimizer, each.train.steps, each.train.steps) for each in (first, second)]
+    assert ends == [first.optimizer.lr, 0.0]

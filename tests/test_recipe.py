@@ -67,6 +67,7 @@ def test_the_presets_there_are():
         "demo-ar",
         *(f"demo-{case}" for case in CASES),
         *corpora,
+        "box",
     ]
 
 

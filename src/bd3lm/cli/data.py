@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, subcommand
 
+from bd3lm.cli.flags import DType
+
 
 @dataclass(frozen=True)
 class Prepare:
@@ -106,8 +108,12 @@ class Convert:
     """Whether a .ckpt is of an autoregressive model."""
     weights: Literal["ema", "raw"] | None = None
     """Which weights of a .ckpt to take; by default the EMA's where there are any."""
+    dtype: DType | None = None
+    """Precision to write; by default that of the weights."""
 
     def run(self) -> int:
+        import torch
+
         from bd3lm.interop import LightningFacts
         from bd3lm.lm import load
 
@@ -125,7 +131,8 @@ class Convert:
             raise ValueError(
                 f"--context, --block-size, --causal and --weights are for a .ckpt file, got {self.source}"
             )
-        model = load(self.source, lightning=lightning)
+        dtype = getattr(torch, self.dtype) if self.dtype else None
+        model = load(self.source, lightning=lightning, dtype=dtype)
         model.save_pretrained(self.out)
         parameters = sum(p.numel() for p in model.network.parameters())
         print(f"wrote {self.out}: {model.config.method}, {parameters:,} parameters")

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The model in the box, from text to the files that ship: benchmarks/box.sh TEXT OUT [flags of `bd3lm train`]
+#
+# TEXT holds train, valid and test files as `bd3lm data prepare` reads them (here of Wikipedia); OUT, a new or empty
+# folder, gets the weights, config, tokenizer, eval.json, samples.jsonl and log.txt. Tokens go to data/box and the run
+# to runs/box, under the working folder. A try that takes minutes on a CPU: a TEXT of some hundred documents, and
+#
+#   benchmarks/box.sh TEXT OUT --train.steps 20 --train.global_batch 4 --data.validation_sequences 4
+set -euo pipefail
+text=$1 out=$2
+shift 2
+export PYTHONUNBUFFERED=1
+run() { echo "== ${SECONDS} s: bd3lm $*" && python -m bd3lm "$@"; }
+
+make_box() {
+    run data train-tokenizer "$text" data/box-tokenizer --vocabulary 6144
+    run data prepare "$text" data/box --tokenizer data/box-tokenizer --workers "$(nproc)"
+    run train box "$@"
+    tail -n +1 runs/box/{ar,block}/metrics.csv
+    run convert runs/box/block runs/box/bfloat16 --dtype bfloat16
+    cp runs/box/bfloat16/* "$out"
+    # What ships is measured, in the precision that a CPU computes it in.
+    run sample runs/box/bfloat16 "" "The city of" "In mathematics," --count 4 --dtype float32 --out "$out/samples.jsonl"
+    run eval runs/box/bfloat16 --data data/box --split test --dtype float32 --batch 64 --out "$out/eval.json"
+    echo "== ${SECONDS} s in all" && wc -c "$out"/*
+}
+
+mkdir -p "$out"
+make_box "$@" 2>&1 | tee "$out/log.txt"
