@@ -99,11 +99,63 @@ def test_no_command_shows_the_help(capsys):
     assert all(name in printed for name in COMMANDS)
 
 
-def test_unknown_commands_and_flags_are_refused(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["trian"])
-    assert ended.value.code == 2
-    assert "Traceback" not in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("trian", "bd3lm has no command 'trian', did you mean 'train'? Its commands are train, data, sample"),
+        ("xyzzy --help", "bd3lm has no command 'xyzzy'. Its commands are train, data, sample, presets, "),
+        (
+            "data prepre a b",
+            "bd3lm data has no command 'prepre', did you mean 'prepare'? Its commands are prepare, train-",
+        ),
+        (
+            "bench trian",
+            "bd3lm bench has no command 'trian', did you mean 'train'? Its commands are train, s",
+        ),
+    ],
+)
+def test_a_mistyped_command_is_one_line_with_the_nearest_and_all_there_are(words, said, capsys):
+    assert main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"bd3lm: {said}")
+    assert error.count("\n") == 1
+
+
+def test_every_command_is_known(capsys):
+    """None that has help is taken for a mistyped one, those with an underscore for a dash included."""
+    for words in (*map(str.split, COMMANDS), ["data", "train_tokenizer"], ["bench", "attention"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--help"])
+        assert ended.value.code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sample runs/dmo",
+        "eval runs/dmo",
+        "zeroshot runs/dmo --data text.txt",
+        "judge runs/dmo",
+        "lengths runs/dmo",
+        "variance runs/dmo",
+        "report runs/dmo",
+        "harness runs/dmo --tasks any",
+        "convert runs/dmo out",
+        "train demo --from runs/dmo --out out",
+    ],
+)
+def test_a_mistyped_run_is_not_asked_of_the_hub(words, tmp_path, capsys, monkeypatch):
+    if words.startswith("harness"):
+        pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'bd3lm[harness]'")
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "bd3lm.interop.sources.snapshot_download", lambda *_, **__: pytest.fail("asked the hub")
+    )
+    assert ": there is no folder 'runs/dmo' here, did you mean 'runs/demo'? " in fails(capsys, *words.split())
+
+
+def test_unknown_flags_are_refused(capsys):
     for command in (["presets"], ["demo"], ["prove"], ["convert", "a", "b"], ["sample", "a"]):
         with pytest.raises(SystemExit) as ended:
             main([*command, "--nonsense"])
@@ -540,7 +592,7 @@ def test_a_run_can_be_sampled_from(two, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("sample NOWHERE ab", "source must be an existing folder"),
+        ("sample NOWHERE ab", "nowhere' here. It must be an existing folder, a .ckpt file or a hub id"),
         ("sample MODEL ab --tokenizer NOWHERE", "there is no tokenizer folder"),
         ("sample BARE ab", "the model was saved without a tokenizer; name one with --tokenizer"),
         (
@@ -682,6 +734,14 @@ def test_convert_the_reference_layout(name, tmp_path, capsys):
     theirs, ours = load(folder)[0].state_dict(), load(tmp_path / "ours")[0].state_dict()
     assert theirs.keys() == ours.keys()
     assert all(theirs[key].equal(ours[key]) for key in ours)
+
+
+def test_convert_to_another_precision(tmp_path, capsys):
+    of_bytes(4).save_pretrained(tmp_path / "saved")
+    assert main(["convert", str(tmp_path / "saved"), str(tmp_path / "half"), "--dtype", "bfloat16"]) == 0
+    before, half = (load(tmp_path / name)[0].state_dict() for name in ("saved", "half"))
+    assert all(half[key].equal(before[key].to(torch.bfloat16)) for key in before | half)
+    assert load_tokenizer(tmp_path / "half") == BYTES
 
 
 def test_convert_refuses_what_does_not_fit(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import runpy
 import sys
 from functools import partial
@@ -209,6 +210,36 @@ def test_bad_input_is_one_line(model, tasks, tmp_path, capsys):
     command = ["harness", str(tmp_path / "model"), "--tasks", "a", "--include-path", str(tmp_path / "none")]
     assert main(command) == 1
     assert "include_path must be a folder of task files" in capsys.readouterr().err
+
+
+def test_the_yaml_of_the_docs_runs_as_written(model, tmp_path, capsys, monkeypatch):
+    import lm_eval.__main__
+    from lm_eval import tasks
+
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    for name, text in re.findall(r"```yaml\n# (\S+)\n(.*?)```", page, flags=re.DOTALL):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (example,) = re.findall(r'`(\{"question".*?\})`', page)
+    questions = [json.loads(example), {"question": "Madrid is", "choices": ["here", "in Spain"], "answer": 1}]
+    Path("my-tasks/questions.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
+    model.save_pretrained("runs/block4")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+    command = ["harness", "runs/block4", "--tasks", "my_task", "--include-path", "my-tasks/"]
+    assert main([*command, "--device", "cpu", "--out", "out.json"]) == 0
+    ours = json.loads(Path("out.json").read_text())
+    assert ours["n-samples"]["my_task"]["effective"] == 2
+
+    monkeypatch.setattr(tasks, "TaskManager", partial(tasks.TaskManager, include_defaults=False))
+    monkeypatch.setattr(lm_eval.__main__, "setup_logging", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["bd3lm.harness", "run", "--config", "harness.yaml"])
+    lm_eval.__main__.cli_evaluate()
+    (file,) = Path("results").rglob("*.json")
+    theirs = json.loads(file.read_text())
+    assert theirs["results"]["my_task"]["acc,none"] == ours["results"]["my_task"]["acc,none"]
+    assert (theirs["config"]["model"], theirs["config"]["likelihoods"]) == ("bd3lm", "exact")
 
 
 def test_it_has_help(capsys):

@@ -14,12 +14,13 @@ from rich.console import Console
 
 from bd3lm.cli import main
 from bd3lm.commands import sample_files
-from bd3lm.commands.judgements import Drawing, Judging, run_judge
+from bd3lm.commands.judgements import Drawing, Judging, open_judge, run_judge
 from bd3lm.commands.records import kept
 from bd3lm.commands.sample_files import open_source
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import PydocCorpus
 from bd3lm.evaluation import HuggingFaceJudge, judge_texts
+from bd3lm.reports import with_error
 from bd3lm.runs import resolve_stages, train_stages
 from bd3lm.sampling import Ancestral, FirstHitting
 from tests.commands import LINE, written
@@ -118,9 +119,9 @@ def test_what_a_perplexity_must_stand_beside_fits_80_columns(run, judge):
     result = record["result"]
     assert "Generative perplexity under tiny-gpt, float32, window 32, stride 16" in printed
     for shown in (
-        f"{result['perplexity']:,.{1 if result['perplexity'] < 1000 else 0}f} ±",
+        with_error(result["perplexity"], result["perplexity_error"]),
         f"{result['bits_per_character']:.3f} bits/char",
-        f"{result['entropy']:.2f} ±",
+        with_error(result["entropy"], result["entropy_error"]),
         " 39 ",
         "3 samples",
         "nucleus 0.9",
@@ -298,19 +299,68 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         (["RUN", "--entropy-floor", "0", "--redraws", "3"], "redraws needs an entropy floor above 0, got 3"),
         (["RUN", "--judge-batch", "0"], "judge-batch must be at least 1, got 0"),
         (["RUN", "--mauve", "no.txt"], "mauve must be a file of human text, and no.txt is none"),
-        (["RUN", "--judge", "./no-folder"], "judge must be a local folder, a .gguf file or a hub id"),
+        (
+            ["RUN", "--judge", "./no-folder"],
+            "judge: there is no folder './no-folder' here. It must be a local",
+        ),
+        (
+            ["RUN", "--judge", "no.gguf"],
+            "judge: there is no file 'no.gguf' here. It must be a local folder, a",
+        ),
+        (
+            ["RUN", "--judge", "block/modle"],
+            "no folder 'block/modle' here, did you mean 'block/model'? To ask",
+        ),
+        (
+            ["RUN", "--judge", "human.csv"],
+            "a .gguf file or a hub id such as gpt2-large, got the file 'human.csv'",
+        ),
+        (["RUN", "--judge", "RUN"], "must be a causal language model that transformers can load: "),
+        (["human.csv"], "hub ids or .jsonl files that `bd3lm sample --out` wrote, got the file human.csv"),
+        (["human.jsonl"], "human.jsonl line 1 must be a sample as `bd3lm sample --out` writes it; missing"),
+        (
+            ["RUN", "--mauve", "human.csv"],
+            "mauve must be a file of human text: human.csv has a name that says",
+        ),
+        (["RUN", "--mauve", "LINE"], "mauve must be a file of human text: "),
         (["RUN", "--stride", "1024"], "stride must be from 1 to 1023"),
     ],
 )
 def test_bad_input_is_one_line(words, said, run, judge_folder, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "human.csv").write_text("a,b\n")
+    (tmp_path / "human.jsonl").write_text(json.dumps({"text": "human"}) + "\n")
+    (tmp_path / "samples.jsonl").write_text(json.dumps(LINE) + "\n")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     wide = save_judge(tmp_path / "wide", n_positions=1024) if "--stride" in words else judge_folder
-    named = [str(run) if word == "RUN" else word for word in words]
+    named = [{"RUN": str(run), "LINE": "samples.jsonl"}.get(word, word) for word in words]
     judge = [] if "--judge" in words else ["--judge", str(wide)]
     assert main(["judge", *named, *judge]) == 1
     error = capsys.readouterr().err
     assert said in error
-    assert "Traceback" not in error
+    assert error.count("bd3lm:") == 1  # transformers has bars of its own on the lines before
+    assert error.splitlines()[-1].startswith("bd3lm: ")
+
+
+def test_a_judge_of_the_hub_needs_no_owner_where_the_hub_is_named(judge_folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(judge_folder))
+    assert [open_judge(name).name for name in ("tiny", "hf://tiny", "some/tiny")] == [
+        "tiny",
+        "tiny",
+        "some/tiny",
+    ]
+
+
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_a_gguf_file_without_what_reads_it(package, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("gguf")
+    monkeypatch.setitem(sys.modules, package, None)
+    judge = tmp_path / "judge.gguf"
+    judge.touch()
+    assert main(["judge", str(written(tmp_path, LINE)), "--judge", str(judge)]) == 1
+    assert capsys.readouterr().err == (
+        f"bd3lm: judge '{judge}', a GGUF file, needs the package {package}: pip install 'bd3lm[judge]'\n"
+    )
 
 
 def test_a_missing_mauve_is_said_before_anything_is_opened(judge, tmp_path, monkeypatch):

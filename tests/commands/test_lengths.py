@@ -252,7 +252,7 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
         ([str(tmp_path / "none.jsonl")], "there is no file"),
         ([str(prompted), "--count", "7"], "--count is for models that write"),
         ([str(prompted), "--entropy-floor", "1"], "--entropy-floor is for models that write"),
-        ([str(tmp_path / "nothing")], "does not exist"),
+        ([str(tmp_path / "nothing")], "there is no folder"),
     ):
         device = [] if not words or words[0].endswith(".jsonl") else ["--device", "cpu"]
         assert main(["lengths", *words, *device]) == 1, words

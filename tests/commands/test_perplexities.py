@@ -11,16 +11,12 @@ from rich.console import Console
 
 from bd3lm.cli import main
 from bd3lm.commands.corpora import open_sequences
-from bd3lm.commands.perplexities import (
-    measure_perplexity,
-    perplexity_text,
-    report_perplexities,
-    report_zero_shot,
-)
+from bd3lm.commands.perplexities import measure_perplexity, report_perplexities, report_zero_shot
 from bd3lm.commands.records import FOLDER, kept
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import byte_tokenizer, train_bpe
 from bd3lm.lm import load
+from bd3lm.reports import perplexity_text
 from bd3lm.runs import resolve_stages, train_stages
 from tests.data_room.documents import random_texts
 from tests.lm import BYTES, CONTEXT, D3PM, END, SEDD, SSD, baseline, of_bytes

@@ -152,6 +152,8 @@ def test_runs_side_by_side_in_a_folder_of_their_own(run, reported, tmp_path, mon
     assert f"autoregressive, {reported.parent.name}/demo/ar" in names
     assert "Three language models, measured" in names
     assert not (tmp_path / "report.html").exists()
+    page = make_report([run], out=Path("report/v1.2"), measure=False, console=QUIET)
+    assert page == Path("report/v1.2/report.html")
 
 
 def test_what_would_take_too_long_is_left_to_its_command(run, monkeypatch):
@@ -311,16 +313,21 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
     for words, message in (
         ([], "runs must name at least one run"),
         ([str(tmp_path / "empty")], "must be the folder of a run, with its recipe.yaml, got none"),
-        ([str(tmp_path / "nowhere")], "must be the folder of a run, with its recipe.yaml, got none"),
+        ([str(tmp_path / "nowhere")], "nowhere' here. It must be an existing folder"),
+        ([str(run.with_name("dmo"))], f"no folder '{run.with_name('dmo')}' here, did you mean '{run}'? It"),
         ([str(torn)], "metrics.csv must hold the log of a training run, got no rows"),
         ([str(run), str(run / "ar")], "runs must be different ones"),
         ([str(run / "ar"), f"{run}/block/../ar"], f"got {run}/ar and {run}/block/../ar"),
         ([str(run), "--samples", "0"], "samples must be at least 1, got 0"),
         ([str(untrained)], f"training must have come to a model, and has not yet in {untrained}/ar, "),
-        ([str(run), "--out", str(run / "ar" / "metrics.csv")], "metrics.csv"),
+        ([str(run), "--out", str(run / "ar" / "metrics.csv")], f"a file's name, {run}/ar/metrics.csv"),
+        (
+            [str(run), "--out", "page.pdf"],
+            "the folder that report.html and report.md go into, got a file's na",
+        ),
+        ([str(run), "--out", str(torn / "report.html")], f"got a file's name, {torn}/report.html"),
+        ([str(run), "--out", "nowhere/page"], "--out must be in an existing folder, and nowhere is none"),
     ):
-        if "--out" in words:
-            monkeypatch.setattr(reports, "_measure", lambda *_: {})
         assert main(["report", *words]) == 1, words
         said = capsys.readouterr().err
         assert message in said

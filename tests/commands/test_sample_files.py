@@ -36,6 +36,18 @@ def test_an_empty_or_broken_file_is_refused(tmp_path):
     (tmp_path / "samples.jsonl").write_text("{half")
     with pytest.raises(ValueError, match="line 1 must be JSON, as `bd3lm sample --out` writes it"):
         Samples.read(tmp_path / "samples.jsonl")
+    (tmp_path / "samples.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"samples\.jsonl must be text, as `bd3lm sample --out` writes it"):
+        Samples.read(tmp_path / "samples.jsonl")
+
+
+def test_another_file_is_no_source(tmp_path):
+    (tmp_path / "texts.txt").write_text("A text.")
+    said = (
+        r"sources must be runs, .* \.jsonl files that `bd3lm sample --out` wrote, got the file .*texts\.txt"
+    )
+    with pytest.raises(ValueError, match=said):
+        open_source(str(tmp_path / "texts.txt"))
 
 
 @pytest.mark.parametrize("given", [{"given": 3}, {"given": 1, "prompt": "a"}])

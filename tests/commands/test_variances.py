@@ -13,6 +13,7 @@ from bd3lm.cli import main
 from bd3lm.commands import variances
 from bd3lm.commands.variances import RULES, report_variances
 from bd3lm.evaluation import Spread
+from bd3lm.reports import with_error
 from bd3lm.runs import resolve_stages, train_stages
 
 TINY = {
@@ -51,8 +52,7 @@ def test_every_rule_is_measured_and_counts_vary_less_than_linear_times(run):
     assert not found["clipped U[0.3, 0.8]"]["unbiased"]
     printed = console.file.getvalue()
     assert "blocks of 4" in printed
-    assert f"{found['counts']['loss']:.4g}" in printed
-    assert f"{found['counts']['loss_error']:.2g}" in printed
+    assert with_error(found["counts"]["loss"], found["counts"]["loss_error"]) in printed
     assert "loss of 8 sequences" in printed
     assert "gradient of 2 × 4 sequences" in printed
     (file,) = (run / "block" / "measured").glob("variance-*.json")

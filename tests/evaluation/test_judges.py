@@ -89,7 +89,7 @@ def test_a_network_that_looks_ahead_is_refused(tmp_path):
 
 def test_a_judge_without_its_tokenizer_is_refused(tmp_path):
     folder = save_judge(tmp_path / "mute", tokenizer=False)
-    with pytest.raises(ValueError, match=r"judge (mute must come with its tokenizer|.* could not be loaded)"):
+    with pytest.raises(ValueError, match=r"judge (mute must come with its tokenizer|.* can load)"):
         HuggingFaceJudge.load(folder)
 
 
@@ -104,7 +104,7 @@ def test_pickles_are_not_loaded(tmp_path, judge):
     judge.model.config.save_pretrained(tmp_path)
     byte_tokenizer().save(tmp_path)
     torch.save(judge.model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"could not be loaded: .*model\.safetensors"):
+    with pytest.raises(ValueError, match=r"that transformers can load: .*model\.safetensors"):
         HuggingFaceJudge.load(tmp_path)
 
 
@@ -122,15 +122,28 @@ def test_a_hub_that_cannot_be_reached_says_what_else_there_is(monkeypatch):
         raise OSError("no route to host\nmore")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    with pytest.raises(
-        ValueError, match=r"did not give it \(no route to host more\); name a local folder or a"
-    ):
+    said = (
+        r"judge: there is no folder 'gpt2-large' here\. As a hub id it could not be downloaded: no route to "
+    )
+    with pytest.raises(ValueError, match=said + r"host\. It may be a local folder, a \.gguf file or"):
         HuggingFaceJudge.load()
+    with pytest.raises(
+        ValueError, match=r"^judge 'hf://gpt2-large' could not be downloaded: no route to host"
+    ):
+        HuggingFaceJudge.load("hf://gpt2-large")
 
 
 def test_a_judge_of_the_hub_is_loaded_from_what_was_downloaded(folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
-    assert HuggingFaceJudge.load("someone/tiny").name == "someone/tiny"
+    for source in ("someone/tiny", "hf://someone/tiny"):
+        assert HuggingFaceJudge.load(source).name == "someone/tiny"
+
+
+def test_the_hub_is_asked_for_what_is_here_too_where_that_is_said(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "someone" / "tiny").mkdir(parents=True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
+    assert HuggingFaceJudge.load("hf://someone/tiny").name == "someone/tiny"
 
 
 def test_a_missing_package_is_one_line():

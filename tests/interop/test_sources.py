@@ -1,3 +1,4 @@
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class TestHub:
         ],
     )
     def test_paths_are_never_downloaded(self, source: str | Path, downloads: list[dict[str, Any]]) -> None:
-        with pytest.raises(ValueError, match=r"source must be an existing folder.*which does not exist"):
+        with pytest.raises(ValueError, match=r"source: there is no (folder|file) .* It must be an existing"):
             load(source)
         assert downloads == []
 
@@ -76,14 +77,79 @@ class TestHub:
             raise error
 
         monkeypatch.setattr(sources, "snapshot_download", fail)
-        message = r"source 'owner/name' is no local path, and as a hub id it could not be downloaded: offline"
+        message = r"no folder 'owner/name' here\. As a hub id it could not be downloaded: offline"
         with pytest.raises(ValueError, match=message):
             load("owner/name")
+        with pytest.raises(ValueError, match=r"^source 'hf://owner/name' could not be downloaded: offline$"):
+            load("hf://owner/name")
 
     def test_without_a_network(self, tmp_path: Path) -> None:
         """The real client, told to stay at home."""
-        with pytest.raises(ValueError, match="as a hub id it could not be downloaded"):
+        with pytest.raises(ValueError, match="As a hub id it could not be downloaded"):
             load("owner/name", local_files_only=True, cache_dir=tmp_path)
+
+
+class TestMistypedPaths:
+    @pytest.fixture(autouse=True)
+    def here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        for name in ("runs/demo/block", "runs/demo/ar", "models"):
+            (tmp_path / name).mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
+        return tmp_path
+
+    @pytest.mark.parametrize(
+        ("source", "meant"),
+        [("runs/dmo", "runs/demo"), ("rnus/demo", "runs/demo"), ("rusn/demmo", "runs/demo")],
+    )
+    def test_what_could_be_a_hub_id_asks_for_nothing(
+        self, source: str, meant: str, downloads: list[dict[str, Any]]
+    ) -> None:
+        said = (
+            f"source: there is no folder '{source}' here, did you mean '{meant}'? "
+            f"To ask the Hugging Face hub for it, say 'hf://{source}'"
+        )
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            load(source)
+        assert downloads == []
+
+    def test_a_folder_of_the_owner_s_name_is_enough(self, downloads: list[dict[str, Any]]) -> None:
+        with pytest.raises(ValueError, match=r"'models/gpt' here\. To ask the .* say 'hf://models/gpt'"):
+            load("models/gpt")
+        assert downloads == []
+
+    def test_the_hub_is_asked_where_that_is_said_or_nothing_here_is_alike(
+        self, here: Path, downloads: list[dict[str, Any]]
+    ) -> None:
+        (here / "runs" / "real").mkdir()
+        for source in ("hf://runs/dmo", "hf://runs/real", "owner/name"):
+            load(source)
+        assert [each["repo_id"] for each in downloads] == ["runs/dmo", "runs/real", "owner/name"]
+
+    @pytest.mark.parametrize(
+        ("source", "said"),
+        [
+            ("runs/demo/blok", "folder 'runs/demo/blok' here, did you mean 'runs/demo/block'? It must be"),
+            ("./rus/demo/ar", "folder './rus/demo/ar' here, did you mean 'runs/demo/ar'? It must be"),
+            ("HERE/model", "here, did you mean 'HERE/models'? It must be"),
+            ("HERE/zebra/demo", "folder 'HERE/zebra/demo' here. It must be"),
+            ("zebra", "folder 'zebra' here. It must be"),
+            ("", "folder '' here. It must be"),
+            ("hf://name", "folder 'hf://name' here. It must be"),
+            ("last.ckpt", "file 'last.ckpt' here. It must be"),
+        ],
+    )
+    def test_other_paths(self, source: str, said: str, here: Path) -> None:
+        with pytest.raises(ValueError, match=re.escape(said.replace("HERE", str(here)))):
+            load(source.replace("HERE", str(here)))
+
+    def test_where_only_a_folder_will_do(self, here: Path) -> None:
+        sources.check_folder("runs", Path("runs/demo"))
+        (here / "file").touch()
+        for name in ("runs/dmo", "file"):
+            with pytest.raises(
+                ValueError, match=rf"^runs: there is no folder '{name}' here.* an existing fol"
+            ):
+                sources.check_folder("runs", Path(name))
 
 
 class TestPickles:

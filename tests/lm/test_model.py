@@ -64,7 +64,7 @@ def test_network_and_config_belong_together() -> None:
 
 
 def test_bad_sources() -> None:
-    with pytest.raises(ValueError, match="source must be an existing folder"):
+    with pytest.raises(ValueError, match="It must be an existing folder"):
         load("./nowhere")
 
 

@@ -1,17 +1,18 @@
 """The command `bd3lm`: words to calls, and errors to lines. Nothing imports this package."""
 
+import difflib
 import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, get_args
 
 import tyro
 from tyro.conf import subcommand
 
 import bd3lm
-from bd3lm.cli.benching import Bench
-from bd3lm.cli.data import Convert, DataCommand
+from bd3lm.cli.benching import Bench, Kinds
+from bd3lm.cli.data import Convert, Data, DataCommand
 from bd3lm.cli.harness import Harness
 from bd3lm.cli.judging import Judge
 from bd3lm.cli.lengths import Lengths
@@ -45,6 +46,8 @@ Command = (
     | Annotated[Prove, subcommand("prove")]
 )
 
+_COMMANDS: dict[str, Any] = {"bd3lm": Command, "bd3lm data": Data, "bd3lm bench": Kinds}
+
 _DESCRIPTION = (
     "Block diffusion language models. `--debug` with any command shows tracebacks; `--version` prints the "
     "version."
@@ -59,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"bd3lm {bd3lm.__version__}")
         return 0
+    if (wrong := _mistyped(words)) is not None:
+        print(f"bd3lm: {wrong}", file=sys.stderr)
+        return 2
     words, overrides = set_aside_overrides(words)
     parsed: Any = tyro.cli(Command, prog="bd3lm", description=_DESCRIPTION, args=words or ["--help"])
     command: _Command = replace(parsed, overrides=tuple(overrides)) if isinstance(parsed, Train) else parsed
@@ -73,6 +79,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bd3lm: interrupted", file=sys.stderr)
         return 130
+
+
+def _mistyped(words: Sequence[str]) -> str | None:
+    """What to say of a word that stands where a command should; `config.did_you_mean` would import torch."""
+    said = "bd3lm"
+    for word in words:
+        if said not in _COMMANDS or word.startswith("-"):
+            return None
+        names = [each.__metadata__[0].name for each in get_args(_COMMANDS[said])]
+        if word.replace("_", "-") not in names:
+            near = difflib.get_close_matches(word, names, n=1)
+            hint = f", did you mean {near[0]!r}?" if near else "."
+            return f"{said} has no command {word!r}{hint} Its commands are {', '.join(names)}"
+        said += f" {word}"
+    return None
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:

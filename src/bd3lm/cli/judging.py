@@ -60,11 +60,10 @@ class Judge:
         import torch
         from rich.console import Console
 
-        from bd3lm.commands.judgements import Drawing, Judging, run_judge
+        from bd3lm.commands.judgements import Drawing, Judging, open_judge, run_judge
         from bd3lm.commands.records import check_new_file, write_records
         from bd3lm.commands.sample_files import open_source
         from bd3lm.commands.subjects import sampling_dtype
-        from bd3lm.evaluation import HuggingFaceJudge
         from bd3lm.training import pick_device
 
         check_sources(self, for_files=_FOR_FILES)
@@ -91,7 +90,7 @@ class Judge:
             [open_source(source, **options) for source in self.sources],
             drawing,
             judging,
-            load_judge=lambda: HuggingFaceJudge.load(
+            load_judge=lambda: open_judge(
                 self.judge, device=pick_device(self.device), dtype=getattr(torch, self.judge_dtype)
             ),
             notes=Console(stderr=True),

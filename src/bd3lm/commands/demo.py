@@ -17,12 +17,13 @@ from rich.panel import Panel
 from rich.table import Table
 
 from bd3lm.build import Run
-from bd3lm.commands.perplexities import measure_perplexity, perplexity_text
+from bd3lm.commands.perplexities import measure_perplexity
 from bd3lm.commands.reports import make_report
 from bd3lm.commands.subjects import Subject
 from bd3lm.config import ScoreEntropyMethod, SimplexMethod
 from bd3lm.lm import build_estimator, load
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
+from bd3lm.reports import perplexity_text
 from bd3lm.runs import resolve_stages, train_stages
 from bd3lm.training import LikelihoodValidator
 

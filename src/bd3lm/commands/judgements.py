@@ -1,6 +1,6 @@
 """`bd3lm judge`: generative perplexity of a model's samples, or of samples in a file, under a judge."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from bd3lm.commands.records import keep, model_and_title, new_record, record_nam
 from bd3lm.commands.sample_files import Samples
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import load_corpus
-from bd3lm.evaluation import judge_texts, mauve_score
-from bd3lm.evaluation.judges import require
+from bd3lm.evaluation import HuggingFaceJudge, judge_texts, mauve_score
+from bd3lm.evaluation.judges import ALLOWED, GGUF, HUB, require
 from bd3lm.evaluation.judging import check_windows, mean_and_error
 from bd3lm.evaluation.mauve import FeatureJudge
+from bd3lm.interop import hub_id
 from bd3lm.lm import Settings
+from bd3lm.reports import with_error
 from bd3lm.sampling import Ancestral, FirstHitting
 
 ENTROPY_WINDOW = Settings().entropy_window
@@ -82,7 +84,19 @@ class Judging:
         if self.reference is not None:
             if not self.reference.is_file():
                 raise ValueError(f"mauve must be a file of human text, and {self.reference} is none")
+            try:  # its first document: all of it is read last, after everything was drawn and judged
+                next(load_corpus(self.reference, held_out=0).documents("train"), None)
+            except ValueError as error:
+                raise ValueError(f"mauve must be a file of human text: {error}") from error
             require("mauve", "mauve", "MAUVE")
+
+
+def open_judge(source: str, **options: Any) -> HuggingFaceJudge:
+    """A judge; a path that leads nowhere is refused, not taken for the name of one on the hub."""
+    is_path = ("/" in source or source.endswith(GGUF)) and not source.startswith(HUB)
+    if is_path and not Path(source).expanduser().exists():
+        hub_id("judge", source, allowed=ALLOWED)
+    return HuggingFaceJudge.load(source, **options)
 
 
 def run_judge(
@@ -209,10 +223,13 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
     table.add_column("samples of", overflow="fold", min_width=10)
     for heading in ("length", "perplexity", "entropy", "passes"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("drawn", min_width=11)
+    table.add_column("drawn", min_width=12)
     for record in records:
         settings, result = record["settings"], record["result"]
-        under_judge = [_perplexity(result), f"{result['bits_per_character']:.3f} bits/char"]
+        under_judge = [
+            with_error(result["perplexity"], result["perplexity_error"]),
+            f"{result['bits_per_character']:.3f} bits/char",
+        ]
         if result["mauve"] is not None:
             under_judge.append(f"MAUVE {result['mauve']:.3f}")
         drawn = [f"{result['samples']:,} samples", settings["dtype"], f"{result['redraws']:,} redrawn"]
@@ -225,7 +242,7 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
             Text(model_and_title(record)),
             f"{settings['length']:,}",
             "\n".join(under_judge),
-            _with_error(result["entropy"], result["entropy_error"], 2),
+            with_error(result["entropy"], result["entropy_error"]),
             "\n".join(passes),
             ", ".join(drawn),
         )
@@ -250,15 +267,6 @@ def _legend(records: Sequence[dict[str, Any]]) -> Text:
 
 
 def _line(record: dict[str, Any]) -> str:
-    return f"{record['model']}, {record['settings']['length']:,} tokens: {_perplexity(record['result'])}"
-
-
-def _perplexity(result: Mapping[str, Any]) -> str:
-    value = result["perplexity"]
-    if value is None:
-        return "∞"
-    return _with_error(value, result["perplexity_error"], 1 if value < 1000 else 0)
-
-
-def _with_error(value: float, error: float | None, digits: int) -> str:
-    return f"{value:,.{digits}f}" + ("" if error is None else f" ± {error:,.{digits}f}")
+    settings, result = record["settings"], record["result"]
+    perplexity = with_error(result["perplexity"], result["perplexity_error"])
+    return f"{record['model']}, {settings['length']:,} tokens: {perplexity}"

@@ -13,6 +13,7 @@ from bd3lm.commands.records import keep, new_record, record_name
 from bd3lm.commands.subjects import Subject
 from bd3lm.evaluation import CorpusLikelihood, corpus_likelihood
 from bd3lm.lm import build_estimator
+from bd3lm.reports import perplexity_text, plain
 
 OWN = "own"  # the text that a run held out
 # The paper's zero-shot corpora, in its order.
@@ -151,16 +152,6 @@ def _print_zero_shot(
     console.print(_legend(shown), soft_wrap=True)
 
 
-def perplexity_text(figure: dict[str, Any]) -> str:
-    """A perplexity as a table prints it: ≤ before a bound, ≈ before what is neither, ± a standard error."""
-    sign = {"exact": "", "bound": "≤ ", "neither": "≈ "}[figure["meaning"]]
-    if figure["perplexity"] is None:
-        return f"{sign}∞"
-    error = figure["perplexity_error"]
-    digits = 0 if figure["perplexity"] >= 1000 else 1 if error is not None and error >= 0.1 else 2
-    return f"{sign}{figure['perplexity']:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
-
-
 def figure_record(found: CorpusLikelihood, text_bytes: int | None) -> dict[str, Any]:
     """A figure as records keep it; without the bytes of its text it has no bits a byte."""
     return {
@@ -185,7 +176,9 @@ def _cells(figure: dict[str, Any], drawn: bool) -> list[str]:
     return [
         figure["name"],
         perplexity_text(figure),
-        *_of_draws(drawn, f"± {noise * figure['perplexity']:.2f}" if noise and figure["perplexity"] else ""),
+        *_of_draws(
+            drawn, f"± {plain(noise * figure['perplexity'])}" if noise and figure["perplexity"] else ""
+        ),
         f"{figure['bits_per_token']:.3f}",
         "" if bits is None else f"{bits:.3f}",
     ]

@@ -20,10 +20,10 @@ from bd3lm.commands.variances import RULES, measure_variances
 from bd3lm.config import BlockDiffusionMethod, SimplexMethod
 from bd3lm.data import Tokenizer
 from bd3lm.evaluation import Enumerated, corpus_likelihood
-from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME
+from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME, check_folder
 from bd3lm.lm import Generation, Settings, build_estimator
 from bd3lm.recipe import recipe_to_dict
-from bd3lm.reports import COMMANDS, Report, Run, record_film, write_report
+from bd3lm.reports import COMMANDS, MARKDOWN, PAGE, Report, Run, record_film, write_report
 from bd3lm.runs import RECIPE_FILE, read_recipe, run_stages
 from bd3lm.training import CsvLog
 
@@ -55,7 +55,10 @@ def make_report(
         raise ValueError("runs must name at least one run, got none")
     if samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}")
+    for folder in folders:
+        check_folder("runs", folder)
     out = out or (folders[0] if len(folders) == 1 else Path("report"))
+    _check_out(out)
     stages = [stage for folder in folders for stage in _stages(folder)]
     _check_different([stage.folder for stage in stages])
     unfinished = [str(stage.folder) for stage in stages if not stage.is_trained]
@@ -121,6 +124,18 @@ class _Opened:
     subject: Subject
     log: list[dict[str, float]]
     training: _Training
+
+
+def _check_out(out: Path) -> None:
+    """Refuse, before anything is measured for it, what cannot be a folder or does not look like one."""
+    if out.is_dir():
+        return
+    if out.exists() or out.suffix[1:].isalpha():  # a folder may be called v1.2
+        raise ValueError(
+            f"--out must be the folder that {PAGE} and {MARKDOWN} go into, got a file's name, {out}"
+        )
+    if not out.parent.is_dir():
+        raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
 
 
 def _stages(folder: Path) -> list[_Stage]:

@@ -47,8 +47,11 @@ class Samples:
         """The samples in a file, all of which must have been written in one way."""
         if not file.is_file():
             raise ValueError(f"there is no file {file}")
-        with file.open(encoding="utf-8") as lines:
-            records = [_parse(line, f"{file} line {number}") for number, line in enumerate(lines, 1)]
+        try:
+            with file.open(encoding="utf-8") as lines:
+                records = [_parse(line, f"{file} line {number}") for number, line in enumerate(lines, 1)]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} must be text, as `bd3lm sample --out` writes it: {error}") from None
         if not records:
             raise ValueError(f"{file} must hold at least one sample, got none")
         ways = {json.dumps(_way(record), sort_keys=True) for record in records}
@@ -119,7 +122,14 @@ def is_file_of_samples(source: str) -> bool:
 
 def open_source(source: str, **options: Any) -> Subject | Samples:
     """A file of samples, or a model, which `options` are for."""
-    return Samples.read(Path(source)) if is_file_of_samples(source) else Subject.open(source, **options)
+    if is_file_of_samples(source):
+        return Samples.read(Path(source))
+    if Path(source).is_file() and not source.endswith(".ckpt"):
+        raise ValueError(
+            f"sources must be runs, model folders, hub ids or {SUFFIX} files that `bd3lm sample --out` "
+            f"wrote, got the file {source}"
+        )
+    return Subject.open(source, **options)
 
 
 def _parse(line: str, where: str) -> dict[str, Any]:

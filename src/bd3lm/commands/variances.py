@@ -1,6 +1,6 @@
 """`bd3lm variance RUN...`: how noisy each way of drawing masks is on trained models."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from bd3lm.diffusion import (
     Times,
 )
 from bd3lm.evaluation import gradient_variance, nelbo_variance
+from bd3lm.interop import check_folder
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
+from bd3lm.reports import with_error
 
 # The rows of the paper's tables of mask ranges and of noise schedules, and ours.
 RULES: dict[str, MaskingRule] = {
@@ -116,6 +118,8 @@ def report_variances(
     console = console or Console()
     if not folders:
         raise ValueError("runs must name at least one run, got none")
+    for folder in folders:
+        check_folder("runs", folder)
     subjects = [Subject.open(folder, device=device) for folder in folders]
     records = [
         measure_variances(subject, batches=batches, gradients=gradients, seed=seed, console=console)
@@ -132,7 +136,11 @@ def report_variances(
             table.add_column(name + Text(of), justify="right")
     table.add_column("unbiased")
     for rows in zip(*(record["result"]["rows"] for record in records), strict=True):
-        cells = [_cell(row, what) for row in rows for what in ("loss", *(("gradient",) if gradients else ()))]
+        cells = [
+            with_error(row[what], row[f"{what}_error"])
+            for row in rows
+            for what in ("loss", *(("gradient",) if gradients else ()))
+        ]
         sure = "yes" if all(row["unbiased"] for row in rows) else "no"
         table.add_row(rows[0]["masks"], *cells, sure)
     console.print(table)
@@ -143,12 +151,3 @@ def report_variances(
         soft_wrap=True,
     )
     return records
-
-
-def _cell(row: Mapping[str, Any], what: str) -> str:
-    value, error = row[what], row[f"{what}_error"]
-    if value is None:
-        return "∞"
-    if error is None:
-        return f"{value:.4g}"
-    return f"{value:.4g} ± " + (f"{error:.2g}" if error < 100 else f"{error:,.0f}")

@@ -14,6 +14,8 @@ from torch import Tensor
 
 DEFAULT_JUDGE = "gpt2-large"
 GGUF = ".gguf"
+HUB = "hf://"  # before a hub id that could be taken for a path
+ALLOWED = f"a local folder, a {GGUF} file or a hub id such as {DEFAULT_JUDGE}"
 
 _PATTERNS = ("*.json", "model*.safetensors", "*.txt", "*.model")  # a model, and the files of tokenizers
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -45,7 +47,8 @@ class HuggingFaceJudge:
         # GGUF is named by its folder and its file; `transformers` needs two packages more to read it.
         options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
         if folder.suffix == GGUF:
-            require("gguf", "judge", "a GGUF file")
+            for package in ("gguf", "accelerate"):
+                require(package, "judge", f"judge {str(source)!r}, a GGUF file,")
             folder, options["gguf_file"] = folder.parent, folder.name
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
@@ -53,7 +56,10 @@ class HuggingFaceJudge:
                 folder, dtype=dtype, use_safetensors=True, **options
             )
         except Exception as error:  # as many kinds as there are models
-            raise ValueError(f"judge {str(source)!r} could not be loaded: {_one_line(error)}") from error
+            raise ValueError(
+                f"judge {str(source)!r} must be a causal language model that transformers can load: "
+                f"{_one_line(error)}"
+            ) from error
         return cls(model.to(device), tokenizer, name)
 
     def encode(self, text: str) -> list[int]:
@@ -98,23 +104,25 @@ def require(module: str, extra: str, purpose: str) -> Any:
 
 def _resolve(source: str | Path) -> tuple[Path, str]:
     """A folder or a GGUF file, and the name of the judge in it."""
-    path = Path(source).expanduser()
+    path, hub_id = Path(source).expanduser(), str(source).removeprefix(HUB)
     if (source != "" and path.is_dir()) or (path.is_file() and path.suffix == GGUF):
         return path, path.resolve().name
-    if not _HUB_ID.fullmatch(str(source)) or path.suffix == GGUF or path.exists():
+    if not _HUB_ID.fullmatch(hub_id) or path.suffix == GGUF or path.exists():
         raise ValueError(
-            f"judge must be a local folder, a {GGUF} file or a hub id such as {DEFAULT_JUDGE}, got "
-            f"{str(source)!r}"
+            f"judge must be {ALLOWED}, got {'the file ' if path.is_file() else ''}{str(source)!r}"
         )
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(str(source), allow_patterns=list(_PATTERNS))), str(source)
+        return Path(snapshot_download(hub_id, allow_patterns=list(_PATTERNS))), hub_id
     except Exception as error:  # the hub's client has many: offline, not found, no access
-        raise ValueError(
-            f"judge {str(source)!r} is no folder here, and the Hugging Face hub did not give it "
-            f"({_one_line(error)}); name a local folder or a {GGUF} file instead"
-        ) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        it = (
+            f"judge {source!r}"
+            if hub_id != source
+            else f"judge: there is no folder {source!r} here. As a hub id it"
+        )
+        raise ValueError(f"{it} could not be downloaded: {reason}. It may be {ALLOWED}") from error
 
 
 def _one_line(error: Exception) -> str:

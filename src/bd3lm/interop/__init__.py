@@ -11,7 +11,16 @@ from bd3lm.interop import native, reference
 from bd3lm.interop.lightning import LightningFacts
 from bd3lm.interop.native import save
 from bd3lm.interop.reference import save as save_reference
-from bd3lm.interop.sources import RUN_MODEL, WEIGHTS_NAME, HubOptions, read_config, refuse_file, resolve
+from bd3lm.interop.sources import (
+    RUN_MODEL,
+    WEIGHTS_NAME,
+    HubOptions,
+    check_folder,
+    hub_id,
+    read_config,
+    refuse_file,
+    resolve,
+)
 from bd3lm.interop.weights import check_config
 from bd3lm.models import Transformer
 
@@ -21,6 +30,8 @@ __all__ = [
     "HubOptions",
     "LightningFacts",
     "check_config",
+    "check_folder",
+    "hub_id",
     "load",
     "resolve",
     "save",

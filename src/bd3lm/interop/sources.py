@@ -1,5 +1,6 @@
 """Where a model lies: a folder, a file or a hub id, to a local path; and what such a folder must hold."""
 
+import difflib
 import json
 import re
 from pathlib import Path
@@ -10,11 +11,12 @@ from huggingface_hub import snapshot_download
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 RUN_MODEL = "model"  # where a training run puts its model
+HUB = "hf://"  # before a hub id that could be taken for a path
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _PATTERNS = ("*.json", "*.safetensors")  # all that is ever downloaded: nothing in them can run
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_FILE_SUFFIXES = (*PICKLE_SUFFIXES, ".safetensors", ".json")
+_FILE_SUFFIXES = (*PICKLE_SUFFIXES, ".safetensors", ".json", ".gguf")
 
 _NO_PICKLES = (
     "pickles are not loaded, because they can run any code. Load it once with the program that wrote it, "
@@ -35,7 +37,7 @@ class HubOptions(TypedDict, total=False):
 def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
     """The local path of a source; of a training run's folder, that of the model in it.
 
-    Only a hub id, "owner/name", is ever downloaded.
+    Only a hub id is ever downloaded: "hf://owner/name", or "owner/name" where no folder here has such a name.
     """
     path = Path(source).expanduser()
     if source != "" and path.exists():  # the path of an empty string would be the working folder
@@ -43,18 +45,53 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
             raise ValueError(f"revision is for a hub id, got {hub['revision']!r} with the local path {path}")
         released = path / RUN_MODEL
         return released if (released / CONFIG_NAME).is_file() else path
-    if isinstance(source, Path) or not _is_hub_id(source):
-        raise ValueError(
-            f"source must be an existing folder, an existing .ckpt file or a hub id 'owner/name', "
-            f"got {str(source)!r}, which does not exist"
-        )
+    asked = hub_id("source", source, allowed="an existing folder, a .ckpt file or a hub id 'owner/name'")
     try:
-        return Path(snapshot_download(source, allow_patterns=list(_PATTERNS), **hub))
+        return Path(snapshot_download(asked, allow_patterns=list(_PATTERNS), **hub))
     except Exception as error:  # the hub's client has many: offline, not found, no access, bad revision
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        it = f"source {source!r}" if asked != source else f"{_not_here('source', source)} As a hub id it"
+        raise ValueError(f"{it} could not be downloaded: {reason}") from error
+
+
+def hub_id(argument: str, source: str | Path, *, allowed: str) -> str:
+    """The hub id that a source asks for which is not here. A mistyped path asks for none, and is refused."""
+    asked = "" if isinstance(source, Path) else source.removeprefix(HUB)
+    if not _is_hub_id(asked):
+        raise ValueError(f"{_not_here(argument, source)} It must be {allowed}")
+    if asked == source and (Path(asked).parent.is_dir() or _nearest_folder(Path(asked))):
         raise ValueError(
-            f"source {source!r} is no local path, and as a hub id it could not be downloaded: "
-            f"{(str(error).strip() or type(error).__name__).splitlines()[0]}"
-        ) from error
+            f"{_not_here(argument, source)} To ask the Hugging Face hub for it, say '{HUB}{asked}'"
+        )
+    return asked
+
+
+def check_folder(argument: str, folder: Path) -> None:
+    """Refuse what is no folder here, where nothing else will do."""
+    if not folder.is_dir():
+        raise ValueError(f"{_not_here(argument, folder)} It must be an existing folder")
+
+
+def _not_here(argument: str, source: str | Path) -> str:
+    """The sentence that says so, with the nearest folder that there is."""
+    near = _nearest_folder(Path(source).expanduser())
+    hint = "." if near is None else f", did you mean '{near}'?"
+    kind = "file" if str(source).endswith(_FILE_SUFFIXES) else "folder"
+    return f"{argument}: there is no {kind} {str(source)!r} here{hint}"
+
+
+def _nearest_folder(path: Path) -> Path | None:
+    """The folder whose path is nearly this one, each part of it being near; None where there is none."""
+    found = Path(path.anchor)
+    for part in path.relative_to(found).parts:
+        if not (found / part).is_dir():
+            folders = [each.name for each in found.iterdir() if each.is_dir()]
+            near = difflib.get_close_matches(part, folders, n=1)
+            if not near:
+                return None
+            part = near[0]
+        found /= part
+    return found if path.parts else None
 
 
 def read_config(folder: Path) -> dict[str, Any]:

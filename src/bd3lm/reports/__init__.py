@@ -6,6 +6,19 @@ is built.
 
 from bd3lm.reports.animation import Film, record_film
 from bd3lm.reports.content import COMMANDS, Report, Run
-from bd3lm.reports.writing import write_report
+from bd3lm.reports.numbers import perplexity_text, plain, with_error
+from bd3lm.reports.writing import MARKDOWN, PAGE, write_report
 
-__all__ = ["COMMANDS", "Film", "Report", "Run", "record_film", "write_report"]
+__all__ = [
+    "COMMANDS",
+    "MARKDOWN",
+    "PAGE",
+    "Film",
+    "Report",
+    "Run",
+    "perplexity_text",
+    "plain",
+    "record_film",
+    "with_error",
+    "write_report",
+]

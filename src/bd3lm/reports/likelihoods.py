@@ -8,10 +8,9 @@ from typing import Any
 from bd3lm.reports import plots
 from bd3lm.reports.content import HELD_OUT, OWN, Record, Report, Run, largest
 from bd3lm.reports.document import Part, Plot, Prose, Table
-from bd3lm.reports.numbers import chain, plain, with_error
+from bd3lm.reports.numbers import SIGNS, chain, perplexity_text, plain
 from bd3lm.reports.reproduction import commands
 
-_SIGNS = {"exact": "", "bound": "≤ ", "neither": "≈ "}
 _LEGEND = (
     "No sign marks an exact figure, ≤ an upper bound, ≈ what is neither; ± is one standard error over "
     "sequences, neighbours taken to be alike as far as they are."
@@ -82,7 +81,7 @@ def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
     """One row a measurement."""
     meanings = [
         meaning
-        for meaning in _SIGNS
+        for meaning in SIGNS
         if any(figure["meaning"] == meaning for _, record in group for figure in record["result"]["figures"])
     ]
     names = {"exact": "perplexity, exact", "bound": "perplexity, bound", "neither": "neither"}
@@ -96,8 +95,8 @@ def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
             [
                 report.labels[run.folder],
                 chain(run.tokens, run.start),
-                *(_cell(first[meaning]) if meaning in first else "" for meaning in meanings),
-                "–" if bits is None else _SIGNS[figures[0]["meaning"]] + plain(bits),
+                *(perplexity_text(first[meaning]) if meaning in first else "" for meaning in meanings),
+                "–" if bits is None else SIGNS[figures[0]["meaning"]] + plain(bits),
                 _estimator(record),
                 *([f"{record['result']['tokens']:,}"] if len(sizes) > 1 else []),
             ]
@@ -112,10 +111,6 @@ def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
         rows,
         text_columns=[3 + len(meanings)],
     )
-
-
-def _cell(figure: Any) -> str:
-    return with_error(figure["perplexity"], figure["perplexity_error"], sign=_SIGNS[figure["meaning"]])
 
 
 def _estimator(record: Record) -> str:
@@ -140,7 +135,7 @@ def _dots(report: Report, group: Sequence[Measured]) -> Iterator[plots.Dot]:
 
 
 def _plot(dots: Sequence[plots.Dot], name: str, text: str) -> Plot:
-    words = "; ".join(f"{dot.label} {_SIGNS[dot.meaning]}{plain(dot.value)}" for dot in dots)
+    words = "; ".join(f"{dot.label} {SIGNS[dot.meaning]}{plain(dot.value)}" for dot in dots)
     return Plot(
         name,
         plots.perplexities(dots, name),
@@ -164,7 +159,7 @@ def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
         if record is None:
             return "–"
         tokens = f" ({record['result']['tokens']:,} tokens)" if len(sizes[_text(record)]) > 1 else ""
-        return _cell(record["result"]["figures"][0]) + tokens
+        return perplexity_text(record["result"]["figures"][0]) + tokens
 
     headings = [
         f"{name} ({min(size):,} tokens)" if len(size) == 1 else name

@@ -1,6 +1,10 @@
 """Numbers as people read them."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
+
+SIGNS = {"exact": "", "bound": "≤ ", "neither": "≈ "}  # by what a figure means
 
 
 def with_error(value: float | None, error: float | None, *, sign: str = "") -> str:
@@ -9,15 +13,25 @@ def with_error(value: float | None, error: float | None, *, sign: str = "") -> s
         return f"{sign}∞"
     if not error:
         return sign + plain(value)
-    decimals = min(max(1 - math.floor(math.log10(error)), 0), 3)
+    decimals = min(max(1 - math.floor(math.log10(error)), 0), max(3, _decimals(value)))
     return f"{sign}{value:,.{decimals}f} ± {error:,.{decimals}f}"
+
+
+def perplexity_text(figure: Mapping[str, Any]) -> str:
+    """The perplexity of a record's figure: ≤ before a bound, ≈ before what is neither, ± a standard error."""
+    return with_error(figure["perplexity"], figure["perplexity_error"], sign=SIGNS[figure["meaning"]])
 
 
 def plain(value: float) -> str:
     """Three or more significant digits."""
+    return f"{value:,.{_decimals(value)}f}"
+
+
+def _decimals(value: float) -> int:
     size = abs(value)
-    decimals = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 3
-    return f"{value:,.{decimals}f}"
+    if size < 1:
+        return max(3, 2 - math.floor(math.log10(size))) if size else 3
+    return 0 if size >= 1000 else 1 if size >= 100 else 2
 
 
 def capital(text: str) -> str:
