@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -245,3 +246,20 @@ def test_a_run_that_was_over_at_once_has_no_step_time(place: Place, tmp_path: Pa
     results = do([run], place, tmp_path / "evidence.jsonl")
     assert [line["step_seconds"] for line in results.of(run, "trained")] == [None]
     assert results.step_seconds(run.kind) is None
+
+
+def test_what_shares_a_gpu_is_not_timed_and_is_expected_to_take_longer(place: Place, tmp_path: Path):
+    run = small("ar/0")
+    results = do([run], replace(place, others=2), tmp_path / "evidence.jsonl")
+    assert [line["step_seconds"] for line in results.of(run, "trained")] == [None]
+    job = plan.job(RUNS["ar/0"], results, there=lambda parent: False)
+    alone, shared = (plan.seconds(job, results, [run.shape], others=others) for others in (0, 2))
+    training = RUNS["ar/0"].recipe.train.steps * plan._STEP["autoregressive"] + plan._START
+    assert shared - alone == pytest.approx(2 * training)
+
+
+def test_results_of_another_process_are_known(tmp_path: Path):
+    main(["--tiny", "--out", str(tmp_path / "a"), "--only", "ar/0"])
+    done = tmp_path / "a" / "evidence.jsonl"
+    main(["--tiny", "--out", str(tmp_path / "b"), "--only", "ar/0", "--earlier", str(done)])
+    assert not (tmp_path / "b" / "evidence.jsonl").exists()

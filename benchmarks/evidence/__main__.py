@@ -27,7 +27,7 @@ def main(words: list[str] | None = None) -> None:
     runs = [tiny(run) for run in all_runs()] if options.tiny else all_runs()
     if options.only:
         runs = _chosen(runs, options.only)
-    earlier = [] if options.tiny else sorted(_RESULTS.glob(PATTERN))
+    earlier = [*options.earlier, *([] if options.tiny else sorted(_RESULTS.glob(PATTERN)))]
     if options.list:
         _show(runs, Results(_RESULTS / "none", earlier))
         return
@@ -59,7 +59,7 @@ def work(runs: list[Run], place: Place, results: Results, deadline: float) -> No
         if not plan.is_ready(run, results):
             left.append(f"{run.key} (needs the step times of others)")
             continue
-        expected = plan.seconds(job, results, compiled) * (1 + place.others)
+        expected = plan.seconds(job, results, compiled, others=place.others)
         if time.monotonic() + expected + _SPARE > deadline:
             left.append(f"{run.key} ({expected:.0f} s)")
             continue
@@ -141,6 +141,9 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="runs (name or name/seed) or tables")
     parser.add_argument(
         "--weights", type=Path, help="where weights that others start from stay; else dropped"
+    )
+    parser.add_argument(
+        "--earlier", type=Path, nargs="+", default=[], metavar="FILE", help="other results that are known"
     )
     parser.add_argument("--commit", help="of the code, to be written beside what it trained")
     parser.add_argument(

@@ -50,15 +50,18 @@ def is_ready(run: Run, results: Results) -> bool:
     return True
 
 
-def seconds(job: Job, results: Results, compiled: Collection[str]) -> float:
-    """An estimate; a shape that is not among the `compiled` ones is compiled first."""
+def seconds(job: Job, results: Results, compiled: Collection[str], *, others: int = 0) -> float:
+    """An estimate; a shape that is not among the `compiled` ones is compiled first.
+
+    Where `others` use the GPU at the same time, training takes its share of it; the rest leaves it idle.
+    """
     new = {run.shape for run in (*job.parents, job.run)} - set(compiled)
     compiling = len(new) * (results.overhead_seconds() or _COMPILE)
     training = sum(_training(run, results) for run in (*job.parents, job.run))
     measuring = sum(
         results.measure_seconds(measure, job.run) or _guess(measure, job.run) for measure in job.missing
     )
-    return compiling + training + measuring
+    return compiling + training * (1 + others) + measuring
 
 
 def _training(run: Run, results: Results) -> float:
