@@ -9,6 +9,10 @@
 set -euo pipefail
 text=$1 out=$2
 shift 2
+if [ -e "$out" ] && [ -n "$(ls -A "$out")" ]; then
+    echo "OUT must be a new or empty folder, got $out" >&2
+    exit 1
+fi
 export PYTHONUNBUFFERED=1
 run() { echo "== ${SECONDS} s: bd3lm $*" && python -m bd3lm "$@"; }
 

@@ -310,8 +310,30 @@ def test_the_second_stage_starts_from_the_averages_of_the_first(staged, data, tm
         assert torch.equal(parameter, ar.trainer.ema.tensors()[name]), name
     saved = recipe_from_dict(yaml.safe_load((tmp_path / "block/recipe.yaml").read_text()), where="recipe")
     assert saved.start_from == str(tmp_path / "ar" / "model")
+    assert saved.data.skip == block.trainer.data.skip == ar.trainer.settings.steps * ar.trainer.data.rows > 0
     assert isinstance(saved.method, BlockDiffusionRecipe)
     assert saved.method.masking == CountsMasking()
+
+
+@pytest.mark.parametrize(
+    ("changes", "skip"),
+    [({"data": {"skip": 3}}, 3), ({"train": {"seed": 9}}, 0), ({"data": {"context": 8}}, 0)],
+    ids=["as said", "another order", "other sequences"],
+)
+def test_a_stage_that_reads_in_another_way_reads_from_the_start_or_as_it_is_told(
+    staged, tmp_path, changes, skip
+):
+    few = {"train": {"steps": 1, "validate_every": 1}}
+    stages = resolve_stages("two", overrides={**few, "block": changes})
+    _, block = train_stages(stages, tmp_path, console=quiet(), device="cpu")
+    assert block.trainer.data.skip == skip
+
+
+def test_a_start_that_is_not_there_leaves_nothing_behind(data, tmp_path):
+    recipe = tiny_recipe(data, {"start_from": str(tmp_path / "nowhere")})
+    with pytest.raises(ValueError, match="nowhere"):
+        train(tmp_path / "out", recipe)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_of_two_stages_can_be_moved(staged, tmp_path, monkeypatch):

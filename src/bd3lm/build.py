@@ -131,7 +131,9 @@ def build_run(
     trainer = Trainer(
         network=network,
         objective=objective,
-        data=BatchStream(train, rows=recipe.train.global_batch, seed=recipe.train.seed),
+        data=BatchStream(
+            train, rows=recipe.train.global_batch, seed=recipe.train.seed, skip=recipe.data.skip or 0
+        ),
         settings=recipe.train,
         optimizer=recipe.optimizer,
         engine=engine,

@@ -280,7 +280,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     | _corpus_presets("wikipedia")
     | {
         "box": Preset(
-            "small enough to be shipped: autoregressive, then blocks of 4 from it by complementary masks",
+            "small enough to be shipped: autoregressive, then blocks of 4 from it by complementary masks "
+            "and a next-token loss",
             (
                 Stage("ar", merge(_BOX, _steps(1500), _AR)),
                 Stage("block", merge(_BOX, _steps(1500), _COPIES, _NEXT_TOKEN, _block(4), _TO_ZERO)),

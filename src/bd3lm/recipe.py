@@ -25,6 +25,8 @@ class DataRecipe:
     context: int = 1024
     bos_eos: bool = False
     """Put BOS and EOS at the ends of each sequence, as MDLM does."""
+    skip: int | None = None
+    """Sequences of the order to begin after. By default a stage begins where the one before it stopped."""
     builtin_vocabulary: int = 1024
     """Size of the BPE trained for the built-in corpus."""
     validation_sequences: int | None = None
@@ -35,6 +37,8 @@ class DataRecipe:
         for name in ("context", "builtin_vocabulary", "validation_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.skip is not None and self.skip < 0:
+            raise ValueError(f"skip must not be negative, got {self.skip}")
 
 
 @dataclass(frozen=True, kw_only=True)

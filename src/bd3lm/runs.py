@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from bd3lm import interop
 from bd3lm.build import Run, build_run
 from bd3lm.interop import RUN_MODEL
 from bd3lm.presets import ONLY, Stage, preset
@@ -73,13 +74,18 @@ def train_stages(
     """
     console = console or Console()
     _check_layout(out, [name for name, _ in stages])
+    start = stages[0][1].start_from
+    if start is not None and not resume:
+        interop.resolve(start)  # complains before anything is written
     runs: list[Run] = []
     parallel = stages[0][1].parallel
     with Engine.from_environment(parallel="ddp" if parallel == "auto" else parallel, device=device) as engine:
-        previous: Path | None = None
+        previous: Run | None = None
+        before: Recipe | None = None
         for name, recipe in stages:
             folder = out / name if len(stages) > 1 else out
-            recipe = replace(recipe, start_from=str(previous)) if previous is not None else recipe
+            if previous is not None and before is not None:
+                recipe = _after(before, recipe, start_from=str(previous.out / RUN_MODEL))
             _save_recipe(folder, recipe, resume=resume, chained=previous is not None, engine=engine)
             run = build_run(
                 recipe, folder, engine=engine, data_folder=out / "data", console=console, label=name
@@ -88,8 +94,23 @@ def train_stages(
             runs.append(run)
             if run.trainer.stopped_by == "signal":
                 break
-            previous = run.out / RUN_MODEL
+            previous, before = run, recipe
     return runs
+
+
+def _after(before: Recipe, recipe: Recipe, *, start_from: str) -> Recipe:
+    """A stage that goes on from the one before: from its weights, and with the text that it has not read."""
+    data = recipe.data
+    if data.skip is None:
+        in_one_order = (before.data.path, before.data.context, before.data.bos_eos, before.train.seed) == (
+            data.path,
+            data.context,
+            data.bos_eos,
+            recipe.train.seed,
+        )
+        read = (before.data.skip or 0) + before.train.steps * before.train.global_batch
+        data = replace(data, skip=read if in_one_order else 0)
+    return replace(recipe, start_from=start_from, data=data)
 
 
 def is_run(out: Path) -> bool:

@@ -308,6 +308,14 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
             "judge: there is no file 'no.gguf' here. It must be a local folder, a",
         ),
         (
+            ["RUN", "--judge", "~nobodyhere/x"],
+            "judge: there is no folder '~nobodyhere/x' here. It must be a local",
+        ),
+        (
+            ["RUN", "--judge", "hf://a/b.gguf"],
+            "judge: a hub id must look like 'hf://owner/name' or 'hf://name' and name no file, got 'hf://a/b",
+        ),
+        (
             ["RUN", "--judge", "block/modle"],
             "no folder 'block/modle' here, did you mean 'block/model'? To ask",
         ),
@@ -342,10 +350,12 @@ def test_bad_input_is_one_line(words, said, run, judge_folder, capsys, monkeypat
     assert error.splitlines()[-1].startswith("bd3lm: ")
 
 
-def test_a_judge_of_the_hub_needs_no_owner_where_the_hub_is_named(judge_folder, monkeypatch):
+def test_a_judge_of_the_hub_needs_no_owner_where_the_hub_is_named(judge_folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()  # which is no judge
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(judge_folder))
-    assert [open_judge(name).name for name in ("tiny", "hf://tiny", "some/tiny")] == [
-        "tiny",
+    assert [open_judge(name).name for name in ("small", "hf://tiny", "some/tiny")] == [
+        "small",
         "tiny",
         "some/tiny",
     ]

@@ -129,6 +129,18 @@ def test_the_order_does_not_depend_on_the_batch_size(sequences: WrappedTokens) -
     assert flat[0].tolist() == flat[1].tolist() == flat[2].tolist()
 
 
+def test_a_stream_goes_on_where_another_stopped(sequences: WrappedTokens) -> None:
+    """Whatever the batches of either."""
+    whole, first = (BatchStream(sequences, rows=rows, seed=5) for rows in (1, 7))
+    second = BatchStream(sequences, rows=12, seed=5, skip=7 * 10)
+    parts = [*(first.indices(step) for step in range(10)), *(second.indices(step) for step in range(20))]
+    flat = np.concatenate(parts)
+    assert flat.tolist() == [int(whole.indices(step)[0]) for step in range(len(flat))]
+    assert second.epoch(0) == first.epoch(10)
+    with pytest.raises(ValueError, match="skip must not be negative, got -1"):
+        BatchStream(sequences, rows=1, seed=0, skip=-1)
+
+
 def test_batches_hold_the_sequences(sequences: WrappedTokens) -> None:
     stream = BatchStream(sequences, rows=6, seed=3)
     batch = stream.batch(17)

@@ -134,7 +134,7 @@ class TestMistypedPaths:
             ("HERE/zebra/demo", "folder 'HERE/zebra/demo' here. It must be"),
             ("zebra", "folder 'zebra' here. It must be"),
             ("", "folder '' here. It must be"),
-            ("hf://name", "folder 'hf://name' here. It must be"),
+            ("~nobodyhere/x", "folder '~nobodyhere/x' here. It must be"),
             ("last.ckpt", "file 'last.ckpt' here. It must be"),
         ],
     )
@@ -142,10 +142,21 @@ class TestMistypedPaths:
         with pytest.raises(ValueError, match=re.escape(said.replace("HERE", str(here)))):
             load(source.replace("HERE", str(here)))
 
+    @pytest.mark.parametrize(
+        "source", ["hf://name", "hf://a/b.gguf", "hf://a/b/c", "hf://two words/x", "hf://~/x", "hf://"]
+    )
+    def test_what_asks_the_hub_is_told_what_a_hub_id_is(
+        self, source: str, downloads: list[dict[str, Any]]
+    ) -> None:
+        said = f"source: a hub id must look like 'hf://owner/name' and name no file, got '{source}'"
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            load(source)
+        assert downloads == []
+
     def test_where_only_a_folder_will_do(self, here: Path) -> None:
         sources.check_folder("runs", Path("runs/demo"))
         (here / "file").touch()
-        for name in ("runs/dmo", "file"):
+        for name in ("runs/dmo", "file", "~nobodyhere/x"):
             with pytest.raises(
                 ValueError, match=rf"^runs: there is no folder '{name}' here.* an existing fol"
             ):

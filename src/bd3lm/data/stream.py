@@ -2,8 +2,8 @@
 
 There is no loader with a state to save: epoch e is a pseudo-random permutation of the sequences keyed by
 (seed, e), which a Feistel network computes for single places in no memory, and the rows of step s are places
-s·rows to (s + 1)·rows of the epochs laid end to end. A run resumes at any step, on any number of devices:
-ranks and micro-batches take slices of the global batch.
+s·rows to (s + 1)·rows of the epochs laid end to end, after those that an earlier stage has read. A run
+resumes at any step, on any number of devices: ranks and micro-batches take slices of the global batch.
 
 torch is imported where a tensor is made, so that the workers that tokenize do not load it.
 """
@@ -50,15 +50,21 @@ def permute(places: NDArray[np.integer], size: int, key: tuple[int, int]) -> NDA
 
 
 class BatchStream:
-    """The global batch of each step: `rows` sequences, each once an epoch, epochs without a seam."""
+    """The global batch of each step: `rows` sequences, each once an epoch, epochs without a seam.
 
-    def __init__(self, sequences: WrappedTokens, *, rows: int, seed: int) -> None:
+    The first `skip` sequences of the order are left out: an earlier stage of training has read them.
+    """
+
+    def __init__(self, sequences: WrappedTokens, *, rows: int, seed: int, skip: int = 0) -> None:
         if rows < 1:
             raise ValueError(f"rows must be at least 1, got {rows}")
+        if skip < 0:
+            raise ValueError(f"skip must not be negative, got {skip}")
         check_not_empty(sequences)
         self.sequences = sequences
         self.rows = rows
         self.seed = seed
+        self.skip = skip
 
     @property
     def context(self) -> int:
@@ -76,7 +82,8 @@ class BatchStream:
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
         wanted = range(self.rows)[rows or slice(None)]
-        epochs, places = np.divmod(step * self.rows + np.asarray(wanted, np.int64), len(self.sequences))
+        read = self.skip + step * self.rows
+        epochs, places = np.divmod(read + np.asarray(wanted, np.int64), len(self.sequences))
         for epoch in np.unique(epochs):
             now = epochs == epoch
             places[now] = permute(places[now], len(self.sequences), (self.seed, int(epoch)))
@@ -84,7 +91,7 @@ class BatchStream:
 
     def epoch(self, step: int) -> float:
         """How many times the sequences have been gone through when a step begins."""
-        return step * self.rows / len(self.sequences)
+        return (self.skip + step * self.rows) / len(self.sequences)
 
 
 def ordered_batches(sequences: WrappedTokens, rows: int, *, limit: int | None = None) -> Iterator["Tensor"]:

@@ -5,6 +5,7 @@ refused. Only a hub id is ever downloaded.
 """
 
 import importlib
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,7 @@ from torch import Tensor
 
 DEFAULT_JUDGE = "gpt2-large"
 GGUF = ".gguf"
-HUB = "hf://"  # before a hub id that could be taken for a path
-ALLOWED = f"a local folder, a {GGUF} file or a hub id such as {DEFAULT_JUDGE}"
+JUDGE_SOURCES = f"a local folder, a {GGUF} file or a hub id such as {DEFAULT_JUDGE}"
 
 _PATTERNS = ("*.json", "model*.safetensors", "*.txt", "*.model")  # a model, and the files of tokenizers
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -38,12 +38,13 @@ class HuggingFaceJudge:
         cls,
         source: str | Path = DEFAULT_JUDGE,
         *,
+        from_hub: bool = False,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> "HuggingFaceJudge":
-        """The judge in a local folder, in a GGUF file, or of the hub by its name."""
+        """The judge in a local folder, in a GGUF file, or of the hub by its name; `from_hub`: only there."""
         transformers = require("transformers", "judge", "a judge")
-        folder, name = _resolve(source)
+        folder, name = _download(str(source)) if from_hub else _resolve(source)
         # GGUF is named by its folder and its file; `transformers` needs two packages more to read it.
         options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
         if folder.suffix == GGUF:
@@ -104,25 +105,34 @@ def require(module: str, extra: str, purpose: str) -> Any:
 
 def _resolve(source: str | Path) -> tuple[Path, str]:
     """A folder or a GGUF file, and the name of the judge in it."""
-    path, hub_id = Path(source).expanduser(), str(source).removeprefix(HUB)
+    path = Path(os.path.expanduser(source))  # which leaves the ~ of an unknown user as it is
     if (source != "" and path.is_dir()) or (path.is_file() and path.suffix == GGUF):
         return path, path.resolve().name
-    if not _HUB_ID.fullmatch(hub_id) or path.suffix == GGUF or path.exists():
+    if path.exists() or not _is_hub_id(str(source)):
         raise ValueError(
-            f"judge must be {ALLOWED}, got {'the file ' if path.is_file() else ''}{str(source)!r}"
+            f"judge must be {JUDGE_SOURCES}, got {'the file ' if path.is_file() else ''}{str(source)!r}"
         )
+    return _download(str(source))
+
+
+def _download(hub_id: str) -> tuple[Path, str]:
+    """What the hub has under this id, in a local folder, and the id."""
+    if not _is_hub_id(hub_id):
+        raise ValueError(f"judge must be a hub id, 'owner/name' or 'name', and no file, got {hub_id!r}")
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(_PATTERNS))), hub_id
     except Exception as error:  # the hub's client has many: offline, not found, no access
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        it = (
-            f"judge {source!r}"
-            if hub_id != source
-            else f"judge: there is no folder {source!r} here. As a hub id it"
-        )
-        raise ValueError(f"{it} could not be downloaded: {reason}. It may be {ALLOWED}") from error
+        raise ValueError(
+            f"judge {hub_id!r} could not be downloaded from the Hugging Face hub: {reason}. It may be "
+            f"{JUDGE_SOURCES}"
+        ) from error
+
+
+def _is_hub_id(source: str) -> bool:
+    return _HUB_ID.fullmatch(source) is not None and not source.endswith(GGUF)
 
 
 def _one_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -15,7 +16,7 @@ HUB = "hf://"  # before a hub id that could be taken for a path
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _PATTERNS = ("*.json", "*.safetensors")  # all that is ever downloaded: nothing in them can run
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 _FILE_SUFFIXES = (*PICKLE_SUFFIXES, ".safetensors", ".json", ".gguf")
 
 _NO_PICKLES = (
@@ -39,7 +40,7 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
 
     Only a hub id is ever downloaded: "hf://owner/name", or "owner/name" where no folder here has such a name.
     """
-    path = Path(source).expanduser()
+    path = _local(source)
     if source != "" and path.exists():  # the path of an empty string would be the working folder
         if hub.get("revision") is not None:
             raise ValueError(f"revision is for a hub id, got {hub['revision']!r} with the local path {path}")
@@ -54,10 +55,13 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
         raise ValueError(f"{it} could not be downloaded: {reason}") from error
 
 
-def hub_id(argument: str, source: str | Path, *, allowed: str) -> str:
+def hub_id(argument: str, source: str | Path, *, allowed: str, needs_owner: bool = True) -> str:
     """The hub id that a source asks for which is not here. A mistyped path asks for none, and is refused."""
     asked = "" if isinstance(source, Path) else source.removeprefix(HUB)
-    if not _is_hub_id(asked):
+    if not _is_hub_id(asked, needs_owner):
+        if str(source).startswith(HUB):
+            shapes = f"'{HUB}owner/name'" if needs_owner else f"'{HUB}owner/name' or '{HUB}name'"
+            raise ValueError(f"{argument}: a hub id must look like {shapes} and name no file, got {source!r}")
         raise ValueError(f"{_not_here(argument, source)} It must be {allowed}")
     if asked == source and (Path(asked).parent.is_dir() or _nearest_folder(Path(asked))):
         raise ValueError(
@@ -72,9 +76,14 @@ def check_folder(argument: str, folder: Path) -> None:
         raise ValueError(f"{_not_here(argument, folder)} It must be an existing folder")
 
 
+def _local(source: str | Path) -> Path:
+    """Its path here; the ~ of an unknown user stays as it is, where Path.expanduser would raise."""
+    return Path(os.path.expanduser(source))
+
+
 def _not_here(argument: str, source: str | Path) -> str:
     """The sentence that says so, with the nearest folder that there is."""
-    near = _nearest_folder(Path(source).expanduser())
+    near = _nearest_folder(_local(source))
     hint = "." if near is None else f", did you mean '{near}'?"
     kind = "file" if str(source).endswith(_FILE_SUFFIXES) else "folder"
     return f"{argument}: there is no {kind} {str(source)!r} here{hint}"
@@ -142,5 +151,7 @@ def refuse_file(path: Path) -> ValueError:
     )
 
 
-def _is_hub_id(source: str) -> bool:
+def _is_hub_id(source: str, needs_owner: bool) -> bool:
+    if needs_owner and "/" not in source:
+        return False
     return _HUB_ID.fullmatch(source) is not None and not source.endswith(_FILE_SUFFIXES)

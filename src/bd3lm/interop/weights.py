@@ -110,7 +110,7 @@ def write_text(path: Path, text: str) -> None:
 
 def make_folder(folder: str | Path) -> Path:
     """The folder to save in, made when it is not there."""
-    path = Path(folder).expanduser()
+    path = Path(os.path.expanduser(folder))  # which leaves the ~ of an unknown user as it is
     if path.exists() and not path.is_dir():
         raise ValueError(f"folder must be a folder to save in, got the file {path}")
     path.mkdir(parents=True, exist_ok=True)
