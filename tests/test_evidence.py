@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("benchmarks.evidence", reason="the experiments are not part of an installed package")
 
 from benchmarks.evidence import paper, plan
-from benchmarks.evidence.__main__ import main, work
+from benchmarks.evidence.__main__ import main, time_all, work
 from benchmarks.evidence.measures import TRAINED_ON, ZERO_SHOT, Perplexity, Texts, Variance, describe
 from benchmarks.evidence.prepare import pack, prepare_tiny, unpack
 from benchmarks.evidence.results import Results
@@ -78,6 +78,11 @@ def test_runs_that_are_compared_have_seen_as_many_tokens():
     for run in RUNS.values():
         if run.table in ("main", "past", "case") and run.name != "base" and run.same_time_as is None:
             assert sum(each.recipe.train.steps for each in run.lineage) == STEPS, run.key
+        # Later stages go on in the order of the data where the stage before them stopped.
+        read = 0
+        for each in run.lineage:
+            assert each.recipe.data.skip == read, run.key
+            read += each.recipe.train.steps * each.recipe.train.global_batch
         assert all(each.seed == run.seed for each in run.lineage)
         assert run.recipe.method.score_first
 
@@ -174,14 +179,37 @@ def test_estimates_follow_what_was_timed(tmp_path: Path):
 
 def test_equal_time_is_by_measured_steps(tmp_path: Path):
     results = Results(tmp_path / "evidence.jsonl")
-    slow, other = RUNS["time-both-4/0"], RUNS["counts-4/0"]
+    slow, staged = RUNS["time-both-4/0"], RUNS["time-from-ar-both-4/0"]
     assert not plan.is_ready(slow, results)
-    with pytest.raises(ValueError, match="needs the time of a step of counts-4/0"):
+    with pytest.raises(ValueError, match="needs the time of a step of runs like time-both-4/0, counts-4/0"):
         run_steps(slow, results)
-    for run, spent in ((other, 0.04), (RUNS["both-4/0"], 0.06)):
-        timed = {"training": run.kind, "shape": run.shape, "graphs": 1, "seconds": 90.0}
+    # Of another size of blocks, or with other masks, a step takes another time.
+    for key, spent in {
+        "counts-4/0": 0.04,
+        "both-4/1": 0.06,
+        "ar/0": 0.02,
+        "counts-16/0": 1.0,
+        "linear-4/0": 1.0,
+        "both-16/0": 1.0,
+    }.items():
+        run = RUNS[key]
+        timed = {"training": run.kind, "shape": run.shape, "cost": run.cost, "graphs": 1, "seconds": 90.0}
         results.add("trained", run, steps=STEPS, step_seconds=spent, **timed)
     assert run_steps(slow, results) == round(STEPS * 2 / 3)
+    # Half of the steps as AR take a quarter of the time.
+    assert run_steps(staged, results) == round(STEPS * 0.75 * 2 / 3)
+
+
+def test_steps_can_be_timed_alone(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("benchmarks.evidence.train._TIMED", 8)
+    run = small("time-from-ar-both-4/0", measures=())
+    results = Results(tmp_path / "evidence.jsonl")
+    time_all([run], place, results)
+    assert plan.is_ready(run, results)
+    assert [line["kind"] for line in results.lines] == ["timed"] * 3
+    time_all([run], place, results)  # each once
+    assert len(results.lines) == 3
+    assert not results.of(run, "trained")
 
 
 def test_a_second_run_of_a_shape_compiles_nothing(
@@ -245,7 +273,7 @@ def test_a_run_that_was_over_at_once_has_no_step_time(place: Place, tmp_path: Pa
     run = small("ar/0", changes={"train": {"steps": 1}})
     results = do([run], place, tmp_path / "evidence.jsonl")
     assert [line["step_seconds"] for line in results.of(run, "trained")] == [None]
-    assert results.step_seconds(run.kind) is None
+    assert results.step_seconds(run.cost, run.kind) is None
 
 
 def test_what_shares_a_gpu_is_not_timed_and_is_expected_to_take_longer(place: Place, tmp_path: Path):

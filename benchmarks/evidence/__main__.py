@@ -1,6 +1,7 @@
 """The command: trains and measures what is missing, as far as there is time, and says what is left."""
 
 import argparse
+import math
 import time
 import traceback
 from pathlib import Path
@@ -14,7 +15,7 @@ from benchmarks.evidence.prepare import prepare_tiny, unpack
 from benchmarks.evidence.results import PATTERN, Results
 from benchmarks.evidence.runs import Run, all_runs
 from benchmarks.evidence.tiny import tiny
-from benchmarks.evidence.train import Place, train
+from benchmarks.evidence.train import Place, time_steps, train
 
 from bd3lm.training import Engine, pick_device
 
@@ -45,7 +46,19 @@ def main(words: list[str] | None = None) -> None:
             unpack(options.data, data)
         weights = options.weights or Path(scratch) / "weights"
         place = Place(data, weights, Engine(device=pick_device(None)), options.commit, options.others)
-        work(runs, place, results, deadline)
+        if options.time:
+            time_all(runs, place, results)
+        else:
+            work(runs, place, results, deadline)
+
+
+def time_all(runs: list[Run], place: Place, results: Results) -> None:
+    """Steps of every cost among the runs and what they are to take as long as, once each."""
+    asked = [each for run in runs for each in (*run.lineage, run.same_time_as) if each is not None]
+    for cost, run in {run.cost: run for run in asked}.items():
+        if results.step_seconds(cost) is None:
+            time_steps(run, place, results)
+        print(f"{run.key}: {1000 * (results.step_seconds(cost) or math.nan):.1f} ms a step", flush=True)
 
 
 def work(runs: list[Run], place: Place, results: Results, deadline: float) -> None:
@@ -91,7 +104,8 @@ def _do(job: plan.Job, place: Place, results: Results, *, keep: set[str]) -> Non
             _broke(run, what, results)
             continue
         spent = time.monotonic() - started
-        results.add("measured", run, measure=describe(what), training=run.kind, seconds=spent, result=found)
+        kept = {"measure": describe(what), "training": run.kind, "seconds": spent, "result": found}
+        results.add("measured", run, **kept, others=place.others)
     print(f"{run.key}: {time.monotonic() - begun:.1f} s", flush=True)
 
 
@@ -149,6 +163,9 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--others", type=int, default=0, help="that use this GPU at the same time: steps are then not timed"
     )
+    parser.add_argument(
+        "--time", action="store_true", help="only time the steps of these runs, alone on the GPU"
+    )
     parser.add_argument("--list", action="store_true", help="print what is to be done, and do nothing")
     parser.add_argument("--tiny", action="store_true", help="everything at a toy size on the built-in corpus")
     options = parser.parse_args(words)
@@ -156,6 +173,13 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
         parser.error("--out is needed")
     if not options.list and not options.tiny and options.data is None:
         parser.error("--data is needed")
+    for flag, paths in (("--data", [options.data] if options.data else []), ("--earlier", options.earlier)):
+        if absent := [str(path) for path in paths if not path.exists()]:
+            parser.error(f"{flag} must name what exists, got {', '.join(absent)}")
+    if options.time and options.others:
+        parser.error("--time must have the GPU for itself: leave --others")
+    if options.others < 0:
+        parser.error(f"--others must not be negative, got {options.others}")
     return options
 
 

@@ -1,9 +1,11 @@
 """How the results came about: the setting, what is left to do, what failed, and what it took."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 import torch
-from benchmarks.evidence.figures import NONE, Evidence, Nats
+from benchmarks.evidence.figures import NONE, Evidence, Nats, trained_tokens
 from benchmarks.evidence.measures import TRAINED_ON, Documents, Perplexity, Texts
 from benchmarks.evidence.results import Line
 from benchmarks.evidence.runs import Run
@@ -16,19 +18,21 @@ from bd3lm.training import OptimizerSettings
 
 
 def setting(evidence: Evidence) -> Listing:
-    """What is the same in all runs, from the recipe of the first and from the lines."""
+    """What is the same in all runs, from the recipe of the first, what is not, and what the lines say."""
     run = evidence.named("ar")[0]
     network, optimizer, train = run.recipe.network, run.recipe.optimizer, run.recipe.train
-    context, tokens = run.recipe.data.context, _tokens(run)
+    context, tokens = run.recipe.data.context, trained_tokens(run)
     return Listing(
         [
             f"Network: {network.layers} layers of {network.hidden}, {network.heads} heads, context {context}"
-            f"{_parameters(evidence, run)}, dropout {network.dropout:g}.",
+            f"{_vocabulary(evidence)}{_parameters(evidence, run)}, dropout {network.dropout:g}."
+            f"{_timed(evidence)}",
             f"Training: {train.steps:,} steps of {train.global_batch} sequences, {tokens / 1e6:.1f} M tokens"
-            f"{_read(evidence, tokens)}.",
+            f"{_read(evidence, tokens)}.{_other_tokens(evidence, tokens)}",
             f"AdamW at {optimizer.lr:g}, betas {optimizer.betas[0]:g} and {optimizer.betas[1]:g}; "
             f"{optimizer.warmup_steps} steps of warm-up, then {_decay(optimizer)}; gradients clipped at "
             f"{optimizer.clip_norm:g}; weights averaged with decay {train.ema_decay:g}.",
+            _stages(evidence),
             f"Perplexities: {_scored(evidence, data=TRAINED_ON, split='test', part=False)} tokens of the "
             f"test split, {_scored(evidence, part=True)} where they take many passes, "
             f"{_scored(evidence, split='valid')} of the validation split, {_scored(evidence, data='ptb')} of "
@@ -47,21 +51,68 @@ def _decay(optimizer: OptimizerSettings) -> str:
     return f"constant, falling to {optimizer.min_lr_ratio:g} of it ({optimizer.decay}) over {over}"
 
 
-def _tokens(run: Run) -> int:
-    return run.recipe.train.steps * run.recipe.train.global_batch * run.recipe.data.context
+def _stages(evidence: Evidence) -> str:
+    """How the rate goes in runs of two stages, whose second may be shorter than its fall."""
+    second = [run for run in evidence.runs if run.parent]
+    first = dict.fromkeys(_decay(run.parent.recipe.optimizer) for run in second if run.parent)
+    falls: dict[str, list[Run]] = {}
+    for run in second:
+        optimizer, steps = run.recipe.optimizer, run.recipe.train.steps
+        after = steps - optimizer.warmup_steps
+        fall = min(after, optimizer.decay_steps or after)
+        said = f"{fall} of {steps} steps" if not run.same_time_as else f"at most {fall} steps"
+        falls.setdefault(said, []).append(run)
+    kinds = "; ".join(f"{steps} ({_kinds(runs)})" for steps, runs in falls.items())
+    warm = " or ".join(dict.fromkeys(str(run.recipe.optimizer.warmup_steps) for run in second))
+    return (
+        f"Of two stages the rate of the first is {' or '.join(first)} after its warm-up; that of the second, "
+        f"after {warm} steps of one, falls over {kinds}."
+    )
+
+
+def _kinds(runs: Iterable[Run]) -> str:
+    """Names without block sizes and what follows them."""
+    return ", ".join(dict.fromkeys(f"`{re.split(r'-(?:[0-9]|L)', run.name)[0]}`" for run in runs))
+
+
+def _other_tokens(evidence: Evidence, usual: int) -> str:
+    """Who sees more or fewer, first stages aside."""
+    parents = {run.parent.name for run in evidence.runs if run.parent}
+    found: dict[int, list[Run]] = {}
+    for run in evidence.runs:
+        if run.name not in parents and not run.same_time_as:
+            found.setdefault(trained_tokens(run), []).append(run)
+    others = [
+        f"{tokens / 1e6:.1f} M ({tokens / usual:.3g} times as many) for {_kinds(runs)}"
+        for tokens, runs in sorted(found.items())
+        if tokens != usual
+    ]
+    return f" But {', '.join(others)}." if others else ""
+
+
+def _timed(evidence: Evidence) -> str:
+    """Whose network is another one."""
+    runs = [run for run in evidence.runs if run.recipe.network.adaln]
+    if not runs:
+        return ""
+    told = ", and told the time" if all(run.recipe.network.time_conditioning for run in runs) else ""
+    return f" With adaptive norms{_parameters(evidence, runs[0])}{told}: {_kinds(runs)}."
+
+
+def _vocabulary(evidence: Evidence) -> str:
+    return f", a vocabulary of {evidence.real['vocabulary']:,}" if evidence.real else ""
 
 
 def _parameters(evidence: Evidence, run: Run) -> str:
     if not evidence.real:
         return ""
-    shape, vocabulary = run.recipe.network, evidence.real["vocabulary"]
-    sizes = {"layers": shape.layers, "hidden": shape.hidden, "heads": shape.heads, "tied": shape.tied}
+    shape = asdict(run.recipe.network)
+    size, context = shape.pop("size"), run.recipe.data.context
     with torch.device("meta"):
         network = Transformer(
-            network_config(shape.size, vocab_size=vocabulary, context=run.recipe.data.context, **sizes)
+            network_config(size, vocab_size=evidence.real["vocabulary"], context=context, **shape)
         )
-    count = sum(each.numel() for each in network.parameters())
-    return f", a vocabulary of {vocabulary:,}, {count / 1e6:.1f} M parameters"
+    return f", {sum(each.numel() for each in network.parameters()) / 1e6:.1f} M parameters"
 
 
 def _read(evidence: Evidence, tokens: int) -> str:
@@ -129,7 +180,8 @@ def earlier_table(evidence: Evidence) -> Table:
     """What was trained with settings that no run has any more."""
     known = _digests(evidence)
     lines = [line for line in evidence.results.lines if line["digest"] not in known]
-    rows = [_earlier_row(evidence, line, lines) for line in lines if line["kind"] == "trained"]
+    trained = {line["digest"]: line for line in lines if line["kind"] == "trained"}
+    rows = [_earlier_row(evidence, line, lines) for line in trained.values()]
     headings = ["run", "commit", "steps", "exact perplexity", "bound", "generative perplexities"]
     return Table("Trained with settings that were given up.", headings, rows or [["none", *[NONE] * 5]])
 
@@ -139,8 +191,7 @@ def _earlier_row(evidence: Evidence, trained: Line, lines: Sequence[Line]) -> li
         figure["meaning"]: figure["nats"]
         for line in lines
         if (line["kind"], line["digest"]) == ("measured", trained["digest"])
-        and line["measure"]["kind"] == "perplexity"
-        and (line["measure"]["data"], line["measure"]["part"]) == (TRAINED_ON, False)
+        and _is_of_test_text(line["measure"])
         for figure in line["result"]["figures"]
     }
     shown = [
@@ -149,9 +200,18 @@ def _earlier_row(evidence: Evidence, trained: Line, lines: Sequence[Line]) -> li
     ]
     start = text_name(trained["run"], trained["seed"], trained["digest"], "")
     verdicts = [each["result"] for name, each in evidence.verdicts.items() if name.startswith(start)]
-    judged = ", ".join(f"{each['perplexity']:.1f}" for each in verdicts) or NONE
+    judged = ", ".join(f"{each['perplexity']:.1f}" for each in verdicts if each["perplexity"]) or NONE
     key, steps = f"{trained['run']}/{trained['seed']}", f"{trained['steps']:,}"
     return [key, str(trained["commit"]), steps, *shown, judged]
+
+
+def _is_of_test_text(asked: Mapping[str, object]) -> bool:
+    """Whether it is a likelihood of the model's own of the whole test text, the only one before `split`."""
+    return (
+        asked["kind"] == "perplexity"
+        and asked["estimator"] != "next-token"
+        and (asked["data"], asked.get("split", "test"), asked["part"]) == (TRAINED_ON, "test", False)
+    )
 
 
 def cost_table(evidence: Evidence) -> Table:

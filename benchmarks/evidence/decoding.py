@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from benchmarks.evidence.figures import Difference, Evidence, Written
+from benchmarks.evidence.figures import Difference, Evidence, Written, is_decoding
 from benchmarks.evidence.tables import TEXT_HEADINGS, text_cells
 
 from bd3lm.reports.document import Table
@@ -13,8 +13,8 @@ MORE_PERPLEXITY, LESS_ENTROPY = 0.10, 0.10
 BREAKS = (
     f"Quality breaks where texts lie more than {100 * MORE_PERPLEXITY:g} % above the reference (one token a "
     "pass, in random order) in generative perplexity, or more than "
-    f"{LESS_ENTROPY:g} nats below it in entropy, in either case by at least two standard errors: they are "
-    "worse, or duller, and dull texts please a judge."
+    f"{LESS_ENTROPY:g} nats below it in entropy, in either case by at least two standard errors of the "
+    "difference beyond that limit: they are worse, or duller, and dull texts please a judge."
 )
 
 
@@ -45,7 +45,7 @@ def decoding_sets(evidence: Evidence) -> dict[str, list[Written]]:
     """By model, the reference first, as the runs declare them."""
     found: dict[str, list[Written]] = {}
     for written in evidence.texts():
-        if written.is_decoding:
+        if is_decoding(written.asked):
             found.setdefault(written.run.name, []).append(written)
     return found
 
@@ -60,16 +60,15 @@ def judged_difference(written: Written, other: Written) -> Difference | None:
 
 
 def breaks(written: Written, reference: Written) -> bool | None:
-    """Whether texts are worse than the reference's; None where they were not judged."""
+    """Whether texts are worse than the reference's; None where that, or its error, is not known."""
     worse = judged_difference(written, reference)
     if written.verdict is None or reference.verdict is None or worse is None:
         return None
-    entropies = [each.verdict["entropy"] for each in (reference, written) if each.verdict]
-    errors = [each.verdict["entropy_error"] or 0.0 for each in (reference, written) if each.verdict]
-    duller = Difference(entropies[0] - entropies[1], math.hypot(*errors))
-    return (worse.value > MORE_PERPLEXITY and not worse.is_noise) or (
-        duller.value > LESS_ENTROPY and not duller.is_noise
-    )
+    errors = [each["entropy_error"] for each in (written.verdict, reference.verdict)]
+    drop = reference.verdict["entropy"] - written.verdict["entropy"]
+    duller = Difference(drop, None if None in errors else math.hypot(*errors))
+    found = worse.is_beyond(MORE_PERPLEXITY), duller.is_beyond(LESS_ENTROPY)
+    return None if None in found else any(found)
 
 
 def decoding_table(evidence: Evidence) -> Table:

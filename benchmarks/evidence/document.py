@@ -4,7 +4,8 @@
     python -m benchmarks.evidence.document --check             # fails where a region is stale
     python -m benchmarks.evidence.document --page results.html # the same as one page that needs nothing
 
-A region lies between `<!-- NAME -->` and `<!-- end -->`. Figures in the prose around them must stand in one.
+A region lies between `<!-- NAME -->` and `<!-- end -->`. Figures in the prose of a section must stand in one
+of its regions.
 """
 
 import argparse
@@ -13,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.evidence import account, decoding, findings, plots, tables
-from benchmarks.evidence.figures import Evidence
-from benchmarks.evidence.runs import BEST
+from benchmarks.evidence.figures import Evidence, is_decoding
+from benchmarks.evidence.measures import ZERO_SHOT, Documents, Measure, Texts
+from benchmarks.evidence.runs import DECODED, Run
 from benchmarks.evidence.samples import RESULTS
 
 from bd3lm.reports.document import Document, Listing, Part, Plot, Prose, Section
@@ -42,7 +44,7 @@ def _past(size: int) -> Region:
 def _decoding(evidence: Evidence) -> Iterator[Part | None]:
     yield decoding.decoding_table(evidence)
     for size in (4, 16):
-        yield plots.decoding_plot(evidence, f"{BEST}-{size}")
+        yield plots.decoding_plot(evidence, f"{DECODED}-{size}")
     yield Listing(list(decoding.decoding_findings(evidence)))
 
 
@@ -61,21 +63,72 @@ def _region(
     return region
 
 
+def _once_measured(what: str, wanted: Callable[[Run, Measure], bool], region: Region) -> Region:
+    """A region, or one line instead while nothing in it is known."""
+
+    def short(evidence: Evidence) -> Iterator[Part | None]:
+        asked = [(run, each) for run in evidence.runs for each in run.measures if wanted(run, each)]
+        if any(evidence.results.failed(run) or evidence.result(run, each) for run, each in asked):
+            yield from region(evidence)
+        else:
+            yield Prose(f"Not measured yet: {what}, {len({run.key for run, _ in asked})} runs.")
+
+    return short
+
+
+def _of_table(name: str, end: str = "") -> Callable[[Run, Measure], bool]:
+    return lambda run, _: run.table == name and run.name.endswith(end)
+
+
 REGIONS: Mapping[str, Region] = {
     "setting": _region(account.setting),
     "progress": _region(account.progress_table),
-    "rates": _region(tables.rate_table),
-    "main": _region(tables.main_table, plots.block_size_plot, findings.main_findings),
-    "part": _region(tables.part_table),
-    "zero-shot": _region(tables.zero_shot_table, None, findings.zero_shot_findings),
-    "case": _region(tables.case_table, plots.case_plot, findings.case_findings),
-    "ranges": _region(tables.range_table, None, findings.range_findings),
-    "schedules": _region(tables.schedule_table, None, findings.schedule_findings),
-    "past-4": _past(4),
-    "past-16": _past(16),
-    "texts": _region(tables.text_table, None, findings.text_findings),
-    "decoding": _decoding,
-    "lengths": _region(tables.length_table, plots.length_plot, findings.length_findings),
+    "rates": _region(tables.rate_table, None, findings.rate_findings),
+    "main": _once_measured(
+        "test perplexities",
+        lambda run, _: run.name in tables.MAIN,
+        _region(tables.main_table, plots.block_size_plot, findings.main_findings),
+    ),
+    "part": _once_measured(
+        "what takes many passes",
+        lambda run, each: getattr(each, "part", False) and run.name != "ar",
+        _region(tables.part_table),
+    ),
+    "zero-shot": _once_measured(
+        "zero-shot perplexities",
+        lambda _, each: getattr(each, "data", None) in ZERO_SHOT,
+        _region(tables.zero_shot_table, None, findings.zero_shot_findings),
+    ),
+    "case": _once_measured(
+        "blocks of one token",
+        _of_table("case"),
+        _region(tables.case_table, plots.case_plot, findings.case_findings),
+    ),
+    "ranges": _once_measured(
+        "mask ranges", _of_table("ranges"), _region(tables.range_table, None, findings.range_findings)
+    ),
+    "schedules": _once_measured(
+        "noise schedules",
+        _of_table("schedules"),
+        _region(tables.schedule_table, None, findings.schedule_findings),
+    ),
+    "past-4": _once_measured("variants at blocks of 4", _of_table("past", "-4"), _past(4)),
+    "past-16": _once_measured("variants at blocks of 16", _of_table("past", "-16"), _past(16)),
+    "texts": _once_measured(
+        "texts as in the paper",
+        lambda _, each: isinstance(each, Texts) and not is_decoding(each),
+        _region(tables.text_table, None, findings.text_findings),
+    ),
+    "decoding": _once_measured(
+        "rules of decoding",
+        lambda _, each: isinstance(each, Texts) and is_decoding(each),
+        _decoding,
+    ),
+    "lengths": _once_measured(
+        "documents",
+        lambda _, each: isinstance(each, Documents),
+        _region(tables.length_table, plots.length_plot, findings.length_findings),
+    ),
     "failures": _region(account.failure_table),
     "earlier": _region(account.earlier_table),
     "cost": _region(account.cost_table),
@@ -97,11 +150,14 @@ def rewrite(text: str, parts: Mapping[str, Sequence[Part]]) -> str:
 
 
 def check_prose(text: str) -> None:
-    """Refuse a figure in the prose that no region has."""
-    known = {figure for at in _REGION.finditer(text) for figure in _FIGURE.findall(at[0])}
-    prose = _FENCE.sub("", _REGION.sub("", text))
-    if wrong := [figure for figure in _FIGURE.findall(prose) if figure not in known]:
-        raise ValueError(f"figures in the prose must stand in a region too, got {', '.join(wrong)}")
+    """Refuse a figure in the prose that no region of its section has."""
+    for section in text.split("\n## "):
+        known = {figure for at in _REGION.finditer(section) for figure in _FIGURE.findall(at[0])}
+        prose = _FENCE.sub("", _REGION.sub("", section))
+        if wrong := [figure for figure in _FIGURE.findall(prose) if figure not in known]:
+            raise ValueError(
+                f"figures in the prose must stand in a region of the same section too, got {', '.join(wrong)}"
+            )
 
 
 def _markdown(parts: Sequence[Part]) -> str:

@@ -15,18 +15,24 @@ from benchmarks.evidence.results import PATTERN, Line, Results
 from benchmarks.evidence.runs import Run, all_runs
 from benchmarks.evidence.samples import JUDGED, read_verdicts, text_name
 
-NOT_MEASURED = "not measured"
+NOT_MEASURED, DIVERGED = "not measured", "diverged"
 NONE = "–"
 """There is no such figure, as of a bound of an exact likelihood, or in the paper."""
-_STANDARD_ERRORS = 2.0  # what a difference must exceed to be one
+_ERRORS = {3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 8: 2.31, 10: 2.23, 15: 2.13, 30: 2.04}
+"""How many standard errors make a difference: Student's t by degrees of freedom, two-sided, five percent."""
 
 
 @dataclass(frozen=True)
 class Nats:
-    """Nats a token of one text, a value for each seed; `is_bound` where the truth may be less."""
+    """Nats a token of one text, a value for each seed; `is_bound` where the truth may be less.
+
+    `draws` is the Monte-Carlo error, None where it is not known. All seeds are measured with the same draws,
+    so that it is no smaller for their mean.
+    """
 
     values: tuple[float, ...] = ()
     is_bound: bool = False
+    draws: float | None = 0.0
 
     def __bool__(self) -> bool:
         return bool(self.values)
@@ -45,11 +51,35 @@ class Nats:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """The standard deviation of nats over seeds, pooled over models, and its degrees of freedom."""
+
+    value: float
+    freedom: int
+
+    @property
+    def errors(self) -> float | None:
+        """How many standard errors make a difference; None where too few seeds are known to say."""
+        known = [freedom for freedom in _ERRORS if freedom <= self.freedom]
+        return _ERRORS[max(known)] if known else None
+
+    def __str__(self) -> str:
+        needed = "too few to judge by"
+        if self.errors is not None:
+            needed = f"so that a difference must be {self.errors:.2f} standard errors"
+        return f"{100 * self.value:.2f} % with {self.freedom} degrees of freedom, {needed}"
+
+
+@dataclass(frozen=True)
 class Difference:
-    """By how much one figure lies above another, as a share; `error` is one standard error, if known."""
+    """By how much one figure lies above another, as a share; `error` is one standard error, if known.
+
+    `errors` is how many of them it must exceed to be one.
+    """
 
     value: float
     error: float | None = None
+    errors: float = 2.0
 
     @classmethod
     def of(cls, figure: float, other: float) -> "Difference":
@@ -57,10 +87,10 @@ class Difference:
         return cls(figure / other - 1)
 
     @classmethod
-    def of_logs(cls, log: float, other: float, error: float | None) -> "Difference":
+    def of_logs(cls, log: float, other: float, error: float | None, errors: float = 2.0) -> "Difference":
         """Of figures whose logarithms, and the error of the difference of these, are known."""
         ratio = math.exp(log - other)
-        return cls(ratio - 1, None if error is None else ratio * error)
+        return cls(ratio - 1, None if error is None else ratio * error, errors)
 
     def __str__(self) -> str:
         error = "" if self.error is None else f" ± {100 * self.error:.1f}"
@@ -68,8 +98,12 @@ class Difference:
 
     @property
     def is_noise(self) -> bool:
-        """Whether it is less than two standard errors; never where these are not known."""
-        return self.error is not None and abs(self.value) < _STANDARD_ERRORS * self.error
+        """Whether it is too small for its error; never where that is not known."""
+        return self.error is not None and abs(self.value) < self.errors * self.error
+
+    def is_beyond(self, limit: float) -> bool | None:
+        """Whether it lies above a limit by enough standard errors; None where these are not known."""
+        return None if self.error is None else self.value - limit >= self.errors * self.error
 
 
 @dataclass(frozen=True)
@@ -86,11 +120,6 @@ class Written:
         """What the judge found, unless it found nothing finite."""
         found = None if self.judged is None else self.judged["result"]
         return found if found and found["perplexity"] else None
-
-    @property
-    def is_decoding(self) -> bool:
-        """Whether it is a point of the decoding curves, of which nothing is drawn again."""
-        return self.asked.floor is None and self.asked.steps is None
 
     @property
     def evaluations(self) -> float | None:
@@ -144,6 +173,7 @@ class Evidence:
     ) -> Nats:
         """By what was asked for; `figure` names one of several that an estimator gives."""
         found: dict[int, float] = {}
+        draws: dict[int, float | None] = {}
         is_bound = False
         for line in self.measured(name, "perplexity"):
             asked = line["measure"]
@@ -154,8 +184,11 @@ class Evidence:
             for each in line["result"]["figures"]:
                 if each["name"] == (figure or estimator) and each["nats"] is not None:
                     found[line["seed"]] = each["nats"]
+                    draws[line["seed"]] = each["monte_carlo_error"]
                     is_bound = each["name"] != "exact"
-        return Nats(tuple(found.values()), is_bound)
+        known = [each for each in draws.values() if each is not None]
+        of_draws = statistics.mean(known or [0.0]) if len(known) == len(draws) else None
+        return Nats(tuple(found.values()), is_bound, of_draws)
 
     def exact(self, name: str, data: str = TRAINED_ON, **where: Any) -> Nats:
         return self.nats(name, "exact", data, **where)
@@ -175,29 +208,25 @@ class Evidence:
         return self.bound(name, data, **where) or self.exact(name, data, **where)
 
     @cached_property
-    def spread(self) -> float | None:
-        """The standard deviation of nats over seeds, pooled over all models that have several."""
+    def spread(self) -> Spread | None:
+        """Of the test split, over all models that have several seeds."""
         found = [self.best(name).values for name in dict.fromkeys(run.name for run in self.runs)]
         several = [values for values in found if len(values) > 1]
         if not several:
             return None
         freedom = sum(len(values) - 1 for values in several)
         squares = sum(statistics.variance(values) * (len(values) - 1) for values in several)
-        return math.sqrt(squares / freedom)
+        return Spread(math.sqrt(squares / freedom), freedom)
 
     def difference(self, nats: Nats, other: Nats, *, with_noise: bool = True) -> Difference | None:
-        """By how much one perplexity lies above another, with the noise of seeds."""
+        """By how much one perplexity lies above another, with the noise of seeds and of draws."""
         if not nats or not other:
             return None
-        error = None
-        if with_noise and self.spread is not None:
-            error = math.hypot(self._error(nats), self._error(other))
-        return Difference.of_logs(nats.mean, other.mean, error)
-
-    def _error(self, nats: Nats) -> float:
-        """Of a mean over seeds. Two seeds may agree by chance: the pooled spread is the least there is."""
-        own = statistics.stdev(nats.values) if len(nats.values) > 1 else 0.0
-        return max(own, self.spread or 0.0) / math.sqrt(len(nats.values))
+        spread, draws = self.spread, (nats.draws, other.draws)
+        if not with_noise or spread is None or spread.errors is None or None in draws:
+            return Difference.of_logs(nats.mean, other.mean, None)
+        error = math.hypot(*(_error_of_seeds(each, spread) for each in (nats, other)), *filter(None, draws))
+        return Difference.of_logs(nats.mean, other.mean, error, spread.errors)
 
     def above_ar(self, nats: Nats, *, part: bool = False) -> Difference | None:
         """Above the likelihood of AR on the same text."""
@@ -227,12 +256,30 @@ class Evidence:
         judged = self.verdicts.get(real_name(contexts))
         return None if judged is None else judged["result"]
 
-    def curve(self, name: str) -> tuple[list[int], list[float]]:
-        """Tokens seen and training loss of the first seed."""
-        run = self.named(name)[0]
-        losses = {line["step"]: line["train_nats"] for line in self.results.of(run, "step")}
-        tokens = run.recipe.train.global_batch * run.recipe.data.context
-        return [step * tokens for step in losses], list(losses.values())
+    def curve(self, name: str) -> dict[int, float]:
+        """Training loss by step of the first seed."""
+        return {line["step"]: line["train_nats"] for line in self.results.of(self.named(name)[0], "step")}
+
+    def diverged(self, name: str) -> bool:
+        """Whether no seed of a run was trained to the end, and none will be."""
+        return all(self.results.failed(run) for run in self.named(name))
+
+
+def _error_of_seeds(nats: Nats, spread: Spread) -> float:
+    """Of a mean over seeds. Two seeds may agree by chance: the pooled spread is the least there is."""
+    own = statistics.stdev(nats.values) if len(nats.values) > 1 else 0.0
+    return max(own, spread.value) / math.sqrt(len(nats.values))
+
+
+def is_decoding(asked: Texts) -> bool:
+    """Whether it is a point of the decoding curves, of which nothing is drawn again."""
+    return asked.floor is None and asked.steps is None
+
+
+def trained_tokens(run: Run) -> int:
+    """Of all stages; those of a run in the time of another are not known from its recipe."""
+    recipes = [each.recipe for each in run.lineage]
+    return sum(each.train.steps * each.train.global_batch * each.data.context for each in recipes)
 
 
 def shown(value: object) -> str:

@@ -1,22 +1,42 @@
 """What the figures say, in sentences that are computed: the paper's orderings, and whether they hold here.
 
-A finding begins with its verdict. Holds and does not hold are for differences of at least two standard
-errors; smaller ones are within noise. Where the noise is not known that is said, and where a figure is
-missing the verdict is not measured.
+A finding begins with its verdict. Holds and does not hold are for differences that are large enough for
+their standard errors; smaller ones are within noise. Where the noise is not known there is no such verdict,
+and where a figure is missing it is not measured.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 from benchmarks.evidence import paper
 from benchmarks.evidence.decoding import judged_difference
-from benchmarks.evidence.figures import NOT_MEASURED, Difference, Evidence, Written, shown
+from benchmarks.evidence.figures import (
+    NOT_MEASURED,
+    Difference,
+    Evidence,
+    Nats,
+    Written,
+    is_decoding,
+    shown,
+    trained_tokens,
+)
 from benchmarks.evidence.measures import ZERO_SHOT
-from benchmarks.evidence.runs import range_name
-from benchmarks.evidence.tables import CORPORA, documents, paper_generative, past_names, tuned_label
+from benchmarks.evidence.runs import Run, range_name
+from benchmarks.evidence.tables import (
+    CORPORA,
+    RATED,
+    USED_RATE,
+    by_rate,
+    documents,
+    paper_generative,
+    past_names,
+    tuned_label,
+)
 
 _AIM = 0.05  # above AR, of an exact perplexity, at blocks of 4
+_UNKNOWN = "noise not known"
 
 
 def verdict(ours: Difference | None, theirs: Sequence[float]) -> str:
@@ -26,15 +46,14 @@ def verdict(ours: Difference | None, theirs: Sequence[float]) -> str:
     signs = {math.copysign(1, each) if each else 0 for each in theirs}
     if len(signs) > 1:
         return "the paper has both"
-    if ours.error is None:
-        return "noise not known" if signs == {0} else f"{_holds(ours, signs)}, noise not known"
-    if signs == {0}:
+    if signs == {0} and ours.error is not None:
         return "holds" if ours.is_noise else "does not hold"
-    return "within noise" if ours.is_noise else _holds(ours, signs)
+    return _noise(ours) or ("holds" if {math.copysign(1, ours.value)} == signs else "does not hold")
 
 
-def _holds(ours: Difference, signs: set[float]) -> str:
-    return "holds" if {math.copysign(1, ours.value)} == signs else "does not hold"
+def _noise(ours: Difference) -> str:
+    """Why a difference allows no verdict, if it does not."""
+    return _UNKNOWN if ours.error is None else "within noise" if ours.is_noise else ""
 
 
 def said(verdict: str, sentence: str) -> str:
@@ -69,8 +88,7 @@ def compared(name: str, other: str, ours: Difference | None, what: str = "") -> 
     """One against another where the paper has nothing."""
     if ours is None:
         return said(NOT_MEASURED, f"`{name}` against `{other}`{what}.")
-    word = "within noise" if ours.is_noise else "lower" if ours.value < 0 else "higher"
-    word += ", noise not known" if ours.error is None else ""
+    word = _noise(ours) or ("lower" if ours.value < 0 else "higher")
     return said(word, f"`{name}` against `{other}`{what}, {ours}.")
 
 
@@ -80,6 +98,19 @@ def _printed(tables: Mapping[str, Mapping[str, float]], name: str, other: str) -
         for where, table in tables.items()
         if name in table and other in table
     }
+
+
+def rate_findings(evidence: Evidence) -> Iterator[str]:
+    """The best learning rate of each method, once all are known, and the one that is used."""
+    best = []
+    for name in RATED:
+        found = by_rate(evidence, name)
+        known = {rate: nats.mean for rate, nats in found.items() if isinstance(nats, Nats) and nats}
+        if not known or NOT_MEASURED in map(str, found.values()):
+            yield f"Not measured yet: {USED_RATE:g} for now."
+            return
+        best.append(f"{min(known, key=lambda rate: known[rate]):g} for `{name}`")
+    yield f"Best on validation text: {', '.join(best)}. All runs but these use {USED_RATE:g}."
 
 
 def main_findings(evidence: Evidence) -> Iterator[str]:
@@ -95,8 +126,10 @@ def main_findings(evidence: Evidence) -> Iterator[str]:
     yield f"The bound of `bd3lm-4` over its exact perplexity: {shown(looseness)}."
     for size, (least, most) in paper.CLIPS.items():
         yield f"{_clips(evidence, size)}; the paper's best are U[{least:g}, {most:g}]."
-    spread = None if evidence.spread is None else f"{100 * evidence.spread:.2f} %"
-    yield f"Standard deviation of perplexity over seeds, pooled over models with several: {shown(spread)}."
+    yield (
+        "Standard deviation of perplexity over seeds, pooled over models with several: "
+        f"{shown(evidence.spread)}."
+    )
 
 
 def _clips(evidence: Evidence, size: int) -> str:
@@ -180,9 +213,8 @@ def _least_of_both(evidence: Evidence, theirs: Mapping[str, tuple[float, float]]
     best, second = sorted(theirs, key=lambda name: nats[name].mean)[:2]
     quiet = min(theirs, key=lambda name: spreads[name])
     gap = evidence.difference(nats[second], nats[best])
-    word = "within noise" if gap and gap.is_noise else "holds" if best == quiet else "does not hold"
     return said(
-        word,
+        (gap and _noise(gap)) or ("holds" if best == quiet else "does not hold"),
         f"the best bound and the least Var are of the same masks, here {tuned_label(best)} (the next bound "
         f"{shown(gap)}) and {tuned_label(quiet)}, {there}.",
     )
@@ -194,15 +226,19 @@ PAIRS = (
     ("proposal", "counts"),
     ("copies", "counts"),
     ("next", "counts"),
-    ("both", "counts"),
-    ("time-both", "counts"),
-    ("from-mdlm", "counts"),
+    ("both", "copies"),
+    ("both", "next"),
     ("from-ar", "next"),
     ("from-ar-both", "both"),
-    ("from-ar-late", "from-ar-both"),
+    ("from-mdlm", "both"),
     ("from-ar-both", "from-mdlm"),
+    ("from-ar-late", "from-ar-both"),
+    ("time-copies", "counts"),
+    ("time-next", "counts"),
+    ("time-both", "counts"),
+    ("time-from-ar-both", "counts"),
 )
-"""Variants against what they are to improve on."""
+"""Variants against what they differ from in one thing, and against counts in its time."""
 
 
 def past_findings(evidence: Evidence, size: int) -> Iterator[str]:
@@ -217,27 +253,37 @@ def past_findings(evidence: Evidence, size: int) -> Iterator[str]:
 
 def _chosen(evidence: Evidence, size: int, names: Sequence[str]) -> Iterator[str]:
     """The best by validation text, and what it is worth on the test split."""
+    lost = [name for name in names if evidence.diverged(name)]
+    if lost:
+        yield f"Diverged, and left out of the choice: {_quoted(lost)}."
+    names = [name for name in names if name not in lost]
     valid = {name: nats for name in names if (nats := evidence.best(name, split="valid"))}
-    if len(valid) < len(names):
+    if not valid or len(valid) < len(names):
         yield said(NOT_MEASURED, f"the best on validation text, {len(valid)} of {len(names)} are known.")
         return
     best = min(valid, key=lambda name: valid[name].mean)
     gaps = {name: evidence.difference(nats, valid[best]) for name, nats in valid.items() if name != best}
-    near = ", ".join(f"`{name}`" for name, gap in gaps.items() if gap and gap.is_noise)
+    near = f"within noise of it: {_quoted(name for name, gap in gaps.items() if gap and gap.is_noise)}"
+    if any(gap and gap.error is None for gap in gaps.values()):
+        near = _UNKNOWN
     test = evidence.best(best)
     above = evidence.above_ar(test)
     kind = "bound" if test.is_bound else "exact"
     yield (
-        f"Best on validation text: `{best}`; within noise of it: {near or 'none'}. On the test split it lies "
-        f"{shown(above)} over `ar` ({kind})."
+        f"Best on validation text: `{best}`; {near}. On the test split it lies {shown(above)} over `ar` "
+        f"({kind})."
     )
     paper_recipe = evidence.best(f"bd3lm-{size}")
     yield compared(best, f"bd3lm-{size}", evidence.difference(test, paper_recipe), ", equal tokens")
     if size == 4:
-        left = above and Difference(above.value - _AIM, above.error)
+        left = above and replace(above, value=above.value - _AIM)
         yield said(
             verdict(left, [-1.0]), f"the aim, `{best}` less than {100 * _AIM:g} % over `ar`, {shown(above)}."
         )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
 
 
 def text_findings(evidence: Evidence) -> Iterator[str]:
@@ -246,16 +292,27 @@ def text_findings(evidence: Evidence) -> Iterator[str]:
         found = {
             _title(each): (each, theirs)
             for each in evidence.texts()
-            if each.asked.contexts == contexts and not each.is_decoding and (theirs := paper_generative(each))
+            if each.asked.contexts == contexts
+            and not is_decoding(each.asked)
+            and (theirs := paper_generative(each))
         }
         for low, high in pairwise(sorted(found, key=lambda name: found[name][1])):
             (first, theirs), (second, others) = found[low], found[high]
             printed = {"GPT2-Large": Difference.of(theirs, others)}
-            yield ordering(low, high, judged_difference(first, second), printed, f", {words}")
+            what = f", {words}{_less_trained(first.run, second.run)}"
+            yield ordering(low, high, judged_difference(first, second), printed, what)
 
 
 def _title(written: Written) -> str:
     return written.run.name + (f", {written.asked.steps} steps" if written.run.name == "ssd-lm" else "")
+
+
+def _less_trained(run: Run, other: Run) -> str:
+    """That one of two has seen less, if so."""
+    less, more = sorted((run, other), key=trained_tokens)
+    share = trained_tokens(less) / trained_tokens(more)
+    times = "half of" if share == 0.5 else f"{share:.2g} times"
+    return "" if share == 1 else f" (`{less.name}` has seen {times} the tokens)"
 
 
 def length_findings(evidence: Evidence) -> Iterator[str]:

@@ -68,8 +68,8 @@ def _training(run: Run, results: Results) -> float:
     other = run.same_time_as
     if other is not None:  # whatever its steps are
         return _training(other, results)
-    step = results.step_seconds(run.kind) or _STEP[run.kind]
-    search = 1.5 * 5 if run.recipe.train.validate_every < 1000 else 0.0
+    step = results.step_seconds(run.cost, run.kind) or _STEP[run.kind]
+    search = 1.5 * 5 if getattr(getattr(run.recipe.method, "masking", None), "search", None) else 0.0
     return run.recipe.train.steps * step + search + _START
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from bd3lm.reports.document import Plot
-from bd3lm.reports.plots import Curve, Lengths, length_histograms, training_curves
+from bd3lm.reports.plots import Lengths, length_histograms
 from bd3lm.reports.style import (
     figure_in_style,
     legend,
@@ -27,20 +27,28 @@ _TIMES = {"equal tokens": ("o", None), "equal time": ("D", "white")}
 
 
 def case_plot(evidence: Evidence) -> Plot | None:
-    """Training curves without the fall at the start, which would leave no room for the rest."""
-    curves = []
-    for name in paper.CASE_STUDY:
-        tokens, losses = evidence.curve(name)
-        if losses:
-            first = len(tokens) // 10
-            curves.append(Curve(name, tokens[first:], losses[first:]))
+    """Training curves without the fall at the start, which would leave no room for the rest.
+
+    Over steps: a random batch learns from fewer tokens than it reads, nobody knows how many.
+    """
+    curves = {name: list(evidence.curve(name).items()) for name in paper.CASE_STUDY}
+    curves = {name: points[len(points) // 10 :] for name, points in curves.items() if points}
     if not curves:
         return None
-    last = "; ".join(f"{curve.label} {curve.train[-1]:.2f}" for curve in curves)
+    with figure_in_style("case-study", height=3.0 + legend_height(list(curves))) as (figure, svg):
+        axes = figure.add_subplot()
+        for name, points in curves.items():
+            colour, dashes, _ = look(list(paper.CASE_STUDY).index(name))
+            axes.plot(*zip(*points, strict=True), color=colour, linestyle=dashes)
+        axes.set_xlabel("training steps")
+        axes.set_ylabel("loss, nats per token")
+        axes.grid(visible=True, axis="y")
+        legend(figure, list(curves), list(paper.CASE_STUDY))
+    last = "; ".join(f"{name} {points[-1][1]:.2f}" for name, points in curves.items())
     return Plot(
         "case-study",
-        training_curves(curves, list(paper.CASE_STUDY)),
-        f"Training loss over tokens. Last values in nats a token: {last}.",
+        svg(),
+        f"Training loss over steps. Last values in nats a token: {last}.",
         "Training loss after the first tenth, each point a mean over the steps since the last; first seed.",
     )
 
@@ -79,7 +87,7 @@ def block_size_plot(evidence: Evidence) -> Plot | None:
         "block-sizes",
         svg(),
         f"Perplexity above AR by block size. {'; '.join(words)}.",
-        "Perplexity above that of AR, which is exact in all lines. Bars are one standard error over seeds.",
+        "Perplexity above that of AR, which is exact in all lines. Bars are one standard error.",
     )
 
 
@@ -127,7 +135,7 @@ def past_plot(evidence: Evidence, size: int) -> Plot | None:
         f"past-{size}",
         svg(),
         f"Perplexity above AR by variant: {'; '.join(words)}.",
-        f"Blocks of {size}, perplexity above the exact one of AR. Bars are one standard error over seeds. "
+        f"Blocks of {size}, perplexity above the exact one of AR. Bars are one standard error. "
         f"Equal time is that of `counts-{size}`.",
     )
 

@@ -64,13 +64,12 @@ class Results:
         done = [line["measure"] for line in self.of(run, "measured")]
         return [measure for measure in run.measures if describe(measure) not in done]
 
-    def step_seconds(self, kind: str) -> float | None:
-        """A training step of some kind, as far as any was timed."""
-        return _median(
-            line["step_seconds"]
-            for line in self.lines
-            if line["kind"] == "trained" and line["step_seconds"] is not None and line["training"] == kind
-        )
+    def step_seconds(self, cost: str, kind: str | None = None) -> float | None:
+        """A training step of some cost, or else of some kind, as far as any was timed."""
+        timed = [line for line in self.lines if line.get("step_seconds") is not None]
+        alike = [line for line in timed if line.get("cost") == cost]
+        alike = alike or [line for line in timed if line["training"] == kind]
+        return _median(line["step_seconds"] for line in alike)
 
     def overhead_seconds(self) -> float | None:
         """What a run took besides its steps when it had to compile."""
@@ -86,6 +85,7 @@ class Results:
             line["seconds"]
             for line in self.lines
             if line["kind"] == "measured"
+            and not line.get("others")
             and line["training"] == run.kind
             and line["measure"] == describe(measure)
         )

@@ -4,9 +4,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.evidence import paper
-from benchmarks.evidence.figures import NONE, NOT_MEASURED, Difference, Evidence, Nats, Written, number, shown
+from benchmarks.evidence.figures import (
+    DIVERGED,
+    NONE,
+    NOT_MEASURED,
+    Difference,
+    Evidence,
+    Nats,
+    Written,
+    is_decoding,
+    number,
+    shown,
+)
 from benchmarks.evidence.measures import ZERO_SHOT, Documents, Variance
-from benchmarks.evidence.runs import BEST, COMMON, RATES, Run, range_name
+from benchmarks.evidence.runs import COMMON, DECODED, RATES, Run, range_name
 
 from bd3lm.reports.document import Table
 
@@ -37,7 +48,8 @@ def _paper_cells(table: Mapping[str, float], name: str) -> list[str]:
 
 
 def _seeds(evidence: Evidence, name: str) -> str:
-    return f"{len(evidence.best(name).values)} of {len(evidence.named(name))}"
+    known = f"{len(evidence.best(name).values)} of {len(evidence.named(name))}"
+    return f"{known}, {DIVERGED}" if evidence.diverged(name) else known
 
 
 def _both(evidence: Evidence, name: str) -> list[str]:
@@ -80,25 +92,32 @@ def _names(evidence: Evidence, wanted: Callable[[Run], bool]) -> list[str]:
     return list(dict.fromkeys(run.name for run in evidence.runs if wanted(run)))
 
 
+USED_RATE = COMMON["optimizer"]["lr"]
+RATED = ("ar", "counts-4")
+
+
 def rate_table(evidence: Evidence) -> Table:
-    rows = []
+    found = {name: by_rate(evidence, name) for name in RATED}
+    rows = [
+        [f"{rate:g}{', used' if rate == USED_RATE else ''}", *(shown(found[name][rate]) for name in RATED)]
+        for rate in RATES
+    ]
+    return Table("Exact perplexity of validation text by learning rate, first seed.", ["rate", *RATED], rows)
+
+
+def by_rate(evidence: Evidence, name: str) -> dict[float, Nats | str]:
+    """The likelihood of validation text under the first seed, or why there is none."""
+    found: dict[float, Nats | str] = {}
     for rate in RATES:
-        used = rate == COMMON["optimizer"]["lr"]
-        names = [name if used else f"{name}-rate-{rate:g}" for name in ("ar", "counts-4")]
-        rows.append(
-            [f"{rate:g}{', used' if used else ''}", *(_first_valid(evidence, name) for name in names)]
-        )
-    caption = "Exact perplexity of validation text by learning rate, first seed."
-    return Table(caption, ["rate", "ar", "counts-4"], rows)
-
-
-def _first_valid(evidence: Evidence, name: str) -> str:
-    return str(Nats(evidence.exact(name, split="valid").values[:1]))
+        run = name if rate == USED_RATE else f"{name}-rate-{rate:g}"
+        nats = Nats(evidence.exact(run, split="valid").values[:1])
+        found[rate] = DIVERGED if evidence.diverged(run) else nats
+    return found
 
 
 def zero_shot_table(evidence: Evidence) -> Table:
     rows = []
-    for name in (*MAIN, f"{BEST}-4", f"{BEST}-16"):
+    for name in (*MAIN, f"{DECODED}-4", f"{DECODED}-16"):
         rows.append([name, *(str(evidence.as_in_paper(name, data)) for data in ZERO_SHOT)])
         if _has(evidence, name) == (True, True):
             rows.append([f"{name}, exact", *(str(evidence.exact(name, data)) for data in ZERO_SHOT)])
@@ -182,8 +201,8 @@ def past_table(evidence: Evidence, size: int) -> Table:
     return Table(
         f"Blocks of {size}: perplexity at equal tokens, of runs called time- in the time of counts-{size}. "
         "Variants are chosen by the validation column; the others are of the test split. The next-token head "
-        "is the same network as an autoregressive one, first tokens aside. Steps and minutes are of the "
-        "first seed, of all stages, without compiling.",
+        "is the same network as an autoregressive one, first tokens aside. Steps are of the first seed, of "
+        "all stages; minutes are those steps at the median pace of such steps alone on the device.",
         [
             *("run", "seeds", "validation", "bound", "over AR", "exact", "over AR"),
             *("next-token head", "steps", "minutes"),
@@ -199,13 +218,15 @@ def _head(evidence: Evidence, name: str) -> str:
 
 def _cost(evidence: Evidence, name: str) -> list[str]:
     """Steps and minutes of a run and of what it starts from."""
-    stages = [evidence.results.of(each, "trained")[-1:] for each in evidence.named(name)[0].lineage]
-    if not all(stages):
+    stages = evidence.named(name)[0].lineage
+    trained = [evidence.results.of(each, "trained") for each in stages]
+    if not all(trained):
         return [NOT_MEASURED, NOT_MEASURED]
-    lines = [line for stage in stages for line in stage]
-    timed = all(line["step_seconds"] is not None for line in lines)
-    minutes = sum(line["steps"] * line["step_seconds"] for line in lines) / 60 if timed else None
-    return [" + ".join(f"{line['steps']:,}" for line in lines), number(minutes, missing="not timed")]
+    steps = [lines[-1]["steps"] for lines in trained]
+    spent = [evidence.results.step_seconds(each.cost) for each in stages]
+    known = [count * seconds for count, seconds in zip(steps, spent, strict=True) if seconds is not None]
+    minutes = sum(known) / 60 if len(known) == len(stages) else None
+    return [" + ".join(f"{count:,}" for count in steps), number(minutes, missing="not timed")]
 
 
 TEXT_HEADINGS = ["evaluations a token", "entropy", "generative perplexity", "bits a character"]
@@ -218,7 +239,7 @@ def text_table(evidence: Evidence) -> Table:
         for contexts in (1, 2)
     ]
     for each in evidence.texts():
-        if not each.is_decoding:
+        if not is_decoding(each.asked):
             way = f"{each.asked.steps:,} steps" if each.asked.steps else "token by token"
             redrawn = NONE if each.asked.floor is None else shown(each.cost and each.cost["redraws"])
             theirs = number(paper_generative(each), ".1f", missing=NONE)
@@ -264,10 +285,11 @@ def length_table(evidence: Evidence) -> Table:
     if evidence.real:
         counts = [f"{evidence.real[each]:,}" for each in columns]
         rows.append(["the training set", *counts, NONE, *(f"{each:,}" for each in paper.TRAINING_LENGTHS)])
-    for name, found in documents(evidence):
+    asked = dict(documents(evidence))
+    for name in dict.fromkeys((*paper.LENGTHS, *asked)):
         theirs = [f"{each:,}" for each in paper.LENGTHS[name]] if name in paper.LENGTHS else [NONE, NONE]
-        cells = [NOT_MEASURED] * 5
-        if found is not None:
+        cells = [NOT_MEASURED if name in asked else NONE] * 5
+        if found := asked.get(name):
             ends = ", ".join(f"{count} by {reason}" for reason, count in found["stopped_by"].items())
             cells = [*(f"{found[each]:,}" for each in columns), ends]
         rows.append([name, *cells, *theirs])
@@ -284,11 +306,8 @@ def length_table(evidence: Evidence) -> Table:
 
 
 def documents(evidence: Evidence) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
-    """What is known of the documents of every model that is to write some, and of the paper's others."""
-    asked = {
-        run.name: evidence.result(run, measure)
-        for run in evidence.runs
-        for measure in run.measures
-        if isinstance(measure, Documents)
-    }
-    yield from (dict.fromkeys(paper.LENGTHS) | asked).items()
+    """What is known of the documents of every model that is to write some."""
+    for run in evidence.runs:
+        for measure in run.measures:
+            if isinstance(measure, Documents):
+                yield run.name, evidence.result(run, measure)

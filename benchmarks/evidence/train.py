@@ -20,8 +20,10 @@ from bd3lm import build
 from bd3lm.interop import RUN_MODEL
 from bd3lm.lm import LanguageModel
 from bd3lm.models import Transformer
+from bd3lm.recipe import Recipe
 from bd3lm.training import CheckpointStore, ClipSearchValidator, Engine, Metrics, Trainer, Validator
 
+_TIMED = 80  # steps
 _GRAPHS = 256  # in one process; dynamo's own limit is eight, past which it computes eagerly without a word
 
 
@@ -46,32 +48,24 @@ def train(run: Run, place: Place, results: Results, *, keep: bool) -> LanguageMo
     Runs of one shape share their compiled graphs, although each builds a network of its own: dynamo keeps
     graphs by code and takes parameters as inputs.
     """
-    torch._dynamo.config.recompile_limit = _GRAPHS
-    recipe = run.recipe
     number = run_steps(run, results)
     recipe = replace(
-        recipe,
-        data=replace(recipe.data, path=str(place.data / TRAINED_ON)),
-        train=replace(recipe.train, steps=number),
+        run.recipe,
+        train=replace(run.recipe.train, steps=number),
         start_from=None if run.parent is None else str(place.model_of(run.parent)),
     )
     graphs, begun = counters["stats"]["unique_graphs"], time.perf_counter()
-    built = build.build_run(recipe, place.weights / run.digest, engine=place.engine)
+    # Of what is trained again, for a run that starts from it, the curve is known.
+    watch = _Watch(run, None if results.of(run, "trained") else results)
+    built = _train(run, recipe, place, watch)
     trainer = built.trainer
-    watch = _Watch(run, results)
-    trainer.callbacks = [watch]
-    trainer.store = _Unkept(built.out)
-    # Held-out likelihoods are measured afterwards, once, with nothing to compile.
-    trainer.validators = [_eagerly(each) for each in trainer.validators if _is_search(each)]
-    trainer.run()
-    if trainer.stopped_by == "signal":
-        raise SystemExit(f"stopped while training {run.key}; what was measured before is kept")
     results.add(
         "trained",
         run,
         table=run.table,
         training=run.kind,
         shape=run.shape,
+        cost=run.cost,
         steps=number,
         tokens=trainer.tokens_seen,
         seconds=time.perf_counter() - begun,
@@ -96,25 +90,62 @@ def train(run: Run, place: Place, results: Results, *, keep: bool) -> LanguageMo
     return model
 
 
+def time_steps(run: Run, place: Place, results: Results) -> None:
+    """Time the steps of a run, of which a few are made and nothing is kept."""
+    few = replace(run.recipe.train, steps=_TIMED, log_every=_TIMED // 4, validate_every=_TIMED)
+    watch = _Watch(run, None)
+    _train(run, replace(run.recipe, train=few), place, watch, search=False)
+    results.add(
+        "timed",
+        run,
+        training=run.kind,
+        cost=run.cost,
+        step_seconds=watch.step_seconds(),
+        device=_device_name(place.engine.device),
+        torch=torch.__version__,
+        commit=place.commit,
+    )
+
+
+def _train(run: Run, recipe: Recipe, place: Place, watch: "_Watch", *, search: bool = True) -> build.Run:
+    torch._dynamo.config.recompile_limit = _GRAPHS
+    recipe = replace(recipe, data=replace(recipe.data, path=str(place.data / TRAINED_ON)))
+    built = build.build_run(recipe, place.weights / run.digest, engine=place.engine)
+    trainer = built.trainer
+    trainer.callbacks = [watch]
+    trainer.store = _Unkept(built.out)
+    # Held-out likelihoods are measured afterwards, once, with nothing to compile.
+    trainer.validators = [_eagerly(each) for each in trainer.validators if search and _is_search(each)]
+    trainer.run()
+    if trainer.stopped_by == "signal":
+        raise SystemExit(f"stopped while training {run.key}; what was measured before is kept")
+    return built
+
+
 def run_steps(run: Run, results: Results) -> int:
-    """As many as the recipe says, or as take the time of another run: both kinds must have been timed."""
-    if run.same_time_as is None:
+    """As many as the recipe says, or as make the time of another run together with the parents' steps.
+
+    All of them must have been timed, or runs of the same cost.
+    """
+    other = run.same_time_as
+    if other is None:
         return run.recipe.train.steps
-    own, other = (results.step_seconds(each.kind) for each in (run, run.same_time_as))
-    if own is None or other is None:
+    spent = {each.key: results.step_seconds(each.cost) for each in (*run.lineage, other)}
+    if unknown := [name for name, seconds in spent.items() if seconds is None]:
         raise ValueError(
-            f"{run.key} needs the time of a step of {run.same_time_as.key} and of a run like itself, which "
-            "have not been timed yet"
+            f"{run.key} needs the time of a step of runs like {', '.join(unknown)}, not timed yet"
         )
-    return max(1, round(run.same_time_as.recipe.train.steps * other / own))
+    known = {name: seconds for name, seconds in spent.items() if seconds is not None}
+    left = other.recipe.train.steps * known[other.key]
+    left -= sum(each.recipe.train.steps * known[each.key] for each in run.lineage[:-1])
+    return max(1, round(left / known[run.key]))
 
 
 class _Watch:
-    """Writes the training curve down, and times the steps."""
+    """Times the steps, and writes the training curve down where there are results to write to."""
 
-    def __init__(self, run: Run, results: Results) -> None:
+    def __init__(self, run: Run, results: Results | None) -> None:
         self._run, self._results = run, results
-        self._known = bool(results.of(run, "trained"))  # trained again, for a run that starts from it
         self._seen: list[tuple[int, float, bool]] = []
 
     def on_start(self, trainer: Trainer) -> None:
@@ -122,7 +153,7 @@ class _Watch:
 
     def on_log(self, trainer: Trainer, metrics: Metrics) -> None:
         self._seen.append((trainer.step, time.perf_counter(), "clip_low" in metrics))
-        if not self._known:
+        if self._results is not None:
             kept = {name: value for name, value in metrics.items() if name != "tokens_per_second"}
             self._results.add("step", self._run, step=trainer.step, **_rounded(kept))
 

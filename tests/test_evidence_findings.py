@@ -1,0 +1,219 @@
+"""What the results of the experiments are said to show, and what their noise leaves unsaid."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import t
+
+pytest.importorskip("benchmarks.evidence", reason="the experiments are not part of an installed package")
+
+from benchmarks.evidence import decoding, findings, tables
+from benchmarks.evidence.figures import (
+    NOT_MEASURED,
+    Difference,
+    Evidence,
+    Nats,
+    Spread,
+    Written,
+    trained_tokens,
+)
+from benchmarks.evidence.findings import verdict
+from benchmarks.evidence.measures import Perplexity, Texts, Variance
+from benchmarks.evidence.results import Results
+
+from bd3lm.sampling import FirstHitting, MostConfident
+from tests.evidence_results import ALL, EXACT, RUNS, add, add_result, judged, row
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "evidence.jsonl")
+
+
+def test_the_noise_of_a_difference_is_that_of_seeds(results: Results):
+    nats = {"ar": (1.0, 1.02), "counts-4": (1.1, 1.16), "clipped-4": (1.2, 1.2), "linear-4": (1.5,)}
+    for name, values in nats.items():
+        for seed, value in enumerate(values):
+            add(results, f"{name}/{seed}", exact=math.exp(value), nelbo=math.exp(value + 1))
+    evidence = Evidence(results, ALL)
+    pooled = math.sqrt((0.02**2 / 2 + 0.06**2 / 2) / 3)
+    assert evidence.spread == Spread(pytest.approx(pooled), 3)
+    # A single seed has the pooled spread, as has one whose own is less; a larger one of its own counts.
+    own = 0.06 / math.sqrt(2)
+    for name, error in (
+        ("linear-4", math.hypot(pooled, pooled / math.sqrt(2))),
+        ("counts-4", math.hypot(own, pooled) / math.sqrt(2)),
+    ):
+        found = evidence.above_ar(evidence.exact(name))
+        ratio = math.exp(evidence.exact(name).mean - 1.01)
+        assert found == Difference(pytest.approx(ratio - 1), pytest.approx(ratio * error), 3.18)
+    for few in (["ar/0", "linear-4/0"], ["ar/0", "ar/1", "counts-4/0", "counts-4/1", "linear-4/0"]):
+        alone = Evidence(results, [RUNS[key] for key in few])
+        assert alone.above_ar(alone.exact("linear-4")).error is None
+
+
+def test_the_noise_of_draws_is_common_to_all_seeds(results: Results):
+    counts = Perplexity(estimator="counts", replicates=4)
+    for seed in (0, 1):
+        for name in ("ar", "counts-4", "both-4"):
+            add(results, f"{name}/{seed}", exact=40.0)
+        add(results, f"bd3lm-16/{seed}", counts, draws=0.03, counts=40.0)
+        add(results, f"mdlm/{seed}", counts, draws=0.04, counts=40.0)
+    evidence = Evidence(results, ALL)
+    found = evidence.difference(evidence.bound("mdlm"), evidence.bound("bd3lm-16"))
+    assert found.error == pytest.approx(0.05)
+    assert evidence.above_ar(evidence.bound("mdlm")).error == pytest.approx(0.04)
+    add(results, "sedd/0", Perplexity(estimator="nelbo"), draws=None, nelbo=40.0)
+    assert evidence.above_ar(evidence.bound("sedd")) == Difference(pytest.approx(0.0))
+
+
+@pytest.mark.parametrize("freedom", [3, 4, 5, 6, 7, 9, 12, 20, 40, 200])
+def test_few_seeds_need_larger_differences(freedom: int):
+    needed = Spread(0.01, freedom).errors
+    assert t.ppf(0.975, freedom) - 0.005 < needed < 1.05 * t.ppf(0.975, freedom)
+    assert Spread(0.01, 2).errors is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "word"),
+    [
+        (None, [-0.1], "not measured"),
+        (Difference(-0.05, 0.01), [-0.1, -0.2], "holds"),
+        (Difference(0.05, 0.01), [-0.1, -0.2], "does not hold"),
+        (Difference(0.019, 0.01), [-0.1], "within noise"),
+        (Difference(-0.05, 0.01), [-0.1, 0.2], "the paper has both"),
+        (Difference(0.019, 0.01), [0.0], "holds"),
+        (Difference(0.021, 0.01), [0.0], "does not hold"),
+        (Difference(0.031, 0.01, 3.18), [0.1], "within noise"),
+        (Difference(0.032, 0.01, 3.18), [0.1], "holds"),
+        (Difference(0.05), [0.1], "noise not known"),
+        (Difference(0.05), [0.0], "noise not known"),
+    ],
+)
+def test_verdicts(ours: Difference | None, theirs: list[float], word: str):
+    assert verdict(ours, theirs) == word
+
+
+def test_figures_as_people_read_them():
+    assert str(Difference(-0.0731, 0.004)) == "−7.3 % ± 0.4"
+    assert str(Nats((math.log(40.0),), is_bound=True)) == "≤ 40.00"
+    assert str(Nats()) == NOT_MEASURED
+
+
+def test_the_papers_orderings_are_compared_with_what_was_measured(results: Results):
+    for seed in (0, 1):
+        noise = 1 + 0.004 * seed
+        add(results, f"ar/{seed}", exact=40.0 * noise)
+        add(results, f"bd3lm-4/{seed}", exact=50.0 * noise, nelbo=55.0 * noise)
+        counts = Perplexity(estimator="counts", replicates=4)
+        add(results, f"bd3lm-16/{seed}", counts, counts=70.0 * noise)
+        add(results, f"mdlm/{seed}", counts, counts=65.0 * noise)
+    said = list(findings.main_findings(Evidence(results, ALL)))
+    assert said[0].startswith("Holds: `bd3lm-4` above `ar`, here +37.5 % ±")
+    assert "in the paper +23.7 % (LM1B), +18.2 % (OpenWebText)" in said[0]
+    assert said[1].startswith("Not measured: `bd3lm-8` above `bd3lm-4`, bounds")
+    assert said[3].startswith("Does not hold: `mdlm` above `bd3lm-16`, bounds, here −7.1 %")
+    assert "The bound of `bd3lm-4` over its exact perplexity: +10.0 %." in said
+
+
+def test_variants_are_chosen_on_validation_text(results: Results):
+    valid = replace(EXACT, split="valid", sequences=256)
+    for name in tables.past_names(Evidence(results, ALL), 4):
+        best_on_valid, best_on_test = name == "copies-4", name == "next-4"
+        add(results, f"{name}/0", valid, exact=45.0 if best_on_valid else 60.0)
+        add(results, f"{name}/0", exact=44.0 if best_on_test else 50.0, nelbo=60.0)
+    add(results, "ar/0", exact=40.0)
+    said = list(findings.past_findings(Evidence(results, ALL), 4))
+    assert any(each.startswith("Best on validation text: `copies-4`") and "+25.0 %" in each for each in said)
+    assert any("Best on validation text: `copies-4`; noise not known." in each for each in said)
+    assert said[-1].startswith("Noise not known: the aim, `copies-4` less than 5 % over `ar`")
+
+
+def test_what_diverged_is_no_choice(results: Results):
+    names = [name for name in tables.past_names(Evidence(results, ALL), 4) if name != "linear-4"]
+    for run in (run for run in ALL if run.name in names):
+        add(
+            results,
+            run.key,
+            replace(EXACT, split="valid", sequences=256),
+            exact=50.0 - (run.name == "next-4"),
+        )
+        add(results, run.key, exact=50.0, nelbo=60.0)
+    said = list(findings.past_findings(Evidence(results, ALL), 4))
+    assert said[-1] == "Not measured: the best on validation text, 10 of 11 are known."
+    results.add("failed", RUNS["linear-4/0"], error="the loss is not finite")
+    said = list(findings.past_findings(Evidence(results, ALL), 4))
+    assert "Diverged, and left out of the choice: `linear-4`." in said
+    assert any(
+        each.startswith("Best on validation text: `next-4`; within noise of it: none") for each in said
+    )
+
+
+def test_learning_rates_are_compared_once_all_are_known(results: Results):
+    valid = replace(EXACT, split="valid", sequences=256)
+    perplexities = {"ar": 50.0, "ar-rate-0.001": 52.0, "counts-4": 60.0, "counts-4-rate-0.001": 58.0}
+    for name, value in perplexities.items():
+        add(results, f"{name}/0", valid, exact=value)
+    add(results, "counts-4-rate-0.004/0", valid, exact=70.0)
+    assert list(findings.rate_findings(Evidence(results, ALL))) == ["Not measured yet: 0.002 for now."]
+    results.add("failed", RUNS["ar-rate-0.004/0"], error="the loss is not finite")
+    evidence = Evidence(results, ALL)
+    assert row(tables.rate_table(evidence), "0.004")[1:] == ["diverged", "70.00"]
+    assert list(findings.rate_findings(evidence)) == [
+        "Best on validation text: 0.002 for `ar`, 0.001 for `counts-4`. All runs but these use 0.002."
+    ]
+
+
+def test_variants_differ_in_one_thing_from_what_they_are_compared_with():
+    for first, second in findings.PAIRS:
+        run, other = RUNS[f"{first}-4/0"], RUNS[f"{second}-4/0"]
+        if first.startswith("time-"):
+            assert run.same_time_as == other
+            continue
+        one, two = run.recipe.method, other.recipe.method
+        differ = [
+            one.masking != two.masking,
+            (one.next_token, one.causal_clean) != (two.next_token, two.causal_clean),
+            run.parent != other.parent,
+        ]
+        assert sum(differ) == 1, (first, second)
+        assert trained_tokens(run) == trained_tokens(other)
+
+
+def test_masks_are_not_ranked_without_a_measure_of_noise(results: Results):
+    counts = Perplexity(estimator="counts", replicates=4)
+    for place, run in enumerate(each for each in ALL if each.name.startswith("range-16-")):
+        add(results, run.key, counts, counts=50.0 + place)
+        rules = next(each.rules for each in run.measures if isinstance(each, Variance))
+        add_result(results, run, Variance(rules=rules), {"rules": {rules[0]: {"variance": 1.0 + place}}})
+    said = list(findings.range_findings(Evidence(results, ALL)))[1]
+    assert said.startswith("Noise not known: the best bound and the least Var are of the same masks, here 16")
+
+
+def test_a_comparison_at_fewer_tokens_says_so(results: Results):
+    said = [each for each in findings.text_findings(Evidence(results, ALL)) if "ssd-lm" in each]
+    assert said
+    assert all("(`ssd-lm` has seen half of the tokens)" in each for each in said)
+
+
+def test_quality_breaks_by_worse_texts_and_by_duller_ones():
+    def written(verdict: dict[str, Any] | None, rule: Any = None) -> Any:
+        asked = Texts(unmasking=rule or FirstHitting(1), floor=None)
+        return Written(RUNS["ar/0"], asked, {"evaluations_per_token": 1.0}, verdict)
+
+    reference = written(judged(100.0, 4.7))
+    assert decoding.breaks(written(judged(105.0, 4.7)), reference) is False
+    # Beyond the limit of 10 % by two errors of the difference, each 0.03 √2 of its value.
+    assert decoding.breaks(written(judged(119.0, 4.7)), reference) is False
+    assert decoding.breaks(written(judged(121.0, 4.7)), reference) is True
+    assert decoding.breaks(written(judged(121.0, 4.7, error=0.1)), reference) is False
+    assert decoding.breaks(written(judged(60.0, 4.51)), reference) is True
+    assert decoding.breaks(written(judged(60.0, 4.52)), reference) is False
+    assert decoding.breaks(written(None), reference) is None
+    unknown = judged(121.0, 4.7)
+    unknown["result"]["entropy_error"] = None
+    assert decoding.breaks(written(unknown), reference) is None
+    assert decoding.rule_text(written(None, MostConfident(threshold=0.9))) == "confidence above 0.9"
