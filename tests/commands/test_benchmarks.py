@@ -51,6 +51,12 @@ def cells(console: Console) -> dict[str, list[str]]:
     return {first: others for first, *others in rows}
 
 
+def headings(console: Console) -> list[str]:
+    """Those of the last table."""
+    lines = [line for line in console.file.getvalue().splitlines() if line.startswith("┃")]
+    return [cell.strip() for cell in lines[-1].split("┃")[1:-1]]
+
+
 def prose(console: Console) -> str:
     """What was printed, however its lines were broken."""
     return " ".join(console.file.getvalue().split())
@@ -77,7 +83,7 @@ def test_variants_of_training_stand_beside_the_first(measured, console):
     assert list(table) == ["eager", "two-pass", "no-ema", "dense"]
     used = case.shape.training_flops(500) / 2.0 / 1e9
     assert 0.01 < used < 1.0
-    assert table["two-pass"] == ["2000.00", "1500.00, 2500.00", "2,000", "x 2.00", "", f"{used:.0%}"]
+    assert table["two-pass"] == ["2000.00", "1500.00, 2500.00", "2,000", "x 2.00", f"{used:.0%}"]
     assert rows[1]["utilisation"] == pytest.approx(used)
     assert rows[1]["tokens_per_second"] == 500 * 8 / 2.0
     printed = prose(console)
@@ -128,6 +134,7 @@ def test_others_figures_are_shown_for_the_very_case_on_the_very_card(
     bench_training(TrainingCase(batch=batch), ["compiled"], device=CUDA, console=console)
     row = cells(console).get("reference implementation")
     assert row == (["", "", "79,500", "", "66.1", ""] if shown else None)
+    assert ("'reference implementation' was measured before this project" in prose(console)) == shown
 
 
 def test_a_cpu_is_not_compared_with_a_card(measured, console, monkeypatch):
@@ -141,7 +148,8 @@ def test_sampling_has_its_own_figures_of_others(measured, console, monkeypatch):
     case = SamplingCase(shape=Shape(method="ar"), dtype="bfloat16")
     bench_sampling(case, ["cached"], device=CUDA, console=console)
     name = "Hugging Face generate, static cache, compiled"
-    assert cells(console)[name] == ["", "", "467", "", "", ""]
+    assert cells(console)[name] == ["", "", "467", "", ""]
+    assert f"'{name}' was measured before this project began" in prose(console)
 
 
 # --- sampling and attention ---
@@ -154,11 +162,61 @@ def test_sampling_counts_the_tokens_that_are_written(measured, console):
     assert [row["tokens_per_second"] for row in rows] == [3000.0, 1500.0]
     assert cells(console)["uncached"][2:4] == ["1,500", "x 2.00"]
     assert "30 texts of 101 tokens, float32" in prose(console)
+    assert headings(console) == ["variant", "ms", "least, most", "tokens/s", "time"]
+
+
+def test_a_text_of_one_block_is_called_uncached(measured, console):
+    case = SamplingCase(shape=Shape(method="mdlm", **SHAPE, **NETWORK), length=8)
+    (row,) = bench_sampling(case, device=CPU, console=console)
+    assert (row["variant"], row["case"]["cache"]) == ("uncached", False)
+    assert "1 text of 8 tokens" in prose(console)
+    bench_sampling(case, ["plain"], device=CPU, console=console)
+    assert (measured[1].cache, measured[1].fused) == (False, False)
+
+
+def test_the_columns_are_explained(measured, console, monkeypatch):
+    bench_sampling(SamplingCase(), device=CPU, console=console)
+    assert "the median of 3 runs after some to warm up, least and most are the fastest" in prose(console)
+    assert "GiB is the most memory" not in prose(console)
+    on_a("Some GPU", monkeypatch)
+    bench_attention(AttentionCase(), ["auto"], device=CUDA, console=console)
+    assert "the median of 3 calls" in prose(console)
+    assert "GiB is the most memory that was held" in prose(console)
+
+
+@pytest.mark.parametrize(
+    ("bench", "case", "variants", "timed", "said"),
+    [
+        (
+            bench_sampling,
+            SamplingCase(),
+            ["cached", "plain"],
+            1,
+            "plain is left out: on this device it is the same",
+        ),
+        (bench_training, TrainingCase(compile=False), ["eager", "dense"], 1, "dense is left out: on"),
+        (bench_training, TrainingCase(compile=True), ["eager", "dense"], 2, None),
+        (bench_attention, AttentionCase(), ["auto", "dense"], 2, "same computation as auto."),
+        (bench_attention, AttentionCase(shape=Shape(method="ar")), ["auto", "dense"], 4, None),
+    ],
+)
+def test_what_does_not_differ_on_a_cpu_is_timed_once(measured, console, bench, case, variants, timed, said):
+    bench(case, variants, device=CPU, console=console)
+    assert len(measured) == timed
+    assert said in prose(console) if said else "left out" not in prose(console)
+
+
+def test_on_a_gpu_plain_and_dense_differ_and_flex_is_automatic(measured, console, monkeypatch):
+    on_a("Some GPU", monkeypatch)
+    bench_sampling(SamplingCase(), ["cached", "plain"], device=CUDA, console=console)
+    bench_attention(AttentionCase(), ["auto", "dense", "flex"], device=CUDA, console=console)
+    assert [each.backend for each in measured[2:]] == ["auto", "dense"] * 2
+    assert prose(console).count("left out") == 1
 
 
 def test_passes_of_attention_are_compared_with_their_like(measured, console):
     """Forward alone in one table, with the backward pass in another, each with its own first row."""
-    case = AttentionCase(shape=Shape(**SHAPE), batch=6)
+    case = AttentionCase(shape=Shape(method="ar", **SHAPE), batch=6)
     rows = bench_attention(case, ["auto", "dense"], device=CPU, console=console)
     assert [(each.backend, each.backward) for each in measured] == [
         ("auto", False),
@@ -171,7 +229,7 @@ def test_passes_of_attention_are_compared_with_their_like(measured, console):
         ("auto", True),
     ]
     forward, backward = prose(console).split("forward and backward, ")
-    assert "forward, BD3-LM, blocks of 4, 2 heads of 8, context 8, batch 6" in forward
+    assert "forward, AR, 2 heads of 8, context 8, batch 6" in forward
     assert "x 2.00" in forward
     assert "x 1.33" in backward
     assert "x 2.00" not in backward
@@ -203,7 +261,8 @@ def test_the_command_times_sampling(capsys, tmp_path):
 
 
 def test_the_command_times_attention(capsys):
-    assert main(["bench", "attention", *words(**SHAPE, batch=2, repeats=2, device="cpu")]) == 0
+    given = words(**SHAPE, method="ar", batch=2, repeats=2, device="cpu")
+    assert main(["bench", "attention", *given]) == 0
     printed = capsys.readouterr().out
     assert printed.count("│ auto ") == printed.count("│ dense ") == 2
 
@@ -214,7 +273,7 @@ def test_the_command_times_attention(capsys):
         (
             "train",
             ["--variants", "faster"],
-            "variants must be among compiled, eager, dense, two-pass, no-ema, got",
+            "variants of BD3-LM, blocks of 4 must be among compiled, eager, dense, two-pass, no-ema, got",
         ),
         ("train", ["--variants"], "variants must name at least one of compiled, eager"),
         ("train", ["--batch", "0"], "batch must be at least 1, got 0"),
@@ -229,7 +288,7 @@ def test_the_command_times_attention(capsys):
             ["--out", "nowhere/bench.jsonl"],
             "--out must be in an existing folder, and nowhere is none",
         ),
-        ("sample", ["--variants", "eager"], "variants must be among cached, plain, uncached, got 'eager'"),
+        ("sample", ["--variants", "eager"], "must be among cached, plain, uncached, got 'eager'"),
         ("sample", ["--batch", "0"], "batch_size must be a whole number from 1 on, got 0"),
         ("sample", ["--length", "1"], "length must be at least 2"),
         ("sample", ["--nucleus", "2"], "nucleus_p must lie in (0, 1], got 2.0"),
@@ -237,10 +296,10 @@ def test_the_command_times_attention(capsys):
         ("sample", ["--out", "nowhere/bench.jsonl"], "--out must be in an existing folder"),
         (
             "sample",
-            ["--method", "mdlm", "--variants", "uncached"],
-            "a network of one block has nothing to cache",
+            ["--method", "mdlm", "--variants", "cached"],
+            "variants of MDLM must be among uncached, plain, got 'cached'",
         ),
-        ("attention", ["--variants", "eager"], "variants must be among auto, flex, dense, got 'eager'"),
+        ("attention", ["--variants", "eager"], "must be among auto, flex, dense, got 'eager'"),
         ("attention", ["--batch", "0"], "batch must be at least 1, got 0"),
         ("attention", ["--heads", "5"], "hidden must be a multiple of heads"),
         ("attention", ["--block-size", "3"], "block_size must divide network.context 8, got 3"),

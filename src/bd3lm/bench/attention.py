@@ -1,6 +1,7 @@
 """Attention alone, under the layout of training: FlexAttention against a dense mask, forward and backward."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -28,6 +29,10 @@ class AttentionCase:
         shape = self.shape
         heads = f"{shape.heads} heads of {shape.hidden // shape.heads}"
         return f"{shape.method_title}, {heads}, context {shape.context:,}, batch {self.batch}"
+
+    def as_computed(self, device: torch.device) -> Self:
+        """Equal for cases that are the same computation on a device."""
+        return replace(self, backend=self.shape.attention_on(device, self.backend))
 
     def layout(self) -> Layout:
         length = self.shape.context

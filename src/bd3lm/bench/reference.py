@@ -2,7 +2,8 @@
 
 Training is with AdamW and clipping inside the step, batch 32; sampling is of 512 tokens, nucleus 0.9. They
 stand beside our figures only on such a card and for such a shape, and beside sampling only where ours is in
-bfloat16 too: Hugging Face's weights were, and the reference sampled in its own mixed precision.
+bfloat16 too: Hugging Face's weights were, and the reference sampled in its own mixed precision. Neither the
+scripts that measured them nor their outputs are in this repository ("The baselines" in docs/performance.md).
 """
 
 from bd3lm.bench.sampling import SamplingCase
@@ -10,6 +11,10 @@ from bd3lm.bench.shapes import Shape
 from bd3lm.bench.training import TrainingCase
 
 CARD = "H200"
+PROVENANCE = (
+    "was measured before this project began, on a card of this kind with torch 2.11; neither its script "
+    "nor its output is kept (docs/performance.md, The baselines)"
+)
 # tokens a second, and GiB held, by (method, block size)
 _TRAINING = {
     ("bd3lm", 4): (79_500, 66.1, "reference implementation"),

@@ -1,8 +1,8 @@
 """Sampling: texts written side by side by a network of random weights."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 import torch
 
@@ -18,7 +18,8 @@ class SamplingCase:
     """One way to write: a shape, how many texts at once, how long, and whether keys are kept.
 
     `fused` is as samplers write on a GPU: passes of fused kernels, replayed as CUDA graphs. Without it they
-    are made of the plain kernels, launched one by one.
+    are made of the plain kernels, launched one by one, as anywhere else. A text of one block has nothing to
+    keep, whatever `cache` says.
     """
 
     shape: Shape = field(default_factory=Shape)
@@ -38,6 +39,10 @@ class SamplingCase:
         """Written in one go: the first token of each text is given."""
         return self.batch * (self.length - 1)
 
+    def as_computed(self, device: torch.device) -> Self:
+        """Equal for cases that are the same computation on a device."""
+        return replace(self, fused=self.fused and device.type == "cuda")
+
 
 def measure_sampling(
     case: SamplingCase, *, device: torch.device, warmup: int = 1, repeats: int = 3
@@ -52,9 +57,9 @@ def measure_sampling(
         batch_size=case.batch,
         nucleus_p=case.nucleus_p,
         stop_at_eos=False,
-        cache=case.cache,
+        cache=case.cache or case.shape.one_block,  # which refuses to be told to do without
     )
-    if not case.fused:
+    if not case.fused and device.type == "cuda":  # elsewhere nothing is fused
         network.attention_backend = "dense"
     prompts = [[0]] * case.batch
     with nullcontext() if case.fused else without_replays():

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig
-from bd3lm.models import TransformerConfig
+from bd3lm.models import Backend, TransformerConfig
 
 MethodName = Literal["bd3lm", "mdlm", "ar"]
 
@@ -31,6 +33,12 @@ class Shape:
     def one_block(self) -> bool:
         """Whether a text is one block, which sees no clean text."""
         return self.method == "mdlm" or (self.method == "bd3lm" and self.block_size == self.context)
+
+    def attention_on(self, device: torch.device, backend: Backend) -> Backend:
+        """What a backend comes to in training: `auto` is one of the others where the layout has no kernel."""
+        if backend != "auto" or self.method == "ar" or self.one_block:
+            return backend
+        return "flex" if device.type == "cuda" else "dense"
 
     def config(self) -> LanguageModelConfig:
         """The last token id is the mask."""

@@ -1,9 +1,9 @@
 """Training steps, as the trainer makes them: forward, backward, clipping, AdamW and EMA, on random tokens."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -34,6 +34,10 @@ class TrainingCase:
             raise ValueError(
                 f"two passes need a clean text before the block, which {self.shape.method_title} has not"
             )
+
+    def as_computed(self, device: torch.device) -> Self:
+        """Equal for cases that are the same computation on a device."""
+        return replace(self, attention=self.shape.attention_on(device, self.attention))
 
     def objective(self) -> Objective:
         config = self.shape.config()

@@ -48,7 +48,7 @@ class BenchTrain(_Bench):
     """Whether variants that do not say so are compiled; auto is on a GPU."""
     variants: tuple[str, ...] | None = None
     """Of compiled, eager, dense, two-pass, no-ema, the first being what the others are compared with; by
-    default compiled on a GPU, else eager."""
+    default compiled on a GPU, else eager. On a CPU a dense mask is what BD3-LM has anyway."""
 
     def run(self) -> int:
         from bd3lm.bench import TrainingCase
@@ -76,8 +76,9 @@ class BenchSample(_Bench):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the weights; auto is bfloat16 on a GPU."""
     repeats: int = 3
-    variants: tuple[str, ...] = ("cached",)
-    """Of cached, plain (on a GPU: no fused kernels, nothing replayed), uncached."""
+    variants: tuple[str, ...] | None = None
+    """Of cached, plain (on a GPU: no fused kernels, nothing replayed), uncached; by default cached, or
+    uncached for MDLM, which has nothing to cache."""
 
     def run(self) -> int:
         from bd3lm.bench import SamplingCase
@@ -98,12 +99,12 @@ class BenchSample(_Bench):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchAttention(_Bench):
-    """One layer's attention under the training layout."""
+    """One layer's attention under the training layout; there are no --layers to choose, and no vocabulary."""
 
     batch: int = 32
     repeats: int = 20
     variants: tuple[str, ...] = ("auto", "dense")
-    """Of auto, flex, dense."""
+    """Of auto, flex, dense; one that on the device is the same as another is timed once."""
 
     def run(self) -> int:
         from bd3lm.bench import AttentionCase

@@ -23,7 +23,7 @@ from bd3lm.bench import (
     measure_sampling,
     measure_training,
 )
-from bd3lm.bench.reference import CARD, sampling_reference, training_reference
+from bd3lm.bench.reference import CARD, PROVENANCE, sampling_reference, training_reference
 
 Case = TypeVar("Case", TrainingCase, SamplingCase, AttentionCase)
 _TRAINING: dict[str, Callable[[TrainingCase], TrainingCase]] = {
@@ -37,6 +37,11 @@ _SAMPLING: dict[str, Callable[[SamplingCase], SamplingCase]] = {
     "cached": lambda case: case,
     "plain": lambda case: replace(case, fused=False),
     "uncached": lambda case: replace(case, cache=False),
+}
+# A text of one block is computed whole in every pass.
+_SAMPLING_ONE_BLOCK: dict[str, Callable[[SamplingCase], SamplingCase]] = {
+    "uncached": lambda case: replace(case, cache=False),
+    "plain": lambda case: replace(case, cache=False, fused=False),
 }
 _ATTENTION: dict[str, Callable[[AttentionCase], AttentionCase]] = {
     "auto": lambda case: case,
@@ -58,6 +63,7 @@ def bench_training(
     console = console or Console()
     chosen = _choose(variants, _TRAINING, case)
     _check_folder(out)
+    chosen = _without_repetitions(chosen, device, console)
     rate = matrix_rate(device)
     tokens, flops = case.batch * case.shape.context, case.shape.training_flops(case.batch)
     rows = []
@@ -75,27 +81,33 @@ def bench_training(
     reference = training_reference(case) if _on_the_card(device) else None
     beside = [] if reference is None else [(reference[2], float(reference[0]), reference[1])]
     _print(console, f"Training, {case.shape.title}, batch {case.batch}", rows, beside, device)
-    console.print(
-        "Median of the steps. Time is against the first row; used is what the matrix products of the method "
-        f"are of {rate / 1e12:,.3g} TFLOP/s, which a large one reached in this run.",
-        soft_wrap=True,
+    _explain(
+        console,
+        rows,
+        beside,
+        timed="step",
+        tokens="those of the texts",
+        more=f"used is what the matrix products of the method are of {rate / 1e12:,.3g} TFLOP/s, which a "
+        "large one reached in this run",
     )
     return rows
 
 
 def bench_sampling(
     case: SamplingCase,
-    variants: Sequence[str],
+    variants: Sequence[str] | None = None,
     *,
     device: torch.device,
     repeats: int = 3,
     out: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Texts written in several variants."""
+    """Texts written in several variants, by default cached, or uncached where there is nothing to cache."""
     console = console or Console()
-    chosen = _choose(variants, _SAMPLING, case)
+    known = _SAMPLING_ONE_BLOCK if case.shape.one_block else _SAMPLING
+    chosen = _choose([next(iter(known))] if variants is None else variants, known, case)
     _check_folder(out)
+    chosen = _without_repetitions(chosen, device, console)
     rows = []
     for name, variant in chosen.items():
         with console.status(f"sampling: {case.shape.title}, {name}"):
@@ -106,8 +118,9 @@ def bench_sampling(
         rows.append(record)
     reference = sampling_reference(case) if _on_the_card(device) else None
     beside = [] if reference is None else [(reference[1], reference[0], None)]
-    title = f"Sampling, {case.shape.title}: {case.batch} texts of {case.length} tokens, {case.dtype}"
-    _print(console, title, rows, beside, device)
+    texts = f"{_number(case.batch, 'text')} of {case.length} tokens"
+    _print(console, f"Sampling, {case.shape.title}: {texts}, {case.dtype}", rows, beside, device)
+    _explain(console, rows, beside, timed="run", tokens="those written, of all texts together")
     return rows
 
 
@@ -124,6 +137,7 @@ def bench_attention(
     console = console or Console()
     chosen = _choose(variants, _ATTENTION, case)
     _check_folder(out)
+    chosen = _without_repetitions(chosen, device, console)
     rows = []
     for backward, passes in ((False, "forward"), (True, "forward and backward")):
         alike = []
@@ -137,6 +151,7 @@ def bench_attention(
             alike.append(record)
         _print(console, f"Attention of one layer, {passes}, {case.title}", alike, [], device)
         rows += alike
+    _explain(console, rows, [], timed="call", tokens="those of the texts, through this one layer")
     return rows
 
 
@@ -146,10 +161,26 @@ def _choose(
     """The case as each of the named variants has it, all of them before the first is timed."""
     for name in variants:
         if name not in known:
-            raise ValueError(f"variants must be among {', '.join(known)}, got {name!r}")
+            title = case.shape.method_title
+            raise ValueError(f"variants of {title} must be among {', '.join(known)}, got {name!r}")
     if not variants:
         raise ValueError(f"variants must name at least one of {', '.join(known)}, got none")
     return {name: known[name](case) for name in variants}
+
+
+def _without_repetitions(
+    cases: Mapping[str, Case], device: torch.device, console: Console
+) -> dict[str, Case]:
+    """Without those that would compute on this device what an earlier one does; which they are is said."""
+    names: dict[Case, str] = {}
+    kept = {}
+    for name, case in cases.items():
+        first = names.setdefault(case.as_computed(device), name)
+        if first == name:
+            kept[name] = case
+        else:
+            console.print(f"{name} is left out: on this device it is the same computation as {first}.")
+    return kept
 
 
 def _check_folder(out: Path | None) -> None:
@@ -186,25 +217,64 @@ def _print(
     reference: Sequence[tuple[str, float, float | None]],
     device: torch.device,
 ) -> None:
-    table = Table(title=f"{title}, on {_device_name(device)}")
-    table.add_column("variant")
-    for heading in ("ms", "least, most", "tokens/s", "time", "GiB", "used"):
-        table.add_column(heading, justify="right")
+    """A table of the rows, and of what others reached below; a column that would be empty is left out."""
     first = rows[0]["seconds"]["median"]
+    lines = [("variant", "ms", "least, most", "tokens/s", "time", "GiB", "used")]
     for row in rows:
         seconds, used = row["seconds"], row.get("utilisation")
-        table.add_row(
-            row["variant"],
-            f"{1e3 * seconds['median']:.2f}",
-            f"{1e3 * seconds['least']:.2f}, {1e3 * seconds['most']:.2f}",
-            f"{row['tokens_per_second']:,.0f}",
-            f"x {seconds['median'] / first:.2f}",
-            "" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}",
-            "" if used is None else f"{used:.0%}",
+        lines.append(
+            (
+                row["variant"],
+                f"{1e3 * seconds['median']:.2f}",
+                f"{1e3 * seconds['least']:.2f}, {1e3 * seconds['most']:.2f}",
+                f"{row['tokens_per_second']:,.0f}",
+                f"x {seconds['median'] / first:.2f}",
+                _gibibytes(row["peak_gib"]),
+                "" if used is None else f"{used:.0%}",
+            )
         )
     for name, rate, memory in reference:
-        table.add_row(name, "", "", f"{rate:,.0f}", "", "" if memory is None else f"{memory:.1f}", "")
+        lines.append((name, "", "", f"{rate:,.0f}", "", _gibibytes(memory), ""))
+    table = Table(title=f"{title}, on {_device_name(device)}")
+    headings, *body = zip(*(column for column in zip(*lines, strict=True) if any(column[1:])), strict=True)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "variant" else "right")
+    for line in body:
+        table.add_row(*line)
     console.print(table)
+
+
+def _explain(
+    console: Console,
+    rows: Sequence[Mapping[str, Any]],
+    reference: Sequence[tuple[str, float, float | None]],
+    *,
+    timed: str,
+    tokens: str,
+    more: str | None = None,
+) -> None:
+    """What the columns are, and where the figures of others are from."""
+    columns = [
+        f"ms is the median of {_number(rows[0]['repeats'], timed)} after some to warm up, least and most are "
+        "the fastest and the slowest of them",
+        f"tokens/s are {tokens}",
+        "time is against the first row",
+    ]
+    if any(row["peak_gib"] is not None for row in rows):
+        columns.append("GiB is the most memory that was held")
+    if more is not None:
+        columns.append(more)
+    console.print("; ".join(columns) + ".", soft_wrap=True, highlight=False)
+    for name, *_ in reference:
+        console.print(f"'{name}' {PROVENANCE}.", soft_wrap=True, highlight=False)
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def _gibibytes(memory: float | None) -> str:
+    return "" if memory is None else f"{memory:.1f}"
 
 
 def _on_the_card(device: torch.device) -> bool:
@@ -214,4 +284,4 @@ def _on_the_card(device: torch.device) -> bool:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    return f"{platform.machine()} CPU, {_number(torch.get_num_threads(), 'thread')}"
