@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,10 @@ def test_no_command_shows_the_help(capsys):
             "bench trian",
             "bd3lm bench has no command 'trian', did you mean 'train'? Its commands are train, s",
         ),
+        ("data", "bd3lm data needs a command, prepare or train-tokenizer; see bd3lm data --help"),
+        ("bench", "bd3lm bench needs a command, train or sample or attention; see bd3lm bench --help"),
+        ("sample runs/demo --prompt hello", "bd3lm sample takes prompts after the model, without a flag: "),
+        ("sample runs/demo --prompts=hello", "bd3lm sample takes prompts after the model, without a flag: "),
     ],
 )
 def test_a_mistyped_command_is_one_line_with_the_nearest_and_all_there_are(words, said, capsys):
@@ -119,6 +125,26 @@ def test_a_mistyped_command_is_one_line_with_the_nearest_and_all_there_are(words
     error = capsys.readouterr().err
     assert error.startswith(f"bd3lm: {said}")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["presets", "prove --samples 100", "train --help"])
+def test_a_reader_that_has_seen_enough_is_no_failure(words):
+    """Of plain lines, of rich's and of tyro's: the status of a closed pipe, and not a word."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "bd3lm", *words.split()], stdout=closed, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_pipe_that_is_not_standard_output_is_a_failure(capsys, monkeypatch):
+    def torn(*_, **__):
+        raise BrokenPipeError(errno.EPIPE, "the worker is gone")
+
+    monkeypatch.setattr("bd3lm.commands.proof.run_proof", torn)
+    assert "the worker is gone" in fails(capsys, "prove")
 
 
 def test_every_command_is_known(capsys):
@@ -197,9 +223,29 @@ def test_a_misspelt_flag_suggests_the_right_one_and_all_come_at_once(capsys):
 
 def test_a_train_without_anything_to_train_is_refused(capsys):
     assert "a preset or --config must be given" in fails(capsys, "train")
-    assert "did you mean 'demo'" in fails(capsys, "train", "dmo")
+    error = fails(capsys, "train", "dmeo")
+    assert (
+        error
+        == "bd3lm: there is no preset 'dmeo', did you mean 'demo'? `bd3lm presets` lists those there are\n"
+    )
     assert "which does not exist" in fails(capsys, "train", "demo", "--config", "/no/such.yaml")
     assert "block" in fails(capsys, "train", "demo", "--show", "--block", "3")
+
+
+def test_a_flag_that_one_stage_has_says_which(capsys):
+    words = ["train", "demo", "--show", "--method.masking.kind", "counts", "--optimizer.lr", "0.1"]
+    assert main(words) == 1
+    error = capsys.readouterr().err
+    assert "method.masking: unknown key, allowed are kind, score_first, random_batch\n" in error
+    assert error.endswith("\n  the stage block has it: --block.method.masking.kind\n")
+    assert main(["train", "demo", "--show", "--optimizer.lrr", "0.1"]) == 1
+    assert "the stage" not in capsys.readouterr().err  # which none has
+
+
+def test_a_misspelt_stage_suggests_the_right_one(capsys):
+    error = fails(capsys, "train", "demo", "--show", "--blok.method.block_size", "8")
+    assert "blok: unknown key, did you mean 'block'? allowed are the stages ar, block, and train, m" in error
+    assert "did you mean 'train'? " in fails(capsys, "train", "demo", "--show", "--trian.steps", "8")
 
 
 # --- training ---
@@ -242,7 +288,11 @@ def test_a_folder_that_holds_a_run(two, tmp_path, capsys):
     words = ["train", "two", "--out", str(tmp_path), "--device", "cpu", "--train.steps", "2"]
     assert main(words) == 0
     assert "holds a run; give --resume" in fails(capsys, *words)
+    capsys.readouterr()
     assert main([*words, "--resume"]) == 0
+    printed = capsys.readouterr().out
+    for stage in ("ar", "block"):
+        assert f"{tmp_path / stage}: already trained to step 2\n" in printed
     other = [*words[:-1], "4", "--resume", "--optimizer.lr", "0.5"]
     assert "Different: optimizer.lr (0.01 then, 0.5 now)" in fails(capsys, *other)
 
@@ -348,6 +398,7 @@ def test_trouble_is_one_line_and_the_last_checkpoint_is_intact(trouble, tmp_path
 def test_data_that_are_not_there(tmp_path, capsys):
     words = ["train", "demo", "--out", str(tmp_path / "run"), "--data.path", str(tmp_path / "none")]
     assert "data.path must be a folder of token shards" in fails(capsys, *words)
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- data ---
@@ -371,6 +422,11 @@ def test_data_prepare_and_train_tokenizer(tmp_path, capsys):
     assert "train: 30 documents," in printed
     assert "valid: 10 documents," in printed
     assert f"wrote {tmp_path / 'out'}" in printed
+    said = fails(capsys, *words, "--held-out", "0.5")
+    assert (
+        "with source 'corpus.jsonl (field text, a document a paragraph, held out 0.25)', not 'corpus" in said
+    )
+    assert "held out 0.5)': choose another folder" in said
     shards = TokenShards(tmp_path / "out")
     first = shards.read("train", 0, int(shards.lengths("train")[0]))
     assert shards.tokenizer.decode(first) == texts[0]
@@ -624,6 +680,10 @@ def test_a_run_can_be_sampled_from(two, tmp_path, capsys):
         ("sample MODEL ab --redraws 2", "redraws needs an entropy_floor, got 2 with none"),
         ("sample MODEL ab --entropy-floor -1", "must be finite and not negative, got -1.0"),
         (
+            "sample MODEL ab --entropy-floor 9 --length 300",
+            "entropy_floor must be at most 5.55, the entropy of 256 tokens",
+        ),
+        (
             "sample MODEL ab --stride 4",
             "stride must be left at its default, got 4: this model writes blocks of 4",
         ),
@@ -730,7 +790,8 @@ def test_interrupted_sampling_keeps_what_was_finished(saved, model, tmp_path, ca
 def test_convert_the_reference_layout(name, tmp_path, capsys):
     folder = next(p.parent for p in sorted((PARITY / name).rglob("config.json")))
     assert main(["convert", str(folder), str(tmp_path / "ours")]) == 0
-    assert "parameters" in capsys.readouterr().out
+    title = {"bd3lm-block4": "block diffusion, blocks of 4", "mdlm-noblocks": "diffusion, one block (MDLM)"}
+    assert re.search(rf": {re.escape(title[name])}, [\d,]+ parameters$", capsys.readouterr().out)
     theirs, ours = load(folder)[0].state_dict(), load(tmp_path / "ours")[0].state_dict()
     assert theirs.keys() == ours.keys()
     assert all(theirs[key].equal(ours[key]) for key in ours)

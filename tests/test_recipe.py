@@ -111,7 +111,7 @@ def test_only_demos_are_too_small_to_be_compiled():
 
 
 def test_an_unknown_preset_suggests_the_nearest():
-    with pytest.raises(ValueError, match="got 'lm1b-bd3lm4', did you mean 'lm1b-bd3lm-4'"):
+    with pytest.raises(ValueError, match="no preset 'lm1b-bd3lm4', did you mean 'lm1b-bd3lm-4'"):
         preset("lm1b-bd3lm4")
 
 

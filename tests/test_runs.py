@@ -336,6 +336,24 @@ def test_a_start_that_is_not_there_leaves_nothing_behind(data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"data": {"context": 10**6}}, {"data": {"path": "nowhere"}}, {"train": {"micro_batch": 3}}],
+    ids=["too little text", "no data", "an odd batch"],
+)
+def test_a_run_that_cannot_be_leaves_nothing_behind(changes, data, tmp_path):
+    with pytest.raises(ValueError, match=r"fewer than one sequence|nowhere|micro_batch"):
+        train(tmp_path / "out", tiny_recipe(data, changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_data_of_a_later_stage_is_looked_for_before_the_first_is_trained(staged, tmp_path):
+    stages = resolve_stages("two", overrides={"block": {"data": {"path": "nowhere"}}})
+    with pytest.raises(ValueError, match="got nowhere, which does not exist"):
+        train_stages(stages, tmp_path / "out", console=quiet(), device="cpu")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_of_two_stages_can_be_moved(staged, tmp_path, monkeypatch):
     """Stopped, carried to another disk, resumed there."""
     stages = resolve_stages("two")

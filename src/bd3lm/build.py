@@ -153,18 +153,23 @@ def build_run(
 def open_data(recipe: DataRecipe, builtin_folder: Path, engine: Engine) -> TokenShards:
     """The shards a recipe names; the built-in corpus is prepared first, by one process."""
     if recipe.path != "builtin":
-        if not Path(recipe.path).is_dir():
-            raise ValueError(
-                f"data.path must be a folder of token shards, got {recipe.path}, which does not exist; "
-                f"make it with `bd3lm data prepare SOURCE {recipe.path}`"
-            )
-        return TokenShards(recipe.path)
+        return open_shards(recipe.path)
     if engine.is_main:
         corpus = PydocCorpus()
         tokenizer = train_bpe(corpus.documents("train"), recipe.builtin_vocabulary)
         prepare(corpus, tokenizer, builtin_folder, progress=False)
     engine.barrier()
     return TokenShards(builtin_folder)
+
+
+def open_shards(path: str) -> TokenShards:
+    """The folder that `data.path` names."""
+    if not Path(path).is_dir():
+        raise ValueError(
+            f"data.path must be a folder of token shards, got {path}, which does not exist; "
+            f"make it with `bd3lm data prepare SOURCE {path}`"
+        )
+    return TokenShards(path)
 
 
 def build_objective(method: MethodRecipe, *, context: int, mask_id: int, vocab_size: int) -> Objective:

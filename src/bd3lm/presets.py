@@ -52,8 +52,8 @@ class Preset:
 def preset(name: str) -> Preset:
     """A preset by name."""
     if name not in PRESETS:
-        names = ", ".join(PRESETS)
-        raise ValueError(f"preset must be one of {names}, got {name!r}{did_you_mean(name, PRESETS)}")
+        hint = did_you_mean(name, PRESETS) or "."
+        raise ValueError(f"there is no preset {name!r}{hint} `bd3lm presets` lists those there are")
     return PRESETS[name]
 
 

@@ -1,7 +1,7 @@
 """A training run from its command: resolve the recipe, run its stages, keep what they wrote."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ import yaml
 from rich.console import Console
 
 from bd3lm import interop
-from bd3lm.build import Run, build_run
+from bd3lm.build import Run, build_run, open_shards
+from bd3lm.config import did_you_mean
 from bd3lm.interop import RUN_MODEL
 from bd3lm.presets import ONLY, Stage, preset
 from bd3lm.recipe import (
@@ -43,9 +44,7 @@ def resolve_stages(
     layers.append(dict(overrides or {}))
     names = {stage.name for stage in stages} if len(stages) > 1 else set()
     for layer in layers:
-        for key in names & layer.keys():
-            if not isinstance(layer[key], Mapping):
-                raise ValueError(f"{key} is a stage, whose settings are {key}.any.field, got {layer[key]!r}")
+        _check_stage_names(layer, [stage.name for stage in stages])
     if start_from is not None:
         stages = stages[-1:]
     resolved = []
@@ -56,8 +55,54 @@ def resolve_stages(
             data = merge(data, common, layer[stage.name] if stage.name in names & layer.keys() else {})
         if start_from is not None:
             data = merge(data, {"start_from": start_from})
-        resolved.append((stage.name, recipe_from_dict(data, where=_where(name, config, stage.name))))
+        try:
+            recipe = recipe_from_dict(data, where=_where(name, config, stage.name))
+        except ValueError as error:
+            common = {key: value for key, value in layers[-1].items() if key not in names}
+            raise ValueError(f"{error}{_other_stages(stages, common)}") from None
+        resolved.append((stage.name, recipe))
     return resolved
+
+
+def _check_stage_names(layer: Mapping[str, Any], stages: Sequence[str]) -> None:
+    """Refuse a key that is neither a stage nor a part of a recipe, and a stage given a plain value."""
+    if len(stages) == 1:
+        return  # which is not named, and a recipe says itself what is wrong with it
+    parts = [each.name for each in fields(Recipe)]
+    for key, value in layer.items():
+        if key in stages and not isinstance(value, Mapping):
+            raise ValueError(f"{key} is a stage, whose settings are {key}.any.field, got {value!r}")
+        if key not in stages and key not in parts:
+            hint = did_you_mean(key, [*stages, *parts]) or ","
+            raise ValueError(
+                f"{key}: unknown key{hint} allowed are the stages {', '.join(stages)}, and {', '.join(parts)}"
+            )
+
+
+def _other_stages(stages: Sequence[Stage], flags: Mapping[str, Any]) -> str:
+    """Lines that say of flags which some stages take and others do not how they are given to those alone."""
+    lines = []
+    for part, value in flags.items():
+        takers = [stage.name for stage in stages if _is_recipe(merge(stage.recipe, {part: value}))]
+        if len(takers) < len(stages):
+            for name in takers:
+                given = " ".join(f"--{leaf}" for leaf in _leaves(value, f"{name}.{part}"))
+                lines.append(f"\n  the stage {name} has it: {given}")
+    return "".join(lines)
+
+
+def _is_recipe(data: Mapping[str, Any]) -> bool:
+    try:
+        recipe_from_dict(data, where="")
+    except ValueError:
+        return False
+    return True
+
+
+def _leaves(value: Any, name: str) -> list[str]:
+    if not isinstance(value, Mapping):
+        return [name]
+    return [leaf for key, each in value.items() for leaf in _leaves(each, f"{name}.{key}")]
 
 
 def train_stages(
@@ -77,6 +122,9 @@ def train_stages(
     start = stages[0][1].start_from
     if start is not None and not resume:
         interop.resolve(start)  # complains before anything is written
+    for _, recipe in stages:  # those of later stages too: they would complain after hours of training
+        if recipe.data.path != "builtin":
+            open_shards(recipe.data.path)
     runs: list[Run] = []
     parallel = stages[0][1].parallel
     with Engine.from_environment(parallel="ddp" if parallel == "auto" else parallel, device=device) as engine:
@@ -86,10 +134,11 @@ def train_stages(
             folder = out / name if len(stages) > 1 else out
             if previous is not None and before is not None:
                 recipe = _after(before, recipe, start_from=str(previous.out / RUN_MODEL))
-            _save_recipe(folder, recipe, resume=resume, chained=previous is not None, engine=engine)
+            _check_recipe(folder, recipe, resume=resume, chained=previous is not None)
             run = build_run(
                 recipe, folder, engine=engine, data_folder=out / "data", console=console, label=name
             )
+            _save_recipe(folder, recipe, engine)  # of a run that can be
             _train(run, resume=resume, console=console)
             runs.append(run)
             if run.trainer.stopped_by == "signal":
@@ -169,7 +218,10 @@ def _train(run: Run, *, resume: bool, console: Console) -> None:
         marker.unlink(missing_ok=True)
     if resume and trainer.resume() and trainer.engine.is_main:
         finished = trainer.step >= trainer.settings.steps
-        console.print(f"{'already trained to' if finished else 'resumed at'} step {trainer.step}")
+        console.print(
+            f"{run.out}: {'already trained to' if finished else 'resumed at'} step {trainer.step}",
+            soft_wrap=True,
+        )
     if trainer.engine.is_main and trainer.step < trainer.settings.steps:
         how = "compiled; the first step takes about a minute" if trainer.settings.compile else "not compiled"
         console.print(f"training on {trainer.engine.device} in {trainer.precision}, {how}")
@@ -184,8 +236,8 @@ def _train(run: Run, *, resume: bool, console: Console) -> None:
         )
 
 
-def _save_recipe(folder: Path, recipe: Recipe, *, resume: bool, chained: bool, engine: Engine) -> None:
-    """Write the resolved recipe beside the run; a folder that holds a run already is resumed or refused.
+def _check_recipe(folder: Path, recipe: Recipe, *, resume: bool, chained: bool) -> None:
+    """A folder that holds a run already is resumed, with a recipe that computes the same, or refused.
 
     Where a stage is `chained` its start_from follows from the run's own folder, which may have been moved.
     """
@@ -200,9 +252,14 @@ def _save_recipe(folder: Path, recipe: Recipe, *, resume: bool, chained: bool, e
                 f"{folder} was started with another recipe; --resume needs one that computes the same. "
                 f"Different: {', '.join(sorted(changed))}"
             )
+
+
+def _save_recipe(folder: Path, recipe: Recipe, engine: Engine) -> None:
+    """Write the resolved recipe beside the run."""
     engine.barrier()  # nobody writes before everybody has looked
     if engine.is_main:
         folder.mkdir(parents=True, exist_ok=True)
+        file = folder / RECIPE_FILE
         text = yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False)
         temporary = file.with_suffix(".tmp")
         temporary.write_text(text, encoding="utf-8")

@@ -138,7 +138,7 @@ def test_it_ends_with_where_everything_is_and_three_commands_that_work(finished,
     folder, printed = finished
     assert f"Everything is in {folder}: recipes, metrics.csv, checkpoints" in printed
     assert (folder / "block" / "model" / "config.json").is_file()
-    commands = [shlex.split(found) for found in re.findall(r"^  \d\. [^:]+: +(bd3lm .*)$", printed, re.M)]
+    commands = [shlex.split(found) for found in re.findall(r"^  [^:]+: +(bd3lm .*)$", printed, re.M)]
     assert [command[:2] for command in commands] == [["bd3lm", "train"]] * 3
     for command in commands:
         assert main([*command[1:], "--show"]) == 0, command
@@ -155,8 +155,21 @@ def test_the_second_suggestion_trains(finished, tmp_path, capsys):
     words = ["train", "demo", "--out", str(out), "--from", str(folder / "ar"), "--method.block_size", "8"]
     assert main([*words, "--device", "cpu"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
+    assert "runs/pairs" in printed
+    assert "runs/demo-paper" in printed
+    assert "runs/block8 --from" not in printed  # which was just done
     assert "block diffusion, blocks of 8" in printed
     assert f"Everything is in {out}:" in printed
+
+
+def test_what_is_there_already_is_not_suggested(autoregressive, finished, tmp_path, monkeypatch):
+    runs = train_stages(resolve_stages("demo"), finished[0], resume=True, console=screen(), device="cpu")
+    monkeypatch.chdir(tmp_path)
+    for name in ("pairs", "block8", "demo-paper"):
+        assert f"--out runs/{name}" in demo._to_try(runs)[0]
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "recipe.yaml").touch()
+    assert demo._to_try(runs) == demo._to_try([autoregressive]) == []
 
 
 def test_a_second_demo_finds_the_first_done(finished, monkeypatch):
@@ -191,7 +204,9 @@ def test_the_papers_recipe_reports_both_stages(tmp_path, capsys):
         main([*words, "--finetune.train.validate_every", "6", "--finetune.method.masking.search.every", "6"])
         == 0
     )
-    rows = table(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert "train demo-paper" not in printed
+    rows = table(printed)
     assert list(rows) == [
         "unigram frequencies",
         "diffusion, one block (MDLM)",

@@ -220,12 +220,18 @@ def test_redraws_and_samples_that_stay_degenerate_are_counted(judge, tmp_path):
 
 
 def test_a_model_of_which_nothing_is_left_is_told_why(run, judge):
-    drawing = Drawing(count=2, lengths=(256,), entropy_floor=9.0, redraws=1)
-    said = r"nothing is left of the samples of .*: 2 of 2 stayed below the entropy floor of 9"
+    drawing = Drawing(count=2, lengths=(256,), entropy_floor=5.5, redraws=1)
+    said = r"nothing is left of the samples of .*: 2 of 2 stayed below the entropy floor of 5\.5"
     with pytest.raises(ValueError, match=said):
         judged(run, judge, drawing)
     (file,) = (run / "measured").glob("*.jsonl")
     assert [line["redraws"] for line in lines_of(file)] == [1, 1]
+
+
+def test_a_floor_that_nothing_reaches_is_refused_before_anything_is_drawn(run, judge):
+    with pytest.raises(ValueError, match=r"entropy_floor must be at most 5\.55, .* got 9$"):
+        judged(run, judge, Drawing(count=2, lengths=(256,), entropy_floor=9.0))
+    assert not (run / "measured").exists()
 
 
 def test_the_paper_s_way_of_drawing():

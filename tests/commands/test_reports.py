@@ -1,8 +1,10 @@
 """`bd3lm report` on small runs that were really trained: what it measures, keeps, shows and refuses."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from bd3lm.recipe import merge, recipe_from_dict
 from bd3lm.reports import Film
 from bd3lm.reports.numbers import with_error
 from bd3lm.runs import train_stages
+from bd3lm.training import Trainer
 from tests.tiny_recipes import BLOCK, plain, prepared, tiny_recipe, two_stages
 
 QUIET = Console(quiet=True)
@@ -232,6 +235,38 @@ def test_tokens_of_all_that_a_run_started_from(reported, data, tmp_path, monkeyp
     assert "? is what owner/name saw" in text_of(page)
     page = make_report([moved / "block"], device="cpu", console=QUIET)
     assert seen(page) == f"? + {once}"
+
+
+def test_a_folder_of_runs_stands_for_all_of_them(run, tmp_path, monkeypatch):
+    """Of one stage and of two; without a run of two they are all children, like stages."""
+    monkeypatch.setattr(reports, "_measure", lambda *_: {})
+    shutil.copytree(run / "ar", tmp_path / "alone")
+    page = make_report([tmp_path], device="cpu", console=QUIET)
+    assert page == tmp_path / "report.html"
+    assert "Three language models, measured" in text_of(page)
+    for folder in (run / "ar", run / "block", tmp_path / "alone"):
+        assert f"<code>{folder}</code></td>" in page.read_text("utf-8")
+
+
+def test_a_stopped_run_has_the_steps_it_made_and_says_so(data, tmp_path, monkeypatch):
+    step = Trainer.train_step
+
+    def stopped(trainer: Trainer) -> None:
+        step(trainer)
+        if trainer.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(reports, "_measure", lambda *_: {})
+    recipe = tiny_recipe(data, {"train": {"log_every": 3}})
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", stopped)
+        train_stages([("train", recipe)], tmp_path / "run", console=QUIET, device="cpu")
+    page = make_report([tmp_path / "run"], device="cpu", console=QUIET)
+    assert "| 5 of 6 (stopped) | 320 |" in page.with_suffix(".md").read_text("utf-8")
+    # Before the first entry of its log there is nothing to show of it.
+    (tmp_path / "run" / "metrics.csv").write_text("step,tokens\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="training must have come to a model"):
+        make_report([tmp_path / "run"], device="cpu", console=QUIET)
 
 
 def test_a_stage_without_a_model_is_left_out_and_named(run, capsys, monkeypatch):

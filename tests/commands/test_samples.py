@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -221,10 +222,10 @@ def test_a_prompt_is_shown_as_it_was_given():
 
 @pytest.mark.usefixtures("_every_frame")
 def test_a_redrawn_text_begins_anew_on_the_screen():
-    settings = Settings(stop_at_eos=False, entropy_floor=9.0, entropy_window=4, redraws=2)
-    printed, _ = shown(terminal(), of_letters(4), ["ab"], settings)
+    settings = Settings(stop_at_eos=False, entropy_floor=math.log(4), entropy_window=4, redraws=2)
+    printed, _ = shown(terminal(), of_letters(4), ["aa"], settings)
     *drawn, last = frames(printed)
-    assert sum(frame.strip("\n") == "ab" for frame in drawn) == 3
+    assert sum(frame.strip("\n") == "aa" for frame in drawn) == 3
     assert re.search(r"1 by entropy; 2 drawn again, [1-9]\d* passes for nothing\.", last)
 
 
@@ -487,8 +488,8 @@ def test_the_rule_is_recorded_by_its_name_and_values(unmasking, tmp_path):
 
 
 def test_redraws_are_recorded(tmp_path):
-    settings = Settings(length=24, stop_at_eos=False, entropy_floor=9.0, entropy_window=8, redraws=2)
-    shown(pipe(), of_bytes(), ["ab"], settings, out=tmp_path / "texts.jsonl")
+    settings = Settings(length=24, stop_at_eos=False, entropy_floor=math.log(8), entropy_window=8, redraws=2)
+    shown(pipe(), of_bytes(), ["aa"], settings, out=tmp_path / "texts.jsonl")
     record = json.loads((tmp_path / "texts.jsonl").read_text())
     assert (record["redraws"], record["stopped_by"], record["length"]) == (2, "entropy", 3)
     assert record["given"] == 3  # which count in the window and are never dropped
@@ -496,7 +497,7 @@ def test_redraws_are_recorded(tmp_path):
 
 
 def test_a_text_of_which_nothing_is_left_is_recorded_too(tmp_path):
-    settings = Settings(entropy_floor=9.0, entropy_window=4)
+    settings = Settings(entropy_floor=math.log(8), entropy_window=8)
     shown(pipe(), of_bytes(score_first=True), [""], settings, out=tmp_path / "texts.jsonl")
     record = json.loads((tmp_path / "texts.jsonl").read_text())
     assert (record["text"], record["tokens"], record["stopped_by"]) == ("", [], "entropy")

@@ -309,7 +309,7 @@ def test_a_worker_that_dies_is_one_clear_line(tmp_path: Path, expected: dict[str
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"corpus": small_corpus(seed=1)}, "source_fingerprint"),
+        ({"corpus": small_corpus(seed=1)}, "source 'list', whose text has changed since"),
         ({"eos_between_documents": False}, "eos_between_documents True, not False"),
         ({"bos_before_documents": True}, "bos_before_documents False, not True"),
         ({"shard_tokens": 2001}, "shard_tokens 2000, not 2001"),

@@ -11,6 +11,7 @@ from bd3lm.interop import LightningFacts
 from bd3lm.lm import LanguageModel, load
 from tests.interop.small import CONTEXT, PARITY, assert_same, small_model
 from tests.interop.test_lightning import checkpoint
+from tests.lm import of_bytes
 
 
 @pytest.mark.parametrize("open_model", [load, LanguageModel.from_pretrained])
@@ -22,6 +23,14 @@ def test_saved_models_are_loaded(open_model: Any, tmp_path: Path) -> None:
     assert again.config == model.config
     assert_same(again.network, model.network)
     assert not again.network.training
+
+
+def test_a_model_says_what_it_is() -> None:
+    model = of_bytes(4)
+    count = sum(parameter.numel() for parameter in model.network.parameters())
+    layers, hidden = model.config.network.layers, model.config.network.hidden
+    title = "block diffusion, blocks of 4"
+    assert repr(model) == f"LanguageModel({title}; {layers} x {hidden}, context 16, {count:,} parameters)"
 
 
 def test_config_json_is_ours(tmp_path: Path) -> None:

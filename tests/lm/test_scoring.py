@@ -283,7 +283,10 @@ def test_networks_that_are_told_the_time_have_a_nelbo_alone(estimator):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"estimator": "exakt"}, "estimator must be auto, exact, nelbo, counts or iw:K .*, got 'exakt'"),
+        (
+            {"estimator": "exakt"},
+            r"estimator must be auto, exact, nelbo, counts or iw:K .*, got 'exakt', did you mean 'exact'\?",
+        ),
         ({"estimator": "iw:0"}, "iw:K with K from 1 to 1,000, got 'iw:0'"),
         ({"samples": 4}, "samples is for an estimate that is drawn, and 'exact' is not, got 4"),
         ({"samples": 0}, "samples must be at least 1, got 0"),

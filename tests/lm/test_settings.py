@@ -230,7 +230,7 @@ def test_low_entropy_ends_a_text(block_size):
     ends = [16, 24, 32] if block_size == CONTEXT else range(block_size or 1, length + 1, block_size or 1)
     settings = Settings(length=length, stop_at_eos=False, entropy_window=window)
     whole = model.generate(PROMPTS, settings)
-    for floor, reasons in ((0.0, {"length"}), (1.5, {"length", "entropy"}), (9.0, {"entropy"})):
+    for floor, reasons in ((0.0, {"length"}), (1.5, {"length", "entropy"}), (math.log(window), {"entropy"})):
         found = model.generate(PROMPTS, settings, entropy_floor=floor)
         for short, long in zip(found, whole, strict=True):
             given = long.sample.given
@@ -268,14 +268,26 @@ def test_a_text_shorter_than_the_window_is_refused(prompt, changes, length, bloc
     with pytest.raises(ValueError, match=said):
         of_bytes(block_size).stream([prompt], entropy_floor=4.0, **changes)
     of_bytes(block_size).stream([prompt], **changes)  # without a floor there is nothing to it
-    of_bytes(block_size).stream([prompt], **changes, entropy_floor=4.0, entropy_window=length)
+    of_bytes(block_size).stream([prompt], **changes, entropy_floor=1.0, entropy_window=length)
+
+
+@pytest.mark.parametrize(
+    ("window", "highest", "said"), [(8, math.log(8), "2.08"), (1000, math.log(BYTES.vocab_size - 1), "5.55")]
+)
+def test_a_floor_that_nothing_reaches_is_refused(window, highest, said):
+    """Tokens are at most as different as the window and the vocabulary let them be."""
+    of_bytes().stream("a", length=1000, entropy_floor=highest, entropy_window=window)
+    above = highest + 0.01
+    with pytest.raises(ValueError, match=rf"entropy_floor must be at most {said}, .* got {above:g}$"):
+        of_bytes().stream("a", length=1000, entropy_floor=above, entropy_window=window)
 
 
 @every_method
 def test_redraws(block_size):
     model = of_bytes(block_size)
     settings = Settings(length=24, stop_at_eos=False, entropy_window=8, nucleus_p=1.0)
-    (hopeless,) = model.generate("ab", settings, entropy_floor=9.0, redraws=3, seeds=[5])
+    never = {"entropy_floor": math.log(CONTEXT), "entropy_window": CONTEXT}  # by what has a letter twice
+    (hopeless,) = model.generate("aa", settings, **never, redraws=3, seeds=[5])
     assert (hopeless.sample.redraws, hopeless.sample.stopped_by) == (3, "entropy")
     each = hopeless.sample.evaluations + hopeless.sample.fill_passes
     assert hopeless.sample.redrawn_passes == 3 * each > 0
@@ -298,7 +310,7 @@ def test_the_entropy_of_a_text():
 
 
 def test_a_text_of_which_nothing_is_left_has_no_entropy():
-    (found,) = of_bytes(score_first=True).generate("", entropy_floor=9.0, entropy_window=4)
+    (found,) = of_bytes(score_first=True).generate("", entropy_floor=math.log(8), entropy_window=8)
     assert (found.text, found.tokens) == ("", [])
     assert found.entropy == 0.0
 

@@ -66,6 +66,14 @@ def test_a_film_is_its_first_frames():
     assert lines[lines.index("```", start) - 1] == "The cat sat."
 
 
+def test_a_line_of_a_film_that_begins_later_says_so():
+    film = Film(["0123456789 " * 6], [["block", 1, 3], ["show", 1, "and"], ["show", 2, " so on"]])
+    lines = markdown_of(Screening(film, "Caption.")).splitlines()
+    assert "…" not in lines[lines.index("```text") + 2]
+    last = lines[lines.index("```", lines.index("```text")) - 1]
+    assert last == "…" + (film.text)[-71:]
+
+
 def test_the_files_of_a_report(tmp_path):
     page = write_report(whole_report(), tmp_path / "new" / "place")
     assert page == tmp_path / "new" / "place" / "report.html"

@@ -372,3 +372,11 @@ def test_the_colophon_has_dates_and_versions():
 
 def test_the_recipes_of_one_run_do_not_differ():
     assert not section(one(), "Recipes")
+
+
+@pytest.mark.parametrize(("method", "drawn"), [("autoregressive", False), ("block_diffusion", True)])
+def test_held_out_losses_of_diffusion_are_one_draw(method, drawn):
+    found = Report(runs=(run(recipe=recipe(method)),))
+    (plot,) = [part for part in section(found, "Training") if isinstance(part, Plot)]
+    assert "Single marks are the loss on held-out text" in plot.caption
+    assert ("by one random draw" in plot.caption) == drawn

@@ -148,6 +148,9 @@ def test_a_clipped_loss_is_called_no_bound(low, label):
 def test_a_line_has_what_was_measured():
     figures = {"train_nats": 1.5, "valid_perplexity": 12.34, "tokens_per_second": 98765.4}
     assert describe(at(1), figures) == "loss 1.500, valid perplexity 12.3, 98,765 tok/s"
+    drawn = at(1)
+    drawn.objective = COUNTS
+    assert describe(drawn, {"valid_perplexity": 12.34}) == "valid perplexity ≤ about 12.3 (one random draw)"
     assert describe(at(1), {"valid_nats": 2.0}) == "valid loss (no bound) 2.000"
     assert describe(at(1), {}) == ""
 

@@ -1,6 +1,9 @@
 """The command `bd3lm`: words to calls, and errors to lines. Nothing imports this package."""
 
 import difflib
+import os
+import select
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -48,6 +51,7 @@ Command = (
 
 _COMMANDS: dict[str, Any] = {"bd3lm": Command, "bd3lm data": Data, "bd3lm bench": Kinds}
 
+_STANDARD_OUTPUT = 1  # the descriptor
 _DESCRIPTION = (
     "Block diffusion language models. `--debug` with any command shows tracebacks; `--version` prints the "
     "version."
@@ -55,8 +59,33 @@ _DESCRIPTION = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; bad input is one line on standard error, a traceback only with --debug."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run a command; bad input is one line on standard error, a traceback only with --debug.
+
+    A reader that has seen enough, such as `head`, is no failure: the status is then that of a closed pipe.
+    """
+    try:
+        try:
+            return _main(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            print(end="", flush=True)  # while a closed pipe can still be told from a failure
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # at which rich exits with 1
+            raise
+    os.dup2(os.open(os.devnull, os.O_WRONLY), _STANDARD_OUTPUT)  # Python flushes once more at its end
+    return 128 + signal.SIGPIPE
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe that was closed at its other end."""
+    poll = select.poll()
+    poll.register(_STANDARD_OUTPUT, 0)  # errors are told without being asked for
+    return bool(poll.poll(0))
+
+
+def _main(words: list[str]) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if words == ["--version"]:
@@ -72,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command.run()
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
-        if debug:
+        if debug or (isinstance(error, BrokenPipeError) and _nobody_reads()):
             raise
         print(f"bd3lm: {error}", file=sys.stderr)
         return 1
@@ -86,14 +115,23 @@ def _mistyped(words: Sequence[str]) -> str | None:
     said = "bd3lm"
     for word in words:
         if said not in _COMMANDS or word.startswith("-"):
-            return None
-        names = [each.__metadata__[0].name for each in get_args(_COMMANDS[said])]
+            break
+        names = _names(said)
         if word.replace("_", "-") not in names:
             near = difflib.get_close_matches(word, names, n=1)
             hint = f", did you mean {near[0]!r}?" if near else "."
             return f"{said} has no command {word!r}{hint} Its commands are {', '.join(names)}"
         said += f" {word}"
+    else:
+        if words and said in _COMMANDS:
+            return f"{said} needs a command, {' or '.join(_names(said))}; see {said} --help"
+    if said == "bd3lm sample" and {"--prompt", "--prompts"} & {word.partition("=")[0] for word in words}:
+        return 'bd3lm sample takes prompts after the model, without a flag: bd3lm sample MODEL "Once upon"'
     return None
+
+
+def _names(command: str) -> list[str]:
+    return [each.__metadata__[0].name for each in get_args(_COMMANDS[command])]
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -135,5 +135,5 @@ class Convert:
         model = load(self.source, lightning=lightning, dtype=dtype)
         model.save_pretrained(self.out)
         parameters = sum(p.numel() for p in model.network.parameters())
-        print(f"wrote {self.out}: {model.config.method}, {parameters:,} parameters")
+        print(f"wrote {self.out}: {model.config.title}, {parameters:,} parameters")
         return 0

@@ -16,7 +16,7 @@ class ReportCommand:
     """
 
     runs: Positional[tuple[Path, ...]]
-    """Folders of runs; one of several stages is reported stage by stage."""
+    """Folders of runs, or a folder that holds runs; one of several stages is reported stage by stage."""
     out: Path | None = None
     """Where to write report.html, report.md and plots; by default into the run, or report for several."""
     measure: bool = True

@@ -21,10 +21,11 @@ from bd3lm.commands.perplexities import measure_perplexity
 from bd3lm.commands.reports import make_report
 from bd3lm.commands.subjects import Subject
 from bd3lm.config import ScoreEntropyMethod, SimplexMethod
+from bd3lm.diffusion import ClippedTimes, Counts
 from bd3lm.lm import build_estimator, load
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
 from bd3lm.reports import perplexity_text
-from bd3lm.runs import resolve_stages, train_stages
+from bd3lm.runs import is_run, resolve_stages, train_stages
 from bd3lm.training import LikelihoodValidator
 
 _DRAWS = 8  # of each text, for a bound that is estimated
@@ -70,8 +71,6 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
     _print_sample(run, console)
     with console.status("writing the report"):
         page = make_report([out], device=str(run.trainer.engine.device), console=Console(quiet=True))
-    command = sys.argv[0] if Path(sys.argv[0]).name == "bd3lm" else "bd3lm"
-    again = f"{command} train demo --out runs"
     console.print(
         f"\n[bold]{page}[/] has all of this, plots, and a text being written: open it in a browser.",
         soft_wrap=True,
@@ -81,15 +80,29 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
         f"{run.out / 'model'}.",
         soft_wrap=True,
     )
-    if not in_blocks:
-        return
-    console.print(
-        "Three things to try next:\n"
-        f"  1. other masks:      {again}/pairs --block.method.masking.complementary true\n"
-        f"  2. larger blocks:    {again}/block8 --from {runs[0].out} --method.block_size 8\n"
-        f"  3. the paper's way:  {command} train demo-paper",
-        soft_wrap=True,
+    if suggestions := _to_try(runs):
+        console.print("\n".join(["To try next:", *suggestions]), soft_wrap=True)
+
+
+def _to_try(runs: list[Run]) -> list[str]:
+    """Commands, a line each, for what neither this run did nor one in the folder it would be written to."""
+    objective = runs[-1].trainer.objective
+    if not isinstance(objective, BlockDiffusionLoss):
+        return []
+    masks, size = objective.masking, objective.block_size
+    pairs = isinstance(masks, Counts) and masks.complementary
+    larger = f"--from {runs[0].out} --method.block_size 8"
+    ideas = (
+        ("other masks", "demo", "pairs", "--block.method.masking.complementary true", pairs),
+        ("larger blocks", "demo", "block8", larger, size == 8),
+        ("the paper's way", "demo-paper", "demo-paper", "", isinstance(masks, ClippedTimes)),
     )
+    command = sys.argv[0] if Path(sys.argv[0]).name == "bd3lm" else "bd3lm"
+    return [
+        f"  {what + ':':17}{command} train {preset} --out runs/{out} {flags}".rstrip()
+        for what, preset, out, flags, done in ideas
+        if not done and not is_run(Path("runs") / out)
+    ]
 
 
 def unigram_perplexity(run: Run) -> float:

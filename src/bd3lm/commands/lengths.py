@@ -1,6 +1,5 @@
 """`bd3lm lengths`: how long the documents are that models write, beside those they were trained on."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -55,7 +54,6 @@ class Writing:
             entropy_floor=self.entropy_floor or None,
             entropy_window=self.entropy_window,
         ).for_method(method)
-        self._check_floor(subject)
         one_context = isinstance(build_writer(model.network, model.config, settings), ContextWriter)
         if one_context and (settings.length or 0) > context:
             settings = replace(settings, length=context)
@@ -66,16 +64,6 @@ class Writing:
                 notes.print(Text(limit), soft_wrap=True)
         model.stream("", settings)  # complains here already, before another model has written for an hour
         return settings
-
-    def _check_floor(self, subject: Subject) -> None:
-        tokens = subject.model.config.network.vocab_size - 1  # the mask is never written
-        highest = math.log(min(self.entropy_window, tokens))
-        if self.entropy_floor > highest:
-            raise ValueError(
-                f"entropy_floor must be at most {highest:.2f} for {subject.name}, the entropy of "
-                f"{self.entropy_window} tokens as different as its vocabulary of {tokens} allows, or nothing "
-                f"it writes is kept, got {self.entropy_floor:g}"
-            )
 
 
 def report_lengths(

@@ -24,8 +24,8 @@ from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME, check_folder
 from bd3lm.lm import Generation, Settings, build_estimator
 from bd3lm.recipe import recipe_to_dict
 from bd3lm.reports import COMMANDS, MARKDOWN, PAGE, Report, Run, record_film, write_report
-from bd3lm.runs import RECIPE_FILE, read_recipe, run_stages
-from bd3lm.training import CsvLog
+from bd3lm.runs import RECIPE_FILE, STOPPED_FILE, read_recipe, run_stages
+from bd3lm.training import CheckpointStore, CsvLog
 
 LOG_FILE = "metrics.csv"
 _AFFORDABLE = 60.0  # seconds; what would take longer is left to its own command
@@ -48,7 +48,8 @@ def make_report(
     """Write report.html, and the same as Markdown, into `out`; returns the page.
 
     `out` is by default the run's folder, or report/ for several runs. A run of several stages is reported
-    stage by stage. With `measure` what is missing and cheap is measured first, and kept beside each run.
+    stage by stage, and a folder that holds runs stands for all of them. With `measure` what is missing and
+    cheap is measured first, and kept beside each run.
     """
     console = console or Console(stderr=True)
     if not folders:
@@ -59,7 +60,7 @@ def make_report(
         check_folder("runs", folder)
     out = out or (folders[0] if len(folders) == 1 else Path("report"))
     _check_out(out)
-    stages = [stage for folder in folders for stage in _stages(folder)]
+    stages = [stage for folder in folders for run in _runs(folder) for stage in _stages(run)]
     _check_different([stage.folder for stage in stages])
     unfinished = [str(stage.folder) for stage in stages if not stage.is_trained]
     if len(unfinished) == len(stages):
@@ -85,8 +86,9 @@ class _Stage:
 
     @property
     def is_trained(self) -> bool:
-        """Whether it came to a model, be it at a signal."""
-        return (self.folder / RUN_MODEL / WEIGHTS_NAME).is_file()
+        """Whether it came to a model, be it at a signal, but not at one before anything was logged."""
+        stopped_at_once = (self.folder / STOPPED_FILE).exists() and not _log(self.folder)
+        return (self.folder / RUN_MODEL / WEIGHTS_NAME).is_file() and not stopped_at_once
 
     def training(self) -> "_Training":
         """What it and all that it started from did: found where the recipe says or, since a run may have been
@@ -138,6 +140,15 @@ def _check_out(out: Path) -> None:
         raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
 
 
+def _runs(folder: Path) -> list[Path]:
+    """The runs in a folder of runs, some of them of several stages; any other folder is taken for one run."""
+    staged = {file.parent.parent for file in folder.glob(f"*/*/{RECIPE_FILE}")}
+    staged = {run for run in staged if not (run / RECIPE_FILE).is_file()}
+    if not staged or (folder / RECIPE_FILE).is_file():
+        return [folder]
+    return sorted(staged | {file.parent for file in folder.glob(f"*/{RECIPE_FILE}")})
+
+
 def _stages(folder: Path) -> list[_Stage]:
     folders = run_stages(folder)
     return [_Stage(each, tuple(folders[:index])) for index, each in enumerate(folders)]
@@ -168,9 +179,11 @@ def _log(folder: Path) -> list[dict[str, float]]:
 
 
 def _totals(folder: Path) -> tuple[int, int]:
-    """Steps and tokens."""
+    """Steps and tokens, after the last log entry too: a run that is stopped leaves a checkpoint."""
     last = _log(folder)[-1]
-    return int(last["step"]), int(last["tokens"])
+    step = int(last["step"])
+    made = max(step, CheckpointStore(folder / "checkpoints").latest() or 0)
+    return made, int(last["tokens"]) // step * made
 
 
 def _content(

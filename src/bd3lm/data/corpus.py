@@ -27,6 +27,11 @@ class Corpus(ABC):
     def fingerprint(self) -> str:
         """sha256 of the text, or of what pins it, and of every option that decides the documents."""
 
+    @property
+    def description(self) -> str:
+        """Its name, and the options that its documents were read with, for people."""
+        return self.name
+
     @abstractmethod
     def documents(self, split: str) -> Iterator[str]:
         """The documents of a split, none of them blank, in an order that never changes."""

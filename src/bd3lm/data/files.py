@@ -76,6 +76,11 @@ class FileCorpus(Corpus):
     def splits(self) -> tuple[str, ...]:
         return tuple(self._by_split) or (("train", "valid") if self._held_out else ("train",))
 
+    @property
+    def description(self) -> str:
+        options = f"field {self._field}, a document a {self._text_unit}, held out {self._held_out:g}"
+        return f"{self.name} ({options})"
+
     @cached_property
     def fingerprint(self) -> str:
         options = [self._field, self._text_unit, self._held_out, list(self.splits)]

@@ -92,7 +92,7 @@ def prepare(
         mask_id=tokenizer.mask_id,
         eos_id=tokenizer.eos_id,
         bos_id=tokenizer.bos_id,
-        source=corpus.name,
+        source=corpus.description,
         source_fingerprint=corpus.fingerprint,
         eos_between_documents=eos_between_documents,
         bos_before_documents=bos_before_documents,

@@ -46,10 +46,20 @@ class Inputs:
 
     def differences(self, other: "Inputs") -> list[str]:
         """What `other` has that differs, for people; a source may change its name."""
-        ours, theirs = (vars(replace(inputs, source="")) for inputs in (self, other))
+        ours, theirs = (vars(inputs) for inputs in (self, other))
+        changed = [key for key in ours if key != "source" and ours[key] != theirs[key]]
         return [
-            f"{key} {value!r}, not {theirs[key]!r}" for key, value in ours.items() if value != theirs[key]
+            self._other_source(other)
+            if key == "source_fingerprint"
+            else f"{key} {_short(ours[key])!r}, not {_short(theirs[key])!r}"
+            for key in changed
         ]
+
+    def _other_source(self, other: "Inputs") -> str:
+        """A fingerprint tells people nothing; how the source was read may."""
+        if self.source == other.source:
+            return f"source {self.source!r}, whose text has changed since"
+        return f"source {self.source!r}, not {other.source!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +132,11 @@ class Meta:
 
 
 _META = TypeAdapter(Meta)
+
+
+def _short(value: Any) -> Any:
+    """As much of a fingerprint as people compare."""
+    return value[:12] if isinstance(value, str) else value
 
 
 def dtype_for(vocab_size: int) -> DType:

@@ -1,5 +1,6 @@
 """Settings as users give them, the writer that obeys them, and what comes of it."""
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -145,6 +146,17 @@ class Settings:
             "redraws",
         )
         return replace(self, **{name: getattr(plain, name) for name in aside})
+
+    def check_floor(self, vocab_size: int) -> None:
+        """Refuse an entropy floor below which every text of such a vocabulary is."""
+        tokens = vocab_size - 1  # the mask is never written
+        highest = math.log(min(self.entropy_window, tokens))
+        if self.entropy_floor is not None and self.entropy_floor > highest:
+            raise ValueError(
+                f"entropy_floor must be at most {highest:.2f}, the entropy of {self.entropy_window} tokens "
+                f"as different as a vocabulary of {tokens:,} allows, or nothing that is written is kept, got "
+                f"{self.entropy_floor:g}"
+            )
 
     def sharpening(self) -> Sharpening:
         return Sharpening(

@@ -42,6 +42,13 @@ class LanguageModel:
         self.network, self.config, self.tokenizer = network, config, tokenizer
         self._last_writer: tuple[tuple[Settings, LanguageModelConfig], Writer] | None = None
 
+    def __repr__(self) -> str:
+        shape, parameters = self.config.network, sum(p.numel() for p in self.network.parameters())
+        return (
+            f"{type(self).__name__}({self.config.title}; {shape.layers} x {shape.hidden}, "
+            f"context {shape.context:,}, {parameters:,} parameters)"
+        )
+
     @classmethod
     def from_pretrained(
         cls,
@@ -95,6 +102,7 @@ class LanguageModel:
         drawn again, which does not hold the device up after every pass.
         """
         settings = Settings.of(settings, changes)
+        settings.check_floor(self.config.network.vocab_size)
         return write(
             self._writer(settings),
             build_requests(listed(prompts), seeds, self.config, self.tokenizer, settings),

@@ -16,6 +16,7 @@ from bd3lm.config import (
     LanguageModelConfig,
     ScoreEntropyMethod,
     SimplexMethod,
+    did_you_mean,
 )
 from bd3lm.diffusion import SCHEDULES, Counts, Draws, Times, named_process
 from bd3lm.evaluation import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled
@@ -190,7 +191,8 @@ def _orders(name: str) -> int | None:
     found = re.fullmatch(r"iw:(\d{1,9})", name)
     if found and 1 <= int(found[1]) <= _MOST_ORDERS:
         return int(found[1])
-    raise ValueError(f"estimator must be {ESTIMATORS} with K from 1 to {_MOST_ORDERS:,}, got {name!r}")
+    hint = did_you_mean(name, ("auto", "exact", "nelbo", "counts"))
+    raise ValueError(f"estimator must be {ESTIMATORS} with K from 1 to {_MOST_ORDERS:,}, got {name!r}{hint}")
 
 
 def _prompts(

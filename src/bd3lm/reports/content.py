@@ -59,6 +59,12 @@ class Run:
         return [row["tokens"] for row in rows], [row[name] for row in rows]
 
     @property
+    def stopped_before(self) -> int | None:
+        """The steps of its recipe, where it has not made them all."""
+        planned: int = self.recipe["train"]["steps"]
+        return planned if self.steps[-1] < planned else None
+
+    @property
     def method(self) -> str:
         """Which kind of model it is."""
         kind: str = self.recipe["method"]["kind"]

@@ -64,7 +64,8 @@ def _frames(film: Film, blocks: int = 3) -> list[str]:
     last = starts[blocks] if len(starts) > blocks else len(film.steps)
     states = list(film.states())[: last + 1]
     lines = ["".join(_MASK_SIGN if piece is None else piece for piece in state) for state in states]
-    return [" ".join(line.split())[-_WIDTH:] for line in lines]
+    lines = [" ".join(line.split()) for line in lines]
+    return [line if len(line) <= _WIDTH else f"…{line[1 - _WIDTH :]}" for line in lines]
 
 
 def _fenced(text: str) -> str:

@@ -67,7 +67,8 @@ def _models(report: Report) -> Iterator[Part]:
                 report.labels[run.folder],
                 shortened(run.parameters),
                 f"{run.recipe['data']['context']:,}",
-                chain(run.steps, run.start),
+                chain(run.steps, run.start)
+                + (f" of {run.stopped_before:,} (stopped)" if run.stopped_before else ""),
                 chain(run.tokens, run.start),
                 f"`{run.folder}`",
             ]

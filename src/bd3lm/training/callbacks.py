@@ -131,8 +131,9 @@ def describe(trainer: "Trainer", metrics: "Metrics") -> str:
         label = "loss" if trainer.objective.bounds(trainer.network) else "loss (no bound)"
         parts.append(f"{label} {metrics['train_nats']:.3f}")
     if "valid_perplexity" in metrics:
-        estimate = "" if isinstance(trainer.objective, Autoregressive) else "≤ about "
-        parts.append(f"valid perplexity {estimate}{metrics['valid_perplexity']:.1f}")
+        value = f"{metrics['valid_perplexity']:.1f}"
+        drawn = f"≤ about {value} (one random draw)"
+        parts.append(f"valid perplexity {value if isinstance(trainer.objective, Autoregressive) else drawn}")
     elif "valid_nats" in metrics:
         parts.append(f"valid loss (no bound) {metrics['valid_nats']:.3f}")
     if "tokens_per_second" in metrics:
