@@ -148,6 +148,7 @@ def test_sequences_cut_from_one_document_do_not_make_the_error_too_small():
     assert aware > 0.83 * runs
 
 
+@pytest.mark.slow
 def test_the_noise_of_draws_is_stated_rightly():
     """Over many seeds the interval of the replicates holds the corpus' NELBO as often as it says.
 

@@ -408,6 +408,7 @@ def test_only_the_optimizers_own_parameters_have_a_state() -> None:
 # --- Several processes ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_reads_what_any_other_wrote(tmp_path: Path) -> None:
     """Four FSDP2 ranks, one of them without rows, then one process, two FSDP2 ranks, two DDP ranks, one."""
     sharded, single, again, replicated = (tmp_path / name for name in ("four", "one", "two", "ddp"))
