@@ -74,6 +74,38 @@ def shown(
     return console.file.getvalue(), generations
 
 
+# --- threads ---
+
+
+@pytest.mark.parametrize(
+    ("texts", "limit", "threads"),
+    [(1, None, 1), (2, None, 2), (1, "2", 2)],
+    ids=["one", "several", "as said"],
+)
+def test_one_text_of_a_small_network_is_written_by_one_thread(texts, limit, threads, monkeypatch):
+    if limit is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    model, seen = of_letters(), set()
+    watched = model.stream
+
+    def stream(*args, **options):
+        for event in watched(*args, **options):
+            seen.add(torch.get_num_threads())
+            yield event
+
+    monkeypatch.setattr(model, "stream", stream)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        shown(pipe(), model, ["ab"] * texts)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {threads}
+
+
 # --- in a terminal ---
 
 

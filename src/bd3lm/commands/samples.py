@@ -1,15 +1,17 @@
 """`bd3lm sample`: texts as they are written in a terminal, and as JSON lines in a file."""
 
 import json
+import os
 import time
 import unicodedata
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,6 +24,7 @@ from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, T
 
 _MASK_SIGN = "░"
 _FRAMES_PER_SECOND = 20
+_SMALL = 20_000_000  # parameters
 _SHOWN = 2000  # last tokens that an animation decodes: more than a screen holds
 
 
@@ -52,7 +55,12 @@ def run_sample(
     events = model.stream(prompts, settings, watch=watch)  # complains before anything is written
     done: list[Generation] = []
     display = _Animation(model, console) if watch else _Bar(console, len(prompts))
-    with partial.open("w", encoding="utf-8") if partial else nullcontext() as file, display:
+    alone = min(len(prompts), settings.batch_size) == 1
+    with (
+        partial.open("w", encoding="utf-8") if partial else nullcontext() as file,
+        _threads(model, alone),
+        display,
+    ):
         for event in events:
             display.show(event)
             if isinstance(event, Stopped):
@@ -73,6 +81,26 @@ def run_sample(
     if out is not None:
         notes.print(Text(f"wrote {out}"), soft_wrap=True)
     return sorted(done, key=lambda generation: generation.sample.index)
+
+
+@contextmanager
+def _threads(model: LanguageModel, alone: bool) -> Iterator[None]:
+    """One thread on a CPU for one text of a small network, unless OMP_NUM_THREADS says how many.
+
+    Its products are too small to gain by being shared, and where cores are busy the threads wait for each
+    other: a text of 8 layers x 256 then took three times as long.
+    """
+    network = model.network
+    small = network.device.type == "cpu" and sum(p.numel() for p in network.parameters()) < _SMALL
+    if not (alone and small) or "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def check_out(out: Path) -> Path:
