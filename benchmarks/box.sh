@@ -3,7 +3,8 @@
 #
 # TEXT holds train, valid and test files as `bd3lm data prepare` reads them (here of Wikipedia); OUT, a new or empty
 # folder, gets the weights, config, tokenizer, eval.json, samples.jsonl and log.txt. Tokens go to data/box and the run
-# to runs/box, under the working folder. A try that takes minutes on a CPU: a TEXT of some hundred documents, and
+# to runs/box, under the working folder; tokens that are there already are used as they are. A try that takes minutes
+# on a CPU: a TEXT of some hundred documents, and
 #
 #   benchmarks/box.sh TEXT OUT --train.steps 20 --train.global_batch 4 --data.validation_sequences 4
 set -euo pipefail
@@ -17,8 +18,10 @@ export PYTHONUNBUFFERED=1
 run() { echo "== ${SECONDS} s: bd3lm $*" && python -m bd3lm "$@"; }
 
 make_box() {
-    run data train-tokenizer "$text" data/box-tokenizer --vocabulary 6144
-    run data prepare "$text" data/box --tokenizer data/box-tokenizer --workers "$(nproc)"
+    if [ ! -e data/box/meta.json ]; then
+        run data train-tokenizer "$text" data/box-tokenizer --vocabulary 6144
+        run data prepare "$text" data/box --tokenizer data/box-tokenizer --workers "$(nproc)"
+    fi
     run train box "$@"
     tail -n +1 runs/box/{ar,block}/metrics.csv
     run convert runs/box/block runs/box/bfloat16 --dtype bfloat16
