@@ -187,6 +187,14 @@ def test_the_first_weights_are_the_seeds(data, tmp_path):
     assert not torch.equal(weight[0], weight[2])
 
 
+def test_a_recipe_may_ask_for_another_initialisation(data, tmp_path):
+    run = build(data, tmp_path, {"network": {"initialisation": "identity"}})
+    assert not run.trainer.network.layers[0].mlp_out.weight.any()
+    assert run.trainer.network.layers[0].mlp_in.weight.any()
+    with pytest.raises(ValueError, match=r"initialisation.*'gpt2'"):
+        build(data, tmp_path, {"network": {"initialisation": "xavier"}})
+
+
 # --- export ---
 
 

@@ -152,18 +152,18 @@ def test_what_diverged_is_no_choice(results: Results):
     )
 
 
-def test_learning_rates_are_compared_once_all_are_known(results: Results):
+def test_other_settings_are_compared_once_all_are_known(results: Results):
     valid = replace(EXACT, split="valid", sequences=256)
     perplexities = {"ar": 50.0, "ar-rate-0.001": 52.0, "counts-4": 60.0, "counts-4-rate-0.001": 58.0}
-    for name, value in perplexities.items():
+    for name, value in {**perplexities, "ar-gpt2": 51.0, "counts-4-gpt2": 90.0}.items():
         add(results, f"{name}/0", valid, exact=value)
     add(results, "counts-4-rate-0.004/0", valid, exact=70.0)
-    assert list(findings.rate_findings(Evidence(results, ALL))) == ["Not measured yet: 0.002 for now."]
+    assert list(findings.alternatives_findings(Evidence(results, ALL))) == ["Not measured yet."]
     results.add("failed", RUNS["ar-rate-0.004/0"], error="the loss is not finite")
     evidence = Evidence(results, ALL)
-    assert row(tables.rate_table(evidence), "0.004")[1:] == ["diverged", "70.00"]
-    assert list(findings.rate_findings(evidence)) == [
-        "Best on validation text: 0.002 for `ar`, 0.001 for `counts-4`. All runs but these use 0.002."
+    assert row(tables.alternatives_table(evidence), "rate-0.004")[1:] == ["diverged", "70.00"]
+    assert list(findings.alternatives_findings(evidence)) == [
+        "Best on validation text: as used: 0.002, identity for `ar`, rate-0.001 for `counts-4`."
     ]
 
 

@@ -1,4 +1,3 @@
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -79,11 +78,12 @@ def _box() -> tuple[Recipe, Recipe]:
 def test_the_model_in_the_box_is_16_megabytes(tmp_path: Path) -> None:
     """With the vocabulary that benchmarks/box.sh trains, and all that is in the file."""
     recipe = _box()[1]
-    sizes = {name: value for name, value in asdict(recipe.network).items() if value is not None}
-    config = network_config(sizes.pop("size"), vocab_size=6144, context=recipe.data.context, **sizes)
+    network = recipe.network
+    config = network_config(network.size, vocab_size=6144, context=recipe.data.context, **network.shape)
     method = BlockDiffusionMethod(mask_id=6143, block_size=4, causal_clean=True)
-    network = Transformer(config).to(torch.bfloat16)
-    interop.save(network, LanguageModelConfig(network=config, method=method), tmp_path)
+    interop.save(
+        Transformer(config).to(torch.bfloat16), LanguageModelConfig(network=config, method=method), tmp_path
+    )
     assert 15_500_000 < (tmp_path / interop.WEIGHTS_NAME).stat().st_size <= 16_000_000
 
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 
 import torch
 from benchmarks.evidence.figures import NONE, Evidence, Nats, trained_tokens
@@ -25,8 +24,8 @@ def setting(evidence: Evidence) -> Listing:
     return Listing(
         [
             f"Network: {network.layers} layers of {network.hidden}, {network.heads} heads, context {context}"
-            f"{_vocabulary(evidence)}{_parameters(evidence, run)}, dropout {network.dropout:g}."
-            f"{_timed(evidence)}",
+            f"{_vocabulary(evidence)}{_parameters(evidence, run)}, dropout {network.dropout:g}, "
+            f"initialisation {network.initialisation!r}.{_timed(evidence)}",
             f"Training: {train.steps:,} steps of {train.global_batch} sequences, {tokens / 1e6:.1f} M tokens"
             f"{_read(evidence, tokens)}.{_other_tokens(evidence, tokens)}",
             f"AdamW at {optimizer.lr:g}, betas {optimizer.betas[0]:g} and {optimizer.betas[1]:g}; "
@@ -106,12 +105,12 @@ def _vocabulary(evidence: Evidence) -> str:
 def _parameters(evidence: Evidence, run: Run) -> str:
     if not evidence.real:
         return ""
-    shape = asdict(run.recipe.network)
-    size, context = shape.pop("size"), run.recipe.data.context
+    recipe, vocabulary = run.recipe.network, evidence.real["vocabulary"]
+    shape = network_config(
+        recipe.size, vocab_size=vocabulary, context=run.recipe.data.context, **recipe.shape
+    )
     with torch.device("meta"):
-        network = Transformer(
-            network_config(size, vocab_size=evidence.real["vocabulary"], context=context, **shape)
-        )
+        network = Transformer(shape)
     return f", {sum(each.numel() for each in network.parameters()) / 1e6:.1f} M parameters"
 
 

@@ -83,7 +83,7 @@ def _of_table(name: str, end: str = "") -> Callable[[Run, Measure], bool]:
 REGIONS: Mapping[str, Region] = {
     "setting": _region(account.setting),
     "progress": _region(account.progress_table),
-    "rates": _region(tables.rate_table, None, findings.rate_findings),
+    "alternatives": _region(tables.alternatives_table, None, findings.alternatives_findings),
     "main": _once_measured(
         "test perplexities",
         lambda run, _: run.name in tables.MAIN,

@@ -23,12 +23,10 @@ from benchmarks.evidence.figures import (
     trained_tokens,
 )
 from benchmarks.evidence.measures import ZERO_SHOT
-from benchmarks.evidence.runs import Run, range_name
+from benchmarks.evidence.runs import COMPARED, Run, range_name
 from benchmarks.evidence.tables import (
     CORPORA,
-    RATED,
-    USED_RATE,
-    by_rate,
+    by_setting,
     documents,
     paper_generative,
     past_names,
@@ -100,17 +98,17 @@ def _printed(tables: Mapping[str, Mapping[str, float]], name: str, other: str) -
     }
 
 
-def rate_findings(evidence: Evidence) -> Iterator[str]:
-    """The best learning rate of each method, once all are known, and the one that is used."""
+def alternatives_findings(evidence: Evidence) -> Iterator[str]:
+    """The best setting of each method, once all are known."""
     best = []
-    for name in RATED:
-        found = by_rate(evidence, name)
-        known = {rate: nats.mean for rate, nats in found.items() if isinstance(nats, Nats) and nats}
+    for name in COMPARED:
+        found = by_setting(evidence, name)
+        known = {setting: nats.mean for setting, nats in found.items() if isinstance(nats, Nats) and nats}
         if not known or NOT_MEASURED in map(str, found.values()):
-            yield f"Not measured yet: {USED_RATE:g} for now."
+            yield "Not measured yet."
             return
-        best.append(f"{min(known, key=lambda rate: known[rate]):g} for `{name}`")
-    yield f"Best on validation text: {', '.join(best)}. All runs but these use {USED_RATE:g}."
+        best.append(f"{min(known, key=lambda setting: known[setting])} for `{name}`")
+    yield f"Best on validation text: {', '.join(best)}."
 
 
 def main_findings(evidence: Evidence) -> Iterator[str]:

@@ -28,11 +28,20 @@ from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, Unmasking
 
 STEPS = 1000  # of 128 sequences of 256 tokens: 33 M tokens
 TUNING_STEPS = 200  # of the tables of mask ranges and schedules
-RATES = (1e-3, 2e-3, 4e-3)  # tried for AR and for counts, and compared on validation text
+# Tried for AR and for counts, and compared on validation text.
+RATES = (1e-3, 2e-3, 4e-3)
+INITIALISATIONS = ("gpt2", "identity")
 
 COMMON: Mapping[str, Any] = {
     "data": {"path": TRAINED_ON, "context": 256, "validation_batch": 64, "validation_sequences": 512},
-    "network": {"size": "tiny", "layers": 8, "hidden": 512, "heads": 8, "dropout": 0.0},
+    "network": {
+        "size": "tiny",
+        "layers": 8,
+        "hidden": 512,
+        "heads": 8,
+        "dropout": 0.0,
+        "initialisation": "identity",
+    },
     "optimizer": {
         "lr": 2e-3,
         "betas": [0.9, 0.95],
@@ -358,19 +367,30 @@ def _most(seed: int) -> Run:
     return Run(name="ar-most", table="past", changes=changes, seed=seed)
 
 
-def _rates() -> Iterator[Run]:
-    """Other learning rates, for the two methods that everything else lies between."""
-    for rate in RATES:
-        if rate != COMMON["optimizer"]["lr"]:
-            for name, changes in (("ar", AR), ("counts-4", block(4, COUNTS))):
-                changes = merge(changes, {"optimizer": {"lr": rate}})
-                yield Run(name=f"{name}-rate-{rate:g}", table="rates", changes=changes, measures=validated(4))
+def _alternatives() -> dict[str, Mapping[str, Any]]:
+    """What might have been used instead, one thing at a time."""
+    used = COMMON["optimizer"]["lr"], COMMON["network"]["initialisation"]
+    rates = {f"rate-{rate:g}": {"optimizer": {"lr": rate}} for rate in RATES if rate not in used}
+    starts = {name: {"network": {"initialisation": name}} for name in INITIALISATIONS if name not in used}
+    return {**rates, **starts}
+
+
+ALTERNATIVES: Mapping[str, Mapping[str, Any]] = _alternatives()
+COMPARED: Mapping[str, Mapping[str, Any]] = {"ar": AR, "counts-4": block(4, COUNTS)}
+
+
+def _tried() -> Iterator[Run]:
+    """Other settings, for the two methods that everything else lies between."""
+    for setting, other in ALTERNATIVES.items():
+        for name, changes in COMPARED.items():
+            merged = merge(changes, other)
+            yield Run(name=f"{name}-{setting}", table="alternatives", changes=merged, measures=validated(4))
 
 
 def all_runs() -> list[Run]:
     """In the order of their worth: what is cut for want of time is cut at the end."""
     third = Run(name="ar", table="main", changes=AR, seed=2, measures=AR_MEASURES)
-    first = [*_rates(), *_main(), *_past(4), *_case_study(), *_past(16)]
+    first = [*_tried(), *_main(), *_past(4), *_case_study(), *_past(16)]
     return sorted([*first, *_ranges_and_schedules(), *_simplex(), third], key=_rank)
 
 

@@ -17,7 +17,7 @@ from benchmarks.evidence.figures import (
     shown,
 )
 from benchmarks.evidence.measures import ZERO_SHOT, Documents, Variance
-from benchmarks.evidence.runs import COMMON, DECODED, RATES, Run, range_name
+from benchmarks.evidence.runs import ALTERNATIVES, COMMON, COMPARED, DECODED, Run, range_name
 
 from bd3lm.reports.document import Table
 
@@ -92,26 +92,25 @@ def _names(evidence: Evidence, wanted: Callable[[Run], bool]) -> list[str]:
     return list(dict.fromkeys(run.name for run in evidence.runs if wanted(run)))
 
 
-USED_RATE = COMMON["optimizer"]["lr"]
-RATED = ("ar", "counts-4")
+USED = f"as used: {COMMON['optimizer']['lr']:g}, {COMMON['network']['initialisation']}"
 
 
-def rate_table(evidence: Evidence) -> Table:
-    found = {name: by_rate(evidence, name) for name in RATED}
+def alternatives_table(evidence: Evidence) -> Table:
+    found = {name: by_setting(evidence, name) for name in COMPARED}
     rows = [
-        [f"{rate:g}{', used' if rate == USED_RATE else ''}", *(shown(found[name][rate]) for name in RATED)]
-        for rate in RATES
+        [setting, *(shown(found[name][setting]) for name in COMPARED)] for setting in (USED, *ALTERNATIVES)
     ]
-    return Table("Exact perplexity of validation text by learning rate, first seed.", ["rate", *RATED], rows)
+    title = "Exact perplexity of validation text with other settings, one at a time, first seed."
+    return Table(title, ["setting", *COMPARED], rows)
 
 
-def by_rate(evidence: Evidence, name: str) -> dict[float, Nats | str]:
+def by_setting(evidence: Evidence, name: str) -> dict[str, Nats | str]:
     """The likelihood of validation text under the first seed, or why there is none."""
-    found: dict[float, Nats | str] = {}
-    for rate in RATES:
-        run = name if rate == USED_RATE else f"{name}-rate-{rate:g}"
+    found: dict[str, Nats | str] = {}
+    for setting in (USED, *ALTERNATIVES):
+        run = name if setting == USED else f"{name}-{setting}"
         nats = Nats(evidence.exact(run, split="valid").values[:1])
-        found[rate] = DIVERGED if evidence.diverged(run) else nats
+        found[setting] = DIVERGED if evidence.diverged(run) else nats
     return found
 
 

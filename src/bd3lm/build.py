@@ -254,20 +254,20 @@ def _network(
     recipe: Recipe, shards: TokenShards, start_from: str | None
 ) -> tuple[Transformer, LanguageModelConfig]:
     """A fresh network, or that of `start_from`, with the config its checkpoints are released with."""
-    overrides: dict[str, Any] = {
-        name: value
-        for name in ("layers", "hidden", "heads", "dropout", "tied", "adaln", "time_conditioning")
-        if (value := getattr(recipe.network, name)) is not None
-    }
     tokenizer = shards.tokenizer
     shape = network_config(
-        recipe.network.size, vocab_size=tokenizer.vocab_size, context=recipe.data.context, **overrides
+        recipe.network.size,
+        vocab_size=tokenizer.vocab_size,
+        context=recipe.data.context,
+        **recipe.network.shape,
     )
     config = LanguageModelConfig(
         network=shape, method=_method(recipe.method, recipe.data.context, tokenizer.mask_id)
     )
     torch.manual_seed(derive_seed(recipe.train.seed, "weights"))
     network = Transformer(shape)
+    if recipe.network.initialisation == "identity":
+        network.start_as_identity()
     if start_from is not None:
         _start_from(network, start_from, shards)
     return network, config

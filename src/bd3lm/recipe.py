@@ -54,6 +54,18 @@ class NetworkRecipe:
     tied: bool = False
     adaln: bool = False
     time_conditioning: bool = False
+    initialisation: Literal["gpt2", "identity"] = "gpt2"
+    """Small weights everywhere, or residual branches that add nothing and tokens that are far apart."""
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What replaces parts of `size`: the fields that are given, but for the first weights."""
+        fields = asdict(self)
+        return {
+            name: value
+            for name, value in fields.items()
+            if name not in ("size", "initialisation") and value is not None
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,6 +104,38 @@ def test_initial_weights_shrink_residual_branches_with_depth():
     assert not layer.mlp_in.bias.any()
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_network_may_start_as_the_identity(tied):
+    model = Transformer(TransformerConfig(vocab_size=500, layers=3, hidden=128, heads=2, tied=tied)).eval()
+    model.start_as_identity()
+    tokens = torch.randint(500, (2, 6))
+    alone = model.final_norm(model.embedding(tokens))
+    assert torch.equal(model(tokens, layout=Causal(6)), alone)
+    logits = model.head(alone)
+    assert logits.std() < 1.5  # no token is certain
+    weight = model.embedding.weight
+    assert weight.std().item() == pytest.approx(128**-0.5 if tied else 1.0, rel=0.05)
+    queries, keys, values = model.layers[1].qkv.weight.chunk(3)
+    assert not queries.any()
+    for part in (keys, values, model.layers[1].mlp_in.weight):
+        assert part.std().item() == pytest.approx(128**-0.5, rel=0.05)
+
+
+def test_a_network_that_starts_as_the_identity_learns_in_all_its_parts():
+    model = Transformer(TransformerConfig(vocab_size=50, layers=2, hidden=32, heads=2, dropout=0.0))
+    model.start_as_identity()
+    first = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    tokens = torch.randint(50, (4, 9))
+    for _ in range(3):  # in the first step only what lies behind the zeros is moved
+        logits = model.head(model(tokens[:, :-1], layout=Causal(8)))
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    still = [name for name, parameter in model.named_parameters() if torch.equal(parameter, first[name])]
+    assert not still
+
+
 def test_dropout_acts_in_training_only():
     model, tokens = tiny_transformer(dropout=0.5), random_tokens(2, 6)
     still = tiny_transformer(dropout=0.0)(tokens, layout=Causal(6))

@@ -84,7 +84,7 @@ def encoding(encoder: Encoder, workers: int) -> Iterator[Encode]:
             workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(encoder,)
         )
         try:
-            # A pool that cannot start is known before its queue is full, in which Python 3.12 was seen to hang.
+            # A pool that cannot start is found out before its queue is full: one such was seen to hang.
             pool.submit(int).result()
             yield partial(_encode_in, pool, BATCHES_AHEAD * workers)
         except BrokenProcessPool as error:

@@ -105,6 +105,19 @@ class Transformer(nn.Module):
         if self.final_modulation is not None:
             nn.init.zeros_(self.final_modulation.weight)
 
+    def start_as_identity(self) -> None:
+        """Another initialisation: no residual branch adds anything yet, and tokens are far apart.
+
+        The first logits at a position are those of its token alone, and what a branch is made of has unit
+        variance. Masked positions all look alike, and from GPT-2's small weights a network takes hundreds of
+        steps to notice what is around them (docs/decisions.md).
+        """
+        # A tied matrix is the head too, whose logits would be as large as √hidden.
+        std = self.config.hidden**-0.5 if self.config.tied else 1.0
+        nn.init.normal_(self.embedding.weight, std=std)
+        for layer in self._layers:
+            layer.close_residuals()
+
     def compile_layers(self) -> None:
         """Compile each layer in place, which keeps the names of the parameters."""
         for layer in self._layers:
@@ -330,6 +343,14 @@ class Layer(nn.Module):
         with torch.no_grad():
             self.attention_out.weight.mul_(factor)
             self.mlp_out.weight.mul_(factor)
+
+    def close_residuals(self) -> None:
+        """Nothing is added to the stream; keys, values and the MLP have unit variance, attention is even."""
+        for module in (self.qkv, self.mlp_in):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        nn.init.zeros_(self.qkv.weight[: self.qkv.in_features])  # the queries
+        nn.init.zeros_(self.attention_out.weight)
+        nn.init.zeros_(self.mlp_out.weight)
 
     def forward(
         self,
