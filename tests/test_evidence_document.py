@@ -80,7 +80,7 @@ def test_what_diverged_or_was_trained_otherwise_is_told(results: Results):
         add_result(results, old, measure, {"figures": figures})
     evidence = Evidence(results, ALL, {text_name(old.name, old.seed, old.digest, "x1"): judged(77.7)})
     assert row(failure_table(evidence), "counts-4/0") == ["counts-4/0", "diverged", "the loss is not finite"]
-    assert earlier_table(evidence).rows == [["ar/0", "abc", "10", "9.00", "–", "77.7"]]
+    assert earlier_table(evidence).rows == [["ar/0", "abc", "10", "9.00", "–", "7.00", "77.7"]]
     assert row(cost_table(evidence), "earlier settings") == ["earlier settings", "2", "60", "4", "64"]
     assert row(cost_table(evidence), "all") == ["all", "2", "60", "4", "64"]
     assert str(evidence.exact("ar")) == NOT_MEASURED

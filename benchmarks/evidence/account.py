@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from benchmarks.evidence.figures import NONE, Evidence, Nats, trained_tokens
@@ -181,21 +182,22 @@ def earlier_table(evidence: Evidence) -> Table:
     lines = [line for line in evidence.results.lines if line["digest"] not in known]
     trained = {line["digest"]: line for line in lines if line["kind"] == "trained"}
     rows = [_earlier_row(evidence, line, lines) for line in trained.values()]
-    headings = ["run", "commit", "steps", "exact perplexity", "bound", "generative perplexities"]
-    return Table("Trained with settings that were given up.", headings, rows or [["none", *[NONE] * 5]])
+    perplexities = ["exact perplexity", "bound", "exact, validation text", "generative perplexities"]
+    headings = ["run", "commit", "steps", *perplexities]
+    return Table("Trained with settings that were given up.", headings, rows or [["none", *[NONE] * 6]])
 
 
 def _earlier_row(evidence: Evidence, trained: Line, lines: Sequence[Line]) -> list[str]:
     figures = {
-        figure["meaning"]: figure["nats"]
+        (split, figure["meaning"]): figure["nats"]
         for line in lines
         if (line["kind"], line["digest"]) == ("measured", trained["digest"])
-        and _is_of_test_text(line["measure"])
+        and (split := _whole_split(line["measure"]))
         for figure in line["result"]["figures"]
     }
     shown = [
-        str(Nats((figures[meaning],), meaning == "bound")) if meaning in figures else NONE
-        for meaning in ("exact", "bound")
+        str(Nats((figures[split, meaning],), meaning == "bound")) if (split, meaning) in figures else NONE
+        for split, meaning in (("test", "exact"), ("test", "bound"), ("valid", "exact"))
     ]
     start = text_name(trained["run"], trained["seed"], trained["digest"], "")
     verdicts = [each["result"] for name, each in evidence.verdicts.items() if name.startswith(start)]
@@ -204,13 +206,12 @@ def _earlier_row(evidence: Evidence, trained: Line, lines: Sequence[Line]) -> li
     return [key, str(trained["commit"]), steps, *shown, judged]
 
 
-def _is_of_test_text(asked: Mapping[str, object]) -> bool:
-    """Whether it is a likelihood of the model's own of the whole test text, the only one before `split`."""
-    return (
-        asked["kind"] == "perplexity"
-        and asked["estimator"] != "next-token"
-        and (asked["data"], asked.get("split", "test"), asked["part"]) == (TRAINED_ON, "test", False)
-    )
+def _whole_split(asked: Mapping[str, Any]) -> str | None:
+    """The split of Wikipedia of which it is the model's own likelihood; test was the only one at first."""
+    if asked["kind"] != "perplexity" or asked["estimator"] == "next-token":
+        return None
+    split: str = asked.get("split", "test")
+    return split if (asked["data"], asked["part"]) == (TRAINED_ON, False) else None
 
 
 def cost_table(evidence: Evidence) -> Table:
