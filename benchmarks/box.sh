@@ -3,8 +3,8 @@
 #
 # TEXT holds train, valid and test files as `bd3lm data prepare` reads them (here of Wikipedia); OUT, a new or empty
 # folder, gets the weights, config, tokenizer, eval.json, samples.jsonl and log.txt. Tokens go to data/box and the run
-# to runs/box, under the working folder; tokens that are there already are used as they are. A try that takes minutes
-# on a CPU: a TEXT of some hundred documents, and
+# to runs/box, under the working folder. TEXT may also be what `bd3lm data prepare` wrote, which is used as it is. A try
+# that takes minutes on a CPU: a TEXT of some hundred documents, and
 #
 #   benchmarks/box.sh TEXT OUT --train.steps 20 --train.global_batch 4 --data.validation_sequences 4
 set -euo pipefail
@@ -18,17 +18,19 @@ export PYTHONUNBUFFERED=1
 run() { echo "== ${SECONDS} s: bd3lm $*" && python -m bd3lm "$@"; }
 
 make_box() {
-    if [ ! -e data/box/meta.json ]; then
+    data=$text
+    if [ ! -e "$text/meta.json" ]; then
+        data=data/box
         run data train-tokenizer "$text" data/box-tokenizer --vocabulary 6144
-        run data prepare "$text" data/box --tokenizer data/box-tokenizer --workers "$(nproc)"
+        run data prepare "$text" "$data" --tokenizer data/box-tokenizer --workers "$(nproc)"
     fi
-    run train box "$@"
+    run train box --data.path "$data" "$@"
     tail -n +1 runs/box/{ar,block}/metrics.csv
     run convert runs/box/block runs/box/bfloat16 --dtype bfloat16
     cp runs/box/bfloat16/* "$out"
     # What ships is measured, in the precision that a CPU computes it in.
     run sample runs/box/bfloat16 "" "The city of" "In mathematics," --count 4 --dtype float32 --out "$out/samples.jsonl"
-    run eval runs/box/bfloat16 --data data/box --split test --dtype float32 --batch 64 --out "$out/eval.json"
+    run eval runs/box/bfloat16 --data "$data" --split test --dtype float32 --batch 64 --out "$out/eval.json"
     echo "== ${SECONDS} s in all" && wc -c "$out"/*
 }
 

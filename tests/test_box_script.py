@@ -31,6 +31,13 @@ def test_what_lies_in_the_way_is_said_before_anything_is_done(out: str, tmp_path
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", said)
 
 
+def test_prepared_text_is_used_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "meta.json").touch()
+    ended = start(tmp_path, "new")
+    assert ended.stdout == "== 0 s: bd3lm train box --data.path text\ncalled\n"
+
+
 @pytest.mark.parametrize("out", ["empty", "new"])
 def test_a_new_or_empty_folder_will_do(out: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()

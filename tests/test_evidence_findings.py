@@ -23,6 +23,7 @@ from benchmarks.evidence.figures import (
 from benchmarks.evidence.findings import verdict
 from benchmarks.evidence.measures import Perplexity, Texts, Variance
 from benchmarks.evidence.results import Results
+from benchmarks.evidence.runs import validated
 
 from bd3lm.sampling import FirstHitting, MostConfident
 from tests.evidence_results import ALL, EXACT, RUNS, add, add_result, judged, row
@@ -157,13 +158,17 @@ def test_other_settings_are_compared_once_all_are_known(results: Results):
     perplexities = {"ar": 50.0, "ar-rate-0.001": 52.0, "counts-4": 60.0, "counts-4-rate-0.001": 58.0}
     for name, value in {**perplexities, "ar-gpt2": 51.0, "counts-4-gpt2": 90.0}.items():
         add(results, f"{name}/0", valid, exact=value)
+    (bound,) = validated(None)
+    for name in ("mdlm", "mdlm-rate-0.001", "mdlm-rate-0.004", "mdlm-gpt2"):
+        add(results, f"{name}/0", bound, counts=80.0 - len(name))
     add(results, "counts-4-rate-0.004/0", valid, exact=70.0)
     assert list(findings.alternatives_findings(Evidence(results, ALL))) == ["Not measured yet."]
     results.add("failed", RUNS["ar-rate-0.004/0"], error="the loss is not finite")
     evidence = Evidence(results, ALL)
-    assert row(tables.alternatives_table(evidence), "rate-0.004")[1:] == ["diverged", "70.00"]
+    assert row(tables.alternatives_table(evidence), "rate-0.004")[1:] == ["diverged", "70.00", "≤ 65.00"]
     assert list(findings.alternatives_findings(evidence)) == [
-        "Best on validation text: as used: 0.002, identity for `ar`, rate-0.001 for `counts-4`."
+        "Best settings on validation text: for `ar` those used (0.002, identity); for `counts-4` rate-0.001; "
+        "for `mdlm` rate-0.001. All other runs have those used (0.002, identity)."
     ]
 
 

@@ -26,7 +26,7 @@ def setting(evidence: Evidence) -> Listing:
         [
             f"Network: {network.layers} layers of {network.hidden}, {network.heads} heads, context {context}"
             f"{_vocabulary(evidence)}{_parameters(evidence, run)}, dropout {network.dropout:g}, "
-            f"initialisation {network.initialisation!r}.{_timed(evidence)}",
+            f"initialisation `{network.initialisation}`.{_timed(evidence)}",
             f"Training: {train.steps:,} steps of {train.global_batch} sequences, {tokens / 1e6:.1f} M tokens"
             f"{_read(evidence, tokens)}.{_other_tokens(evidence, tokens)}",
             f"AdamW at {optimizer.lr:g}, betas {optimizer.betas[0]:g} and {optimizer.betas[1]:g}; "

@@ -26,6 +26,7 @@ from benchmarks.evidence.measures import ZERO_SHOT
 from benchmarks.evidence.runs import COMPARED, Run, range_name
 from benchmarks.evidence.tables import (
     CORPORA,
+    USED,
     by_setting,
     documents,
     paper_generative,
@@ -107,8 +108,8 @@ def alternatives_findings(evidence: Evidence) -> Iterator[str]:
         if not known or NOT_MEASURED in map(str, found.values()):
             yield "Not measured yet."
             return
-        best.append(f"{min(known, key=lambda setting: known[setting])} for `{name}`")
-    yield f"Best on validation text: {', '.join(best)}."
+        best.append(f"for `{name}` {min(known, key=lambda setting: known[setting])}")
+    yield f"Best settings on validation text: {'; '.join(best)}. All other runs have {USED}."
 
 
 def main_findings(evidence: Evidence) -> Iterator[str]:

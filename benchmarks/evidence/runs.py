@@ -86,7 +86,10 @@ class Run:
     @cached_property
     def digest(self) -> str:
         """Of all that decides the weights but the data."""
-        parts: list[Any] = [recipe_to_dict(self.recipe)]
+        recipe = recipe_to_dict(self.recipe)
+        if recipe["network"]["initialisation"] == "gpt2":  # as all were before there was another
+            del recipe["network"]["initialisation"]
+        parts: list[Any] = [recipe]
         parts += [other.digest for other in (self.parent, self.same_time_as) if other is not None]
         return digest(parts)[:16]
 
@@ -105,7 +108,9 @@ class Run:
     @property
     def shape(self) -> str:
         """What decides the compiled graph."""
-        return f"{self.kind} {getattr(self.recipe.method, 'block_size', None)} {self.recipe.network}"
+        network = self.recipe.network
+        shape = f"{network.size} {network.shape}"
+        return f"{self.kind} {getattr(self.recipe.method, 'block_size', None)} {shape}"
 
     @property
     def cost(self) -> str:
@@ -195,7 +200,8 @@ def _main() -> Iterator[Run]:
         more = (*zero_shot("exact"), *BOTH_LENGTHS, Documents()) if first else ()
         yield Run(name="ar", table="main", changes=AR, seed=seed, measures=(*AR_MEASURES, *more))
         more = (*zero_shot("counts"), *BOTH_LENGTHS) if first else ()
-        yield Run(name="mdlm", table="main", changes=MDLM, seed=seed, measures=(*perplexities(None), *more))
+        more = (*perplexities(None), *validated(None), *more)
+        yield Run(name="mdlm", table="main", changes=MDLM, seed=seed, measures=more)
         base = _base(seed)
         yield base
         for size in (4, 16, 8) if first else (4, 16):
@@ -369,22 +375,27 @@ def _most(seed: int) -> Run:
 
 def _alternatives() -> dict[str, Mapping[str, Any]]:
     """What might have been used instead, one thing at a time."""
-    used = COMMON["optimizer"]["lr"], COMMON["network"]["initialisation"]
-    rates = {f"rate-{rate:g}": {"optimizer": {"lr": rate}} for rate in RATES if rate not in used}
-    starts = {name: {"network": {"initialisation": name}} for name in INITIALISATIONS if name not in used}
+    rate, start = COMMON["optimizer"]["lr"], COMMON["network"]["initialisation"]
+    rates = {f"rate-{each:g}": {"optimizer": {"lr": each}} for each in RATES if each != rate}
+    starts = {each: {"network": {"initialisation": each}} for each in INITIALISATIONS if each != start}
     return {**rates, **starts}
 
 
 ALTERNATIVES: Mapping[str, Mapping[str, Any]] = _alternatives()
-COMPARED: Mapping[str, Mapping[str, Any]] = {"ar": AR, "counts-4": block(4, COUNTS)}
+COMPARED: Mapping[str, Mapping[str, Any]] = {"ar": AR, "counts-4": block(4, COUNTS), "mdlm": MDLM}
 
 
 def _tried() -> Iterator[Run]:
-    """Other settings, for the two methods that everything else lies between."""
+    """Other settings, for the methods that everything else lies between."""
     for setting, other in ALTERNATIVES.items():
         for name, changes in COMPARED.items():
-            merged = merge(changes, other)
-            yield Run(name=f"{name}-{setting}", table="alternatives", changes=merged, measures=validated(4))
+            measures = validated(None if name == "mdlm" else 4)
+            yield Run(
+                name=f"{name}-{setting}",
+                table="alternatives",
+                changes=merge(changes, other),
+                measures=measures,
+            )
 
 
 def all_runs() -> list[Run]:

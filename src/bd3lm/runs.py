@@ -249,8 +249,8 @@ def _check_recipe(folder: Path, recipe: Recipe, *, resume: bool, chained: bool) 
         free = _may_change(saved) | ({"start_from"} if chained else set())
         if changed := _differences(recipe_to_dict(saved), recipe_to_dict(recipe), free):
             raise ValueError(
-                f"{folder} was started with another recipe; --resume needs one that computes the same. "
-                f"Different: {', '.join(sorted(changed))}"
+                f"{folder} was started with another recipe; to go on needs one that computes the same: give "
+                f"that, or another --out. Different: {', '.join(sorted(changed))}"
             )
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -301,6 +302,19 @@ def test_a_worker_that_dies_is_one_clear_line(tmp_path: Path, expected: dict[str
             run(tmp_path, workers=2)
     run(tmp_path)
     assert contents(tmp_path) == expected
+
+
+def test_processes_that_cannot_start_are_one_clear_line(tmp_path: Path) -> None:
+    """Those of a script from standard input have no file to begin from."""
+    script = (
+        "from bd3lm.data import PydocCorpus, prepare, train_bpe\n"
+        "tokenizer = train_bpe(['some words'], 260)\n"
+        f"prepare(PydocCorpus(), tokenizer, {str(tmp_path / 'out')!r}, workers=2, progress=False)\n"
+    )
+    command = [sys.executable, "-"]
+    ended = subprocess.run(command, input=script, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 1
+    assert "RuntimeError: a worker process ended before its work was done" in ended.stderr
 
 
 # --- other inputs, other folders --------------------------------------------------------------------

@@ -84,8 +84,10 @@ def encoding(encoder: Encoder, workers: int) -> Iterator[Encode]:
             workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(encoder,)
         )
         try:
-            # A pool that cannot start is found out before its queue is full: one such was seen to hang.
-            pool.submit(int).result()
+            # That no process can start, as from a script without a guard, is found out before the queue is
+            # full: with Python 3.12 such a pool was seen to hang.
+            for started in [pool.submit(int) for _ in range(workers)]:
+                started.result()
             yield partial(_encode_in, pool, BATCHES_AHEAD * workers)
         except BrokenProcessPool as error:
             raise RuntimeError(

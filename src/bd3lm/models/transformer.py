@@ -112,7 +112,7 @@ class Transformer(nn.Module):
         variance. Masked positions all look alike, and from GPT-2's small weights a network takes hundreds of
         steps to notice what is around them (docs/decisions.md).
         """
-        # A tied matrix is the head too, whose logits would be as large as √hidden.
+        # Tied, it is the head too, where a token's own logit is hidden · std: √hidden, and not hidden.
         std = self.config.hidden**-0.5 if self.config.tied else 1.0
         nn.init.normal_(self.embedding.weight, std=std)
         for layer in self._layers:
