@@ -28,7 +28,7 @@ from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, Unmasking
 
 STEPS = 1000  # of 128 sequences of 256 tokens: 33 M tokens
 TUNING_STEPS = 200  # of the tables of mask ranges and schedules
-# Tried for AR and for counts, and compared on validation text.
+# Tried for the methods that are COMPARED, on validation text.
 RATES = (1e-3, 2e-3, 4e-3)
 INITIALISATIONS = ("gpt2", "identity")
 
