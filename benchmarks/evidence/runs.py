@@ -124,8 +124,12 @@ class Run:
 
 
 AR = {"method": {"kind": "autoregressive"}}
-MDLM = {"method": {"kind": "block_diffusion", "masking": {"kind": "times"}}}
-TIMED = {"network": {"adaln": True, "time_conditioning": True}}
+WHOLE_START = "identity"  # the first weights of what learns whole contexts at once, chosen for MDLM
+MDLM = {
+    "method": {"kind": "block_diffusion", "masking": {"kind": "times"}},
+    "network": {"initialisation": WHOLE_START},
+}
+TIMED = {"network": {"adaln": True, "time_conditioning": True, "initialisation": WHOLE_START}}
 COUNTS = {"kind": "counts"}
 NEXT = {"causal_clean": True, "next_token": 1.0}
 
