@@ -156,7 +156,7 @@ def test_what_diverged_is_no_choice(results: Results):
 def test_other_settings_are_compared_once_all_are_known(results: Results):
     valid = replace(EXACT, split="valid", sequences=256)
     perplexities = {"ar": 50.0, "ar-rate-0.001": 52.0, "counts-4": 60.0, "counts-4-rate-0.001": 58.0}
-    for name, value in {**perplexities, "ar-gpt2": 51.0, "counts-4-gpt2": 90.0}.items():
+    for name, value in {**perplexities, "ar-identity": 51.0, "counts-4-gpt2": 90.0}.items():
         add(results, f"{name}/0", valid, exact=value)
     (bound,) = validated(None)
     for name in ("mdlm", "mdlm-rate-0.001", "mdlm-rate-0.004", "mdlm-gpt2"):
@@ -166,9 +166,10 @@ def test_other_settings_are_compared_once_all_are_known(results: Results):
     results.add("failed", RUNS["ar-rate-0.004/0"], error="the loss is not finite")
     evidence = Evidence(results, ALL)
     assert row(tables.alternatives_table(evidence), "rate-0.004")[1:] == ["diverged", "70.00", "≤ 65.00"]
+    assert row(tables.alternatives_table(evidence), "gpt2")[1:] == ["50.00 (used)", "90.00", "≤ 71.00"]
     assert list(findings.alternatives_findings(evidence)) == [
-        "Best settings on validation text: for `ar` those used (0.002, identity); for `counts-4` rate-0.001; "
-        "for `mdlm` rate-0.001. All other runs have those used (0.002, identity)."
+        "Best on validation text: for `ar` rate-0.002 and gpt2; for `counts-4` rate-0.001; "
+        "for `mdlm` rate-0.001 and rate-0.004."
     ]
 
 

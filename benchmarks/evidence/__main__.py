@@ -138,11 +138,12 @@ def _show(runs: list[Run], results: Results) -> None:
 
 
 def _chosen(runs: list[Run], only: list[str]) -> list[Run]:
-    """Those whose name, key or table was given."""
+    """Those whose name, key or table was given, in the order of the words."""
     known = {word for run in runs for word in (run.name, run.key, run.table)}
     if wrong := [word for word in only if word not in known]:
         raise SystemExit(f"--only must name runs or tables, got {', '.join(wrong)}; known: {sorted(known)}")
-    return [run for run in runs if {run.name, run.key, run.table} & set(only)]
+    wanted = {run.key: run for word in only for run in runs if word in (run.name, run.key, run.table)}
+    return list(wanted.values())
 
 
 def _parse(words: list[str] | None) -> argparse.Namespace:
@@ -152,7 +153,9 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, help="the folder for evidence.jsonl and its samples")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="how long to go on starting runs")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="runs (name or name/seed) or tables")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="runs (name or name/seed) or tables, in this order"
+    )
     parser.add_argument(
         "--weights", type=Path, help="where weights that others start from stay; else dropped"
     )

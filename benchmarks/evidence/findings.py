@@ -26,7 +26,6 @@ from benchmarks.evidence.measures import ZERO_SHOT
 from benchmarks.evidence.runs import COMPARED, Run, range_name
 from benchmarks.evidence.tables import (
     CORPORA,
-    USED,
     by_setting,
     documents,
     paper_generative,
@@ -108,8 +107,10 @@ def alternatives_findings(evidence: Evidence) -> Iterator[str]:
         if not known or NOT_MEASURED in map(str, found.values()):
             yield "Not measured yet."
             return
-        best.append(f"for `{name}` {min(known, key=lambda setting: known[setting])}")
-    yield f"Best settings on validation text: {'; '.join(best)}. All other runs have {USED}."
+        least = min(known.values())
+        settings = [setting for setting, nats in known.items() if nats == least]
+        best.append(f"for `{name}` {' and '.join(settings)}")
+    yield f"Best on validation text: {'; '.join(best)}."
 
 
 def main_findings(evidence: Evidence) -> Iterator[str]:

@@ -123,13 +123,10 @@ class Run:
         return [*(self.parent.lineage if self.parent else ()), self]
 
 
-AR = {"method": {"kind": "autoregressive"}}
-WHOLE_START = "identity"  # the first weights of what learns whole contexts at once, chosen for MDLM
-MDLM = {
-    "method": {"kind": "block_diffusion", "masking": {"kind": "times"}},
-    "network": {"initialisation": WHOLE_START},
-}
-TIMED = {"network": {"adaln": True, "time_conditioning": True, "initialisation": WHOLE_START}}
+# What is compared with everything else has the first weights that are best for it.
+AR = {"method": {"kind": "autoregressive"}, "network": {"initialisation": "gpt2"}}
+MDLM = {"method": {"kind": "block_diffusion", "masking": {"kind": "times"}}}
+TIMED = {"network": {"adaln": True, "time_conditioning": True}}
 COUNTS = {"kind": "counts"}
 NEXT = {"causal_clean": True, "next_token": 1.0}
 
@@ -239,7 +236,7 @@ def _base(seed: int) -> Run:
 
 def _case_study() -> Iterator[Run]:
     """Blocks of one token, beside `ar`."""
-    random_batch = {"method": {"kind": "autoregressive", "random_batch": True}}
+    random_batch = merge(AR, {"method": {"random_batch": True}})
     yield Run(name="ar-random-batch", table="case", changes=random_batch, measures=EXACT)
     variance = Variance(rules=("linear U[0, 1]", "fully masked", "counts"))
     for name, masking in (("block-1", {"kind": "times"}), ("block-1-full", clipped(1.0, 1.0))):
@@ -377,29 +374,31 @@ def _most(seed: int) -> Run:
     return Run(name="ar-most", table="past", changes=changes, seed=seed)
 
 
-def _alternatives() -> dict[str, Mapping[str, Any]]:
-    """What might have been used instead, one thing at a time."""
-    rate, start = COMMON["optimizer"]["lr"], COMMON["network"]["initialisation"]
-    rates = {f"rate-{each:g}": {"optimizer": {"lr": each}} for each in RATES if each != rate}
-    starts = {each: {"network": {"initialisation": each}} for each in INITIALISATIONS if each != start}
-    return {**rates, **starts}
-
-
-ALTERNATIVES: Mapping[str, Mapping[str, Any]] = _alternatives()
 COMPARED: Mapping[str, Mapping[str, Any]] = {"ar": AR, "counts-4": block(4, COUNTS), "mdlm": MDLM}
+# What might be used instead, one thing at a time.
+ALTERNATIVES: Mapping[str, Mapping[str, Any]] = {
+    **{f"rate-{rate:g}": {"optimizer": {"lr": rate}} for rate in RATES},
+    **{start: {"network": {"initialisation": start}} for start in INITIALISATIONS},
+}
+
+
+def is_used(name: str, setting: str) -> bool:
+    """Whether an alternative is what the run of that name has anyway."""
+    used = merge(COMMON, COMPARED[name])
+    return merge(used, ALTERNATIVES[setting]) == used
 
 
 def _tried() -> Iterator[Run]:
     """Other settings, for the methods that everything else lies between."""
     for setting, other in ALTERNATIVES.items():
         for name, changes in COMPARED.items():
-            measures = validated(None if name == "mdlm" else 4)
-            yield Run(
-                name=f"{name}-{setting}",
-                table="alternatives",
-                changes=merge(changes, other),
-                measures=measures,
-            )
+            if not is_used(name, setting):
+                yield Run(
+                    name=f"{name}-{setting}",
+                    table="alternatives",
+                    changes=merge(changes, other),
+                    measures=validated(None if name == "mdlm" else 4),
+                )
 
 
 def all_runs() -> list[Run]:

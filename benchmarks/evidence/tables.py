@@ -17,7 +17,7 @@ from benchmarks.evidence.figures import (
     shown,
 )
 from benchmarks.evidence.measures import ZERO_SHOT, Documents, Variance
-from benchmarks.evidence.runs import ALTERNATIVES, COMMON, COMPARED, DECODED, Run, range_name
+from benchmarks.evidence.runs import ALTERNATIVES, COMPARED, DECODED, Run, is_used, range_name
 
 from bd3lm.reports.document import Table
 
@@ -92,13 +92,11 @@ def _names(evidence: Evidence, wanted: Callable[[Run], bool]) -> list[str]:
     return list(dict.fromkeys(run.name for run in evidence.runs if wanted(run)))
 
 
-USED = f"those used ({COMMON['optimizer']['lr']:g}, {COMMON['network']['initialisation']})"
-
-
 def alternatives_table(evidence: Evidence) -> Table:
     found = {name: by_setting(evidence, name) for name in COMPARED}
     rows = [
-        [setting, *(shown(found[name][setting]) for name in COMPARED)] for setting in (USED, *ALTERNATIVES)
+        [setting, *(shown(found[name][setting]) + " (used)" * is_used(name, setting) for name in COMPARED)]
+        for setting in ALTERNATIVES
     ]
     title = "Perplexity of validation text with other settings, one at a time, first seed."
     return Table(title, ["setting", *COMPARED], rows)
@@ -107,8 +105,8 @@ def alternatives_table(evidence: Evidence) -> Table:
 def by_setting(evidence: Evidence, name: str) -> dict[str, Nats | str]:
     """The likelihood of validation text under the first seed, or why there is none."""
     found: dict[str, Nats | str] = {}
-    for setting in (USED, *ALTERNATIVES):
-        run = name if setting == USED else f"{name}-{setting}"
+    for setting in ALTERNATIVES:
+        run = name if is_used(name, setting) else f"{name}-{setting}"
         known = evidence.best(run, split="valid")
         nats = Nats(known.values[:1], known.is_bound)
         found[setting] = DIVERGED if evidence.diverged(run) else nats
