@@ -1,5 +1,7 @@
 """What every test shares: the options --slow and --gpu, one thread a process, hypothesis without chance."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
@@ -22,6 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # two xdist workers on two cores must not fight
+    if "PYTEST_XDIST_WORKER" in os.environ:  # else each would start a compiler for every core of the machine
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

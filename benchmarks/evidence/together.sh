@@ -15,6 +15,8 @@ if [ $# -lt 1 ] || [ $# -gt ${#letters[@]} ]; then
     echo "there must be 1 to ${#letters[@]} lists of runs, got $#" >&2
     exit 1
 fi
+# Each process would else take every core for itself, to compute and to compile.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TORCHINDUCTOR_COMPILE_THREADS=${TORCHINDUCTOR_COMPILE_THREADS:-4}
 mkdir -p "$out"
 shopt -s nullglob
 known=("$out"/evidence*.jsonl "$out"/?/evidence.jsonl)
