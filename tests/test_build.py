@@ -109,12 +109,15 @@ def test_each_masking_becomes_its_rule(recipe, expected):
             ),
         ),
         (
-            BlockDiffusionRecipe(block_size=4, strata="ordered", causal_clean=True, next_token=0.5),
+            BlockDiffusionRecipe(
+                block_size=4, strata="ordered", causal_clean=True, previous_token=True, next_token=0.5
+            ),
             BlockDiffusionLoss(
                 block_size=4,
                 mask_id=9,
                 levels=LevelSampler(assignment="ordered"),
                 causal_clean=True,
+                previous_token=True,
                 next_token=0.5,
             ),
         ),
@@ -145,10 +148,15 @@ def test_each_method_becomes_its_objective(recipe, expected):
 
 def test_models_are_judged_by_the_papers_bound_whatever_trained_them():
     clipped = BlockDiffusionLoss(
-        block_size=4, mask_id=9, masking=ClippedTimes(low=0.3, high=0.8), causal_clean=True, next_token=1.0
+        block_size=4,
+        mask_id=9,
+        masking=ClippedTimes(low=0.3, high=0.8),
+        causal_clean=True,
+        previous_token=True,
+        next_token=1.0,
     )
     assert validation_objective(clipped) == BlockDiffusionLoss(
-        block_size=4, mask_id=9, masking=Times(), causal_clean=True
+        block_size=4, mask_id=9, masking=Times(), causal_clean=True, previous_token=True
     )
     discrete = BlockDiffusionLoss(block_size=4, mask_id=9, masking=DiscreteTimes(steps=5))
     assert validation_objective(discrete) == discrete

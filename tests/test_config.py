@@ -22,6 +22,7 @@ METHODS: list[Method] = [
     AutoregressiveMethod(mask_id=0, score_first=True),
     BlockDiffusionMethod(mask_id=10, block_size=4),
     BlockDiffusionMethod(mask_id=10, block_size=16, causal_clean=True, score_first=True),
+    BlockDiffusionMethod(mask_id=10, block_size=4, previous_token=True),
 ]
 
 

@@ -82,6 +82,7 @@ def _variance(what: Variance, model: LanguageModel, place: Place) -> dict[str, A
             mask_id=method.mask_id,
             masking=RULES[name],
             causal_clean=method.causal_clean,
+            previous_token=method.previous_token,
         )
         found[name] = asdict(nelbo_variance(model.network, objective, batches, block_size=method.block_size))
     return {"block_size": method.block_size, "rules": found}

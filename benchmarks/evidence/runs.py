@@ -89,6 +89,8 @@ class Run:
         recipe = recipe_to_dict(self.recipe)
         if recipe["network"]["initialisation"] == "gpt2":  # as all were before there was another
             del recipe["network"]["initialisation"]
+        if not recipe["method"].get("previous_token", True):
+            del recipe["method"]["previous_token"]
         parts: list[Any] = [recipe]
         parts += [other.digest for other in (self.parent, self.same_time_as) if other is not None]
         return digest(parts)[:16]

@@ -207,6 +207,7 @@ def build_objective(method: MethodRecipe, *, context: int, mask_id: int, vocab_s
                 levels=levels,
                 algorithm=method.algorithm,
                 causal_clean=method.causal_clean,
+                previous_token=method.previous_token,
                 next_token=method.next_token,
                 learn_proposal=isinstance(method.masking, CountsMasking) and method.masking.learn_proposal,
             )
@@ -242,6 +243,7 @@ def validation_objective(objective: Objective) -> Objective:
             # A network trained in T steps is judged in T steps.
             masking=masking if isinstance(masking, diffusion.DiscreteTimes) else diffusion.Times(),
             causal_clean=objective.causal_clean,
+            previous_token=objective.previous_token,
         )
     if isinstance(objective, ScoreEntropy | D3PM):
         return objective  # what D3PM adds to its bound never enters the figure
@@ -298,7 +300,10 @@ def _method(method: MethodRecipe, context: int, mask_id: int) -> Method:
             return AutoregressiveMethod(**common)
         case BlockDiffusionRecipe():
             return BlockDiffusionMethod(
-                **common, block_size=method.block_size or context, causal_clean=method.causal_clean
+                **common,
+                block_size=method.block_size or context,
+                causal_clean=method.causal_clean,
+                previous_token=method.previous_token,
             )
         case ScoreEntropyRecipe():
             return ScoreEntropyMethod(**common, process=method.process)

@@ -63,6 +63,8 @@ class BlockDiffusionMethod(_Method):
     block_size: int
     causal_clean: bool = False
     """Whether clean tokens attend causally rather than block-causally."""
+    previous_token: bool = False
+    """Whether a hidden token is shown together with the token before it."""
     title = "block diffusion"
 
     def problems(self) -> Iterator[str]:

@@ -131,6 +131,8 @@ class BlockDiffusionRecipe:
     masking: MaskingRecipe = field(default_factory=CountsMasking)
     score_first: bool = False
     causal_clean: bool = False
+    previous_token: bool = False
+    """Show the network a hidden token as the mask plus the token before it."""
     next_token: float = 0.0
     """Weight of a next-token loss on the clean half, which must then be causal."""
     algorithm: Literal["single_pass", "two_pass"] = "single_pass"

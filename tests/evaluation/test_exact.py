@@ -30,12 +30,21 @@ SHAPES = [(4, 1), (4, 2), (4, 4), (3, 3), (6, 2), (6, 3)]
 EXACT = {"rtol": 0, "atol": 1e-10}
 
 
-def exact(batch: TokenBatch, block_size: int, causal_clean: bool = False):
-    return exact_likelihood(MODEL, batch, block_size=block_size, mask_id=MASK, causal_clean=causal_clean)
+def exact(batch: TokenBatch, block_size: int, causal_clean: bool = False, previous_token: bool = False):
+    return exact_likelihood(
+        MODEL,
+        batch,
+        block_size=block_size,
+        mask_id=MASK,
+        causal_clean=causal_clean,
+        previous_token=previous_token,
+    )
 
 
-def probabilities(batch: TokenBatch, block_size: int, causal_clean: bool = False) -> Tensor:
-    return torch.exp(-exact(batch, block_size, causal_clean).nll.sum(1))
+def probabilities(
+    batch: TokenBatch, block_size: int, causal_clean: bool = False, previous_token: bool = False
+) -> Tensor:
+    return torch.exp(-exact(batch, block_size, causal_clean, previous_token).nll.sum(1))
 
 
 def assert_one(total: Tensor) -> None:
@@ -45,12 +54,13 @@ def assert_one(total: Tensor) -> None:
 # --- it is a likelihood ---
 
 
+@pytest.mark.parametrize("previous_token", [False, True])
 @pytest.mark.parametrize("causal_clean", [False, True])
 @pytest.mark.parametrize(("length", "block_size"), SHAPES)
-def test_it_sums_to_one_over_all_texts(length, block_size, causal_clean):
-    texts = every_text(CLEAN, length)
-    assert_one(probabilities(TokenBatch.of(texts, score_first=True), block_size, causal_clean).sum())
-    given_first = probabilities(TokenBatch.of(texts), block_size, causal_clean)
+def test_it_sums_to_one_over_all_texts(length, block_size, causal_clean, previous_token):
+    texts, how = every_text(CLEAN, length), (block_size, causal_clean, previous_token)
+    assert_one(probabilities(TokenBatch.of(texts, score_first=True), *how).sum())
+    given_first = probabilities(TokenBatch.of(texts), *how)
     assert_one(given_first.view(len(CLEAN), -1).sum(1))
 
 

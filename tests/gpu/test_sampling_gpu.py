@@ -46,6 +46,9 @@ def writers(model: Transformer) -> dict[str, Writer]:
         for rule in [*rules, EntropyBound(0.2)]
     }
     found["causal clean"] = BlockWriter(model, block_size=4, mask_id=MASK, context=CONTEXT, causal_clean=True)
+    found["with the token before"] = BlockWriter(
+        model, block_size=4, mask_id=MASK, context=CONTEXT, previous_token=True
+    )
     if not model.uses_noise:
         found["autoregressive"] = AutoregressiveWriter(model, mask_id=MASK, context=CONTEXT)
     found["sliding"] = SlidingWriter(model, mask_id=MASK, context=CONTEXT)

@@ -152,6 +152,7 @@ def test_what_is_written(tmp_path: Path) -> None:
         "score_first": False,
         "block_size": 4,
         "causal_clean": False,
+        "previous_token": False,
     }
 
 

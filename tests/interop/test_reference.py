@@ -106,11 +106,14 @@ def test_networks_that_cannot_be_exported(change: dict[str, Any], named: str, tm
 
 def test_methods_that_cannot_be_exported() -> None:
     _, config = small_model()
-    method = BlockDiffusionMethod(mask_id=0, block_size=4, causal_clean=True, score_first=True)
+    method = BlockDiffusionMethod(
+        mask_id=0, block_size=4, causal_clean=True, previous_token=True, score_first=True
+    )
     with pytest.raises(ValueError, match="cannot hold this model") as caught:
         to_reference_config(LanguageModelConfig(network=config.network, method=method))
-    for part in ("mask_id must be 10, got 0", "causal_clean must be False", "score_first must be False"):
-        assert part in str(caught.value)
+    for name in ("causal_clean", "previous_token", "score_first"):
+        assert f"method.{name} must be False, got True" in str(caught.value)
+    assert "mask_id must be 10, got 0" in str(caught.value)
 
 
 class TestConfigs:

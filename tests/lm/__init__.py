@@ -86,20 +86,27 @@ def of_four_tokens(
     context: int = 4,
     score_first: bool = False,
     causal_clean: bool = False,
+    previous_token: bool = False,
     mask_id: int = MASK,
     seed: int = 0,
     **network: Any,
 ) -> LanguageModel:
     """A model of the tokens 0, 1 and 3, the mask being 2, without a tokenizer."""
     shape = {"vocab_size": 4, "context": context, **network}
-    return _small(_method(block_size, mask_id, score_first, causal_clean), seed, shape)
+    return _small(_method(block_size, mask_id, score_first, causal_clean, previous_token), seed, shape)
 
 
-def _method(block_size: int | None, mask_id: int, score_first: bool, causal_clean: bool) -> Method:
+def _method(
+    block_size: int | None, mask_id: int, score_first: bool, causal_clean: bool, previous_token: bool = False
+) -> Method:
     if block_size is None:
         return AutoregressiveMethod(mask_id=mask_id, score_first=score_first)
     return BlockDiffusionMethod(
-        mask_id=mask_id, block_size=block_size, score_first=score_first, causal_clean=causal_clean
+        mask_id=mask_id,
+        block_size=block_size,
+        score_first=score_first,
+        causal_clean=causal_clean,
+        previous_token=previous_token,
     )
 
 

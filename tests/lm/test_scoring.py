@@ -17,7 +17,7 @@ from bd3lm.lm import Gap, LanguageModel, TextLikelihood
 from bd3lm.objectives import TokenBatch
 from tests.lm import BYTES, CONTEXT, END, of_bytes, of_four_tokens
 from tests.oracles.likelihood import every_text, importance_weighted, log_p_along, nelbo, nll, table
-from tests.oracles.networks import CLEAN, MASK, Written, log_probabilities, logits_of
+from tests.oracles.networks import CLEAN, MASK, AfterPrevious, Written, log_probabilities, logits_of
 
 TEXTS = [[0, 1], [3, 0, 3], [1, 1, 0, 3, 0], [0, 3, 1, 0, 1, 3], [1, 3, 3, 0, 1, 0, 3, 1]]
 EXACT = Figure("exact", "exact")
@@ -68,15 +68,18 @@ def by_brute_force(model: LanguageModel, text: list[int], of: Any = nll) -> floa
         absent = [place - start for place in range(len(text), start + size)]
         if scored:
             options = {"absent": absent, "causal_clean": model.config.method.causal_clean}
-            total += of(table(model.network, padded, start, size, scored, **options), scored).item()
+            asked = AfterPrevious(model.network) if model.config.method.previous_token else model.network
+            total += of(table(asked, padded, start, size, scored, **options), scored).item()
     return total
 
 
 @first_scored_or_given
-@pytest.mark.parametrize("causal_clean", [False, True], ids=["", "causal clean"])
+@pytest.mark.parametrize("more", ["causal_clean", "previous_token", None])
 @pytest.mark.parametrize("block_size", [1, 2, 4])
-def test_block_diffusion_has_the_sum_over_all_orders(block_size, causal_clean, score_first):
-    model = of_four_tokens(block_size, context=8, score_first=score_first, causal_clean=causal_clean)
+def test_block_diffusion_has_the_sum_over_all_orders(block_size, more, score_first):
+    model = of_four_tokens(
+        block_size, context=8, score_first=score_first, **({} if more is None else {more: True})
+    )
     for estimator in ("auto", "exact"):
         for text, found in zip(TEXTS, model.log_likelihood(TEXTS, estimator=estimator), strict=True):
             assert found.log_p == pytest.approx(-by_brute_force(model, text), abs=1e-10)
@@ -132,10 +135,19 @@ def test_any_token_may_be_the_mask(mask_id):
 
 @first_scored_or_given
 @pytest.mark.parametrize(
-    ("block_size", "causal_clean"), [(None, False), (1, False), (2, False), (2, True), (4, False)]
+    ("block_size", "more"),
+    [
+        (None, None),
+        (1, None),
+        (2, None),
+        (2, "causal_clean"),
+        (2, "previous_token"),
+        (4, None),
+        (4, "previous_token"),
+    ],
 )
-def test_texts_are_written_as_often_as_they_are_likely(block_size, causal_clean, score_first):
-    model = of_four_tokens(block_size, score_first=score_first, causal_clean=causal_clean)
+def test_texts_are_written_as_often_as_they_are_likely(block_size, more, score_first):
+    model = of_four_tokens(block_size, score_first=score_first, **({} if more is None else {more: True}))
     rows, length = 2000, 3 if score_first else 4
     texts = every_text(CLEAN, length)
     if not score_first:

@@ -10,7 +10,7 @@ from bd3lm.diffusion import ClippedTimes, Counts, Times, conditioning_noise
 from bd3lm.models import Transformer
 from bd3lm.objectives import Autoregressive, BlockDenoiser, BlockDiffusionLoss, TokenBatch
 from tests.oracles.likelihood import block_nats
-from tests.oracles.networks import CLEAN, MASK, tiny_transformer
+from tests.oracles.networks import CLEAN, MASK, AfterPrevious, tiny_transformer
 
 CONDITIONINGS = {"plain": {}, "adaln": {"adaln": True}, "time": {"adaln": True, "time_conditioning": True}}
 SHAPES = [(6, 1), (6, 2), (6, 3), (4, 4)]  # the last is one block, which has no clean half
@@ -62,9 +62,12 @@ def gradients(model: Transformer, nats: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("conditioning", CONDITIONINGS)
 @pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("previous_token", [False, True])
 @pytest.mark.parametrize("causal_clean", [False, True])
 @pytest.mark.parametrize(("length", "block_size"), SHAPES)
-def test_both_algorithms_are_one_pass_a_block(length, block_size, causal_clean, copies, conditioning):
+def test_both_algorithms_are_one_pass_a_block(
+    length, block_size, causal_clean, previous_token, copies, conditioning
+):
     model = tiny_transformer(4, **CONDITIONINGS[conditioning])
     texts = random_texts(3, length)
     generator = torch.Generator().manual_seed(1)
@@ -72,7 +75,8 @@ def test_both_algorithms_are_one_pass_a_block(length, block_size, causal_clean, 
     noise = None
     if model.uses_noise:
         noise = torch.rand(3, length // block_size, generator=generator).repeat_interleave(block_size, 1)
-    expected = block_by_block(model, texts, hidden, block_size, causal_clean, noise)
+    asked = AfterPrevious(model) if previous_token else model
+    expected = block_by_block(asked, texts, hidden, block_size, causal_clean, noise)
     expected_gradients = gradients(model, expected)
     assert (expected > 0).equal(hidden)
     for algorithm in ("single_pass", "two_pass"):
@@ -82,6 +86,7 @@ def test_both_algorithms_are_one_pass_a_block(length, block_size, causal_clean, 
             block_size=block_size,
             mask_id=MASK,
             causal_clean=causal_clean,
+            previous_token=previous_token,
             algorithm=algorithm,
         )
         nats = denoiser.nats(hidden, noise=noise)

@@ -75,6 +75,27 @@ def logits_of(model: Transformer, tokens: Tensor, layout: Layout, **options: Any
     return model.head(model(tokens, layout=layout, **options))
 
 
+class AfterPrevious:
+    """A network that is shown masks with the token before them, for rows in the order of the text."""
+
+    def __init__(self, model: Transformer, mask_id: int = MASK) -> None:
+        self.model, self.mask_id = model, mask_id
+
+    def __call__(self, tokens: Tensor, *, layout: Layout, **options: Any) -> Tensor:
+        vector = self.model.embedding.weight
+        rows = []
+        for row in tokens.tolist():
+            shown = []
+            for place, token in enumerate(row):
+                before = row[place - 1] if place else self.mask_id
+                shown.append(vector[token] + vector[before] if token == self.mask_id else vector[token])
+            rows.append(torch.stack(shown))
+        return self.model(torch.stack(rows), layout=layout, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
 class CopyNetwork:
     """Knows that the two tokens of a block are equal, and nothing else: blocks of 2, p = 1/V or 1.
 

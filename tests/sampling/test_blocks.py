@@ -26,7 +26,7 @@ from bd3lm.sampling import (
 )
 from bd3lm.sampling.unmasking import Pass
 from tests.oracles.likelihood import discrete_nll, every_text, nll, table
-from tests.oracles.networks import CLEAN, MASK, tiny_transformer
+from tests.oracles.networks import CLEAN, MASK, AfterPrevious, tiny_transformer
 from tests.oracles.sampling import (
     BlockLaw,
     Conditional,
@@ -145,6 +145,30 @@ def test_without_a_cache_the_law_is_the_same(model: Transformer, causal_clean: b
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 4])
+@pytest.mark.parametrize(("given", "length"), [((), 4), ((1, M, 0), 6)], ids=str)
+def test_hidden_tokens_may_be_shown_with_the_token_before(
+    model: Transformer, given: Tokens, length: int, block_size: int
+) -> None:
+    law, other = (
+        in_blocks(each, given, length, block_size, in_every_order) for each in (AfterPrevious(model), model)
+    )
+    drawn = written(model, block_size, given=given, length=length, previous_token=True)
+    assert chi_square(drawn, law) > FITS
+    assert chi_square(drawn, other) < FAILS
+
+
+@pytest.mark.parametrize("rule", [FirstHitting(2), MostConfident(threshold=0.6), Ancestral(3)], ids=str)
+def test_without_a_cache_the_token_before_is_the_same(model: Transformer, rule: Unmasking) -> None:
+    options = {"given": (M, 1, 0, 3), "length": 7, "rows": 20, "previous_token": True}
+    cached, recomputed, without = (
+        written(model, 2, rule, **{**options, **more})
+        for more in ({}, {"cache": False}, {"previous_token": False})
+    )
+    assert same_texts(cached, recomputed)
+    assert not same_texts(cached, without)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4])
 def test_without_a_cache_the_network_is_told_the_same_time(clock: Transformer, block_size: int) -> None:
     cached, recomputed = (
         written(clock, block_size, given=(M, 1, 0, 3), length=7, rows=20, cache=cache)
@@ -153,20 +177,31 @@ def test_without_a_cache_the_network_is_told_the_same_time(clock: Transformer, b
     assert same_texts(cached, recomputed)
 
 
+@pytest.mark.parametrize("previous_token", [False, True])
 @pytest.mark.parametrize("causal_clean", [False, True])
 @pytest.mark.parametrize("block_size", [1, 2, 4])
-def test_the_law_is_that_of_the_likelihoods(model: Transformer, block_size: int, causal_clean: bool) -> None:
+def test_the_law_is_that_of_the_likelihoods(
+    model: Transformer, block_size: int, causal_clean: bool, previous_token: bool
+) -> None:
     """The enumeration, the orders written out, and the recursion over sets are one distribution."""
     texts = every_text(CLEAN, 4)
-    law = in_blocks(model, (), 4, block_size, in_every_order, causal_clean=causal_clean)
+    asked = AfterPrevious(model) if previous_token else model
+    law = in_blocks(asked, (), 4, block_size, in_every_order, causal_clean=causal_clean)
     enumerated = torch.tensor([law[tuple(text)] for text in texts.tolist()], dtype=torch.float64)
     places = range(block_size)
     orders = sum(
-        nll(table(model, texts, start, block_size, places, causal_clean=causal_clean), places)
+        nll(table(asked, texts, start, block_size, places, causal_clean=causal_clean), places)
         for start in range(0, 4, block_size)
     )
     batch = TokenBatch.of(texts, score_first=True)
-    exact = exact_likelihood(model, batch, block_size=block_size, mask_id=MASK, causal_clean=causal_clean)
+    exact = exact_likelihood(
+        model,
+        batch,
+        block_size=block_size,
+        mask_id=MASK,
+        causal_clean=causal_clean,
+        previous_token=previous_token,
+    )
     torch.testing.assert_close(enumerated, torch.exp(-orders), rtol=1e-9, atol=0.0)
     torch.testing.assert_close(enumerated, torch.exp(-exact.nll.sum(1)), rtol=1e-9, atol=0.0)
 

@@ -15,7 +15,7 @@ from bd3lm.sampling import (
     Unmasking,
     sample,
 )
-from tests.oracles.networks import MASK, tiny_transformer
+from tests.oracles.networks import MASK, AfterPrevious, tiny_transformer
 from tests.oracles.sampling import (
     BlockLaw,
     Tokens,
@@ -64,6 +64,16 @@ def written(
 def test_up_to_one_context_a_text_is_one_block(model: Transformer, given: Tokens, length: int) -> None:
     law = in_blocks(model, given, length, 4, in_every_order)
     assert chi_square(written(model, given=given, length=length), law) > FITS
+
+
+@pytest.mark.parametrize(("given", "length"), [((), 4), ((M, 0, M, 3), 6)], ids=str)
+def test_hidden_tokens_may_be_shown_with_the_token_before(
+    model: Transformer, given: Tokens, length: int
+) -> None:
+    law = in_strides(AfterPrevious(model), given, length, 4, 2, in_every_order)
+    assert chi_square(written(model, given=given, length=length, previous_token=True), law) > FITS
+    with pytest.raises(ValueError, match="stride must be below the context 4 for a network that is shown"):
+        SlidingWriter(model, mask_id=MASK, context=4, stride=4, previous_token=True)
 
 
 @pytest.mark.parametrize(

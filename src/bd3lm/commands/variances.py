@@ -75,7 +75,10 @@ def measure_variances(
             f"measure gradients on, got {len(full)}"
         )
     plain = BlockDiffusionLoss(
-        block_size=method.block_size, mask_id=method.mask_id, causal_clean=method.causal_clean
+        block_size=method.block_size,
+        mask_id=method.mask_id,
+        causal_clean=method.causal_clean,
+        previous_token=method.previous_token,
     )
     found = []
     for name, rule in track(RULES.items(), subject.title, console=console or Console(), transient=True):

@@ -95,6 +95,7 @@ class Enumerated(Estimator):
     block_size: int
     mask_id: int
     causal_clean: bool = False
+    previous_token: bool = False
 
     @property
     def name(self) -> str:
@@ -119,6 +120,7 @@ class Enumerated(Estimator):
             block_size=self.block_size,
             mask_id=self.mask_id,
             causal_clean=self.causal_clean,
+            previous_token=self.previous_token,
         )
         return torch.stack((exact.nll.sum(1), exact.nelbo.sum(1)))
 
@@ -131,6 +133,7 @@ class ImportanceWeighted(Estimator):
     mask_id: int
     orders: int
     causal_clean: bool = False
+    previous_token: bool = False
 
     @property
     def is_random(self) -> bool:
@@ -156,5 +159,6 @@ class ImportanceWeighted(Estimator):
             block_size=self.block_size,
             mask_id=self.mask_id,
             causal_clean=self.causal_clean,
+            previous_token=self.previous_token,
         )
         return nats.sum(1).unsqueeze(0)

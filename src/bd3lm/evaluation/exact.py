@@ -40,7 +40,13 @@ class ExactLikelihood:
 
 @torch.no_grad()
 def exact_likelihood(
-    model: Denoiser, batch: TokenBatch, *, block_size: int, mask_id: int, causal_clean: bool = False
+    model: Denoiser,
+    batch: TokenBatch,
+    *,
+    block_size: int,
+    mask_id: int,
+    causal_clean: bool = False,
+    previous_token: bool = False,
 ) -> ExactLikelihood:
     """−log p and the NELBO of every block, from 2^block_size − 1 passes and one clean one."""
     _refuse_noise(model)
@@ -49,7 +55,7 @@ def exact_likelihood(
             f"block_size must be at most {MAX_EXACT_BLOCK} for an exact likelihood, got {block_size}, which "
             f"would take 2^{block_size} − 1 passes a batch; use importance_weighted_nll instead"
         )
-    conditionals = _conditionals(model, batch, block_size, mask_id, causal_clean)
+    conditionals = _conditionals(_denoiser(model, batch, block_size, mask_id, causal_clean, previous_token))
     scored = batch.scored.unflatten(1, (-1, block_size))
     return ExactLikelihood(
         nll=-_log_likelihood(conditionals, scored),
@@ -85,6 +91,7 @@ def importance_weighted_nll(
     block_size: int,
     mask_id: int,
     causal_clean: bool = False,
+    previous_token: bool = False,
 ) -> Tensor:
     """−log of the mean over random `orders` (`draw_orders`) of p(x^b along the order), (rows, blocks).
 
@@ -92,7 +99,7 @@ def importance_weighted_nll(
     Each order costs as many passes as a block has tokens, and one clean pass serves all.
     """
     _refuse_noise(model)
-    denoiser = _denoiser(model, batch, block_size, mask_id, causal_clean)
+    denoiser = _denoiser(model, batch, block_size, mask_id, causal_clean, previous_token)
     log_p = torch.stack([_along_order(denoiser, draws) for draws in orders])
     return math.log(len(orders)) - torch.logsumexp(log_p, dim=0)
 
@@ -106,10 +113,12 @@ def order_log_likelihood(
     block_size: int,
     mask_id: int,
     causal_clean: bool = False,
+    previous_token: bool = False,
 ) -> Tensor:
     """log p(x^b | x^{<b}) along one order: the token of a block with the smallest draw is revealed first."""
     _refuse_noise(model)
-    return _along_order(_denoiser(model, batch, block_size, mask_id, causal_clean), draws)
+    denoiser = _denoiser(model, batch, block_size, mask_id, causal_clean, previous_token)
+    return _along_order(denoiser, draws)
 
 
 def _along_order(denoiser: BlockDenoiser, draws: Draws) -> Tensor:
@@ -127,15 +136,13 @@ def _along_order(denoiser: BlockDenoiser, draws: Draws) -> Tensor:
     return log_p
 
 
-def _conditionals(
-    model: Denoiser, batch: TokenBatch, block_size: int, mask_id: int, causal_clean: bool
-) -> Tensor:
+def _conditionals(denoiser: BlockDenoiser) -> Tensor:
     """−log p(x_i | tokens of its block outside the pattern, x^{<b}) for every pattern of hidden tokens.
 
     (2^block_size, rows, blocks, block_size); bit i of the pattern's number says whether token i is hidden.
     Tokens that are given stay visible under any pattern, and absent ones hidden.
     """
-    denoiser = _denoiser(model, batch, block_size, mask_id, causal_clean)
+    batch, block_size = denoiser.batch, denoiser.block_size
     rows, length = batch.tokens.shape
     shape = (2**block_size, rows, denoiser.blocks, block_size)
     nats = torch.zeros(shape, dtype=torch.float64, device=batch.tokens.device)
@@ -187,7 +194,12 @@ def _nelbo(conditionals: Tensor, scored: Tensor) -> Tensor:
 
 
 def _denoiser(
-    model: Denoiser, batch: TokenBatch, block_size: int, mask_id: int, causal_clean: bool
+    model: Denoiser,
+    batch: TokenBatch,
+    block_size: int,
+    mask_id: int,
+    causal_clean: bool,
+    previous_token: bool,
 ) -> BlockDenoiser:
     blocks_in(batch.tokens.shape[1], block_size)
     require_evaluation_mode(model)
@@ -197,6 +209,7 @@ def _denoiser(
         block_size=block_size,
         mask_id=mask_id,
         causal_clean=causal_clean,
+        previous_token=previous_token,
         algorithm="two_pass",  # one clean pass serves every pattern
     )
 

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -94,19 +94,17 @@ def _block_estimator(
         )
     if name == "auto":
         name = "nelbo" if network.uses_noise else "exact" if size <= _LARGEST_EXACT else "counts"
+    shown: dict[str, Any] = {
+        "block_size": size,
+        "mask_id": method.mask_id,
+        "causal_clean": method.causal_clean,
+        "previous_token": method.previous_token,
+    }
     if name == "exact":
-        return Enumerated(block_size=size, mask_id=method.mask_id, causal_clean=method.causal_clean)
+        return Enumerated(**shown)
     if orders is not None:
-        return ImportanceWeighted(
-            block_size=size, mask_id=method.mask_id, causal_clean=method.causal_clean, orders=orders
-        )
-    bound = BlockDiffusionLoss(
-        block_size=size,
-        mask_id=method.mask_id,
-        masking=Counts() if name == "counts" else Times(),
-        causal_clean=method.causal_clean,
-    )
-    return Sampled(name, bound)
+        return ImportanceWeighted(**shown, orders=orders)
+    return Sampled(name, BlockDiffusionLoss(**shown, masking=Counts() if name == "counts" else Times()))
 
 
 @overload

@@ -48,6 +48,12 @@ class Denoiser(Protocol):
         """A cache for passes of up to `segment` tokens."""
 
 
+def embed_after(model: Denoiser, tokens: Tensor, before: Tensor, *, blank: int) -> Tensor:
+    """Vectors (..., hidden) of token ids (...); that of the token `before` is added to those of blanks."""
+    embedded = model.embed(tokens)
+    return torch.where((tokens == blank).unsqueeze(-1), embedded + model.embed(before), embedded)
+
+
 def require_evaluation_mode(model: Denoiser) -> None:
     """Refuse a network whose dropout is on: nothing about it would be exact, or the same twice."""
     if isinstance(model, nn.Module) and any(

@@ -32,6 +32,8 @@ class BlockDiffusionLoss(Objective):
     `next_token` adds, as an auxiliary loss with that weight, the autoregressive loss of the clean text, whose
     attention must then be causal: the clean half is computed anyway, and every one of its tokens teaches.
 
+    `previous_token` shows a hidden token together with the token before it (`BlockDenoiser`).
+
     `learn_proposal` makes the proposal of `Counts` follow the second moments of the loss (`adapt`).
     """
 
@@ -41,6 +43,7 @@ class BlockDiffusionLoss(Objective):
     levels: LevelSampler = field(default_factory=LevelSampler)
     algorithm: Algorithm = "single_pass"
     causal_clean: bool = False
+    previous_token: bool = False
     next_token: float = 0.0
     learn_proposal: bool = False
     second_moments: tuple[float, ...] | None = None
@@ -97,6 +100,7 @@ class BlockDiffusionLoss(Objective):
             block_size=self.block_size,
             mask_id=self.mask_id,
             causal_clean=self.causal_clean,
+            previous_token=self.previous_token,
             algorithm=self.algorithm,
             next_token=self.next_token > 0.0,
         )

@@ -12,7 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bd3lm.diffusion import Masks, blocks_in
-from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal, Denoiser, KVTape, send
+from bd3lm.models import (
+    Bidirectional,
+    BlockCausal,
+    BlockDiffusion,
+    Causal,
+    Denoiser,
+    KVTape,
+    embed_after,
+    send,
+)
 from bd3lm.objectives.base import TokenBatch, check_scored, token_nats
 
 Algorithm = Literal["single_pass", "two_pass"]
@@ -29,10 +38,15 @@ class BlockDenoiser:
         block_size: int,
         mask_id: int,
         causal_clean: bool = False,
+        previous_token: bool = False,
         algorithm: Algorithm = "single_pass",
         next_token: bool = False,
     ) -> None:
-        """With `next_token` the outputs of the clean text are kept too, for `next_token_nats`."""
+        """With `next_token` the outputs of the clean text are kept too, for `next_token_nats`.
+
+        With `previous_token` a hidden token is shown as the mask and the token before it, be that of its
+        block or of the text before, together: what a position of an autoregressive network begins with.
+        """
         if next_token and not causal_clean:
             raise ValueError(
                 "next_token needs causal_clean=True: a clean token that sees its block sees the next"
@@ -42,7 +56,7 @@ class BlockDenoiser:
         check_scored(batch, mask_id)
         self.model, self.batch = model, batch
         self.block_size, self.mask_id, self.causal_clean = block_size, mask_id, causal_clean
-        self.next_token = next_token
+        self.previous_token, self.next_token = previous_token, next_token
         self.blocks = blocks_in(batch.tokens.shape[1], block_size)
         self._clean_states: Tensor | None = None
         self._tape: KVTape | None = None
@@ -100,7 +114,8 @@ class BlockDenoiser:
         noise = None if noise is None else send(noise, self.model.device)
         if self.blocks == 1 and not self.next_token:  # it sees no clean text: copies are just more rows
             repeated = None if noise is None else noise.repeat_interleave(copies, dim=0)
-            states = self.model(noisy.flatten(0, 1), layout=Bidirectional(length), noise=repeated)
+            shown = self._shown(noisy).flatten(0, 1)
+            states = self.model(shown, layout=Bidirectional(length), noise=repeated)
             return states.unflatten(0, (rows, copies))
         layout = BlockDiffusion(
             length,
@@ -111,18 +126,33 @@ class BlockDenoiser:
         )
         repeated = None if noise is None else noise.repeat(1, copies)
         if self._tape is None:
-            tokens = torch.cat((noisy.flatten(1), send(self.batch.tokens, self.model.device)), dim=1)
+            shown = self._shown(torch.cat((noisy, self._clean.unsqueeze(1)), dim=1)).flatten(1, 2)
             with_clean = None if repeated is None else F.pad(repeated, (0, length))  # the clean text has none
-            states = self.model(tokens, layout=layout, noise=with_clean)
+            states = self.model(shown, layout=layout, noise=with_clean)
             if self.next_token:
                 states, self._clean_states = states.split((layout.noisy, length), dim=1)
         else:
-            states = self.model(noisy.flatten(1), layout=layout, noise=repeated, cache=self._tape.replay())
+            shown = self._shown(noisy).flatten(1, 2)
+            states = self.model(shown, layout=layout, noise=repeated, cache=self._tape.replay())
         return states.unflatten(1, (copies, length))
+
+    @property
+    def _clean(self) -> Tensor:
+        return send(self.batch.tokens, self.model.device)
+
+    def _shown(self, noisy: Tensor) -> Tensor:
+        """Noisy tokens (rows, copies, length) as the network is given them: ids, or vectors for them."""
+        if not self.previous_token:
+            return noisy
+        blank = self.mask_id  # before the first token there is nothing to show
+        of_text = F.pad(self._clean[:, :-1], (1, 0), value=blank).unsqueeze(1)
+        of_block = F.pad(noisy[..., :-1], (1, 0), value=blank)
+        begins = torch.arange(noisy.shape[-1], device=noisy.device) % self.block_size == 0
+        return embed_after(self.model, noisy, torch.where(begins, of_text, of_block), blank=blank)
 
     def _record_clean(self) -> KVTape:
         """∅, K^{1:B}, V^{1:B} ← x_θ(x): the first pass of Algorithm 1."""
-        clean = send(self.batch.tokens, self.model.device)
+        clean = self._clean
         length = clean.shape[1]
         tape = KVTape()
         keys_only = not self.next_token

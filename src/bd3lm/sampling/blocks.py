@@ -163,6 +163,7 @@ class BlockWriter(BlockwiseWriter):
         mask_id: int,
         context: int,
         causal_clean: bool = False,
+        previous_token: bool = False,
         unmasking: Unmasking | None = None,
         sharpening: Sharpening | None = None,
         cache: bool = True,
@@ -179,7 +180,9 @@ class BlockWriter(BlockwiseWriter):
         )
         self.unmasking = unmasking or FirstHitting()
         self.sharpening = sharpening or Sharpening()
-        self.denoising = Denoising(model, mask_id, block_size, self.unmasking, self.sharpening)
+        self.denoising = Denoising(
+            model, mask_id, block_size, self.unmasking, self.sharpening, previous_token
+        )
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
         hidden, _ = rows.hidden(rows.start, self.block_size)

@@ -28,6 +28,7 @@ class SlidingWriter(Writer):
         mask_id: int,
         context: int,
         stride: int | None = None,
+        previous_token: bool = False,
         unmasking: Unmasking | None = None,
         sharpening: Sharpening | None = None,
     ) -> None:
@@ -35,10 +36,15 @@ class SlidingWriter(Writer):
         stride = -(-context // 2) if stride is None else stride
         if not 1 <= stride <= context:
             raise ValueError(f"stride must lie in 1..{context}, the context, got {stride}")
+        if previous_token and stride == context:
+            raise ValueError(
+                f"stride must be below the context {context} for a network that is shown the token before a "
+                "hidden one: before the first of a context it was never shown any"
+            )
         self.context, self.stride = context, stride
         self.unmasking = unmasking or FirstHitting()
         self.sharpening = sharpening or Sharpening()
-        self.denoising = Denoising(model, mask_id, context, self.unmasking, self.sharpening)
+        self.denoising = Denoising(model, mask_id, context, self.unmasking, self.sharpening, previous_token)
 
     def first_start(self, given: int) -> int:
         if given < self.context:
