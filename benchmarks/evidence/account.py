@@ -25,8 +25,9 @@ def setting(evidence: Evidence) -> Listing:
     return Listing(
         [
             f"Network: {network.layers} layers of {network.hidden}, {network.heads} heads, context {context}"
-            f"{_vocabulary(evidence)}{_parameters(evidence, run)}, dropout {network.dropout:g}, "
-            f"initialisation `{network.initialisation}`.{_timed(evidence)}",
+            f"{_vocabulary(evidence)}{_parameters(evidence, run)}, dropout {network.dropout:g}."
+            f"{_timed(evidence)}",
+            f"First weights: {_first_weights(evidence)}.",
             f"Training: {train.steps:,} steps of {train.global_batch} sequences, {tokens / 1e6:.1f} M tokens"
             f"{_read(evidence, tokens)}.{_other_tokens(evidence, tokens)}",
             f"AdamW at {optimizer.lr:g}, betas {optimizer.betas[0]:g} and {optimizer.betas[1]:g}; "
@@ -41,6 +42,20 @@ def setting(evidence: Evidence) -> Listing:
             f"documents of at most {Documents().contexts} contexts.",
             _machine(evidence),
         ]
+    )
+
+
+def _first_weights(evidence: Evidence) -> str:
+    """By how many runs begin with them; alternatives are told apart by their names."""
+    found: dict[str, list[Run]] = {}
+    for run in evidence.runs:
+        if run.table != "alternatives":
+            first = run.lineage[0]
+            found.setdefault(first.recipe.network.initialisation, []).append(first)
+    least, *_ = sorted(found.values(), key=len)
+    return ", ".join(
+        f"`{start}`" + (f" for what begins as {_kinds(runs)}" if runs is least and len(found) > 1 else "")
+        for start, runs in sorted(found.items(), key=lambda each: -len(each[1]))
     )
 
 

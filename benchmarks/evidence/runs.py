@@ -116,8 +116,10 @@ class Run:
 
     @property
     def cost(self) -> str:
-        """What decides the time of a step: the shape, and how many tokens the head is asked for."""
-        return f"{self.shape} {getattr(self.recipe.method, 'masking', None)}"
+        """What decides the time of a step: the shape, the tokens that the head is asked for, what is shown."""
+        method = self.recipe.method
+        previous = " previous" if getattr(method, "previous_token", False) else ""
+        return f"{self.shape} {getattr(method, 'masking', None)}{previous}"
 
     @property
     def lineage(self) -> list["Run"]:
@@ -131,6 +133,7 @@ MDLM = {"method": {"kind": "block_diffusion", "masking": {"kind": "times"}}}
 TIMED = {"network": {"adaln": True, "time_conditioning": True}}
 COUNTS = {"kind": "counts"}
 NEXT = {"causal_clean": True, "next_token": 1.0}
+PREVIOUS = {"previous_token": True}
 
 
 def clipped(low: float, high: float) -> dict[str, Any]:
@@ -295,20 +298,24 @@ _SEEDS: Mapping[str, Mapping[int, int]] = {
     "counts": {4: 2, 16: 2},
     "clipped": {4: 2, 16: 1},
     "linear": {4: 1, 16: 1},
-    "copies": {4: 1, 16: 1},
-    "next": {4: 2, 16: 1},
-    "both": {4: 2, 16: 2},
+    "copies": {4: 1, 16: 0},
+    "next": {4: 1, 16: 0},
+    "previous": {4: 1, 16: 1},
+    "both": {4: 1, 16: 1},
+    "all": {4: 2, 16: 1},
     "proposal": {4: 1, 16: 0},
-    "from-mdlm": {4: 2, 16: 1},
-    "from-ar": {4: 2, 16: 0},
-    "from-ar-both": {4: 3, 16: 2},
-    "from-ar-late": {4: 3, 16: 1},
-    "time-both": {4: 2, 16: 1},
-    "time-from-ar-both": {4: 1, 16: 0},
+    "from-mdlm": {4: 1, 16: 0},
+    "from-ar": {4: 1, 16: 0},
+    "from-ar-both": {4: 1, 16: 0},
+    "from-ar-late": {4: 1, 16: 0},
+    "from-ar-all": {4: 3, 16: 2},
+    "from-ar-late-all": {4: 2, 16: 1},
+    "time-all": {4: 1, 16: 1},
+    "time-from-ar-all": {4: 1, 16: 0},
     "time-next": {4: 1, 16: 0},
     "time-copies": {4: 1, 16: 0},
 }
-DECODED = "from-ar-both"  # the variant whose decoding is measured
+DECODED = "from-ar-all"  # the variant whose decoding is measured
 
 
 def _past(size: int) -> Iterator[Run]:
@@ -320,7 +327,9 @@ def _past(size: int) -> Iterator[Run]:
         "linear": block(size, {"kind": "times"}),
         "copies": block(size, copies),
         "next": block(size, COUNTS, **NEXT),
+        "previous": block(size, COUNTS, **PREVIOUS),
         "both": block(size, copies, **NEXT),
+        "all": block(size, copies, **NEXT, **PREVIOUS),
         "proposal": block(size, {"kind": "counts", "learn_proposal": True}),
     }
     starts = {
@@ -328,6 +337,8 @@ def _past(size: int) -> Iterator[Run]:
         "from-ar": (_half, "next"),
         "from-ar-both": (_half, "both"),
         "from-ar-late": (_most, "both"),
+        "from-ar-all": (_half, "all"),
+        "from-ar-late-all": (_most, "all"),
     }
     by_name: dict[tuple[str, int], Run] = {}
     for name, seeds in _SEEDS.items():
@@ -337,8 +348,8 @@ def _past(size: int) -> Iterator[Run]:
                 start, variant = starts[name]
                 parent = start(seed)
                 changes = merge(variants[variant], _later(STEPS - parent.recipe.train.steps))
-            elif name == "time-from-ar-both":
-                variant, same, parent = "both", by_name["counts", seed], _half(seed)
+            elif name == "time-from-ar-all":
+                variant, same, parent = "all", by_name["counts", seed], _half(seed)
                 changes = merge(variants[variant], _later(STEPS))
             elif name.startswith("time-"):
                 variant, same = name.removeprefix("time-"), by_name["counts", seed]
@@ -346,7 +357,7 @@ def _past(size: int) -> Iterator[Run]:
             else:
                 variant, changes = name, dict(variants[name])
             measures = (*perplexities(size), *validated(size))
-            measures += NEXT_TOKEN if variant in ("next", "both") else ()
+            measures += NEXT_TOKEN if variant in ("next", "both", "all") else ()
             if name == DECODED and seed == 0:
                 estimator = "exact" if size == 4 else "counts"
                 measures += (*zero_shot(estimator), *BOTH_LENGTHS, Documents(), *decoding(size))
@@ -414,6 +425,6 @@ def _rank(run: Run) -> int:
     """Without second seeds of what is compared most, no difference in the later tables has a measure."""
     if run.seed == 0 and run.table not in ("ranges", "schedules", "ssd-lm"):
         return 0
-    if run.seed == 1 and run.name in ("ar", "base", "bd3lm-4", "counts-4", "from-ar-both-4"):
+    if run.seed == 1 and run.name in ("ar", "base", "bd3lm-4", "counts-4", "from-ar-all-4"):
         return 1
     return 2 + run.seed
