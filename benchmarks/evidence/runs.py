@@ -116,7 +116,7 @@ class Run:
 
     @property
     def cost(self) -> str:
-        """What decides the time of a step: the shape, the tokens that the head is asked for, what is shown."""
+        """What decides the time of a step: the shape, which tokens the head is asked for, what is shown."""
         method = self.recipe.method
         previous = " previous" if getattr(method, "previous_token", False) else ""
         return f"{self.shape} {getattr(method, 'masking', None)}{previous}"
