@@ -90,6 +90,7 @@ _CASES: Mapping[str, tuple[Mapping[str, Any], str]] = {
     ),
 }
 _NEXT_TOKEN = {"method": {"kind": "block_diffusion", "causal_clean": True, "next_token": 1.0}}
+_PREVIOUS_TOKEN = {"method": {"kind": "block_diffusion", "previous_token": True}}
 
 
 def _steps(steps: int, **settings: Any) -> dict[str, Any]:
@@ -212,7 +213,7 @@ _DEMO_WHOLE_TEXTS = merge(
 # learning rate fall, so that it goes on where the first stopped.
 _BOX = {
     "data": {"path": "data/box", "context": 256, "validation_sequences": 512, "validation_batch": 64},
-    "network": {"size": "tiny", "heads": 4, "dropout": 0.0, "tied": True},
+    "network": {"size": "tiny", "heads": 4, "dropout": 0.0, "tied": True, "initialisation": "identity"},
     "optimizer": {
         "lr": 3e-3,
         "betas": [0.9, 0.95],
@@ -234,7 +235,8 @@ _TO_ZERO = {"optimizer": {"warmup_steps": 50, "decay": "linear", "min_lr_ratio":
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "demo": Preset(
-            "autoregressive, then block diffusion from it with counts and a next-token loss; built-in corpus",
+            "autoregressive, then block diffusion from it with counts, a next-token loss and the token before "
+            "hidden ones shown; built-in corpus",
             (
                 Stage("ar", merge(_DEMO, _steps(420), _AR)),
                 Stage(
@@ -244,6 +246,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                         _steps(420),
                         _COUNTS,
                         _NEXT_TOKEN,
+                        _PREVIOUS_TOKEN,
                         _block(4),
                         {"optimizer": {"lr": 6e-3}},
                     ),
@@ -294,11 +297,14 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     | _corpus_presets("wikipedia")
     | {
         "box": Preset(
-            "small enough to be shipped: autoregressive, then blocks of 4 from it by complementary masks "
-            "and a next-token loss",
+            "small enough to be shipped: autoregressive, then blocks of 4 from it by complementary masks, a "
+            "next-token loss and the token before hidden ones shown",
             (
                 Stage("ar", merge(_BOX, _steps(1500), _AR)),
-                Stage("block", merge(_BOX, _steps(1500), _COPIES, _NEXT_TOKEN, _block(4), _TO_ZERO)),
+                Stage(
+                    "block",
+                    merge(_BOX, _steps(1500), _COPIES, _NEXT_TOKEN, _PREVIOUS_TOKEN, _block(4), _TO_ZERO),
+                ),
             ),
         )
     }
