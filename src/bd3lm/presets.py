@@ -235,7 +235,7 @@ _TO_ZERO = {"optimizer": {"warmup_steps": 50, "decay": "linear", "min_lr_ratio":
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "demo": Preset(
-            "autoregressive, then block diffusion from it with counts, a next-token loss and the token before "
+            "autoregressive, then block diffusion from it by counts, a next-token loss and the token before "
             "hidden ones shown; built-in corpus",
             (
                 Stage("ar", merge(_DEMO, _steps(420), _AR)),
