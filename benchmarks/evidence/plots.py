@@ -1,5 +1,6 @@
 """The plots of the results, in the style of the reports, each with what it shows in words."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,9 +72,11 @@ def block_size_plot(evidence: Evidence) -> Plot | None:
         axes = figure.add_subplot()
         for index, values in enumerate(lines.values()):
             colour, dashes, marker = look(index)
-            x = [list(places).index(name) for name in values]
-            y, errors = _percent(list(values.values()))
-            axes.errorbar(x, y, errors, color=colour, linestyle=dashes, marker=marker, capsize=2.5)
+            # No line leads over what is not measured.
+            y, errors = _percent([values.get(name, Difference(math.nan)) for name in places])
+            axes.errorbar(
+                range(len(places)), y, errors, color=colour, linestyle=dashes, marker=marker, capsize=2.5
+            )
         axes.set_xticks(range(len(places)), list(places.values()))
         axes.set_xlabel("tokens in a block")
         axes.set_ylabel("perplexity, % above AR")
