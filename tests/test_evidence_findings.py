@@ -144,7 +144,7 @@ def test_what_diverged_is_no_choice(results: Results):
         )
         add(results, run.key, exact=50.0, nelbo=60.0)
     said = list(findings.past_findings(Evidence(results, ALL), 4))
-    assert said[-1] == "Not measured: the best on validation text, 14 of 15 are known."
+    assert said[-1] == "Not measured: the best on validation text, 15 of 16 are known."
     results.add("failed", RUNS["linear-4/0"], error="the loss is not finite")
     said = list(findings.past_findings(Evidence(results, ALL), 4))
     assert "Diverged, and left out of the choice: `linear-4`." in said

@@ -235,6 +235,8 @@ PAIRS = (
     ("from-mdlm", "both"),
     ("from-ar-both", "from-mdlm"),
     ("from-ar-late", "from-ar-both"),
+    ("from-ar-previous", "from-ar"),
+    ("from-ar-all", "from-ar-previous"),
     ("from-ar-all", "from-ar-both"),
     ("from-ar-all", "all"),
     ("from-ar-late-all", "from-ar-late"),

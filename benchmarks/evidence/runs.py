@@ -308,7 +308,8 @@ _SEEDS: Mapping[str, Mapping[int, int]] = {
     "from-ar": {4: 1, 16: 0},
     "from-ar-both": {4: 1, 16: 0},
     "from-ar-late": {4: 1, 16: 0},
-    "from-ar-all": {4: 3, 16: 2},
+    "from-ar-previous": {4: 2, 16: 1},
+    "from-ar-all": {4: 3, 16: 1},
     "from-ar-late-all": {4: 2, 16: 1},
     "time-all": {4: 1, 16: 1},
     "time-from-ar-all": {4: 1, 16: 0},
@@ -329,6 +330,7 @@ def _past(size: int) -> Iterator[Run]:
         "next": block(size, COUNTS, **NEXT),
         "previous": block(size, COUNTS, **PREVIOUS),
         "both": block(size, copies, **NEXT),
+        "next-previous": block(size, COUNTS, **NEXT, **PREVIOUS),
         "all": block(size, copies, **NEXT, **PREVIOUS),
         "proposal": block(size, {"kind": "counts", "learn_proposal": True}),
     }
@@ -337,6 +339,7 @@ def _past(size: int) -> Iterator[Run]:
         "from-ar": (_half, "next"),
         "from-ar-both": (_half, "both"),
         "from-ar-late": (_most, "both"),
+        "from-ar-previous": (_half, "next-previous"),
         "from-ar-all": (_half, "all"),
         "from-ar-late-all": (_most, "all"),
     }
@@ -357,7 +360,7 @@ def _past(size: int) -> Iterator[Run]:
             else:
                 variant, changes = name, dict(variants[name])
             measures = (*perplexities(size), *validated(size))
-            measures += NEXT_TOKEN if variant in ("next", "both", "all") else ()
+            measures += NEXT_TOKEN if variant in ("next", "both", "next-previous", "all") else ()
             if name == DECODED and seed == 0:
                 estimator = "exact" if size == 4 else "counts"
                 measures += (*zero_shot(estimator), *BOTH_LENGTHS, Documents(), *decoding(size))

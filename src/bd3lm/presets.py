@@ -229,7 +229,6 @@ _BOX = {
         "checkpoint_every": 500,
     },
 }
-_COPIES = {"method": {"kind": "block_diffusion", "masking": {"kind": "counts", "complementary": True}}}
 _TO_ZERO = {"optimizer": {"warmup_steps": 50, "decay": "linear", "min_lr_ratio": 0.0}}
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
@@ -297,13 +296,13 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     | _corpus_presets("wikipedia")
     | {
         "box": Preset(
-            "small enough to be shipped: autoregressive, then blocks of 4 from it by complementary masks, a "
-            "next-token loss and the token before hidden ones shown",
+            "small enough to be shipped: autoregressive, then blocks of 4 from it by counts, a next-token loss "
+            "and the token before hidden ones shown",
             (
                 Stage("ar", merge(_BOX, _steps(1500), _AR)),
                 Stage(
                     "block",
-                    merge(_BOX, _steps(1500), _COPIES, _NEXT_TOKEN, _PREVIOUS_TOKEN, _block(4), _TO_ZERO),
+                    merge(_BOX, _steps(2000), _COUNTS, _NEXT_TOKEN, _PREVIOUS_TOKEN, _block(4), _TO_ZERO),
                 ),
             ),
         )
