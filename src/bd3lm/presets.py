@@ -296,7 +296,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     | _corpus_presets("wikipedia")
     | {
         "box": Preset(
-            "small enough to be shipped: autoregressive, then blocks of 4 from it by counts, a next-token loss "
+            "small enough to be shipped: autoregressive, then blocks of 4 from it, a next-token loss "
             "and the token before hidden ones shown",
             (
                 Stage("ar", merge(_BOX, _steps(1500), _AR)),
