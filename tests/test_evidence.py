@@ -255,10 +255,13 @@ def test_data_come_back_from_their_file(data: Path, tmp_path: Path):
 
 
 def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]):
-    main(["--list", "--only", "ssd-lm"])
+    main(["--tiny", "--list", "--only", "ssd-lm"])
     assert "| ssd-lm/0 | ssd-lm |" in capsys.readouterr().out
+    main(["--tiny", "--list", "--only", "ssd-lm", "case", "ar-random-batch"])
+    names = [line.split()[1] for line in capsys.readouterr().out.splitlines() if "/0 |" in line]
+    assert names == ["ssd-lm/0", "ar-random-batch/0", "block-1/0", "block-1-full/0"]  # as asked, each once
     with pytest.raises(SystemExit, match="--only must name runs or tables, got nothing-like-it"):
-        main(["--list", "--only", "nothing-like-it"])
+        main(["--tiny", "--list", "--only", "nothing-like-it"])
 
 
 @pytest.mark.slow

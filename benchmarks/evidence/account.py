@@ -163,8 +163,9 @@ def _machine(evidence: Evidence) -> str:
     )
 
 
-def _digests(evidence: Evidence) -> set[str]:
-    return {each.digest for run in evidence.runs for each in run.lineage}
+def _digests(evidence: Evidence) -> dict[str, str]:
+    """The names of all runs, and of what they start from."""
+    return {each.digest: each.name for run in evidence.runs for each in run.lineage}
 
 
 def progress_table(evidence: Evidence) -> Table:
@@ -235,7 +236,7 @@ def cost_table(evidence: Evidence) -> Table:
     spent: dict[str, list[float]] = {}
     for line in evidence.results.lines:
         if line["kind"] in ("trained", "measured"):
-            name = line["run"] if line["digest"] in known else "earlier settings"
+            name = known.get(line["digest"], "earlier settings")
             trained = line["kind"] == "trained"
             each = spent.setdefault(name, [0, 0.0, 0.0])
             each[0] += trained

@@ -25,8 +25,8 @@ from bd3lm.evaluation import (
     nelbo_variance,
     stop_counts,
 )
-from bd3lm.lm import Generation, LanguageModel, Settings, build_estimator
-from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, TokenBatch
+from bd3lm.lm import Generation, LanguageModel, Settings, block_loss, build_estimator
+from bd3lm.objectives import Autoregressive, TokenBatch
 
 _ROWS = 64
 _REDRAWS = 20
@@ -77,13 +77,7 @@ def _variance(what: Variance, model: LanguageModel, place: Place) -> dict[str, A
     batches = list(_batches(rows, what.batches * _ROWS, model, score_first=method.score_first))
     found = {}
     for name in what.rules:
-        objective = BlockDiffusionLoss(
-            block_size=method.block_size,
-            mask_id=method.mask_id,
-            masking=RULES[name],
-            causal_clean=method.causal_clean,
-            previous_token=method.previous_token,
-        )
+        objective = block_loss(method, RULES[name])
         found[name] = asdict(nelbo_variance(model.network, objective, batches, block_size=method.block_size))
     return {"block_size": method.block_size, "rules": found}
 

@@ -136,6 +136,7 @@ OBJECTIVES = {
     "complementary": (128, {"block_size": 16, "masking": Counts(complementary=True)}, {}),
     "causal clean": (132, {"block_size": 4, "masking": Times(), "causal_clean": True}, {}),
     "time": (128, {"block_size": 16, "masking": Times()}, {"adaln": True, "time_conditioning": True}),
+    "the token before": (132, {"block_size": 4, "masking": Counts(), "previous_token": True}, {}),
     "one block": (132, {"block_size": 132, "masking": Counts()}, {}),
 }
 

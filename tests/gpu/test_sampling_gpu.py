@@ -52,6 +52,9 @@ def writers(model: Transformer) -> dict[str, Writer]:
     if not model.uses_noise:
         found["autoregressive"] = AutoregressiveWriter(model, mask_id=MASK, context=CONTEXT)
     found["sliding"] = SlidingWriter(model, mask_id=MASK, context=CONTEXT)
+    found["sliding, with the token before"] = SlidingWriter(
+        model, mask_id=MASK, context=CONTEXT, previous_token=True
+    )
     return found
 
 
@@ -107,11 +110,19 @@ def test_bfloat16_writes_past_the_context_without_a_mask_left():
             assert not (text.tokens == MASK).any(), name
 
 
+@pytest.mark.parametrize("previous_token", [False, True])
 @pytest.mark.parametrize("rule", [FirstHitting(), FirstHitting(2), Ancestral(7), Remasking(steps=9)], ids=str)
-def test_the_host_does_not_wait_while_blocks_are_written(rule):
+def test_the_host_does_not_wait_while_blocks_are_written(rule, previous_token):
     """From the third block on, by when every pass has been recorded."""
     model = tiny_transformer(5, context=CONTEXT, hidden=64, heads=2, dtype=torch.bfloat16).cuda()
-    writer = BlockWriter(model, block_size=8, mask_id=MASK, context=CONTEXT, unmasking=rule)
+    writer = BlockWriter(
+        model,
+        block_size=8,
+        mask_id=MASK,
+        context=CONTEXT,
+        unmasking=rule,
+        previous_token=previous_token,
+    )
     rows = writer.open([Request(torch.tensor([0]), 1, 128)], width=128, device=torch.device("cuda"))
     with torch.no_grad():
         for _ in range(4):

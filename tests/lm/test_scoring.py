@@ -58,6 +58,11 @@ def test_autoregressive_models_have_the_chain_rule(score_first):
 # --- block diffusion: every order ---
 
 
+def asked(model: LanguageModel) -> Any:
+    """The network as the texts are shown to it."""
+    return AfterPrevious(model.network) if model.config.method.previous_token else model.network
+
+
 def by_brute_force(model: LanguageModel, text: list[int], of: Any = nll) -> float:
     """Block by block, for all sets of hidden tokens; what lies past the end of the text stays masked."""
     size, given = model.config.method.block_size, int(not model.config.method.score_first)
@@ -68,8 +73,7 @@ def by_brute_force(model: LanguageModel, text: list[int], of: Any = nll) -> floa
         absent = [place - start for place in range(len(text), start + size)]
         if scored:
             options = {"absent": absent, "causal_clean": model.config.method.causal_clean}
-            asked = AfterPrevious(model.network) if model.config.method.previous_token else model.network
-            total += of(table(asked, padded, start, size, scored, **options), scored).item()
+            total += of(table(asked(model), padded, start, size, scored, **options), scored).item()
     return total
 
 
@@ -178,10 +182,11 @@ def chi_square(observed: Sequence[int], expected: Sequence[float]) -> float:
 
 @first_scored_or_given
 @pytest.mark.parametrize("block_size", [2, 8])
+@pytest.mark.parametrize("previous_token", [False, True])
 @pytest.mark.parametrize("estimator", ["nelbo", "counts"])
-def test_the_nelbo_is_a_bound(estimator, block_size, score_first):
+def test_the_nelbo_is_a_bound(estimator, previous_token, block_size, score_first):
     """Its mean is the NELBO of brute force, which is above −log p."""
-    model = of_four_tokens(block_size, context=8, score_first=score_first)
+    model = of_four_tokens(block_size, context=8, score_first=score_first, previous_token=previous_token)
     texts, options = TEXTS[2:], {"estimator": estimator, "samples": 250, "batch_size": 250}
     sampled = [model.log_likelihood(texts, **options, seed=seed) for seed in range(8)]
     for index, truth in enumerate(model.log_likelihood(texts, estimator="exact")):
@@ -194,10 +199,15 @@ def test_the_nelbo_is_a_bound(estimator, block_size, score_first):
         assert -fmean(log_p(found)) == pytest.approx(bound, abs=3 * error + 1e-9)
 
 
-def test_importance_weighting_lies_between():
+@pytest.mark.parametrize("previous_token", [False, True])
+def test_importance_weighting_lies_between(previous_token):
     """Its mean over many seeds is the mean over all tuples of orders, which falls from NELBO to −log p."""
-    model, text, scored = of_four_tokens(4, score_first=True), [1, 3, 3, 3], range(4)
-    truth = table(model.network, torch.tensor([text]), 0, 4, scored)
+    model, text, scored = (
+        of_four_tokens(4, score_first=True, previous_token=previous_token),
+        [1, 3, 3, 3],
+        range(4),
+    )
+    truth = table(asked(model), torch.tensor([text]), 0, 4, scored)
     along = torch.stack([log_p_along(truth, order) for order in permutations(scored)])
     means = [importance_weighted(along, orders).item() for orders in (1, 2)]
     assert nelbo(truth, scored).item() == pytest.approx(means[0])

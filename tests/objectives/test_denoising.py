@@ -250,3 +250,19 @@ def test_the_next_token_loss_needs_a_causal_clean_text():
         )
     with pytest.raises(ValueError, match=r"next_token must be finite and not negative, got -0\.1"):
         BlockDiffusionLoss(block_size=2, mask_id=MASK, causal_clean=True, next_token=-0.1)
+
+
+def test_given_masks_are_no_hidden_tokens():
+    """A mask in the clean text is shown as it is, also where hidden tokens are shown with the one before."""
+    model, texts = tiny_transformer(4), random_texts(3, 6)
+    texts[:, 1] = MASK
+    batch = TokenBatch.of(texts, prompts=torch.tensor([2, 2, 2]))
+    hidden = torch.zeros(3, 1, 6, dtype=torch.bool)
+    hidden[..., 2:] = torch.rand(3, 1, 4, generator=torch.Generator().manual_seed(1)) < 0.6
+    single, double = (
+        BlockDenoiser(
+            model, batch, block_size=2, mask_id=MASK, previous_token=True, algorithm=algorithm
+        ).nats(hidden)
+        for algorithm in ("single_pass", "two_pass")
+    )
+    torch.testing.assert_close(single, double, rtol=0, atol=1e-10)

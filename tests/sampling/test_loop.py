@@ -36,7 +36,15 @@ from bd3lm.sampling import (
     sample,
     write,
 )
-from tests.oracles.networks import CLEAN, MASK, Written, log_probabilities, logits_of, tiny_transformer
+from tests.oracles.networks import (
+    CLEAN,
+    MASK,
+    AfterPrevious,
+    Written,
+    log_probabilities,
+    logits_of,
+    tiny_transformer,
+)
 
 EOS = 3
 CONTEXT = 12
@@ -71,12 +79,17 @@ WRITERS: dict[str, Callable[..., Writer]] = {
         f"{name}, causal": partial(blocks, unmasking=RULES[name], causal_clean=True)
         for name in ("first-hitting", "remasking", "threshold")
     },
+    **{
+        f"{name}, with the token before": partial(blocks, unmasking=RULES[name], previous_token=True)
+        for name in ("first-hitting", "remasking", "threshold")
+    },
     "blocks of one": partial(blocks, block_size=1),
     "uncached": partial(blocks, cache=False),
     "autoregressive": autoregressive,
     "autoregressive after a first token": partial(autoregressive, score_first=False),
     "autoregressive uncached": partial(autoregressive, cache=False),
     "sliding": sliding,
+    "sliding, with the token before": partial(sliding, previous_token=True),
     "sliding and remasking": partial(sliding, unmasking=RULES["remasking"]),
     "sliding by whole contexts": partial(sliding, stride=CONTEXT),
 }
@@ -243,6 +256,10 @@ def test_a_batch_larger_than_the_requests_has_no_empty_rows():
 CACHED: dict[str, Callable[..., Writer]] = {
     **{f"blocks of {n}": partial(blocks, block_size=n) for n in (1, 2, 4)},
     **{f"blocks of {n}, causal": partial(blocks, block_size=n, causal_clean=True) for n in (1, 2, 4)},
+    **{
+        f"blocks of {n}, with the token before": partial(blocks, block_size=n, previous_token=True)
+        for n in (1, 4)
+    },
     **{f"{name}, blocks of 4": partial(blocks, unmasking=rule) for name, rule in RULES.items()},
     "autoregressive": autoregressive,
     "autoregressive after a first token": partial(autoregressive, score_first=False),
@@ -330,15 +347,18 @@ LONG = [
 both_caches = pytest.mark.parametrize("cache", [True, False], ids=["cached", "uncached"])
 
 
+@pytest.mark.parametrize("previous_token", [False, True])
 @pytest.mark.parametrize(("n", "causal_clean"), [(1, False), (2, False), (4, False), (4, True)])
 @pytest.mark.parametrize("model", [MODEL, TIMED], ids=["untimed", "timed"])
 @both_caches
 @torch.no_grad()
-def test_past_the_context_every_block_sees_a_window(model, n, causal_clean, cache):
+def test_past_the_context_every_block_sees_a_window(model, n, causal_clean, previous_token, cache):
     """Cached: a window over the whole text, in which each block saw its own; uncached: nothing else."""
-    writer = blocks(model, block_size=n, causal_clean=causal_clean, context=8, cache=cache)
+    how = {"causal_clean": causal_clean, "previous_token": previous_token}
+    writer = blocks(model, block_size=n, context=8, cache=cache, **how)
+    asked = AfterPrevious(model) if previous_token else model
     for request, text in zip(LONG, sample(writer, LONG, batch_size=2), strict=True):
-        expected = blocks_by_hand(model, request, n, 8 - n, causal_clean=causal_clean, afresh=not cache)
+        expected = blocks_by_hand(asked, request, n, 8 - n, causal_clean=causal_clean, afresh=not cache)
         assert text.tokens.tolist() == expected
 
 

@@ -74,6 +74,7 @@ def test_hidden_tokens_may_be_shown_with_the_token_before(
     assert chi_square(written(model, given=given, length=length, previous_token=True), law) > FITS
     with pytest.raises(ValueError, match="stride must be below the context 4 for a network that is shown"):
         SlidingWriter(model, mask_id=MASK, context=4, stride=4, previous_token=True)
+    SlidingWriter(model, mask_id=MASK, context=1, previous_token=True)  # there is no other stride
 
 
 @pytest.mark.parametrize(

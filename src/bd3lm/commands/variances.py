@@ -1,7 +1,6 @@
 """`bd3lm variance RUN...`: how noisy each way of drawing masks is on trained models."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ from bd3lm.diffusion import (
 )
 from bd3lm.evaluation import gradient_variance, nelbo_variance
 from bd3lm.interop import check_folder
-from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
+from bd3lm.lm import block_loss
+from bd3lm.objectives import TokenBatch
 from bd3lm.reports import with_error
 
 # The rows of the paper's tables of mask ranges and of noise schedules, and ours.
@@ -74,15 +74,9 @@ def measure_variances(
             f"the data of {subject.name} must have at least 2 batches of {rows} sequences held out to "
             f"measure gradients on, got {len(full)}"
         )
-    plain = BlockDiffusionLoss(
-        block_size=method.block_size,
-        mask_id=method.mask_id,
-        causal_clean=method.causal_clean,
-        previous_token=method.previous_token,
-    )
     found = []
     for name, rule in track(RULES.items(), subject.title, console=console or Console(), transient=True):
-        objective = replace(plain, masking=rule)
+        objective = block_loss(method, rule)
         loss = nelbo_variance(network, objective, some[:batches], block_size=method.block_size, seed=seed)
         gradient = gradient_variance(network, objective, full, seed=seed) if gradients else None
         found.append(

@@ -3,7 +3,7 @@
 from bd3lm.lm.generation import Generation, Settings
 from bd3lm.lm.model import LanguageModel, load
 from bd3lm.lm.prompts import Gap
-from bd3lm.lm.scoring import TextLikelihood, build_estimator, corruption_bound
+from bd3lm.lm.scoring import TextLikelihood, block_loss, build_estimator, corruption_bound
 
 __all__ = [
     "Gap",
@@ -11,6 +11,7 @@ __all__ = [
     "LanguageModel",
     "Settings",
     "TextLikelihood",
+    "block_loss",
     "build_estimator",
     "corruption_bound",
     "load",

@@ -18,7 +18,7 @@ from bd3lm.config import (
     SimplexMethod,
     did_you_mean,
 )
-from bd3lm.diffusion import SCHEDULES, Counts, Draws, Times, named_process
+from bd3lm.diffusion import SCHEDULES, Counts, Draws, MaskingRule, Times, named_process
 from bd3lm.evaluation import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
 from bd3lm.models import Transformer, require_evaluation_mode
@@ -94,17 +94,22 @@ def _block_estimator(
         )
     if name == "auto":
         name = "nelbo" if network.uses_noise else "exact" if size <= _LARGEST_EXACT else "counts"
-    shown: dict[str, Any] = {
-        "block_size": size,
-        "mask_id": method.mask_id,
-        "causal_clean": method.causal_clean,
-        "previous_token": method.previous_token,
-    }
     if name == "exact":
-        return Enumerated(**shown)
+        return Enumerated(**_shape(method))
     if orders is not None:
-        return ImportanceWeighted(**shown, orders=orders)
-    return Sampled(name, BlockDiffusionLoss(**shown, masking=Counts() if name == "counts" else Times()))
+        return ImportanceWeighted(**_shape(method), orders=orders)
+    return Sampled(name, block_loss(method, Counts() if name == "counts" else Times()))
+
+
+def block_loss(method: BlockDiffusionMethod, masking: MaskingRule) -> BlockDiffusionLoss:
+    """What masks drawn by some rule say of a model's likelihood."""
+    return BlockDiffusionLoss(**_shape(method), masking=masking)
+
+
+def _shape(method: BlockDiffusionMethod) -> dict[str, Any]:
+    """What decides how a network is asked about a block."""
+    names = ("block_size", "mask_id", "causal_clean", "previous_token")
+    return {name: getattr(method, name) for name in names}
 
 
 @overload

@@ -5,7 +5,7 @@ from bd3lm.models.cache import KVCache, KVReplay, KVStore, KVTape
 from bd3lm.models.cross_entropy import check_targets
 from bd3lm.models.devices import runs_kernels, send
 from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDecoding, BlockDiffusion, Causal, Layout
-from bd3lm.models.protocol import Denoiser, embed_after, require_evaluation_mode
+from bd3lm.models.protocol import Denoiser, embed_with_previous, require_evaluation_mode
 from bd3lm.models.transformer import Transformer, TransformerConfig
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "TransformerConfig",
     "attend",
     "check_targets",
-    "embed_after",
+    "embed_with_previous",
     "render",
     "require_evaluation_mode",
     "runs_kernels",

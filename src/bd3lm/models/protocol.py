@@ -48,7 +48,7 @@ class Denoiser(Protocol):
         """A cache for passes of up to `segment` tokens."""
 
 
-def embed_after(model: Denoiser, tokens: Tensor, before: Tensor, *, blank: int) -> Tensor:
+def embed_with_previous(model: Denoiser, tokens: Tensor, before: Tensor, *, blank: int) -> Tensor:
     """Vectors (..., hidden) of token ids (...); that of the token `before` is added to those of blanks."""
     embedded = model.embed(tokens)
     return torch.where((tokens == blank).unsqueeze(-1), embedded + model.embed(before), embedded)

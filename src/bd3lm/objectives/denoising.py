@@ -5,6 +5,7 @@ Algorithm 1, which first fills a KV store from the clean text and then denoises 
 second can denoise the same text many times for one clean pass.
 """
 
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ from bd3lm.models import (
     Causal,
     Denoiser,
     KVTape,
-    embed_after,
+    embed_with_previous,
     send,
 )
 from bd3lm.objectives.base import TokenBatch, check_scored, token_nats
@@ -44,8 +45,8 @@ class BlockDenoiser:
     ) -> None:
         """With `next_token` the outputs of the clean text are kept too, for `next_token_nats`.
 
-        With `previous_token` a hidden token is shown as the mask and the token before it, be that of its
-        block or of the text before, together: what a position of an autoregressive network begins with.
+        With `previous_token` a hidden token is shown as the mask and the token before it together, be that
+        of its block or of the text before: much as a position of an autoregressive network begins.
         """
         if next_token and not causal_clean:
             raise ValueError(
@@ -100,7 +101,7 @@ class BlockDenoiser:
         """
         if self._clean_states is None:
             raise RuntimeError("next_token_nats needs next_token=True and a pass before it")
-        tokens, scored = (send(each, self.model.device) for each in (self.batch.tokens, self.batch.scored))
+        tokens, scored = self._clean, send(self.batch.scored, self.model.device)
         states = self._clean_states[:, :-1].flatten(0, 1)
         weights = weight * scored[:, 1:].flatten().to(torch.promote_types(states.dtype, torch.float32))
         total, nats = self.model.cross_entropy(
@@ -126,9 +127,10 @@ class BlockDenoiser:
         )
         repeated = None if noise is None else noise.repeat(1, copies)
         if self._tape is None:
-            shown = self._shown(torch.cat((noisy, self._clean.unsqueeze(1)), dim=1)).flatten(1, 2)
+            shown = self._shown(noisy).flatten(1, 2)
+            clean = self.model.embed(self._clean) if self.previous_token else self._clean
             with_clean = None if repeated is None else F.pad(repeated, (0, length))  # the clean text has none
-            states = self.model(shown, layout=layout, noise=with_clean)
+            states = self.model(torch.cat((shown, clean), dim=1), layout=layout, noise=with_clean)
             if self.next_token:
                 states, self._clean_states = states.split((layout.noisy, length), dim=1)
         else:
@@ -136,7 +138,7 @@ class BlockDenoiser:
             states = self.model(shown, layout=layout, noise=repeated, cache=self._tape.replay())
         return states.unflatten(1, (copies, length))
 
-    @property
+    @cached_property
     def _clean(self) -> Tensor:
         return send(self.batch.tokens, self.model.device)
 
@@ -144,11 +146,11 @@ class BlockDenoiser:
         """Noisy tokens (rows, copies, length) as the network is given them: ids, or vectors for them."""
         if not self.previous_token:
             return noisy
-        blank = self.mask_id  # before the first token there is nothing to show
+        blank = self.mask_id  # which stands before the text
         of_text = F.pad(self._clean[:, :-1], (1, 0), value=blank).unsqueeze(1)
         of_block = F.pad(noisy[..., :-1], (1, 0), value=blank)
         begins = torch.arange(noisy.shape[-1], device=noisy.device) % self.block_size == 0
-        return embed_after(self.model, noisy, torch.where(begins, of_text, of_block), blank=blank)
+        return embed_with_previous(self.model, noisy, torch.where(begins, of_text, of_block), blank=blank)
 
     def _record_clean(self) -> KVTape:
         """∅, K^{1:B}, V^{1:B} ← x_θ(x): the first pass of Algorithm 1."""

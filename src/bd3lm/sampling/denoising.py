@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import subs_at_masks
-from bd3lm.models import Denoiser, embed_after, send
+from bd3lm.models import Denoiser, embed_with_previous, send
 from bd3lm.sampling.drawing import Sharpening
 from bd3lm.sampling.rows import Reveal, Rows
 from bd3lm.sampling.unmasking import Adaptive, Pass, Planned, Unmasking
@@ -81,7 +81,8 @@ class Denoising:
         turn: Tensor | None = None,
     ) -> Tensor:
         """One pass: the tokens (rows, k) of these places, written where they are active."""
-        states = evaluate(positions, self._shown(rows, positions), mask_rate)
+        piece = rows.text.gather(1, positions)
+        states = evaluate(positions, self._shown(piece, rows, positions), mask_rate)
         asked = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
         tokens = self.sharpening.draw_logits(
             self.model.head(asked),
@@ -115,20 +116,20 @@ class Denoising:
         """One pass: tokens drawn everywhere (rows, n), and those that the rule chose and are written."""
         piece = rows.text.gather(1, positions)
         rate = (piece == self.mask_id).double().mean(1)  # as many masks as the network sees
-        states = evaluate(positions, self._shown(rows, positions), rate)
+        states = evaluate(positions, self._shown(piece, rows, positions), rate)
         log_p = subs_at_masks(self.model.head(states), self.mask_id)
         tokens = self.sharpening.draw(log_p, rows.noise_seeds, positions, repeat=turn)
         chosen = rule.choose(log_p, tokens, hidden)
         rows.write(positions, tokens, where=chosen)
         return tokens, chosen
 
-    def _shown(self, rows: Rows, positions: Tensor) -> Tensor:
-        """The text at these positions (rows, n) as the network is given it: ids, or vectors for them."""
-        piece = rows.text.gather(1, positions)
+    def _shown(self, piece: Tensor, rows: Rows, positions: Tensor) -> Tensor:
+        """The tokens (rows, n) of these positions as the network is given them: ids, or vectors for them."""
         if not self.previous_token:
             return piece
-        before = rows.text.gather(1, (positions - 1).clamp_min(0)).masked_fill(positions == 0, self.mask_id)
-        return embed_after(self.model, piece, before, blank=self.mask_id)
+        # Where the first token of a text is hidden, a mask stands before it: itself.
+        before = rows.text.gather(1, (positions - 1).clamp_min(0))
+        return embed_with_previous(self.model, piece, before, blank=self.mask_id)
 
 
 @dataclass(frozen=True)

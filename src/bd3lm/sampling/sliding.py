@@ -36,7 +36,7 @@ class SlidingWriter(Writer):
         stride = -(-context // 2) if stride is None else stride
         if not 1 <= stride <= context:
             raise ValueError(f"stride must lie in 1..{context}, the context, got {stride}")
-        if previous_token and stride == context:
+        if previous_token and stride == context > 1:
             raise ValueError(
                 f"stride must be below the context {context} for a network that is shown the token before a "
                 "hidden one: before the first of a context it was never shown any"
