@@ -8,7 +8,7 @@ import torch
 from benchmarks.evidence.figures import NONE, Evidence, Nats, trained_tokens
 from benchmarks.evidence.measures import TRAINED_ON, Documents, Perplexity, Texts
 from benchmarks.evidence.results import Line
-from benchmarks.evidence.runs import Run
+from benchmarks.evidence.runs import COMMON, Run
 from benchmarks.evidence.samples import text_name
 
 from bd3lm.models import Transformer
@@ -46,17 +46,14 @@ def setting(evidence: Evidence) -> Listing:
 
 
 def _first_weights(evidence: Evidence) -> str:
-    """By how many runs begin with them; alternatives are told apart by their names."""
-    found: dict[str, list[Run]] = {}
-    for run in evidence.runs:
-        if run.table != "alternatives":
-            first = run.lineage[0]
-            found.setdefault(first.recipe.network.initialisation, []).append(first)
-    least, *_ = sorted(found.values(), key=len)
-    return ", ".join(
-        f"`{start}`" + (f" for what begins as {_kinds(runs)}" if runs is least and len(found) > 1 else "")
-        for start, runs in sorted(found.items(), key=lambda each: -len(each[1]))
-    )
+    """The usual ones, and who begins with others; alternatives are told apart by their names."""
+    usual = COMMON["network"]["initialisation"]
+    others: dict[str, list[Run]] = {}
+    for first in (run.lineage[0] for run in evidence.runs if run.table != "alternatives"):
+        if (start := first.recipe.network.initialisation) != usual:
+            others.setdefault(start, []).append(first)
+    told = (f"`{start}` for what begins as {_kinds(runs)}" for start, runs in others.items())
+    return ", ".join((f"`{usual}`", *told))
 
 
 def _decay(optimizer: OptimizerSettings) -> str:

@@ -57,6 +57,13 @@ COMMON: Mapping[str, Any] = {
 FIRST_STAGE: Mapping[str, Any] = {"optimizer": {"decay": "constant", "decay_steps": None}}
 
 
+# Settings that came after the first results, and what all runs had before: digests leave that out.
+_LATER: Mapping[tuple[str, str], object] = {
+    ("network", "initialisation"): "gpt2",
+    ("method", "previous_token"): False,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Something to train once. With `same_time_as` it and its parents get the training time of that run."""
@@ -87,10 +94,9 @@ class Run:
     def digest(self) -> str:
         """Of all that decides the weights but the data."""
         recipe = recipe_to_dict(self.recipe)
-        if recipe["network"]["initialisation"] == "gpt2":  # as all were before there was another
-            del recipe["network"]["initialisation"]
-        if not recipe["method"].get("previous_token", True):
-            del recipe["method"]["previous_token"]
+        for (part, name), before in _LATER.items():
+            if recipe[part].get(name) == before:
+                del recipe[part][name]
         parts: list[Any] = [recipe]
         parts += [other.digest for other in (self.parent, self.same_time_as) if other is not None]
         return digest(parts)[:16]
@@ -360,7 +366,7 @@ def _past(size: int) -> Iterator[Run]:
             else:
                 variant, changes = name, dict(variants[name])
             measures = (*perplexities(size), *validated(size))
-            measures += NEXT_TOKEN if variant in ("next", "both", "next-previous", "all") else ()
+            measures += NEXT_TOKEN if "next_token" in variants[variant]["method"] else ()
             if name == DECODED and seed == 0:
                 estimator = "exact" if size == 4 else "counts"
                 measures += (*zero_shot(estimator), *BOTH_LENGTHS, Documents(), *decoding(size))

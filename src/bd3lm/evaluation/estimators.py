@@ -7,7 +7,7 @@ draws of one text can be spread evenly.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -89,13 +89,23 @@ class Sampled(Estimator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Enumerated(Estimator):
-    """The sum over all orders of reveal, and from the same passes the NELBO without Monte-Carlo noise."""
+class _OfBlocks(Estimator):
+    """What decides how a network is asked about a block."""
 
     block_size: int
     mask_id: int
     causal_clean: bool = False
     previous_token: bool = False
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        names = ("block_size", "mask_id", "causal_clean", "previous_token")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enumerated(_OfBlocks):
+    """The sum over all orders of reveal, and from the same passes the NELBO without Monte-Carlo noise."""
 
     @property
     def name(self) -> str:
@@ -114,26 +124,15 @@ class Enumerated(Estimator):
         return ()
 
     def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        exact = exact_likelihood(
-            model,
-            batch,
-            block_size=self.block_size,
-            mask_id=self.mask_id,
-            causal_clean=self.causal_clean,
-            previous_token=self.previous_token,
-        )
+        exact = exact_likelihood(model, batch, **self._asked)
         return torch.stack((exact.nll.sum(1), exact.nelbo.sum(1)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportanceWeighted(Estimator):
+class ImportanceWeighted(_OfBlocks):
     """−log of the mean probability along `orders` random orders of each block: tighter than the NELBO."""
 
-    block_size: int
-    mask_id: int
     orders: int
-    causal_clean: bool = False
-    previous_token: bool = False
 
     @property
     def is_random(self) -> bool:
@@ -152,13 +151,4 @@ class ImportanceWeighted(Estimator):
         return draw_orders(self.orders, rows, length, self.block_size, generator=generator, device=device)
 
     def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        nats = importance_weighted_nll(
-            model,
-            batch,
-            draws,
-            block_size=self.block_size,
-            mask_id=self.mask_id,
-            causal_clean=self.causal_clean,
-            previous_token=self.previous_token,
-        )
-        return nats.sum(1).unsqueeze(0)
+        return importance_weighted_nll(model, batch, draws, **self._asked).sum(1).unsqueeze(0)

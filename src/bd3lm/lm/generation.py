@@ -223,7 +223,7 @@ def build_writer(network: Transformer, config: LanguageModelConfig, settings: Se
             _refuse(settings, "projection", why="it is SSD-LM's")
             _refuse(settings, "steps", why="block diffusion takes unmasking=Ancestral(steps)")
             if method.block_size == context:
-                common["previous_token"] = method.previous_token
+                common = {**common, "previous_token": method.previous_token}
                 return _whole_context(network, common, settings, settings.unmasking)
             _refuse(settings, "stride", why=f"this model writes blocks of {method.block_size}")
             return BlockWriter(

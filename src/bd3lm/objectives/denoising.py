@@ -113,10 +113,10 @@ class BlockDenoiser:
         """Hidden states of the noisy tokens (rows, copies, length, hidden)."""
         rows, copies, length = noisy.shape
         noise = None if noise is None else send(noise, self.model.device)
+        shown = self._shown(noisy)
         if self.blocks == 1 and not self.next_token:  # it sees no clean text: copies are just more rows
             repeated = None if noise is None else noise.repeat_interleave(copies, dim=0)
-            shown = self._shown(noisy).flatten(0, 1)
-            states = self.model(shown, layout=Bidirectional(length), noise=repeated)
+            states = self.model(shown.flatten(0, 1), layout=Bidirectional(length), noise=repeated)
             return states.unflatten(0, (rows, copies))
         layout = BlockDiffusion(
             length,
@@ -125,16 +125,15 @@ class BlockDenoiser:
             causal_clean=self.causal_clean,
             read_clean=self.next_token and self._tape is None,
         )
+        shown = shown.flatten(1, 2)
         repeated = None if noise is None else noise.repeat(1, copies)
         if self._tape is None:
-            shown = self._shown(noisy).flatten(1, 2)
             clean = self.model.embed(self._clean) if self.previous_token else self._clean
             with_clean = None if repeated is None else F.pad(repeated, (0, length))  # the clean text has none
             states = self.model(torch.cat((shown, clean), dim=1), layout=layout, noise=with_clean)
             if self.next_token:
                 states, self._clean_states = states.split((layout.noisy, length), dim=1)
         else:
-            shown = self._shown(noisy).flatten(1, 2)
             states = self.model(shown, layout=layout, noise=repeated, cache=self._tape.replay())
         return states.unflatten(1, (copies, length))
 
