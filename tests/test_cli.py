@@ -27,7 +27,18 @@ from bd3lm.runs import resolve_stages
 from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
 from bd3lm.training import Trainer, tensor_files
 from tests.data_room.documents import random_texts
-from tests.lm import BYTES, CONTEXT, D3PM, D3PM_UNIFORM, SEDD, SEDD_UNIFORM, SSD, baseline, of_bytes
+from tests.lm import (
+    BYTES,
+    CONTEXT,
+    D3PM,
+    D3PM_UNIFORM,
+    SEDD,
+    SEDD_UNIFORM,
+    SSD,
+    baseline,
+    of_bytes,
+    tokens_of,
+)
 from tests.tiny_recipes import plain, prepared, two_stages
 
 PARITY = Path(__file__).parent / "data" / "parity"
@@ -565,9 +576,45 @@ def test_every_flag_is_a_setting(words, changes, saved, model, tmp_path, capsys)
     settings = Settings(**changes)
     (record,) = records(out)
     used = settings.for_method(model.config.method)
-    assert record["settings"] == {**asdict(used), "unmasking": repr(settings.unmasking)}
+    assert record["settings"] == {**asdict(used), "unmasking": repr(used.unmasking)}
     assert record["settings"]["nucleus_p"] == changes.get("nucleus_p", 0.9)
     assert record["tokens"] == model.generate("ab", settings)[0].tokens
+
+
+@pytest.mark.parametrize(
+    ("words", "unmasking"),
+    [
+        ("--lean 2", FirstHitting(lean=2.0)),
+        ("--lean 0", FirstHitting()),
+        ("--lean 2 --tokens-per-pass 2", FirstHitting(2, lean=2.0)),
+    ],
+)
+def test_lean_is_the_order_in_which_a_block_is_written(words, unmasking, saved, model, tmp_path, capsys):
+    out = tmp_path / "texts.jsonl"
+    assert main(["sample", saved, "ab", "--count", "3", "--out", str(out), *words.split()]) == 0
+    found = records(out)
+    assert {record["settings"]["unmasking"] for record in found} == {repr(unmasking)}
+    texts = [record["tokens"] for record in found]
+    assert texts == tokens_of(model.generate(["ab"] * 3, unmasking=unmasking))
+    assert (texts == tokens_of(model.generate(["ab"] * 3))) == (words == "--lean 0")
+
+
+@pytest.mark.parametrize(
+    ("words", "unmasking"),
+    [
+        ("", FirstHitting(lean=3.0)),
+        ("--lean 0", FirstHitting()),
+        ("--tokens-per-pass 2", FirstHitting(2, lean=3.0)),
+        ("--steps 5", Ancestral(5)),
+    ],
+)
+def test_a_model_that_leans_writes_in_its_own_order(words, unmasking, model, tmp_path, capsys):
+    model.with_lean(3.0).save_pretrained(tmp_path / "model")
+    out = tmp_path / "texts.jsonl"
+    assert main(["sample", str(tmp_path / "model"), "ab", "--out", str(out), *words.split()]) == 0
+    (record,) = records(out)
+    assert record["settings"]["unmasking"] == repr(unmasking)
+    assert record["tokens"] == model.generate("ab", unmasking=unmasking)[0].tokens
 
 
 def test_stride_is_for_a_model_of_one_block(saved, tmp_path, capsys):
@@ -596,7 +643,7 @@ def test_baselines_are_sampled_from_in_their_own_steps(name, words, saved, tmp_p
     for record in found:
         assert record["settings"]["steps"] == 4
         assert record["settings"]["nucleus_p"] == changes.get("nucleus_p", papers)
-        assert record["settings"]["unmasking"] == "FirstHitting(tokens_per_pass=1)"
+        assert record["settings"]["unmasking"] is None
     printed = capsys.readouterr()
     assert printed.out.count("text ") == (count if count > 1 else 0)
     assert len(printed.err.splitlines()) == 2
@@ -667,6 +714,18 @@ def test_a_run_can_be_sampled_from(two, tmp_path, capsys):
         ("sample MODEL ab --temperature 0", "temperature must be positive and finite, got 0.0"),
         ("sample MODEL ab --top-k 0", "top_k must be a whole number from 1 on, got 0"),
         ("sample MODEL ab --steps 0", "steps must be at least 1, got 0"),
+        (
+            "sample MODEL ab --lean 2 --steps 5",
+            "--lean is for an order that is drawn, and --steps has its own",
+        ),
+        ("sample MODEL ab --lean 0 --confidence 0.5", "an order that is drawn, and --confidence has its own"),
+        ("sample MODEL ab --lean 2 --entropy-bound 1", "and --entropy-bound has its own"),
+        ("sample MODEL ab --lean -1", "lean must be finite and not negative, got -1.0"),
+        (
+            "sample AUTOREGRESSIVE ab --lean 2",
+            "lean is for block diffusion, whose order can be chosen, got a",
+        ),
+        ("sample SEDD ab --lean 2", "lean is for block diffusion, whose order can be chosen, got score_ent"),
         ("sample MODEL ab --remask 0.5", "--remask needs --steps"),
         ("sample MODEL ab --steps 5 --remask 1.5", "must lie in [0, 1], got 1.5"),
         ("sample MODEL ab --remask 0.5 --confidence 0.5", "--remask needs --steps"),

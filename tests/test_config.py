@@ -23,6 +23,7 @@ METHODS: list[Method] = [
     BlockDiffusionMethod(mask_id=10, block_size=4),
     BlockDiffusionMethod(mask_id=10, block_size=16, causal_clean=True, score_first=True),
     BlockDiffusionMethod(mask_id=10, block_size=4, previous_token=True),
+    BlockDiffusionMethod(mask_id=10, block_size=4, lean=0.75),
 ]
 
 
@@ -54,6 +55,31 @@ def test_round_trip_through_json(method: Method) -> None:
 def test_defaults_may_be_left_out() -> None:
     expected = LanguageModelConfig(network=NETWORK, method=BlockDiffusionMethod(mask_id=10, block_size=4))
     assert config_from_dict(plain()) == expected
+
+
+def test_a_lean_may_be_left_out_and_be_a_whole_number() -> None:
+    assert config_from_dict(plain()).method.lean == 0.0
+    assert config_to_dict(config_from_dict(plain()))["method"]["lean"] == 0.0
+    assert config_from_dict(plain(method={"lean": 2})).method.lean == 2.0
+
+
+@pytest.mark.parametrize(
+    ("method", "title"),
+    [
+        ({}, "block diffusion, blocks of 4"),
+        ({"lean": 0.0}, "block diffusion, blocks of 4"),
+        ({"lean": 2.0}, "block diffusion, blocks of 4, lean 2"),
+        ({"lean": 0.75, "block_size": 1}, "block diffusion, blocks of 1, lean 0.75"),
+        ({"block_size": 16}, "diffusion, one block (MDLM)"),
+    ],
+    ids=str,
+)
+def test_titles_name_a_lean(method: dict[str, Any], title: str) -> None:
+    assert config_from_dict(plain(method=method)).title == title
+
+
+def test_a_lean_of_one_block_is_no_mdlm_without_saying_so() -> None:
+    assert "lean 2" in config_from_dict(plain(method={"block_size": 16, "lean": 2.0})).title
 
 
 def test_configs_are_frozen_values() -> None:
@@ -149,6 +175,21 @@ class TestCrossChecks:
         with pytest.raises(ValueError, match=r"network\.time_conditioning must be false"):
             LanguageModelConfig(network=network, method=AutoregressiveMethod(mask_id=1))
         LanguageModelConfig(network=network, method=BlockDiffusionMethod(mask_id=1, block_size=4))
+
+    def test_a_network_that_is_told_the_time_has_no_lean(self) -> None:
+        network = replace(NETWORK, adaln=True, time_conditioning=True)
+        method = BlockDiffusionMethod(mask_id=1, block_size=4, lean=1.5)
+        said = r"method\.lean must be 0 for a network that is told the noise level, .* got 1\.5"
+        with pytest.raises(ValueError, match=said):
+            LanguageModelConfig(network=network, method=method)
+        LanguageModelConfig(network=NETWORK, method=method)
+
+    @pytest.mark.parametrize("lean", [-0.5, float("nan"), float("inf")])
+    def test_what_is_no_lean(self, lean: float) -> None:
+        said = f"lean must be finite and not negative, got {lean}"
+        with pytest.raises(ValueError, match=said):
+            BlockDiffusionMethod(mask_id=1, block_size=4, lean=lean)
+        assert problems(plain(method={"lean": lean})) == [f"method: {said}"]
 
     def test_they_are_told_at_once_from_dicts_too(self) -> None:
         (problem,) = problems(plain(method={"mask_id": 50, "block_size": 5}))

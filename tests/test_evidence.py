@@ -179,19 +179,19 @@ def test_estimates_follow_what_was_timed(tmp_path: Path):
 
 def test_equal_time_is_by_measured_steps(tmp_path: Path):
     results = Results(tmp_path / "evidence.jsonl")
-    slow, staged = RUNS["time-all-4/0"], RUNS["time-from-ar-all-4/0"]
+    slow, staged = RUNS["time-both-4/0"], RUNS["time-from-ar-4/0"]
     assert not plan.is_ready(slow, results)
-    with pytest.raises(ValueError, match="needs the time of a step of runs like time-all-4/0, counts-4/0"):
+    with pytest.raises(ValueError, match="needs the time of a step of runs like time-both-4/0, counts-4/0"):
         run_steps(slow, results)
     # Of another size of blocks, or with other masks, a step takes another time.
     for key, spent in {
         "counts-4/0": 0.04,
-        "all-4/1": 0.06,
-        "both-4/0": 1.0,
+        "both-4/0": 0.06,
+        "next-4/0": 1.0,
         "ar/0": 0.02,
         "counts-16/0": 1.0,
         "linear-4/0": 1.0,
-        "all-16/0": 1.0,
+        "both-16/0": 1.0,
     }.items():
         run = RUNS[key]
         timed = {"training": run.kind, "shape": run.shape, "cost": run.cost, "graphs": 1, "seconds": 90.0}
@@ -203,7 +203,7 @@ def test_equal_time_is_by_measured_steps(tmp_path: Path):
 
 def test_steps_can_be_timed_alone(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("benchmarks.evidence.train._TIMED", 8)
-    run = small("time-from-ar-all-4/0", measures=())
+    run = small("time-from-ar-4/0", measures=())
     results = Results(tmp_path / "evidence.jsonl")
     time_all([run], place, results)
     assert plan.is_ready(run, results)

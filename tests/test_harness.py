@@ -151,6 +151,29 @@ def test_estimators_are_those_of_log_likelihood(estimator, meaning):
     assert [p for p, _ in score(lm, PAIRS)] == pytest.approx([each.log_p for each in expected], abs=1e-9)
 
 
+@pytest.mark.parametrize("estimator", ["exact", "counts", "iw:3"])
+def test_a_lean_replaces_the_models_own(estimator):
+    model = of_bytes(4)
+    leans, same, without = (
+        score(HarnessLM(each, estimator=estimator, **options), PAIRS)
+        for each, options in ((model, {"lean": 2.0}), (model.with_lean(2.0), {}), (model, {}))
+    )
+    assert leans == same != without
+    assert score(HarnessLM(model.with_lean(2.0), estimator=estimator, lean=0), PAIRS) == without
+    assert HarnessLM(model, lean=2).get_model_info()["model_title"] == "block diffusion, blocks of 4, lean 2"
+    assert model.config.method.lean == 0.0
+
+
+def test_a_lean_is_that_of_what_is_written_too():
+    model, contexts = of_letters(4), ["ab"] * 4
+    sampled = {"max_gen_toks": 12, "do_sample": True}
+    leans, same, without = (
+        write(HarnessLM(each, seed=1, **options), contexts, **sampled)
+        for each, options in ((model, {"lean": 3.0}), (model.with_lean(3.0), {}), (model, {}))
+    )
+    assert leans == same != without
+
+
 @pytest.mark.parametrize("estimator", ["exact", "counts"])
 def test_neither_order_nor_batch_matters(estimator):
     model = of_letters(4)
@@ -429,6 +452,8 @@ def test_ssd_lm_has_no_likelihood():
     [
         ({"estimator": "best"}, "estimator must be auto, exact, nelbo, counts or iw:K"),
         ({"steps": 5}, "steps must be left at its default, got 5"),
+        ({"lean": -1.0}, "lean must be finite and not negative, got -1.0"),
+        ({"lean": 2.0, "estimator": "nelbo"}, "must be exact, counts or iw:K for an order that leans"),
         ({"batch_size": "auto"}, "batch_size must be a whole number from 1 on, got 'auto'"),
         ({"batch_size": 0}, "batch_size must be a whole number from 1 on, got 0"),
         ({"device": "cpu"}, "device, dtype and tokenizer are for a model that is yet to be loaded"),
@@ -437,6 +462,12 @@ def test_ssd_lm_has_no_likelihood():
 def test_bad_options_of_a_model(options, message):
     with pytest.raises(ValueError, match=message):
         HarnessLM(of_bytes(4), **options)
+
+
+@pytest.mark.parametrize("model", [of_bytes(None), baseline(SEDD)], ids=["AR", "SEDD"])
+def test_a_lean_is_for_block_diffusion(model):
+    with pytest.raises(ValueError, match="lean is for block diffusion, whose order can be chosen"):
+        HarnessLM(model, lean=2.0)
 
 
 @pytest.mark.parametrize(
@@ -465,11 +496,12 @@ def test_the_harness_knows_it_by_name(tmp_path):
     of_bytes(4).save_pretrained(tmp_path / "model")
     assert get_model("bd3lm") is HarnessLM
     lm = get_model("bd3lm").create_from_arg_string(
-        f"pretrained={tmp_path / 'model'},estimator=counts,samples=3,dtype=float32",
+        f"pretrained={tmp_path / 'model'},estimator=counts,samples=3,dtype=float32,lean=2",
         {"batch_size": "2", "max_batch_size": None, "device": "cpu"},
     )
     assert (lm.batch_size, lm.samples, lm.figure.name) == (2, 3, "counts")
     assert lm.get_model_info()["model_dtype"] == "float32"
     assert lm.model.tokenizer == BYTES
+    assert lm.model.config.method.lean == 2.0
     with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float64, got 'int8'"):
         HarnessLM(tmp_path / "model", dtype="int8")

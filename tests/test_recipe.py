@@ -283,6 +283,54 @@ def test_baselines_are_checked_before_anything_is_built(method, said):
         recipe_from_dict(recipe, where="here")
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": {"lean": -1.0}}, "method.lean must be finite and not negative, got -1.0"),
+        ({"method": {"lean": float("inf")}}, "method.lean must be finite and not negative, got inf"),
+        (
+            {
+                "method": {"lean": 1.5, "masking": {"kind": "times"}},
+                "network": {"adaln": True, "time_conditioning": True},
+            },
+            "method.lean must be 0 for a network that is told the noise level",
+        ),
+    ],
+    ids=["negative", "infinite", "told the time"],
+)
+def test_a_lean_is_checked_before_anything_is_built(changes, said):
+    """As a later stage of a preset it would complain after hours of training."""
+    recipe = {"train": {"steps": 1}, "data": {"context": 16}}
+    method = {"kind": "block_diffusion", "block_size": 4}
+    with pytest.raises(ValueError, match=re.escape(said)):
+        recipe_from_dict(merge(recipe, {"method": method}, changes), where="here")
+
+
+@pytest.mark.parametrize(
+    ("masking", "said"),
+    [
+        ({"lean": -1.0}, "method.masking.lean must be finite and not negative, got -1.0"),
+        ({"lean": float("nan")}, "method.masking.lean must be finite and not negative, got nan"),
+        ({"lean": 0.7, "complementary": True}, "method.masking.complementary needs method.masking.lean 0, g"),
+        ({"lean": 0.7, "learn_proposal": True}, "method.masking.learn_proposal needs method.masking.lean 0"),
+    ],
+    ids=str,
+)
+def test_masks_that_lean_are_checked_before_anything_is_built(masking, said):
+    method = {"kind": "block_diffusion", "block_size": 4, "masking": {"kind": "counts", **masking}}
+    with pytest.raises(ValueError, match=re.escape(said)):
+        recipe_from_dict({"train": {"steps": 1}, "data": {"context": 16}, "method": method}, where="here")
+
+
+def test_a_lean_is_a_field_of_block_diffusion_alone():
+    words = "--method.kind block_diffusion --method.block_size 4 --method.lean 2"
+    assert parse(parse_overrides(words.split())).method.lean == 2.0
+    assert parse({"method": {"kind": "block_diffusion"}}).method.lean == 0.0
+    recipe = {"train": {"steps": 1}, "method": {"kind": "autoregressive", "lean": 2.0}}
+    with pytest.raises(ValueError, match=r"method\.lean: unknown key"):
+        recipe_from_dict(recipe, where="here")
+
+
 def test_ssd_lm_has_no_nelbo_whose_variance_could_be_tracked():
     recipe = {
         "train": {"steps": 1},

@@ -21,8 +21,10 @@ BREAKS = (
 def rule_family(written: Written) -> str:
     """A rule without its setting."""
     match written.asked.unmasking:
-        case FirstHitting():
-            return "random order"
+        case FirstHitting(tokens_per_pass=1, lean=lean) if lean:
+            return "leaning orders"
+        case FirstHitting(lean=lean):
+            return f"order of lean {lean:g}" if lean else "random order"
         case MostConfident():
             return "confidence"
         case EntropyBound():
@@ -32,8 +34,9 @@ def rule_family(written: Written) -> str:
 
 def rule_text(written: Written) -> str:
     match written.asked.unmasking:
-        case FirstHitting(tokens_per_pass=tokens):
-            return f"random order, {tokens} a pass"
+        case FirstHitting(tokens_per_pass=tokens, lean=lean):
+            order = f"order of lean {lean:g}" if lean else "random order"
+            return f"{order}, {tokens} a pass"
         case MostConfident(threshold=threshold):
             return f"confidence above {threshold:g}"
         case EntropyBound(bound=bound):

@@ -41,6 +41,13 @@ def _past(size: int) -> Region:
     return region
 
 
+def _orders(evidence: Evidence) -> Iterator[Part | None]:
+    for size in (4, 16):
+        yield tables.order_table(evidence, size)
+        yield plots.order_plot(evidence, size)
+        yield Listing(list(findings.order_findings(evidence, size)) or ["Not measured yet."])
+
+
 def _decoding(evidence: Evidence) -> Iterator[Part | None]:
     yield decoding.decoding_table(evidence)
     for size in (4, 16):
@@ -114,6 +121,7 @@ REGIONS: Mapping[str, Region] = {
     ),
     "past-4": _once_measured("variants at blocks of 4", _of_table("past", "-4"), _past(4)),
     "past-16": _once_measured("variants at blocks of 16", _of_table("past", "-16"), _past(16)),
+    "orders": _once_measured("orders that lean", lambda _, each: bool(getattr(each, "lean", 0.0)), _orders),
     "texts": _once_measured(
         "texts as in the paper",
         lambda _, each: isinstance(each, Texts) and not is_decoding(each),

@@ -170,6 +170,7 @@ class Evidence:
         figure: str | None = None,
         part: bool = False,
         split: str = "test",
+        lean: float = 0.0,
     ) -> Nats:
         """By what was asked for; `figure` names one of several that an estimator gives."""
         found: dict[int, float] = {}
@@ -177,9 +178,9 @@ class Evidence:
         is_bound = False
         for line in self.measured(name, "perplexity"):
             asked = line["measure"]
-            # The first results are older than the field, and all of the test split.
-            where = asked["data"], asked.get("split", "test"), asked["part"]
-            if asked["estimator"] != estimator or where != (data, split, part):
+            # The first results are older than some fields, all of the test split and without a lean.
+            where = asked["data"], asked.get("split", "test"), asked["part"], asked.get("lean", 0.0)
+            if asked["estimator"] != estimator or where != (data, split, part, lean):
                 continue
             for each in line["result"]["figures"]:
                 if each["name"] == (figure or estimator) and each["nats"] is not None:

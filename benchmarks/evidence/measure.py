@@ -50,6 +50,7 @@ def measure(
 
 
 def _perplexity(what: Perplexity, model: LanguageModel, place: Place) -> dict[str, Any]:
+    model = model.with_lean(what.lean) if what.lean else model
     estimator, score_first = _estimator(what.estimator, model)
     rows = WrappedTokens(TokenShards(place.data / what.data), what.split, model.config.network.context)
     number = min(what.sequences, len(rows))
@@ -86,7 +87,7 @@ def _texts(what: Texts, run: Run, model: LanguageModel, results: Results) -> dic
     settings = Settings(
         length=what.contexts * model.config.network.context,
         batch_size=_ROWS,
-        unmasking=what.unmasking,
+        unmasking=what.unmasking if isinstance(model.config.method, BlockDiffusionMethod) else None,
         steps=what.steps,
         stop_at_eos=False,
         entropy_floor=what.floor,

@@ -14,7 +14,8 @@ class Perplexity:
     """Of held-out Wikipedia or another corpus, on its first sequences. Choices are made on `valid`.
 
     `estimator` is one of `bd3lm eval`, or next-token: the network's own likelihood as an autoregressive one.
-    What takes many passes is measured on a `part`, and compares with other figures of that part only.
+    What takes many passes is measured on a `part`, and compares with other figures of that part only. `lean`
+    is of the order in which a block is revealed.
     """
 
     data: str = TRAINED_ON
@@ -23,6 +24,7 @@ class Perplexity:
     sequences: int = 768
     replicates: int = 1
     part: bool = False
+    lean: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,8 @@ def describe(measure: Measure) -> dict[str, Any]:
     plain = {"kind": type(measure).__name__.lower(), **asdict(measure)}
     if isinstance(measure, Texts):
         plain["unmasking"] = repr(measure.unmasking)
+    if isinstance(measure, Perplexity) and not measure.lean:
+        del plain["lean"]  # which the first results are older than
     if isinstance(measure, Variance):
         plain["rules"] = list(measure.rules)
     return plain

@@ -7,7 +7,8 @@ from typing import Any
 from benchmarks.evidence import paper
 from benchmarks.evidence.decoding import breaks, decoding_sets, rule_family
 from benchmarks.evidence.figures import Difference, Evidence, Written
-from benchmarks.evidence.tables import CORPORA, documents, past_names
+from benchmarks.evidence.runs import LEANS
+from benchmarks.evidence.tables import CORPORA, documents, ordered_names, past_names
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -140,6 +141,40 @@ def past_plot(evidence: Evidence, size: int) -> Plot | None:
         f"Perplexity above AR by variant: {'; '.join(words)}.",
         f"Blocks of {size}, perplexity above the exact one of AR. Bars are one standard error. "
         f"Equal time is that of `counts-{size}`.",
+    )
+
+
+def order_plot(evidence: Evidence, size: int) -> Plot | None:
+    """How far above AR, over how much the order leans."""
+    lines: dict[str, dict[float, Difference]] = {}
+    for name in ordered_names(evidence, size):
+        found = {lean: evidence.above_ar(evidence.best(name, lean=lean)) for lean in (0.0, *LEANS)}
+        known = {lean: above for lean, above in found.items() if above}
+        if len(known) > 1:
+            lines[name] = known
+    if not lines:
+        return None
+    with figure_in_style(f"orders-{size}", height=2.8 + legend_height(list(lines))) as (figure, svg):
+        axes = figure.add_subplot()
+        axes.axhline(0.0, color=_GREY, linewidth=1.0, linestyle=(0, (2, 2)))
+        for index, values in enumerate(lines.values()):
+            colour, dashes, marker = look(index)
+            y, errors = _percent(list(values.values()))
+            axes.errorbar(list(values), y, errors, color=colour, linestyle=dashes, marker=marker, capsize=2.5)
+        axes.set_xlabel("lean of the order, from uniformly random to nearly left to right")
+        axes.set_ylabel("perplexity, % above AR")
+        axes.grid(visible=True, axis="y")
+        legend(figure, list(lines), list(lines), marks=True)
+    words = [
+        f"{name}: {', '.join(f'{above} at {lean:g}' for lean, above in values.items())}"
+        for name, values in lines.items()
+    ]
+    return Plot(
+        f"orders-{size}",
+        svg(),
+        f"Perplexity above AR by the lean of the order. {'; '.join(words)}.",
+        f"Blocks of {size}, perplexity ({'exact' if size == 4 else 'bound'}) above the exact one of AR, the "
+        "dashed line. Bars are one standard error.",
     )
 
 

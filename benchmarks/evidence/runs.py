@@ -58,9 +58,11 @@ FIRST_STAGE: Mapping[str, Any] = {"optimizer": {"decay": "constant", "decay_step
 
 
 # Settings that came after the first results, and what all runs had before: digests leave that out.
-_LATER: Mapping[tuple[str, str], object] = {
+_LATER: Mapping[tuple[str, ...], object] = {
     ("network", "initialisation"): "gpt2",
     ("method", "previous_token"): False,
+    ("method", "lean"): 0.0,
+    ("method", "masking", "lean"): 0.0,
 }
 
 
@@ -94,9 +96,12 @@ class Run:
     def digest(self) -> str:
         """Of all that decides the weights but the data."""
         recipe = recipe_to_dict(self.recipe)
-        for (part, name), before in _LATER.items():
-            if recipe[part].get(name) == before:
-                del recipe[part][name]
+        for (*path, name), before in _LATER.items():
+            part = recipe
+            for each in path:
+                part = part.get(each, {})
+            if part.get(name) == before:
+                del part[name]
         parts: list[Any] = [recipe]
         parts += [other.digest for other in (self.parent, self.same_time_as) if other is not None]
         return digest(parts)[:16]
@@ -197,12 +202,22 @@ BOTH_LENGTHS = (Texts(), Texts(contexts=2, count=64))
 NEXT_TOKEN = (Perplexity(estimator="next-token"),)
 
 
+LEANS = (0.5, 1.0, 2.0, 4.0)  # beside none
+
+
+def leaning(size: int, leans: Sequence[float] = LEANS) -> tuple[Measure, ...]:
+    """Likelihoods in orders that lean to the left: exact for blocks of 4, else bounds."""
+    return tuple(replace(perplexities(size)[0], lean=lean) for lean in leans)
+
+
 def decoding(size: int) -> tuple[Measure, ...]:
-    """Rules that reveal several tokens a pass, from the most careful to the least."""
+    """Rules that reveal a token a pass in other orders, or several, from the most careful to the least."""
     rules: list[Unmasking] = [FirstHitting(k) for k in (1, 2, 4, 8) if k <= size]
+    rules += [FirstHitting(1, lean) for lean in LEANS]
+    rules += [FirstHitting(k, 2.0) for k in (2, 4, 8) if k <= size]
     rules += [MostConfident(threshold=threshold) for threshold in (0.95, 0.8, 0.5, 0.3)]
     rules += [EntropyBound(bound) for bound in (0.1, 0.3, 1.0, 3.0)]
-    return tuple(Texts(unmasking=rule, floor=None) for rule in rules)
+    return tuple(Texts(unmasking=rule, floor=None, count=64) for rule in rules)
 
 
 def _main() -> Iterator[Run]:
@@ -227,7 +242,7 @@ def _main() -> Iterator[Run]:
                 changes=changes,
                 seed=seed,
                 parent=base,
-                measures=(*perplexities(size), *more),
+                measures=(*perplexities(size), *more, *(leaning(4, _ENDS) if size == 4 else ())),
             )
     nelbo = Perplexity(estimator="nelbo", replicates=16)  # of a larger variance than counts
     baselines: dict[str, tuple[Mapping[str, Any], tuple[Measure, ...]]] = {
@@ -301,28 +316,33 @@ def _simplex() -> Iterator[Run]:
 
 # Seeds of each variant, by block size; the close ones have more.
 _SEEDS: Mapping[str, Mapping[int, int]] = {
-    "counts": {4: 2, 16: 2},
+    "counts": {4: 2, 16: 1},
     "clipped": {4: 2, 16: 1},
     "linear": {4: 1, 16: 1},
+    "proposal": {4: 1, 16: 0},
     "copies": {4: 1, 16: 0},
     "next": {4: 1, 16: 0},
-    "previous": {4: 1, 16: 1},
+    "previous": {4: 1, 16: 0},
     "both": {4: 1, 16: 1},
-    "all": {4: 2, 16: 1},
-    "proposal": {4: 1, 16: 0},
     "from-mdlm": {4: 1, 16: 0},
-    "from-ar": {4: 1, 16: 0},
-    "from-ar-both": {4: 1, 16: 0},
+    "from-ar-next": {4: 1, 16: 0},
+    "from-ar": {4: 3, 16: 1},
     "from-ar-late": {4: 1, 16: 0},
-    "from-ar-previous": {4: 2, 16: 1},
-    "from-ar-all": {4: 3, 16: 1},
-    "from-ar-late-all": {4: 2, 16: 1},
-    "time-all": {4: 1, 16: 1},
-    "time-from-ar-all": {4: 1, 16: 0},
-    "time-next": {4: 1, 16: 0},
+    "from-ar-copies": {4: 1, 16: 0},
+    "from-ar-lean": {4: 1, 16: 0},
     "time-copies": {4: 1, 16: 0},
+    "time-both": {4: 1, 16: 0},
+    "time-from-ar": {4: 1, 16: 0},
 }
-DECODED = "from-ar-all"  # the variant whose decoding is measured
+DECODED = "from-ar"  # the variant whose decoding is measured
+# The variants whose likelihood is measured in other orders too, and how much these lean.
+_ENDS = (1.0, 4.0)
+_ORDERS: Mapping[str, Sequence[float]] = {
+    "both": _ENDS,
+    "from-ar-late": _ENDS,
+    "from-ar-lean": LEANS,
+    DECODED: LEANS,
+}
 
 
 def _past(size: int) -> Iterator[Run]:
@@ -335,19 +355,18 @@ def _past(size: int) -> Iterator[Run]:
         "copies": block(size, copies),
         "next": block(size, COUNTS, **NEXT),
         "previous": block(size, COUNTS, **PREVIOUS),
-        "both": block(size, copies, **NEXT),
-        "next-previous": block(size, COUNTS, **NEXT, **PREVIOUS),
-        "all": block(size, copies, **NEXT, **PREVIOUS),
+        "both": block(size, COUNTS, **NEXT, **PREVIOUS),
+        "both-copies": block(size, copies, **NEXT, **PREVIOUS),
+        "both-lean": block(size, {"kind": "counts", "lean": 1.0}, **NEXT, **PREVIOUS),
         "proposal": block(size, {"kind": "counts", "learn_proposal": True}),
     }
     starts = {
         "from-mdlm": (_half_mdlm, "both"),
-        "from-ar": (_half, "next"),
-        "from-ar-both": (_half, "both"),
+        "from-ar-next": (_half, "next"),
+        "from-ar": (_half, "both"),
         "from-ar-late": (_most, "both"),
-        "from-ar-previous": (_half, "next-previous"),
-        "from-ar-all": (_half, "all"),
-        "from-ar-late-all": (_most, "all"),
+        "from-ar-copies": (_half, "both-copies"),
+        "from-ar-lean": (_half, "both-lean"),
     }
     by_name: dict[tuple[str, int], Run] = {}
     for name, seeds in _SEEDS.items():
@@ -357,8 +376,8 @@ def _past(size: int) -> Iterator[Run]:
                 start, variant = starts[name]
                 parent = start(seed)
                 changes = merge(variants[variant], _later(STEPS - parent.recipe.train.steps))
-            elif name == "time-from-ar-all":
-                variant, same, parent = "all", by_name["counts", seed], _half(seed)
+            elif name == "time-from-ar":
+                variant, same, parent = "both", by_name["counts", seed], _half(seed)
                 changes = merge(variants[variant], _later(STEPS))
             elif name.startswith("time-"):
                 variant, same = name.removeprefix("time-"), by_name["counts", seed]
@@ -367,6 +386,7 @@ def _past(size: int) -> Iterator[Run]:
                 variant, changes = name, dict(variants[name])
             measures = (*perplexities(size), *validated(size))
             measures += NEXT_TOKEN if "next_token" in variants[variant]["method"] else ()
+            measures += leaning(size, _ORDERS.get(name, ()))
             if name == DECODED and seed == 0:
                 estimator = "exact" if size == 4 else "counts"
                 measures += (*zero_shot(estimator), *BOTH_LENGTHS, Documents(), *decoding(size))
@@ -434,6 +454,6 @@ def _rank(run: Run) -> int:
     """Without second seeds of what is compared most, no difference in the later tables has a measure."""
     if run.seed == 0 and run.table not in ("ranges", "schedules", "ssd-lm"):
         return 0
-    if run.seed == 1 and run.name in ("ar", "base", "bd3lm-4", "counts-4", "from-ar-all-4"):
+    if run.seed == 1 and run.name in ("ar", "base", "bd3lm-4", "counts-4", "from-ar-4"):
         return 1
     return 2 + run.seed

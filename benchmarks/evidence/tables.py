@@ -17,7 +17,7 @@ from benchmarks.evidence.figures import (
     shown,
 )
 from benchmarks.evidence.measures import ZERO_SHOT, Documents, Variance
-from benchmarks.evidence.runs import ALTERNATIVES, COMPARED, DECODED, Run, is_used, range_name
+from benchmarks.evidence.runs import ALTERNATIVES, COMPARED, DECODED, LEANS, Run, is_used, range_name
 
 from bd3lm.reports.document import Table
 
@@ -225,6 +225,34 @@ def _cost(evidence: Evidence, name: str) -> list[str]:
     known = [count * seconds for count, seconds in zip(steps, spent, strict=True) if seconds is not None]
     minutes = sum(known) / 60 if len(known) == len(stages) else None
     return [" + ".join(f"{count:,}" for count in steps), number(minutes, missing="not timed")]
+
+
+def ordered_names(evidence: Evidence, size: int) -> list[str]:
+    """What is measured in orders that lean, of a block size."""
+
+    def is_ordered(run: Run) -> bool:
+        own = getattr(run.recipe.method, "block_size", None) == size
+        return own and any(getattr(each, "lean", 0.0) for each in run.measures)
+
+    return _names(evidence, is_ordered)
+
+
+def order_table(evidence: Evidence, size: int) -> Table:
+    rows = []
+    for name in ordered_names(evidence, size):
+        asked = {getattr(each, "lean", 0.0) for run in evidence.named(name) for each in run.measures}
+        cells = [
+            f"{found} ({evidence.above_ar(found)})" if (found := evidence.best(name, lean=lean)) else missing
+            for lean in (0.0, *LEANS)
+            for missing in (NOT_MEASURED if lean in asked else NONE,)
+        ]
+        rows.append([name, *cells])
+    return Table(
+        f"Blocks of {size}: perplexity of the test split, {'exact' if size == 4 else 'a bound'}, by how much "
+        "the order of reveal leans to the left, and how far it lies above AR.",
+        ["run", "lean 0", *(f"{lean:g}" for lean in LEANS)],
+        rows,
+    )
 
 
 TEXT_HEADINGS = ["evaluations a token", "entropy", "generative perplexity", "bits a character"]

@@ -225,7 +225,7 @@ def build_masking(masking: MaskingRecipe) -> MaskingRule:
                 low=masking.low, high=masking.high, weight=masking.weight, redraw=masking.redraw
             )
         case CountsMasking():
-            return diffusion.Counts(complementary=masking.complementary)
+            return diffusion.Counts(complementary=masking.complementary, lean=masking.lean)
 
 
 def validation_objective(objective: Objective) -> Objective:
@@ -304,6 +304,7 @@ def _method(method: MethodRecipe, context: int, mask_id: int) -> Method:
                 block_size=method.block_size or context,
                 causal_clean=method.causal_clean,
                 previous_token=method.previous_token,
+                lean=method.lean,
             )
         case ScoreEntropyRecipe():
             return ScoreEntropyMethod(**common, process=method.process)

@@ -65,15 +65,26 @@ class BlockDiffusionMethod(_Method):
     """Whether clean tokens attend causally rather than block-causally."""
     previous_token: bool = False
     """Whether a hidden token is shown together with the token before it."""
+    lean: float = 0.0
+    """How much the order in which a block is revealed leans to the left: a token is e^lean times as likely to
+    come next as its right neighbour. 0 is the paper's, uniformly random. Texts are written and likelihoods
+    are measured in this order."""
     title = "block diffusion"
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.block_size < 1:
             yield f"block_size must be at least 1, got {self.block_size}"
+        if not 0.0 <= self.lean < math.inf:
+            yield f"lean must be finite and not negative, got {self.lean}"
 
     def conflicts(self, network: TransformerConfig) -> Iterator[str]:
         yield from super().conflicts(network)
+        if self.lean and network.time_conditioning:
+            yield (
+                "method.lean must be 0 for a network that is told the noise level, since an order that leans "
+                f"has none that all places share, got {self.lean:g}"
+            )
         if network.context % self.block_size:
             yield f"method.block_size must divide network.context {network.context}, got {self.block_size}"
 
@@ -157,7 +168,8 @@ class LanguageModelConfig:
         if isinstance(method, BlockDiffusionMethod):
             if method.block_size == self.network.context:
                 return "diffusion, one block (MDLM)"
-            return f"{method.title}, blocks of {method.block_size}"
+            leaning = f", lean {method.lean:g}" if method.lean else ""
+            return f"{method.title}, blocks of {method.block_size}{leaning}"
         uniform = getattr(method, "process", None) == "uniform"
         return f"{method.title}, uniform noise" if uniform else method.title
 

@@ -52,9 +52,9 @@ class HarnessLM(LM):
     """A model's likelihoods, exact or bounded, and its continuations of contexts.
 
     `pretrained` is a run, model folder or hub id, or a model in memory; `estimator`, `samples` and `seed` are
-    those of `LanguageModel.log_likelihood`, `steps` those of a sampler that has its own. A context begins as
-    all texts of the model do, with the token that texts begin with. What does not fit into the network's
-    context is left off on the left.
+    those of `LanguageModel.log_likelihood`, `steps` those of a sampler that has its own, `lean` replaces that
+    of a block diffusion model. A context begins as all texts of the model do, with the token that texts begin
+    with. What does not fit into the network's context is left off on the left.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class HarnessLM(LM):
         *,
         estimator: str = "auto",
         samples: int | None = None,
+        lean: float | None = None,
         steps: int | None = None,
         seed: int = 0,
         batch_size: int | str = 8,
@@ -72,6 +73,8 @@ class HarnessLM(LM):
     ) -> None:
         super().__init__()
         model = _open(pretrained, device, dtype, tokenizer)
+        if lean is not None:
+            model = model.with_lean(float(lean))
         if model.tokenizer is None:
             raise ValueError("the model was saved without a tokenizer; name one with tokenizer=")
         if not str(batch_size).isdecimal() or int(batch_size) < 1:

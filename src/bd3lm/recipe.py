@@ -104,6 +104,8 @@ class CountsMasking:
     kind: Literal["counts"] = "counts"
     complementary: bool = False
     learn_proposal: bool = False
+    lean: float = 0.0
+    """Train for an order that leans to the left; 0 trains for all orders alike."""
 
 
 MaskingRecipe = Annotated[
@@ -133,6 +135,9 @@ class BlockDiffusionRecipe:
     causal_clean: bool = False
     previous_token: bool = False
     """Show the network a hidden token as the mask plus the token before it."""
+    lean: float = 0.0
+    """The order in which the trained model reveals a block when it writes and is measured: 0 is uniformly
+    random, with more the left comes first. Training has `masking.lean`, and validates uniform orders."""
     next_token: float = 0.0
     """Weight of a next-token loss on the clean half, which must then be causal."""
     algorithm: Literal["single_pass", "two_pass"] = "single_pass"
@@ -252,6 +257,12 @@ class Recipe:
             )
         if method.algorithm == "two_pass" and self.parallel == "fsdp":
             yield "method.algorithm two_pass does not run under parallel fsdp, which frees keys early"
+        if isinstance(method.masking, CountsMasking) and method.masking.lean:
+            if not 0.0 <= method.masking.lean < math.inf:
+                yield f"method.masking.lean must be finite and not negative, got {method.masking.lean}"
+            for name in ("complementary", "learn_proposal"):
+                if getattr(method.masking, name):
+                    yield f"method.masking.{name} needs method.masking.lean 0, got {method.masking.lean:g}"
         if self.network.time_conditioning and isinstance(method.masking, CountsMasking):
             yield "network.time_conditioning needs masks drawn by time: method.masking.kind counts draws none"
 

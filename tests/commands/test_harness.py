@@ -170,6 +170,18 @@ def test_bounds_are_called_bounds_and_a_limit_is_a_limit(model, tasks, tmp_path,
     }
 
 
+def test_a_lean_is_another_order_and_part_of_the_title(model, tasks, tmp_path, capsys):
+    found = run(tmp_path, "--tasks", "own_follow", "--lean", "2")
+    nats = [
+        -sum(log_p(each, row["question"], row["choices"][0]) for row in QUESTIONS)
+        for each in (model.with_lean(2.0), model)
+    ]
+    perplexity = found["results"]["own_follow"]["perplexity,none"]
+    assert perplexity == pytest.approx(math.exp(nats[0] / 3))
+    assert perplexity != pytest.approx(math.exp(nats[1] / 3), rel=1e-3)
+    assert found["config"]["model_title"] == "block diffusion, blocks of 2, lean 2"
+
+
 def test_few_shots_stand_before_a_question(model, tasks, tmp_path, capsys):
     found = run(tmp_path, "--tasks", "own_choose", "--num-fewshot", "1")
     assert found["n-shot"] == {"own_choose": 1}

@@ -243,12 +243,14 @@ def test_the_paper_s_way_of_drawing():
     plain = settings(of_bytes())
     assert (plain.stop_at_eos, plain.redraws, plain.nucleus_p, plain.length) == (False, 20, 0.9, 1024)
     assert plain.unmasking == FirstHitting()
+    assert settings(of_bytes().with_lean(2.0)).unmasking == FirstHitting(lean=2.0)
+    assert settings(of_bytes().with_lean(2.0), steps=50).unmasking == Ancestral(50)
     assert settings(of_bytes(), steps=5000).unmasking == Ancestral(5000)
     assert settings(of_bytes(), nucleus_p=1.0).nucleus_p == 1.0
     assert settings(of_bytes(), entropy_floor=0.0).entropy_floor is None
     for method in BASELINES.values():
         found = settings(baseline(method), steps=25)
-        assert (found.steps, found.unmasking) == (25, FirstHitting())
+        assert (found.steps, found.unmasking) == (25, None)
         assert found.nucleus_p == {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
 
 

@@ -201,6 +201,74 @@ def test_training_text_is_not_called_held_out(run, capsys):
     assert "held-out" not in printed
 
 
+# --- orders that lean ---
+
+
+def test_a_lean_is_measured_kept_and_named(run, tmp_path, capsys):
+    out = tmp_path / "records.json"
+    words = ["eval", str(run), "--device", "cpu", "--sequences", "4", "--out", str(out)]
+    figures = {}
+    for lean, flags in ((0.0, []), (2.0, ["--lean", "2"])):
+        assert main([*words, *flags]) == 0
+        printed = capsys.readouterr().out
+        (record,) = json.loads(out.read_text())
+        out.unlink()
+        assert record["settings"]["lean"] == lean
+        assert record["title"] == "block diffusion, blocks of 4" + (", lean 2" if lean else "")
+        exact, bound = figures[lean] = record["result"]["figures"]
+        assert exact["nats"] < bound["nats"]
+        assert perplexity_text(exact) in printed
+    subject = Subject.open(run, device="cpu", lean=2.0)
+    with open_sequences(subject, None, limit=4) as text:
+        (batch,) = text.batches(subject, 8)
+    scores = subject.model.log_likelihood(batch.tokens)
+    mean = -sum(each.log_p for each in scores) / sum(each.tokens for each in scores)
+    assert figures[2.0][0]["nats"] == pytest.approx(mean, rel=1e-5)
+    assert figures[2.0][0]["nats"] != pytest.approx(figures[0.0][0]["nats"], rel=1e-6)
+    both = [each for each in kept(subject, "perplexity") if each["settings"]["limit"] == 4]
+    assert sorted(each["settings"]["lean"] for each in both if each["settings"]["estimator"] == "exact") == [
+        0.0,
+        2.0,
+    ]  # neither takes the other's place
+
+
+def test_a_lean_is_for_the_models_that_have_an_order(data, tmp_path, capsys):
+    """An autoregressive model beside them is measured as it is."""
+    models = {"ar": of_bytes(None), "block": of_bytes(2), "leaning": of_bytes(2).with_lean(1.0)}
+    for name, model in models.items():
+        saved(model, tmp_path / name)
+    out = tmp_path / "records.json"
+    words = ["eval", *(str(tmp_path / name) for name in models), "--data", str(data), "--sequences", "4"]
+    found = {}
+    for flags in ([], ["--lean", "2"], ["--lean", "0"]):
+        assert main([*words, *flags, "--out", str(out), "--device", "cpu"]) == 0
+        found[" ".join(flags)] = json.loads(out.read_text())
+        out.unlink()
+    leans = {flags: [each["settings"]["lean"] for each in records] for flags, records in found.items()}
+    assert leans == {"": [0.0, 0.0, 1.0], "--lean 2": [0.0, 2.0, 2.0], "--lean 0": [0.0, 0.0, 0.0]}
+    own, two, none = (
+        [each["result"]["figures"][0]["nats"] for each in records] for records in found.values()
+    )
+    assert own[0] == two[0] == none[0]
+    assert two[1] == two[2]
+    assert none[1] == none[2] == own[1]
+    assert len({own[1], own[2], two[1]}) == 3
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("estimator", ["counts", "iw:2"])
+def test_bounds_of_a_lean_are_drawn_in_its_order(estimator, run, tmp_path):
+    measured = [
+        measure_perplexity(
+            Subject.open(run, device="cpu", lean=lean), estimator=estimator, limit=2, console=QUIET
+        )
+        for lean in (0.0, 3.0)
+    ]
+    without, leans = (record["result"]["figures"][0] for record in measured)
+    assert leans["meaning"] == "bound"
+    assert leans["nats"] != without["nats"]
+
+
 # --- what is refused ---
 
 
@@ -275,6 +343,8 @@ def test_ssd_lm_has_no_likelihood(tmp_path, capsys):
     [
         (["--estimator", "best"], "estimator must be auto, exact, nelbo, counts or iw:K"),
         (["--sequences", "0"], "sequences must be at least 1, got 0"),
+        (["--lean", "-1"], "lean must be finite and not negative, got -1.0"),
+        (["--lean", "2", "--estimator", "nelbo"], "for an order that leans (lean 2), got 'nelbo'"),
         (["--replicates", "0"], "replicates must be at least 1, got 0"),
         (["--replicates", "2"], "replicates must be 1 for exact, which draws nothing, got 2"),
         (["--batch", "0"], "batch must be at least 1, got 0"),

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from bd3lm.cli import main
 from bd3lm.commands import reports
+from bd3lm.commands.perplexities import measure_perplexity
 from bd3lm.commands.records import kept
 from bd3lm.commands.reports import make_report
 from bd3lm.commands.subjects import Subject
@@ -134,6 +135,18 @@ def test_records_of_other_weights_are_measured_again(run):
     make_report([run], samples=2, device="cpu", console=QUIET)
     weights = Subject.open(run / "block", device="cpu").weights
     assert json.loads(file.read_text("utf-8"))["weights"] == weights
+
+
+def test_a_record_in_another_order_is_not_the_runs_own_perplexity(run):
+    """Measured at a lean that is not the run's, its own order has still to be measured; both are shown."""
+    block = run / "block"
+    for file in (block / "measured").glob("perplexity*.json"):
+        file.unlink()
+    measure_perplexity(Subject.open(block, device="cpu", lean=2.0), console=QUIET)
+    make_report([block], samples=2, device="cpu", console=QUIET)
+    records = kept(Subject.open(block, device="cpu"), "perplexity")
+    assert sorted(record["settings"]["lean"] for record in records) == [0.0, 2.0]
+    assert "exact, lean 2" in text_of(block / "report.html")
 
 
 def test_without_measuring_it_shows_what_there_is(run, capsys):

@@ -1,6 +1,8 @@
 """Draws that are not random: every order, every mask, a grid of levels; and what a rule makes of them."""
 
+from collections.abc import Sequence
 from itertools import permutations, product
+from math import exp
 
 import numpy as np
 import torch
@@ -18,6 +20,17 @@ def midpoints(count: int) -> Tensor:
 def every_order(n: int) -> Tensor:
     """Token draws (n!, n) that put the tokens in every order once."""
     return (torch.tensor(list(permutations(range(n))), dtype=torch.float64) + 0.5) / n
+
+
+def revealed_in(order: Sequence[int], n: int, lean: float) -> Tensor:
+    """Token draws (n,) whose clocks ring in this order, which may leave out some of the n places.
+
+    A clock of rate e^{lean·(n − 1 − i)} rings at −log(u) over its rate: here a little later than the last.
+    """
+    u = torch.full((n,), 0.5, dtype=torch.float64)
+    for after, place in enumerate(order, start=1):
+        u[place] = exp(-0.03 * after * exp(lean * (n - 1 - place)))
+    return u
 
 
 def product_draws(levels: Tensor, tokens: Tensor) -> Draws:

@@ -1,5 +1,7 @@
 """Masks by count: unbiased exactly, by enumerating every count and every order of the tokens."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -8,15 +10,18 @@ from hypothesis import strategies as st
 
 from bd3lm.diffusion import Counts, Draws, LevelSampler, learned_proposal
 from tests.diffusion.enumeration import (
+    assert_mean,
     every_order,
     everything,
     losses,
     midpoints,
     product_draws,
+    revealed_in,
     set_weights,
     set_weights_by_count_rule,
 )
-from tests.oracles.masking import nelbo_by_orders, nelbo_set_weights, random_table
+from tests.oracles.masking import Array, nelbo_by_orders, nelbo_set_weights, random_table
+from tests.oracles.orders import law_of_orders
 
 FLOAT32 = 1e-6  # weights are handed out in float32
 both = pytest.mark.parametrize("complementary", [False, True])
@@ -155,6 +160,118 @@ def test_a_proposal_must_have_one_entry_for_each_count(proposal: tuple[float, ..
     message = rf"proposal must have one entry for each count 1..4 \(the block size\), got {len(proposal)}"
     with pytest.raises(ValueError, match=message):
         Counts(proposal=proposal)(draws, everything(draws))
+
+
+# --- orders that lean ---
+
+leans = pytest.mark.parametrize("lean", [0.3, 0.7, 2.0])
+
+
+def mean_loss(rule: Counts, table: Array, own: Sequence[int], lean: float, levels: torch.Tensor) -> float:
+    """The expected loss of one block whose tokens `own` are maskable: every count, every order by its law."""
+    n, law = table.shape[1], law_of_orders(own, lean)
+    draws = product_draws(levels, torch.stack([revealed_in(order, n, lean) for order in law]))
+    maskable = torch.zeros_like(draws.tokens, dtype=torch.bool)
+    maskable[:, list(own)] = True
+    masks = rule(draws, maskable)
+    assert not (masks.hidden[:, 0] & ~maskable).any()
+    assert masks.weight.isfinite().all()
+    probability = np.tile(list(law.values()), len(levels)) / len(levels)
+    return float((losses(masks, table[None])[:, 0] * probability).sum())
+
+
+@leans
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_counts_expect_the_nelbo_of_an_order_that_leans(n: int, lean: float) -> None:
+    table = random_table(n, np.random.default_rng(n))
+    truth = nelbo_by_orders(table, range(n), lean)
+    found = mean_loss(Counts(lean=lean), table, range(n), lean, midpoints(n))
+    assert found == pytest.approx(truth, rel=FLOAT32)
+    if n > 1:  # which is another than without
+        assert truth != pytest.approx(nelbo_by_orders(table, range(n)), rel=1e-3)
+        assert mean_loss(Counts(), table, range(n), lean, midpoints(n)) != pytest.approx(truth, rel=1e-3)
+
+
+@leans
+@pytest.mark.parametrize("own", [(), (2,), (0, 3), (1, 2), (0, 2, 3), (1, 2, 3)], ids=str)
+def test_a_leaning_order_is_that_of_the_maskable_tokens(own: tuple[int, ...], lean: float) -> None:
+    table = random_table(4, np.random.default_rng(0))
+    found = mean_loss(Counts(lean=lean), table, own, lean, midpoints(len(own) or 1))
+    assert found == pytest.approx(nelbo_by_orders(table, own, lean), rel=FLOAT32)
+
+
+@leans
+@pytest.mark.parametrize("own", [range(4), (0, 2, 3)], ids=str)
+def test_any_proposal_expects_the_nelbo_of_an_order_that_leans(own: Sequence[int], lean: float) -> None:
+    table = random_table(4, np.random.default_rng(1))
+    proposal = (5, 1, 3, 2)
+    rule = Counts(proposal=tuple(map(float, proposal)), lean=lean)
+    found = mean_loss(rule, table, own, lean, midpoints(sum(proposal[: len(own)])))
+    assert found == pytest.approx(nelbo_by_orders(table, own, lean), rel=FLOAT32)
+
+
+def test_drawn_masks_expect_the_nelbo_of_an_order_that_leans() -> None:
+    """Blocks of their own tables, with orders as they are drawn; the second has a token less."""
+    rng = np.random.default_rng(3)
+    tables = np.stack([random_table(3, rng) for _ in range(2)])
+    draws = LevelSampler(stratified=False).draw(20_000, 6, 3, generator=torch.Generator().manual_seed(0))
+    maskable = everything(draws)
+    maskable[:, 4] = False
+    loss = losses(Counts(lean=0.7)(draws, maskable), tables)
+    for block, own in enumerate(([0, 1, 2], [0, 2])):
+        assert_mean(loss[:, block], nelbo_by_orders(tables[block], own, 0.7), precision=0.02)
+
+
+@pytest.mark.parametrize("proposal", [None, tuple(range(1, 17))], ids=["uniform", "rising"])
+def test_without_a_lean_masks_are_what_they_were(proposal: tuple[float, ...] | None) -> None:
+    """1/(k·q(k)) to the bit, also in blocks that are not whole, for every k."""
+    draws = LevelSampler().draw(200, 64, 16, generator=torch.Generator().manual_seed(0))
+    maskable = torch.rand(200, 64, generator=torch.Generator().manual_seed(1)) < 0.9
+    masks = Counts(proposal=proposal)(draws, maskable)
+    n = maskable.unflatten(1, (4, 16)).sum(-1, keepdim=True)
+    k = masks.hidden.unflatten(2, (4, 16)).sum(-1, keepdim=True)[:, 0]
+    assert set(k.unique().tolist()) == set(range(1, 17))
+    q = torch.tensor((0.0, *(proposal or (1.0,) * 16)), dtype=torch.float64)
+    q = (q / q.max()).cumsum(0)
+    weight = (1.0 / (k * ((q[k] - q[k - 1]) / q[n]))).float().expand(-1, -1, 16).flatten(1)
+    assert torch.equal(masks.weight[:, 0], torch.where(masks.hidden[:, 0], weight, 0.0))
+
+
+def test_a_lean_too_small_to_matter_is_none() -> None:
+    draws = LevelSampler().draw(40, 64, 16, generator=torch.Generator().manual_seed(0))
+    maskable = torch.rand(40, 64, generator=torch.Generator().manual_seed(1)) < 0.9
+    plain, small = (rule(draws, maskable) for rule in (Counts(), Counts(lean=1e-9)))
+    assert torch.equal(small.hidden, plain.hidden)
+    torch.testing.assert_close(small.weight, plain.weight, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("lean", [50.0, 1e6])
+def test_a_large_lean_hides_the_right_and_weighs_the_leftmost_alone(lean: float) -> None:
+    """Left to right: of what is hidden, the first is the next for sure, and each count has 1/n."""
+    draws = product_draws(midpoints(5), every_order(5))
+    masks = Counts(lean=lean)(draws, everything(draws))
+    for hidden, weight in zip(masks.hidden[:, 0].tolist(), masks.weight[:, 0].tolist(), strict=True):
+        first = hidden.index(True)
+        assert hidden == [place >= first for place in range(5)]
+        assert weight == pytest.approx([5.0 if place == first else 0.0 for place in range(5)], abs=1e-6)
+
+
+@pytest.mark.parametrize("lean", [0.0, 0.7])
+def test_a_token_of_the_largest_draw_is_hidden_and_its_neighbours_are_not(lean: float) -> None:
+    """Draws lie in (0, 1]. What is not maskable is never hidden, whatever is drawn."""
+    tokens = torch.tensor([[0.3, 1.0, 0.6]], dtype=torch.float64)
+    draws = product_draws(torch.ones(1, dtype=torch.float64), tokens)
+    masks = Counts(lean=lean)(draws, torch.tensor([[False, True, False]]))
+    assert masks.hidden[0, 0].tolist() == [False, True, False]
+    assert masks.weight[0, 0].tolist() == [0.0, 1.0, 0.0]
+
+
+def test_a_lean_has_no_complementary_copies() -> None:
+    with pytest.raises(ValueError, match=r"complementary copies need lean 0, got 0\.7"):
+        Counts(complementary=True, lean=0.7)
+    Counts(complementary=True, lean=0.0)
+    with pytest.raises(ValueError, match="lean must be finite and not negative, got -1"):
+        Counts(lean=-1.0)
 
 
 def variance_by_count(table: np.ndarray, proposal: tuple[float, ...]) -> float:

@@ -1,12 +1,14 @@
 """Every estimator's figures against enumeration, and what it says they mean."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from bd3lm.diffusion import Absorbing, ClippedTimes, Counts, Times
 from bd3lm.evaluation import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled, exact_likelihood
 from bd3lm.objectives import D3PM, Autoregressive, BlockDiffusionLoss, TokenBatch
-from tests.oracles.likelihood import every_text, nelbo, nll, table
+from tests.oracles.likelihood import every_text, nelbo, nelbo_by_orders, nll, table
 from tests.oracles.networks import CLEAN, MASK, tiny_transformer
 
 MODEL = tiny_transformer(41)
@@ -60,6 +62,27 @@ def test_drawn_estimates_are_the_nelbo_on_average(estimator, row):
     assert estimator.is_random
 
 
+@pytest.mark.parametrize("lean", [0.8, 2.0])
+def test_enumeration_and_drawn_estimates_of_an_order_that_leans(lean):
+    texts = every_text(CLEAN, 6)[::9]
+    exact, bound = Enumerated(block_size=BLOCK, mask_id=MASK, lean=lean).nats(
+        MODEL, TokenBatch.of(texts, score_first=True), ()
+    )
+    torch.testing.assert_close(exact, by_brute_force(texts, partial(nll, lean=lean)))
+    truth = by_brute_force(texts, partial(nelbo_by_orders, lean=lean))
+    torch.testing.assert_close(bound, truth)
+    without = by_brute_force(texts, nelbo)
+    row = ((truth - without).abs() / truth).argmax().item()  # where the order matters most
+    for estimator in (
+        sampled("counts", Counts(lean=lean)),
+        ImportanceWeighted(block_size=BLOCK, mask_id=MASK, lean=lean, orders=1),
+    ):
+        mean, error = mean_and_error(estimator, texts[row])
+        assert mean == pytest.approx(truth[row].item(), abs=4 * error)
+        assert abs(mean - without[row].item()) > 6 * error
+        assert estimator.figures(MODEL) == (Figure(estimator.name, "bound"),)
+
+
 def test_more_orders_are_tighter_and_stay_above():
     few, many = (
         mean_and_error(ImportanceWeighted(block_size=BLOCK, mask_id=MASK, orders=k), TEXTS[2]) for k in (1, 8)
@@ -87,15 +110,20 @@ def test_what_bounds_nothing_says_so():
     assert Sampled("nelbo", steps).figures(MODEL) == (Figure("nelbo", "bound"),)
 
 
-@pytest.mark.parametrize("name", ["nelbo", "counts", "iw:2", "exact"])
+@pytest.mark.parametrize(
+    "name", ["nelbo", "counts", "iw:2", "exact", "counts, leaning", "iw:2, leaning", "exact, leaning"]
+)
 def test_estimates_are_functions_of_their_draws_and_rows_stand_alone(name):
     estimator = {
         "nelbo": sampled("nelbo", Times()),
         "counts": sampled("counts"),
         "iw:2": ImportanceWeighted(block_size=BLOCK, mask_id=MASK, orders=2),
         "exact": Enumerated(block_size=BLOCK, mask_id=MASK),
+        "counts, leaning": sampled("counts", Counts(lean=0.7)),
+        "iw:2, leaning": ImportanceWeighted(block_size=BLOCK, mask_id=MASK, orders=2, lean=0.7),
+        "exact, leaning": Enumerated(block_size=BLOCK, mask_id=MASK, lean=0.7),
     }[name]
-    assert estimator.name == name
+    assert estimator.name == name.partition(",")[0]
     batch = TokenBatch.of(TEXTS, lengths=torch.tensor([6, 4, 2]), prompts=torch.tensor([1, 2, 1]))
     draws = estimator.draw(3, 6, generator=torch.Generator().manual_seed(3), device=torch.device("cpu"))
     together = estimator.nats(MODEL, batch, draws)

@@ -20,17 +20,25 @@ from tests.oracles.likelihood import (
     importance_weighted,
     log_p_along,
     nelbo,
+    nelbo_by_orders,
     nll,
     table,
 )
 from tests.oracles.networks import CLEAN, MASK, tiny_transformer
+from tests.oracles.orders import law_of_orders
 
 MODEL = tiny_transformer(31)
 SHAPES = [(4, 1), (4, 2), (4, 4), (3, 3), (6, 2), (6, 3)]
 EXACT = {"rtol": 0, "atol": 1e-10}
 
 
-def exact(batch: TokenBatch, block_size: int, causal_clean: bool = False, previous_token: bool = False):
+def exact(
+    batch: TokenBatch,
+    block_size: int,
+    causal_clean: bool = False,
+    previous_token: bool = False,
+    lean: float = 0.0,
+):
     return exact_likelihood(
         MODEL,
         batch,
@@ -38,13 +46,12 @@ def exact(batch: TokenBatch, block_size: int, causal_clean: bool = False, previo
         mask_id=MASK,
         causal_clean=causal_clean,
         previous_token=previous_token,
+        lean=lean,
     )
 
 
-def probabilities(
-    batch: TokenBatch, block_size: int, causal_clean: bool = False, previous_token: bool = False
-) -> Tensor:
-    return torch.exp(-exact(batch, block_size, causal_clean, previous_token).nll.sum(1))
+def probabilities(batch: TokenBatch, block_size: int, *how: bool, lean: float = 0.0) -> Tensor:
+    return torch.exp(-exact(batch, block_size, *how, lean=lean).nll.sum(1))
 
 
 def assert_one(total: Tensor) -> None:
@@ -244,6 +251,130 @@ def test_the_bound_serves_blocks_too_large_to_enumerate():
         for orders in (1, 8)
     )
     assert (many < few).all()
+
+
+# --- orders that lean ---
+
+LEANS = [0.6, 2.0]
+
+
+@pytest.mark.parametrize("previous_token", [False, True])
+@pytest.mark.parametrize("causal_clean", [False, True])
+@pytest.mark.parametrize("lean", LEANS)
+@pytest.mark.parametrize(("length", "block_size"), [(4, 4), (6, 3)])
+def test_leaning_likelihoods_sum_to_one_over_all_texts(
+    length, block_size, lean, causal_clean, previous_token
+):
+    texts, how = every_text(CLEAN, length), (block_size, causal_clean, previous_token)
+    whole = probabilities(TokenBatch.of(texts, score_first=True), *how, lean=lean)
+    assert_one(whole.sum())
+    given_first = probabilities(TokenBatch.of(texts), *how, lean=lean)
+    assert_one(given_first.view(len(CLEAN), -1).sum(1))
+    other = probabilities(TokenBatch.of(texts, score_first=True), *how)
+    assert (whole - other).abs().sum() > 0.02  # another distribution
+
+
+@pytest.mark.parametrize("causal_clean", [False, True])
+@pytest.mark.parametrize("lean", [0.0, *LEANS])
+@pytest.mark.parametrize(("length", "block_size"), [(4, 2), (4, 4), (6, 3)])
+def test_leaning_blocks_have_the_sum_over_all_orders_by_their_probabilities(
+    length, block_size, lean, causal_clean
+):
+    texts = every_text(CLEAN, length)[:: max(1, 3**length // 40)]
+    for score_first in (False, True):
+        batch = TokenBatch.of(texts, score_first=score_first)
+        found = exact(batch, block_size, causal_clean, lean=lean)
+        assert (found.nelbo >= found.nll - 1e-12).all()
+        for block, start in enumerate(range(0, length, block_size)):
+            scored = list(range(0 if start or score_first else 1, block_size))
+            truth = table(MODEL, texts, start, block_size, scored, causal_clean=causal_clean)
+            torch.testing.assert_close(found.nll[:, block], nll(truth, scored, lean), **EXACT)
+            torch.testing.assert_close(found.nelbo[:, block], nelbo_by_orders(truth, scored, lean), **EXACT)
+
+
+@pytest.mark.parametrize("lean", LEANS)
+def test_prompts_and_ends_inside_blocks_leave_the_leaning_order_of_their_own_tokens(lean):
+    """Rows of one batch that begin and end in different places."""
+    texts = every_text(CLEAN, 8)[[100, 2000, 3000, 4000, 6000]]
+    prompts, lengths = torch.tensor([1, 3, 4, 6, 5]), torch.tensor([8, 7, 6, 8, 5])
+    found = exact(TokenBatch.of(texts, prompts=prompts, lengths=lengths), 4, lean=lean)
+    for row in range(len(texts)):
+        for block, start in enumerate((0, 4)):
+            place = range(start, start + 4)
+            scored = [p - start for p in place if prompts[row] <= p < lengths[row]]
+            absent = [p - start for p in place if p >= lengths[row]]
+            assert found.tokens[row, block] == len(scored)
+            if not scored:
+                assert found.nll[row, block] == found.nelbo[row, block] == 0
+                continue
+            truth = table(MODEL, texts[row : row + 1], start, 4, scored, absent=absent)
+            torch.testing.assert_close(found.nll[row, block], nll(truth, scored, lean)[0], **EXACT)
+            expected = nelbo_by_orders(truth, scored, lean)[0]
+            torch.testing.assert_close(found.nelbo[row, block], expected, **EXACT)
+
+
+@pytest.mark.parametrize("lean", [50.0, 1e6])
+def test_a_large_lean_is_the_likelihood_from_left_to_right(lean):
+    """One order is all there is, so that the bound is the likelihood; it is the first of all orders."""
+    texts = every_text(CLEAN, 6)[::90]
+    found = exact(TokenBatch.of(texts, score_first=True), 3, lean=lean)
+    along = -every_order_log_p(texts, 3)[0]
+    torch.testing.assert_close(found.nll, along, **EXACT)
+    torch.testing.assert_close(found.nelbo, along, **EXACT)
+    drawn = draw_orders(1, len(texts), 6, 3, lean=lean, generator=torch.Generator().manual_seed(0))
+    batch = TokenBatch.of(texts, score_first=True)
+    one = importance_weighted_nll(MODEL, batch, drawn, block_size=3, mask_id=MASK)
+    torch.testing.assert_close(one, along, **EXACT)
+
+
+def test_a_small_lean_is_nearly_none():
+    batch = TokenBatch.of(every_text(CLEAN, 4), score_first=True)
+    none, small = (exact(batch, 4, lean=lean) for lean in (0.0, 1e-9))
+    torch.testing.assert_close(small.nll, none.nll, rtol=0, atol=1e-7)
+    torch.testing.assert_close(small.nelbo, none.nelbo, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("orders", [1, 2])
+def test_importance_weighted_nll_of_leaning_orders_is_its_expectation(orders):
+    """Of one order that is the NELBO of the leaning order, and of no other."""
+    lean, text, rows = 0.9, every_text(CLEAN, 6)[[230]], 4000
+    order_log_p, law = every_order_log_p(text, 3), list(law_of_orders(range(3), lean).values())
+    expected = importance_weighted(order_log_p, orders, law)[0]
+    samples = importance_weighted_nll(
+        MODEL,
+        TokenBatch.of(text.repeat(rows, 1), score_first=True),
+        draw_orders(orders, rows, 6, 3, lean=lean, generator=torch.Generator().manual_seed(0)),
+        block_size=3,
+        mask_id=MASK,
+    )
+    error = samples.std(0) / rows**0.5
+    assert ((samples.mean(0) - expected).abs() < 4 * error).all()
+    without, backwards = (importance_weighted(order_log_p, orders, other)[0] for other in (None, law[::-1]))
+    assert ((samples.mean(0) - without).abs() > 6 * error).all()
+    assert ((samples.mean(0) - backwards).abs() > 6 * error).all()
+    if orders == 1:
+        truth = exact(TokenBatch.of(text, score_first=True), 3, lean=lean)
+        torch.testing.assert_close(expected, truth.nelbo[0], **EXACT)
+
+
+def test_without_a_lean_orders_are_drawn_as_they_were():
+    plain, none = (
+        draw_orders(2, 5, 6, 3, **more, generator=torch.Generator().manual_seed(0))
+        for more in ({}, {"lean": 0.0})
+    )
+    generator = torch.Generator().manual_seed(0)
+    expected = [LevelSampler().draw(5, 6, 3, generator=generator) for _ in range(2)]
+    for each in (plain, none):
+        assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(each, expected, strict=True))
+
+
+@pytest.mark.parametrize("lean", [-0.5, float("nan"), float("inf")])
+def test_what_is_no_lean_is_refused(lean):
+    said = f"lean must be finite and not negative, got {lean}"
+    with pytest.raises(ValueError, match=said):
+        exact(TokenBatch.of(every_text(CLEAN, 4)), 2, lean=lean)
+    with pytest.raises(ValueError, match=said):
+        draw_orders(1, 81, 4, 2, lean=lean)
 
 
 # --- errors ---

@@ -38,6 +38,8 @@ def requests(length: int) -> list[Request]:
 
 def writers(model: Transformer) -> dict[str, Writer]:
     rules = [FirstHitting(), Ancestral(7), Remasking(steps=9, eta=0.4), MostConfident(threshold=0.7)]
+    if not model.uses_noise:
+        rules.append(FirstHitting(lean=1.0))
     found: dict[str, Writer] = {
         f"blocks of {n}, {rule}": BlockWriter(
             model, block_size=n, mask_id=MASK, context=CONTEXT, unmasking=rule
@@ -111,7 +113,9 @@ def test_bfloat16_writes_past_the_context_without_a_mask_left():
 
 
 @pytest.mark.parametrize("previous_token", [False, True])
-@pytest.mark.parametrize("rule", [FirstHitting(), FirstHitting(2), Ancestral(7), Remasking(steps=9)], ids=str)
+@pytest.mark.parametrize(
+    "rule", [FirstHitting(), FirstHitting(2, lean=1.0), Ancestral(7), Remasking(steps=9)], ids=str
+)
 def test_the_host_does_not_wait_while_blocks_are_written(rule, previous_token):
     """From the third block on, by when every pass has been recorded."""
     model = tiny_transformer(5, context=CONTEXT, hidden=64, heads=2, dtype=torch.bfloat16).cuda()

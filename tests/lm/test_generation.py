@@ -419,7 +419,7 @@ RULES: list[Unmasking] = [
 @pytest.mark.parametrize(
     ("block_size", "unmasking"),
     [
-        (None, FirstHitting()),
+        (None, None),
         (1, Remasking(steps=9)),
         *((size, rule) for size in (4, CONTEXT) for rule in RULES),
     ],

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from bd3lm.interop import LightningFacts
 from bd3lm.lm import LanguageModel, load
 from tests.interop.small import CONTEXT, PARITY, assert_same, small_model
 from tests.interop.test_lightning import checkpoint
-from tests.lm import of_bytes
+from tests.lm import BASELINES, baseline, of_bytes
 
 
 @pytest.mark.parametrize("open_model", [load, LanguageModel.from_pretrained])
@@ -31,6 +32,59 @@ def test_a_model_says_what_it_is() -> None:
     layers, hidden = model.config.network.layers, model.config.network.hidden
     title = "block diffusion, blocks of 4"
     assert repr(model) == f"LanguageModel({title}; {layers} x {hidden}, context 16, {count:,} parameters)"
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_with_lean_is_the_same_network_in_another_order(block_size: int) -> None:
+    model = of_bytes(block_size)
+    leans = model.with_lean(2.0)
+    assert leans.network is model.network
+    assert leans.tokenizer is model.tokenizer
+    assert model.config.method.lean == 0.0
+    method = replace(model.config.method, lean=2.0)
+    assert leans.config == replace(model.config, method=method)
+    assert leans.with_lean(0.0).config == model.config
+    assert leans.generate("a")[0].tokens != model.generate("a")[0].tokens
+
+
+def test_a_lean_is_saved_with_a_model(tmp_path: Path) -> None:
+    model = of_bytes(4).with_lean(0.75)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert again.config == model.config
+    assert again.generate("a", seed=3)[0].tokens == model.generate("a", seed=3)[0].tokens
+    assert repr(again).startswith("LanguageModel(block diffusion, blocks of 4, lean 0.75; ")
+
+
+def test_models_saved_before_there_was_a_lean_have_none(tmp_path: Path) -> None:
+    of_bytes(4).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    data = json.loads(file.read_text())
+    assert data["method"].pop("lean") == 0.0
+    file.write_text(json.dumps(data))
+    assert load(tmp_path).config == of_bytes(4).config
+
+
+def test_a_lean_is_for_block_diffusion() -> None:
+    with pytest.raises(ValueError, match="lean is for block diffusion, whose order can be chosen, got autor"):
+        of_bytes(None).with_lean(1.0)
+    for method in BASELINES.values():
+        with pytest.raises(ValueError, match=f"lean is for block diffusion, .* got {method.kind}"):
+            baseline(method).with_lean(0.0)
+    with pytest.raises(ValueError, match="lean must be finite and not negative, got -1"):
+        of_bytes(4).with_lean(-1.0)
+    timed = of_bytes(4, adaln=True, time_conditioning=True)
+    with pytest.raises(ValueError, match=r"method\.lean must be 0 for a network that is told the noise"):
+        timed.with_lean(1.0)
+    assert timed.with_lean(0.0).config == timed.config
+
+
+def test_subclasses_lean_as_themselves() -> None:
+    class Mine(LanguageModel):
+        pass
+
+    model = of_bytes(4)
+    assert type(Mine(model.network, model.config, model.tokenizer).with_lean(1.0)) is Mine
 
 
 def test_config_json_is_ours(tmp_path: Path) -> None:

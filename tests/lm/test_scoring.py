@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import permutations
 from statistics import fmean, stdev
 from typing import Any
@@ -16,7 +17,15 @@ from bd3lm.evaluation import Figure, exact_likelihood
 from bd3lm.lm import Gap, LanguageModel, TextLikelihood
 from bd3lm.objectives import TokenBatch
 from tests.lm import BYTES, CONTEXT, END, of_bytes, of_four_tokens
-from tests.oracles.likelihood import every_text, importance_weighted, log_p_along, nelbo, nll, table
+from tests.oracles.likelihood import (
+    every_text,
+    importance_weighted,
+    log_p_along,
+    nelbo,
+    nelbo_by_orders,
+    nll,
+    table,
+)
 from tests.oracles.networks import CLEAN, MASK, AfterPrevious, Written, log_probabilities, logits_of
 
 TEXTS = [[0, 1], [3, 0, 3], [1, 1, 0, 3, 0], [0, 3, 1, 0, 1, 3], [1, 3, 3, 0, 1, 0, 3, 1]]
@@ -175,6 +184,104 @@ def chi_square(observed: Sequence[int], expected: Sequence[float]) -> float:
     cells.pop()  # empty, since the last and largest was enough for a cell
     assert len(cells) > 5
     return float(stats.chisquare(*zip(*cells, strict=True)).pvalue)
+
+
+# --- orders that lean ---
+
+
+@first_scored_or_given
+@pytest.mark.parametrize("lean", [0.8, 2.0])
+@pytest.mark.parametrize(
+    ("block_size", "more"), [(2, None), (4, None), (4, "causal_clean"), (4, "previous_token"), (8, None)]
+)
+def test_a_lean_has_the_sum_over_all_orders_by_their_probabilities(block_size, more, lean, score_first):
+    options = {} if more is None else {more: True}
+    plain = of_four_tokens(block_size, context=8, score_first=score_first, **options)
+    model, texts = plain.with_lean(lean), TEXTS[:-2] if block_size == 8 else TEXTS
+    without = log_p(plain.log_likelihood(texts))
+    for estimator in ("auto", "exact"):
+        found = model.log_likelihood(texts, estimator=estimator)
+        for text, each in zip(texts, found, strict=True):
+            assert each.log_p == pytest.approx(
+                -by_brute_force(model, text, partial(nll, lean=lean)), abs=1e-10
+            )
+            assert each.figure == EXACT
+        assert max(abs(a - b) for a, b in zip(log_p(found), without, strict=True)) > 0.01
+
+
+@first_scored_or_given
+@pytest.mark.parametrize(
+    ("block_size", "more"), [(2, None), (2, "causal_clean"), (4, None), (4, "previous_token")]
+)
+def test_leaning_texts_are_written_as_often_as_they_are_likely(block_size, more, score_first):
+    """One model in two orders: what each writes is what it finds likely, and not what the other does."""
+    options = {} if more is None else {more: True}
+    plain = of_four_tokens(block_size, score_first=score_first, seed=4, **options)
+    model, rows, length = plain.with_lean(2.5), 4000, 4
+    texts = every_text(CLEAN, length)
+    if not score_first:
+        texts = texts[texts[:, 0] == 1]
+    prompt: list[int] = [] if score_first else [1]
+    found = model.generate([prompt] * rows, nucleus_p=1.0, length=length, batch_size=rows)
+    counts = Counter(tuple(each.tokens) for each in found)
+    observed = [counts[tuple(text)] for text in texts.tolist()]
+    assert sum(observed) == rows
+    own, other = (
+        [rows * math.exp(score.log_p) for score in each.log_likelihood(texts, batch_size=len(texts))]
+        for each in (model, plain)
+    )
+    assert chi_square(observed, own) > 0.01
+    assert chi_square(observed, other) < 1e-6
+
+
+@pytest.mark.parametrize("given", [1, 2, 3, 5])
+def test_leaning_continuations_have_probabilities_that_sum_to_one_and_are_drawn_so(given):
+    """Also where what is given ends inside a block."""
+    model = of_four_tokens(4, context=8, seed=4).with_lean(1.5)
+    start = [1, 3, 0, 1, 3][:given]
+    texts = torch.cat((torch.tensor(start).expand(27, -1), every_text(CLEAN, 3)), dim=1)
+    p = [math.exp(each.log_p) for each in model.log_likelihood(texts, given=[given] * 27, batch_size=27)]
+    assert sum(p) == pytest.approx(1.0)
+    found = model.generate([start] * 2000, nucleus_p=1.0, length=given + 3, batch_size=2000)
+    counts = Counter(tuple(each.tokens) for each in found)
+    assert chi_square([counts[tuple(text)] for text in texts.tolist()], [2000 * each for each in p]) > 0.01
+
+
+@pytest.mark.parametrize("estimator", ["counts", "iw:1"])
+@pytest.mark.parametrize("block_size", [4, 8])
+def test_bounds_of_a_lean_are_its_own(estimator, block_size):
+    lean, texts = 3.0, [[1, 1, 0, 3, 0], [3, 0, 0, 1]]
+    model = of_four_tokens(block_size, context=8, seed=4).with_lean(lean)
+    options: dict[str, Any] = {"estimator": estimator, "samples": 500, "batch_size": 500}
+    found = [model.log_likelihood(texts, **options, seed=seed) for seed in range(6)]
+    told_apart = 0
+    for index, text in enumerate(texts):
+        each = [-scores[index].log_p for scores in found]
+        error = stdev(each) / len(each) ** 0.5
+        truth = by_brute_force(model, text, partial(nelbo_by_orders, lean=lean))
+        assert fmean(each) == pytest.approx(truth, abs=4 * error)
+        assert {scores[index].figure for scores in found} == {Figure(estimator, "bound")}
+        told_apart += abs(fmean(each) - by_brute_force(model, text, nelbo)) > 8 * error
+    assert told_apart  # from the bound of uniform orders
+
+
+def test_large_blocks_that_lean_have_counts_by_default():
+    model = of_four_tokens(12, context=24).with_lean(1.0)
+    (found,), (same,) = (model.log_likelihood([TEXTS[-1]], estimator=name) for name in ("auto", "counts"))
+    assert found == same
+    assert found.figure == Figure("counts", "bound")
+    assert found != of_four_tokens(12, context=24).log_likelihood([TEXTS[-1]])[0]
+
+
+@pytest.mark.parametrize("block_size", [2, 12])
+def test_times_are_refused_for_an_order_that_leans(block_size):
+    model = of_four_tokens(block_size, context=12).with_lean(0.5)
+    said = (
+        r"estimator must be exact, counts or iw:K for an order that leans \(lean 0\.5\), got 'nelbo', whose"
+    )
+    with pytest.raises(ValueError, match=said):
+        model.log_likelihood([[0, 1]], estimator="nelbo")
+    assert model.with_lean(0.0).log_likelihood([[0, 1]], estimator="nelbo")[0].log_p < 0
 
 
 # --- bounds ---

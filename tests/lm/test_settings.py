@@ -97,7 +97,30 @@ def test_the_default_nucleus_is_the_papers(block_size):
     assert default == tokens_of(model.generate(PROMPTS, length=24, nucleus_p=0.9))
     assert default != tokens_of(model.generate(PROMPTS, length=24, nucleus_p=0.5))
     assert Settings().for_method(model.config.method).nucleus_p == 0.9
-    assert Settings(nucleus_p=0.4).for_method(model.config.method) == Settings(nucleus_p=0.4)
+    assert Settings(nucleus_p=0.4).for_method(model.config.method).nucleus_p == 0.4
+
+
+@pytest.mark.parametrize("lean", [0.0, 2.0])
+def test_the_default_order_is_the_models_own(lean):
+    method = of_bytes(4).with_lean(lean).config.method
+    assert Settings().unmasking is None
+    assert Settings().for_method(method).unmasking == FirstHitting(lean=lean)
+    for rule in (FirstHitting(), FirstHitting(2), FirstHitting(lean=1.0), Ancestral(5), MostConfident()):
+        assert Settings(unmasking=rule).for_method(method).unmasking == rule
+    chosen = Settings(nucleus_p=0.4, unmasking=FirstHitting(3))
+    assert chosen.for_method(method) == chosen
+    assert Settings(nucleus_p=0.4).for_method(AutoregressiveMethod(mask_id=0)) == Settings(nucleus_p=0.4)
+
+
+@pytest.mark.parametrize("block_size", [4, CONTEXT])
+def test_a_model_that_leans_writes_in_its_own_order_unless_told_otherwise(block_size):
+    model = of_bytes(block_size)
+    leans = model.with_lean(3.0)
+    own = tokens_of(leans.generate(PROMPTS, length=24))
+    assert own == tokens_of(model.generate(PROMPTS, length=24, unmasking=FirstHitting(lean=3.0)))
+    plain = tokens_of(model.generate(PROMPTS, length=24))
+    assert own != plain == tokens_of(leans.generate(PROMPTS, length=24, unmasking=FirstHitting()))
+    assert own == tokens_of(leans.generate(PROMPTS, length=24))  # also after the writer of another order
 
 
 def of_eight_tokens() -> LanguageModel:
@@ -398,7 +421,6 @@ def test_settings_that_would_do_nothing(block_size, changes, said):
             "unmasking must be a rule of bd3lm.sampling such as FirstHitting.*'ancest",
         ),
         ({"unmasking": Ancestral}, "unmasking must be a rule of bd3lm.sampling such as FirstHitting"),
-        ({"unmasking": None}, "unmasking must be a rule of bd3lm.sampling .* got None"),
         ({"projection": "argmax"}, "projection must be one of sampling, greedy, multi_hot, got 'argmax'"),
         ({"eos_id": 5, "stop_at_eos": False}, "eos_id is for stop_at_eos, which is off, got 5"),
         ({"eos_id": -1}, "eos_id must be a token id, got -1"),

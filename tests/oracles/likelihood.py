@@ -5,8 +5,8 @@ x^{<b}) at the tokens i of M, from a network that is given the clean past and on
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, combinations, pairwise, permutations, product
-from math import factorial, log
+from itertools import chain, combinations, pairwise, product
+from math import log
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from bd3lm.models import Transformer
 
 from .networks import MASK, block_after_clean, log_probabilities, logits_of
+from .orders import law_of_orders
 
 Table = dict[frozenset[int], Tensor]  # hidden set -> (rows, block size), zero at tokens that are visible
 
@@ -79,10 +80,15 @@ def log_p_along(table: Table, order: Sequence[int]) -> Tensor:
     return log_p
 
 
-def nll(table: Table, scored: Sequence[int]) -> Tensor:
-    """−log of the mean over all n! orders."""
-    every_order = torch.stack([log_p_along(table, order) for order in permutations(scored)])
-    return log(factorial(len(scored))) - torch.logsumexp(every_order, 0)
+def nll(table: Table, scored: Sequence[int], lean: float = 0.0) -> Tensor:
+    """−log of the mean over all n! orders, by how likely they are."""
+    orders = law_of_orders(scored, lean).items()
+    return -torch.logsumexp(torch.stack([log(p) + log_p_along(table, order) for order, p in orders]), 0)
+
+
+def nelbo_by_orders(table: Table, scored: Sequence[int], lean: float = 0.0) -> Tensor:
+    """The mean of −log p along all n! orders, by how likely they are."""
+    return -sum(p * log_p_along(table, order) for order, p in law_of_orders(scored, lean).items())
 
 
 def nelbo(table: Table, scored: Sequence[int]) -> Tensor:
@@ -121,11 +127,18 @@ def discrete_nll(table: Table, scored: Sequence[int], rates: Sequence[float]) ->
     return -torch.log(reached[frozenset()])
 
 
-def importance_weighted(order_log_p: Tensor, samples: int) -> Tensor:
-    """E[−log of the mean of p over `samples` orders], over all tuples; order_log_p is (orders, ...)."""
-    tuples = product(range(len(order_log_p)), repeat=samples)
-    drawn = order_log_p[torch.tensor(list(tuples))]  # (tuples, samples, ...)
-    return (log(samples) - torch.logsumexp(drawn, 1)).mean(0)
+def importance_weighted(
+    order_log_p: Tensor, samples: int, probabilities: Sequence[float] | None = None
+) -> Tensor:
+    """E[−log of the mean of p over `samples` orders], over all tuples; order_log_p is (orders, ...).
+
+    `probabilities` are those of the orders, by default the same for all.
+    """
+    number = len(order_log_p)
+    tuples = torch.tensor(list(product(range(number), repeat=samples)))
+    weights = torch.tensor(probabilities or [1 / number] * number, dtype=torch.float64)[tuples].prod(1)
+    nats = log(samples) - torch.logsumexp(order_log_p[tuples], 1)  # (tuples, ...)
+    return torch.tensordot(weights, nats, 1)
 
 
 @torch.no_grad()

@@ -5,10 +5,12 @@ the block's tokens (as bits: token i is hidden when M >> i & 1), zero where i is
 """
 
 from collections.abc import Callable, Sequence
-from itertools import combinations, permutations, product
+from itertools import combinations, product
 from math import comb
 
 import numpy as np
+
+from .orders import law_of_orders
 
 Array = np.ndarray
 
@@ -31,11 +33,12 @@ def gauss_legendre(low: float, high: float, nodes: int = 64) -> tuple[Array, Arr
 # --- the NELBO, three ways. `tokens` are the maskable ones; the others are never hidden. ---
 
 
-def nelbo_by_orders(table: Array, tokens: Sequence[int]) -> float:
-    """Reveal the tokens one by one; average over all orders."""
-    orders = list(permutations(tokens))
-    return sum(table[as_bits(order[k:]), order[k]] for order in orders for k in range(len(order))) / len(
-        orders
+def nelbo_by_orders(table: Array, tokens: Sequence[int], lean: float = 0.0) -> float:
+    """Reveal the tokens one by one; average over all orders, by how likely they are."""
+    return sum(
+        probability * table[as_bits(order[k:]), order[k]]
+        for order, probability in law_of_orders(tokens, lean).items()
+        for k in range(len(order))
     )
 
 

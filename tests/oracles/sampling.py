@@ -7,7 +7,7 @@ sees what a mask written out pair by pair lets it see.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
-from itertools import combinations, pairwise, product
+from itertools import pairwise, product
 from math import log, prod
 
 import numpy as np
@@ -17,6 +17,7 @@ from scipy import stats
 from bd3lm.models import Transformer
 
 from .networks import MASK, Written, log_probabilities, logits_of
+from .orders import law_of_next
 
 Tokens = tuple[int, ...]
 Law = dict[Tokens, float]
@@ -160,22 +161,27 @@ def _probabilities(
 # How a block is filled -----------------------------------------------------------------------------------
 
 
-def in_every_order(conditional: Conditional, block: Tokens, hidden: Tokens, together: int = 1) -> Law:
-    """Hidden tokens one by one, or so many at once, in an order that is uniformly random."""
+def in_every_order(
+    conditional: Conditional, block: Tokens, hidden: Tokens, together: int = 1, lean: float = 0.0
+) -> Law:
+    """Hidden tokens one by one, or so many at once, in an order that is uniformly random, or leans."""
     if not hidden:
         return {block: 1.0}
     law: Law = defaultdict(float)
-    choices = list(combinations(hidden, min(together, len(hidden))))
-    for chosen in choices:
+    for chosen, probability in law_of_next(hidden, together, lean).items():
         left = tuple(place for place in hidden if place not in chosen)
         for state, p in _drawn(conditional(block, None), block, chosen):
-            for final, q in in_every_order(conditional, state, left, together).items():
-                law[final] += p * q / len(choices)
+            for final, q in in_every_order(conditional, state, left, together, lean).items():
+                law[final] += p * q * probability
     return law
 
 
 def together(size: int) -> BlockLaw:
     return partial(in_every_order, together=size)
+
+
+def leaning(lean: float, together: int = 1) -> BlockLaw:
+    return partial(in_every_order, together=together, lean=lean)
 
 
 def by_hitting_times(conditional: Conditional, block: Tokens, hidden: Tokens, before: float = 1.0) -> Law:

@@ -49,6 +49,35 @@ def test_a_perplexity():
     assert found.dtype == "bfloat16"
 
 
+@pytest.mark.parametrize(
+    ("own", "measured", "flag"),
+    [
+        (None, None, None),
+        (None, 0.0, None),
+        (None, 2.0, 2.0),
+        (0.0, 0.0, None),
+        (0.0, 0.25, 0.25),
+        (2.0, 2.0, None),
+        (2.0, 0.0, 0.0),
+        (2.0, 1.0, 1.0),
+    ],
+)
+def test_a_lean_is_said_where_it_is_not_the_runs_own(own, measured, flag):
+    """None: of a recipe, or a record, from before there was one."""
+    method = {} if own is None else {"lean": own}
+    of = run("a", recipe=recipe("block_diffusion", block_size=4, **method))
+    record = perplexity(("exact", 2.0), settings={} if measured is None else {"lean": measured})
+    assert parsed(record, of).lean == flag
+    settings = dict(record["settings"])
+    commands([(of, record)])
+    assert record["settings"] == settings  # records are left as they are
+
+
+def test_an_autoregressive_run_needs_no_lean():
+    record = perplexity(("exact", 2.0), settings={"lean": 0.0})
+    assert commands([(run("a"), record)]) == "`bd3lm eval a --estimator exact`"
+
+
 def test_the_others():
     record = variance()
     record["settings"].update(batches=3, gradients=4, seed=1)
@@ -77,4 +106,8 @@ def test_one_command_for_what_was_measured_in_the_same_way():
 
 def test_ways_of_unmasking():
     assert unmasking("FirstHitting()") == ("FirstHitting", {})
+    assert unmasking("FirstHitting(tokens_per_pass=1, lean=2.0)") == (
+        "FirstHitting",
+        {"tokens_per_pass": "1", "lean": "2.0"},
+    )
     assert unmasking("Remasking(steps=9, eta=0.6)") == ("Remasking", {"steps": "9", "eta": "0.6"})

@@ -90,6 +90,79 @@ def test_the_largest_record_of_a_text_and_estimator_is_shown_in_table_and_plot()
     assert "--sequences" not in table.caption
 
 
+def leaning(value: float, lean: float | None, **options):
+    """A perplexity measured at a lean; None: by a version that knew none."""
+    settings = options.pop("settings", {}) | ({} if lean is None else {"lean": lean})
+    return perplexity(("exact", value), settings=settings, **options)
+
+
+def test_other_orders_stand_in_rows_of_their_own():
+    blocks = recipe("block_diffusion", block_size=2)
+    report = one(leaning(5.0, 0.0), leaning(4.0, 2.0), leaning(4.5, 0.5), recipe=blocks, title=BLOCKS)
+    (table,) = tables(report, "Perplexity")
+    assert [(row[0], row[2], row[-1]) for row in table.rows] == [
+        (BLOCKS, "5.00 ± 0.50", "exact"),
+        (BLOCKS, "4.00 ± 0.40", "exact, lean 2"),
+        (BLOCKS, "4.50 ± 0.45", "exact, lean 0.5"),
+    ]
+    assert table.caption.endswith(
+        "Measured by `bd3lm eval runs/ar --estimator exact`, "
+        "`bd3lm eval runs/ar --estimator exact --lean 2`, `bd3lm eval runs/ar --estimator exact --lean 0.5`."
+    )
+    plot = next(part for part in section(report, "Perplexity") if isinstance(part, Plot))
+    assert f"{BLOCKS}, exact 5.00; {BLOCKS}, exact, lean 2 4.00; {BLOCKS}, exact, lean 0.5 4.50" in plot.alt
+
+
+def test_the_largest_record_is_that_of_its_order():
+    few = {"tokens": 60, "settings": {"limit": 4}}
+    records = [leaning(9.0, 2.0, **few), leaning(5.0, 0.0), leaning(8.0, 0.0, **few), leaning(4.0, 2.0)]
+    (table,) = tables(one(*records), "Perplexity")
+    assert sorted((row[-1], row[2]) for row in table.rows) == [
+        ("exact", "5.00 ± 0.50"),
+        ("exact, lean 2", "4.00 ± 0.40"),
+    ]
+
+
+def test_records_from_before_there_was_a_lean_are_those_of_none():
+    """In one row with those that say so, the larger of the two."""
+    (table,) = tables(one(leaning(5.0, None), leaning(6.0, 0.0, tokens=60), leaning(4.0, 2.0)), "Perplexity")
+    assert [(row[2], row[-1]) for row in table.rows] == [
+        ("5.00 ± 0.50", "exact"),
+        ("4.00 ± 0.40", "exact, lean 2"),
+    ]
+
+
+def test_other_texts_have_a_row_for_each_order():
+    records = [
+        leaning(value, lean, data=data)
+        for data, value, lean in (("ptb", 5.0, None), ("ptb", 4.0, 2.0), ("lm1b", 3.0, 2.0))
+    ]
+    records.append(
+        perplexity(("bound", 7.0), data="lm1b", estimator="counts", settings={"lean": 2.0, "replicates": 3})
+    )
+    (table,) = tables(one(*records), "Perplexity")
+    assert [row[1:] for row in table.rows] == [
+        ["exact", "5.00 ± 0.50", "–"],
+        ["exact, lean 2", "4.00 ± 0.40", "3.00 ± 0.30"],
+        ["counts, lean 2", "–", "≤ 7.00 ± 0.70"],
+    ]
+
+
+def test_draws_are_named_after_the_lean():
+    record = perplexity(("bound", 7.0), estimator="counts", settings={"lean": 2.0, "replicates": 3})
+    (table,) = tables(one(record), "Perplexity")
+    assert table.rows[0][-1] == "counts, lean 2, 3 draws"
+
+
+def test_judgements_name_the_lean_of_the_sampler():
+    written = {"unmasking": "FirstHitting(tokens_per_pass=1, lean=2.0)"}
+    report = one(judgement(settings=written), recipe=recipe("block_diffusion", block_size=2), title=BLOCKS)
+    (table,) = tables(report, "Generative perplexity")
+    assert any(
+        "first hitting, tokens per pass 1, lean 2.0" in cell for cell in table.rows[0] + [table.caption]
+    )
+
+
 def test_other_texts_that_look_alike_are_told_apart():
     same = {"data": "a/wiki.txt"}
     records = [

@@ -38,6 +38,7 @@ from tests.oracles.sampling import (
     in_blocks,
     in_every_order,
     in_steps,
+    leaning,
     least_entropy,
     likeliest,
     sharpened,
@@ -118,6 +119,81 @@ def test_first_hitting_draws_from_every_order_alike(
 ) -> None:
     law = in_blocks(model, given, length, block_size, in_every_order)
     assert chi_square(written(model, block_size, given=given, length=length), law) > FITS
+
+
+@pytest.mark.parametrize("block_size", [2, 4])
+@pytest.mark.parametrize(("given", "length"), GIVEN)
+def test_a_lean_draws_from_orders_as_likely_as_they_are(
+    model: Transformer, given: Tokens, length: int, block_size: int
+) -> None:
+    law = in_blocks(model, given, length, block_size, leaning(0.9))
+    drawn = written(model, block_size, FirstHitting(lean=0.9), given=given, length=length)
+    assert chi_square(drawn, law) > FITS
+
+
+def test_a_lean_is_told_apart_from_none_and_from_its_opposite(model: Transformer) -> None:
+    """By a law of orders in which places are counted from the right, too."""
+
+    def mirrored(ask: Conditional, block: Tokens, hidden: Tokens) -> Law:
+        def flipped(state: Tokens, rate: float | None) -> list[list[float]]:
+            return ask(state[::-1], rate)[::-1]
+
+        places = tuple(len(block) - 1 - place for place in hidden)
+        return {text[::-1]: p for text, p in leaning(2.0)(flipped, block[::-1], places).items()}
+
+    drawn = written(model, 4, FirstHitting(lean=2.0), rows=8_000)
+    assert chi_square(drawn, in_blocks(model, (), 4, 4, leaning(2.0))) > FITS
+    for other in (in_every_order, leaning(0.9), mirrored):
+        assert chi_square(drawn, in_blocks(model, (), 4, 4, other)) < FAILS
+
+
+@pytest.mark.parametrize(("given", "length"), [((), 4), ((1,), 4), ((M, 0), 7)], ids=str)
+def test_tokens_revealed_together_are_the_next_of_a_leaning_order(
+    model: Transformer, given: Tokens, length: int
+) -> None:
+    law = in_blocks(model, given, length, 4, leaning(0.9, together=2))
+    drawn = written(model, 4, FirstHitting(2, lean=0.9), given=given, length=length, rows=4_000)
+    assert chi_square(drawn, law) > FITS
+
+
+def test_a_large_lean_is_left_to_right(model: Transformer) -> None:
+    leans, plain = (
+        written(model, 4, rule, given=(M, 1), length=7, rows=200)
+        for rule in (FirstHitting(lean=1e6), LeftToRight())
+    )
+    assert same_texts(leans, plain)
+
+
+@pytest.mark.parametrize("options", [{"causal_clean": True}, {"previous_token": True}], ids=str)
+def test_other_ways_of_reading_are_none_of_the_leans_business(
+    model: Transformer, options: dict[str, bool]
+) -> None:
+    shown = AfterPrevious(model) if "previous_token" in options else model
+    law = in_blocks(shown, (1,), 6, 2, leaning(0.9), causal_clean="causal_clean" in options)
+    how = {"given": (1,), "length": 6, **options}
+    drawn = written(model, 2, FirstHitting(lean=0.9), **how)
+    assert chi_square(drawn, law) > FITS
+    assert same_texts(drawn[:20], written(model, 2, FirstHitting(lean=0.9), **how, rows=20, cache=False))
+
+
+@pytest.mark.parametrize("block_size", [2, 4])
+@pytest.mark.parametrize("lean", [0.9, 3.0])
+def test_the_law_of_a_leaning_sampler_is_its_likelihood(
+    model: Transformer, block_size: int, lean: float
+) -> None:
+    texts = every_text(CLEAN, 4)
+    law = in_blocks(model, (), 4, block_size, leaning(lean))
+    enumerated = torch.tensor([law[tuple(text)] for text in texts.tolist()], dtype=torch.float64)
+    batch = TokenBatch.of(texts, score_first=True)
+    found = exact_likelihood(model, batch, block_size=block_size, mask_id=MASK, lean=lean)
+    torch.testing.assert_close(enumerated, torch.exp(-found.nll.sum(1)), rtol=1e-9, atol=0.0)
+
+
+def test_a_network_that_is_told_the_time_has_no_lean(clock: Transformer) -> None:
+    said = "lean must be 0 for a network that is told the noise level, .* got 0.9"
+    with pytest.raises(ValueError, match=said):
+        BlockWriter(clock, block_size=2, mask_id=MASK, context=8, unmasking=FirstHitting(lean=0.9))
+    BlockWriter(clock, block_size=2, mask_id=MASK, context=8, unmasking=FirstHitting(2))
 
 
 def test_blocks_of_one_token_follow_the_chain_rule(model: Transformer) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 from bd3lm.models import Transformer
 from bd3lm.sampling import (
     Ancestral,
+    FirstHitting,
     MostConfident,
     Remasking,
     Request,
@@ -25,6 +26,7 @@ from tests.oracles.sampling import (
     in_every_order,
     in_steps,
     in_strides,
+    leaning,
     likeliest,
     sharpened,
 )
@@ -116,12 +118,26 @@ def test_the_default_stride_is_half_a_context(model: Transformer, context: int, 
     [
         (Ancestral(steps=2), in_steps(HALVES)),
         (Remasking(steps=3, eta=1.0), in_steps([1, 2 / 3, 1 / 3, 0], 1.0)),
+        (FirstHitting(lean=0.9), leaning(0.9)),
+        (FirstHitting(2, lean=0.9), leaning(0.9, together=2)),
     ],
-    ids=["ancestral", "remasking"],
+    ids=["ancestral", "remasking", "leaning", "leaning, two at once"],
 )
 def test_any_rule_may_fill_a_stride(model: Transformer, rule: Unmasking, block_law: BlockLaw) -> None:
     law = in_strides(model, (1, 0), 6, 4, 2, block_law)
     assert chi_square(written(model, given=(1, 0), length=6, unmasking=rule), law) > FITS
+
+
+def test_a_lean_is_told_apart_from_none(model: Transformer) -> None:
+    given, length = (M, 0), 4
+    drawn = written(model, given=given, length=length, rows=8_000, unmasking=FirstHitting(lean=3.0))
+    assert chi_square(drawn, in_strides(model, given, length, 4, 2, leaning(3.0))) > FITS
+    assert chi_square(drawn, in_strides(model, given, length, 4, 2, in_every_order)) < FAILS
+
+
+def test_a_network_that_is_told_the_time_has_no_lean(clock: Transformer) -> None:
+    with pytest.raises(ValueError, match=r"lean must be 0 for a network that is told .* got 0\.9"):
+        SlidingWriter(clock, mask_id=MASK, context=4, unmasking=FirstHitting(lean=0.9))
 
 
 def test_strides_are_sharpened(model: Transformer) -> None:

@@ -1,6 +1,7 @@
 """Unmasking rules without a network: every hidden place once, when plain loops say so."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bd3lm.diffusion import Cosine, Linear, NoiseSchedule, Purpose, SquareRoot, counter_uniform
 from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Planned, Remasking
+from tests.oracles.orders import law_of_orders
 
 SCHEDULES = [Linear(), SquareRoot(), Cosine()]
 few = settings(max_examples=20)
@@ -76,8 +79,10 @@ def assert_same_steps(steps: Sequence[Step], expected: Sequence[Step]) -> None:
     assert [rate for _, rate, _ in steps] == pytest.approx([rate for _, rate, _ in expected], abs=1e-12)
 
 
-EXACT_ONCE = [FirstHitting(), FirstHitting(2), FirstHitting(3), FirstHitting(100)] + [
-    Ancestral(steps, schedule) for steps in (1, 5, 5000) for schedule in SCHEDULES
+EXACT_ONCE = [
+    *(FirstHitting(), FirstHitting(2), FirstHitting(3), FirstHitting(100)),
+    *(FirstHitting(lean=0.9), FirstHitting(2, lean=0.9), FirstHitting(lean=1e6)),
+    *(Ancestral(steps, schedule) for steps in (1, 5, 5000) for schedule in SCHEDULES),
 ]
 
 
@@ -90,7 +95,7 @@ def test_every_hidden_place_is_revealed_once_and_no_other(rule, blocks):
         assert sorted(revealed) == _places(hidden)
 
 
-@pytest.mark.parametrize("rule", [*EXACT_ONCE[:3], Ancestral(5), Remasking(steps=7, eta=0.7)], ids=str)
+@pytest.mark.parametrize("rule", [*EXACT_ONCE[:6], Ancestral(5), Remasking(steps=7, eta=0.7)], ids=str)
 @few
 @given(any_blocks())
 def test_a_row_has_the_same_plan_alone_and_in_a_batch(rule, blocks):
@@ -110,18 +115,60 @@ def test_first_hitting_reveals_so_many_a_pass_from_the_latest_time_down(k, block
         assert_same_steps(passes(FirstHitting(k), blocks, row), expected)
 
 
-def test_hitting_times_do_not_depend_on_where_a_block_begins():
+@pytest.mark.parametrize("lean", [0.4, 2.0])
+@pytest.mark.parametrize("k", [1, 2])
+@given(any_blocks())
+def test_a_lean_lets_the_clocks_of_the_left_run_faster(k, lean, blocks):
+    """A place is revealed at −log(u) over its rate; the mask rate is that of its own number."""
+    for row, hidden in enumerate(blocks.hidden):
+        rates = blocks.rates(row)
+        order = sorted(_places(hidden), key=lambda place: -math.log(rates[place]) * math.exp(lean * place))
+        expected: list[Step] = [
+            (set(order[i : i + k]), rates[order[i]], set()) for i in range(0, len(order), k)
+        ]
+        assert_same_steps(passes(FirstHitting(k, lean), blocks, row), expected)
+
+
+@given(any_blocks())
+def test_a_large_lean_is_left_to_right(blocks):
+    for row, hidden in enumerate(blocks.hidden):
+        for lean in (200.0, 1e6):
+            revealed = [places for places, _, _ in passes(FirstHitting(lean=lean), blocks, row)]
+            assert revealed == [{place} for place in _places(hidden)]
+
+
+def test_leaning_orders_are_as_likely_as_they_should_be():
+    """The second of four places is given: Plackett–Luce of the others."""
+    rows, hidden, lean = 20_000, [0, 2, 3], 0.9
+    mask = torch.zeros(rows, 4, dtype=torch.bool)
+    mask[:, hidden] = True
+    plan = FirstHitting(lean=lean).plan(torch.arange(rows), torch.arange(4).expand(rows, 4), mask)
+    orders = Counter(map(tuple, torch.cat([step.places for step in plan], 1).tolist()))
+    for other, fits in ((lean, True), (lean + 0.2, False)):
+        law = law_of_orders(hidden, other)
+        p = stats.chisquare([orders[order] for order in law], [rows * p for p in law.values()]).pvalue
+        assert (p > 1e-3) if fits else (p < 1e-6)
+
+
+def test_records_name_a_lean_only_where_there_is_one():
+    assert repr(FirstHitting()) == repr(FirstHitting(lean=0.0)) == "FirstHitting(tokens_per_pass=1)"
+    assert repr(FirstHitting(2)) == "FirstHitting(tokens_per_pass=2)"
+    assert repr(FirstHitting(2, 0.5)) == "FirstHitting(tokens_per_pass=2, lean=0.5)"
+    assert FirstHitting(2, 0.5) == FirstHitting(tokens_per_pass=2, lean=0.5) != FirstHitting(2)
+
+
+@pytest.mark.parametrize("rule", [FirstHitting(), FirstHitting(lean=0.3)], ids=str)
+def test_hitting_times_do_not_depend_on_where_a_block_begins(rule):
     """A place given in advance, or a block cut in two, leaves the order of the others as it was."""
     positions = torch.arange(8).unsqueeze(0)
     everything = Blocks(torch.tensor([5]), positions, torch.ones(1, 8, dtype=torch.bool))
     some = torch.tensor([[True, False, True, True, False, True, True, False]])
-    whole = [place for places, _, _ in passes(FirstHitting(), everything, 0) for place in places]
-    part = [
-        p for ps, _, _ in passes(FirstHitting(), Blocks(torch.tensor([5]), positions, some), 0) for p in ps
-    ]
+    whole = [place for places, _, _ in passes(rule, everything, 0) for place in places]
+    part = [p for ps, _, _ in passes(rule, Blocks(torch.tensor([5]), positions, some), 0) for p in ps]
     half = Blocks(torch.tensor([5]), positions[:, 4:], everything.hidden[:, 4:])
+    assert whole != sorted(whole)
     assert part == [place for place in whole if some[0, place]]
-    assert [place for places, _, _ in passes(FirstHitting(), half, 0) for place in places] == [
+    assert [place for places, _, _ in passes(rule, half, 0) for place in places] == [
         place - 4 for place in whole if place >= 4
     ]
 
@@ -363,6 +410,9 @@ def test_the_last_bit_of_a_probability_decides_nothing(rule):
     ("make", "message"),
     [
         (lambda: FirstHitting(0), "tokens_per_pass must be at least 1, got 0"),
+        (lambda: FirstHitting(lean=-0.1), "lean must be finite and not negative, got -0.1"),
+        (lambda: FirstHitting(lean=math.nan), "lean must be finite and not negative, got nan"),
+        (lambda: FirstHitting(lean=math.inf), "lean must be finite and not negative, got inf"),
         (lambda: Ancestral(0), "steps must be at least 1, got 0"),
         (lambda: Remasking(steps=0), "steps must be at least 1, got 0"),
         (lambda: Remasking(steps=3, eta=-0.1), r"eta must lie in \[0, 1\], got -0.1"),

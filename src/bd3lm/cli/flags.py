@@ -17,6 +17,13 @@ SamplingDTypeFlag = Annotated[
 TokenizerFlag = Annotated[
     str | None, arg(help="For a model saved without one: a folder or a name on the hub.")
 ]
+LeanFlag = Annotated[
+    float | None,
+    arg(
+        help="Reveal a block in an order that leans to the left: a token is e^LEAN times as likely to come "
+        "next as its right neighbour. 0 is uniformly random; by default what the model was made with."
+    ),
+]
 NucleusFlag = Annotated[
     float | None,
     arg(

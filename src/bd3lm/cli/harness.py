@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from bd3lm.cli.flags import DeviceFlag, DTypeFlag, TokenizerFlag
+from bd3lm.cli.flags import DeviceFlag, DTypeFlag, LeanFlag, TokenizerFlag
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Harness:
     (tighter, from K orders). By default exact up to blocks of 8, else a bound."""
     samples: int | None = None
     """Draws of each text, for an estimate that is drawn; by default 16, for iw:K 1 (of K orders)."""
+    lean: LeanFlag = None
     steps: int | None = None
     """Steps of the sampler, for SEDD and D3PM, for SSD-LM those of each block."""
     seed: int = 0
@@ -56,6 +57,7 @@ class Harness:
             self.model,
             estimator=self.estimator,
             samples=self.samples,
+            lean=self.lean,
             steps=self.steps,
             seed=self.seed,
             batch_size=self.batch,

@@ -6,7 +6,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from bd3lm.cli.flags import DeviceFlag, DTypeFlag, TokenizerFlag
+from bd3lm.cli.flags import DeviceFlag, DTypeFlag, LeanFlag, TokenizerFlag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,7 @@ class _Likelihoods:
     """exact (blocks of at most 12), nelbo (the paper's: a mask rate drawn for each block), counts (the same
     bound with less noise), or iw:K (tighter, from K orders). By default exact up to blocks of 8, else counts,
     and for networks that are told the noise level nelbo."""
+    lean: LeanFlag = None
     replicates: int = 1
     """Independent draws of a drawn estimate: more are less noise, and say how much of the error is theirs."""
     split: str | None = None
@@ -40,7 +41,9 @@ class _Likelihoods:
         if not self.models:
             raise ValueError("models must name at least one run, model folder or hub id, got none")
         return [
-            Subject.open(model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer)
+            Subject.open(
+                model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
+            )
             for model in self.models
         ]
 

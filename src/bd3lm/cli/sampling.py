@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from bd3lm.cli.flags import DeviceFlag, NucleusFlag, SamplingDTypeFlag, StepsFlag, TokenizerFlag
+from bd3lm.cli.flags import DeviceFlag, LeanFlag, NucleusFlag, SamplingDTypeFlag, StepsFlag, TokenizerFlag
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class SampleCommand:
     """How SSD-LM makes almost one-hot vectors of what its network says."""
     remask: float | None = None
     """With --steps: ReMDM's eta in [0, 1], the share of what may be hidden again that is."""
+    lean: LeanFlag = None
     tokens_per_pass: int | None = None
     """Reveal so many tokens of the random order at once. Faster, and no longer the model's distribution."""
     confidence: float | None = None
@@ -81,6 +82,8 @@ class SampleCommand:
             dtype=getattr(torch, dtype) if dtype else None,
             tokenizer=self.tokenizer,
         )
+        if self.lean is not None:
+            model = model.with_lean(self.lean)
         in_blocks = model.config.method.kind == "block_diffusion"
         settings = Settings(
             length=self.length,
@@ -90,7 +93,7 @@ class SampleCommand:
             top_k=self.top_k,
             nucleus_p=self.nucleus,
             nucleus_rule=self.nucleus_rule,
-            unmasking=self._unmasking(in_blocks),
+            unmasking=self._unmasking(model.config.method),
             steps=None if in_blocks else self.steps,
             projection=self.projection,
             stop_at_eos=self.eos,
@@ -116,17 +119,21 @@ class SampleCommand:
         chosen = [name for name, value in ways.items() if value is not None]
         if len(chosen) > 1:
             raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
+        if self.lean is not None and chosen and chosen != ["--tokens-per-pass"]:
+            raise ValueError(f"--lean is for an order that is drawn, and {chosen[0]} has its own")
 
-    def _unmasking(self, in_blocks: bool) -> Any:
+    def _unmasking(self, method: Any) -> Any:
         """What the flags say of the order of reveal; to methods with steps of their own --steps is those."""
         from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
 
         if self.remask is not None and self.steps is not None:
             return Remasking(steps=self.steps, eta=self.remask)
-        if self.steps is not None and in_blocks:
+        if self.steps is not None and method.kind == "block_diffusion":
             return Ancestral(self.steps)
         if self.confidence is not None:
             return MostConfident(threshold=self.confidence)
         if self.entropy_bound is not None:
             return EntropyBound(self.entropy_bound)
-        return FirstHitting(1 if self.tokens_per_pass is None else self.tokens_per_pass)
+        if self.tokens_per_pass is not None:
+            return FirstHitting(self.tokens_per_pass, getattr(method, "lean", 0.0))
+        return None

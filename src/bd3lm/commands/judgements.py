@@ -23,7 +23,7 @@ from bd3lm.evaluation.mauve import FeatureJudge
 from bd3lm.interop import hub_id
 from bd3lm.lm import Settings
 from bd3lm.reports import with_error
-from bd3lm.sampling import Ancestral, FirstHitting
+from bd3lm.sampling import Ancestral
 
 ENTROPY_WINDOW = Settings().entropy_window
 
@@ -62,7 +62,7 @@ class Drawing:
             seed=self.seed,
             batch_size=self.batch_size,
             nucleus_p=self.nucleus_p,
-            unmasking=FirstHitting() if self.steps is None or not in_blocks else Ancestral(self.steps),
+            unmasking=Ancestral(self.steps) if self.steps is not None and in_blocks else None,
             steps=None if in_blocks else self.steps,
             stop_at_eos=False,
             entropy_floor=self.entropy_floor or None,

@@ -60,6 +60,7 @@ def measure_perplexity(
                 "text": text.fingerprint,
                 "split": text.split,
                 "estimator": chosen.name,
+                "lean": getattr(subject.model.config.method, "lean", 0.0),
                 "replicates": replicates,
                 "seed": seed,
                 "eos_between_documents": text.eos_between_documents,

@@ -236,7 +236,7 @@ def sample_record(
 
 def settings_record(settings: Settings) -> dict[str, Any]:
     """Settings as JSON has them."""
-    return {**asdict(settings), "unmasking": repr(settings.unmasking)}
+    return {**asdict(settings), "unmasking": None if settings.unmasking is None else repr(settings.unmasking)}
 
 
 def _documents(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:

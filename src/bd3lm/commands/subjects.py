@@ -9,6 +9,7 @@ import torch
 
 from bd3lm import interop
 from bd3lm.build import open_data
+from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import TokenShards
 from bd3lm.lm import LanguageModel, load
 from bd3lm.recipe import Recipe
@@ -40,8 +41,9 @@ class Subject:
         device: str | None = None,
         dtype: str | None = None,
         tokenizer: str | Path | None = None,
+        lean: float | None = None,
     ) -> "Subject":
-        """A run, model folder or hub id, ready to be measured."""
+        """A run, model folder or hub id, ready to be measured; a `lean` replaces a block model's own."""
         folder = interop.resolve(source)
         model = load(
             folder,
@@ -49,6 +51,8 @@ class Subject:
             dtype=getattr(torch, dtype) if dtype else None,
             tokenizer=tokenizer,
         )
+        if lean is not None and isinstance(model.config.method, BlockDiffusionMethod):
+            model = model.with_lean(lean)
         is_run = folder.name == interop.RUN_MODEL and (folder.parent / RECIPE_FILE).is_file()
         return cls(str(source), model, folder, folder.parent if is_run else None)
 

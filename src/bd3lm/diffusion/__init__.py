@@ -5,6 +5,7 @@ from bd3lm.diffusion.counter import Purpose, counter_uniform, derive_seed
 from bd3lm.diffusion.counts import Counts, learned_proposal
 from bd3lm.diffusion.draws import Draws, LevelSampler, blocks_in
 from bd3lm.diffusion.masking import ClippedTimes, DiscreteTimes, MaskingRule, Masks, Times
+from bd3lm.diffusion.orders import check_lean, log_reveal_rates, log_reveal_times
 from bd3lm.diffusion.parameterizations import d3pm, sedd, sedd_at_masks, subs, subs_at_masks
 from bd3lm.diffusion.processes import Absorbing, ForwardProcess, Uniform, named_process
 from bd3lm.diffusion.schedules import (
@@ -63,6 +64,7 @@ __all__ = [
     "add_noise",
     "almost_one_hot",
     "blocks_in",
+    "check_lean",
     "conditioning_noise",
     "counter_uniform",
     "d3pm",
@@ -70,6 +72,8 @@ __all__ = [
     "gumbel",
     "gumbel_max",
     "learned_proposal",
+    "log_reveal_rates",
+    "log_reveal_times",
     "named_process",
     "nucleus",
     "score_entropy_at_masks",

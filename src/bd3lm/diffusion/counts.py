@@ -7,6 +7,9 @@ mask that hides a given set M has total weight 1/(|M|·C(n, |M|)). So
 
 and drawing k directly is the same objective as drawing t, without the masks that hide nothing and without
 the noise of 1/t given k. At n = 1 the token is always hidden, with weight 1: the autoregressive loss.
+
+Where the order of reveal leans (`orders`), M are the last k tokens of such an order, and its terms count by
+the chance w_i / Σ_{j in M} w_j that token i is the next of them to be revealed, which is 1/k for equal rates.
 """
 
 from dataclasses import dataclass
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from bd3lm.diffusion.draws import Draws
 from bd3lm.diffusion.masking import MaskingRule, Masks, block_counts, token_ranks
+from bd3lm.diffusion.orders import check_lean, log_reveal_rates
 
 _LEAST_SHARE = 1e-9  # far above rounding, so that probabilities can be differences of a running sum
 
@@ -32,12 +36,18 @@ class Counts(MaskingRule):
     the second with probability q(n − j), hence weight 1/(j·(q(j) + q(n − j))), n/(2j) for the uniform q; a
     copy that hides all n arises only as the first: 1/(n·q(n)), which is 1. (Averaging the two copies' n/k
     losses would be biased.) At block size 1 the second copy would always be empty, so only one is made.
+
+    With a `lean` it is the NELBO of that order of reveal; what a second copy would hide is no such set.
     """
 
     proposal: tuple[float, ...] | None = None
     complementary: bool = False
+    lean: float = 0.0
 
     def __post_init__(self) -> None:
+        check_lean(self.lean)
+        if self.lean and self.complementary:
+            raise ValueError(f"complementary copies need lean 0, got {self.lean}")
         if self.proposal is not None and not all(0.0 < q < float("inf") for q in self.proposal):
             raise ValueError(
                 f"proposal must hold a positive number for every count (a count never drawn would be "
@@ -59,12 +69,19 @@ class Counts(MaskingRule):
         n = block_counts(maskable, draws)
         q = self._cumulative(draws)
         k = torch.minimum(torch.searchsorted(q, draws.levels * q[n]), n)
-        rank = token_ranks(draws, maskable).unflatten(1, (*n.shape[1:], -1))
+        rank = token_ranks(draws, maskable, lean=self.lean).unflatten(1, (*n.shape[1:], -1))
         first = rank < k.unsqueeze(-1)
         if self.copies(draws.block_size) == 1:
-            return _masks([first], [1.0 / (k * self._probability(q, k, n))])
+            return _masks([first], [self._weight(first, k, self._probability(q, k, n))])
         second = maskable.view_as(first) & ~first
-        return _masks([first, second], [self._pair_weight(q, j, n) for j in (k, n - k)])
+        return _masks([first, second], [self._pair_weight(q, j, n).unsqueeze(-1) for j in (k, n - k)])
+
+    def _weight(self, hidden: Tensor, k: Tensor, probability: Tensor) -> Tensor:
+        """The chance of each hidden token to be revealed next, by that of the count; one for all if equal."""
+        if not self.lean:
+            return 1.0 / (k * probability).unsqueeze(-1)
+        rates = log_reveal_rates(hidden.shape[-1], self.lean, device=hidden.device)
+        return torch.softmax(torch.where(hidden, rates, -torch.inf), -1) / probability.unsqueeze(-1)
 
     def _cumulative(self, draws: Draws) -> Tensor:
         """Q(k) = q(1) + … + q(k) for k = 0..block_size, unnormalised."""
@@ -91,7 +108,7 @@ def _masks(hidden: list[Tensor], weight: list[Tensor]) -> Masks:
     """Stack the copies; an empty copy of a block has an infinite weight on no token, which is nothing."""
     tokens = torch.stack([h.flatten(1) for h in hidden], 1)
     per_token = torch.stack(
-        [torch.where(h, w.unsqueeze(-1), 0.0).flatten(1) for h, w in zip(hidden, weight, strict=True)], 1
+        [torch.where(h, w, 0.0).flatten(1) for h, w in zip(hidden, weight, strict=True)], 1
     )
     return Masks(hidden=tokens, weight=per_token.float(), mask_rate=None)
 

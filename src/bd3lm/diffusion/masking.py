@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion.draws import Draws
+from bd3lm.diffusion.orders import log_reveal_times
 from bd3lm.diffusion.schedules import Linear, NoiseSchedule
 
 _LEAST_LOW = 1e-6  # above the slack with which realised rates are compared
@@ -207,9 +208,15 @@ def hide_counts(draws: Draws, maskable: Tensor, count: Tensor) -> Tensor:
     return token_ranks(draws, maskable) < _per_token(count, draws)
 
 
-def token_ranks(draws: Draws, maskable: Tensor) -> Tensor:
-    """A uniformly random order of each block's maskable tokens, from 0; the other tokens come last."""
-    keys = draws.tokens.masked_fill(~maskable, math.inf).unflatten(1, (-1, draws.block_size))
+def token_ranks(draws: Draws, maskable: Tensor, *, lean: float = 0.0) -> Tensor:
+    """The order in which each block's maskable tokens are hidden, from 0; the other tokens come last.
+
+    Uniformly random; with a lean, the order of reveal (`orders`) backwards.
+    """
+    keys = draws.tokens.unflatten(1, (-1, draws.block_size))
+    if lean:
+        keys = -log_reveal_times(keys, lean)
+    keys = keys.masked_fill(~maskable.view_as(keys), math.inf)
     return torch.argsort(keys, dim=-1, stable=True).argsort(-1).flatten(1)
 
 

@@ -96,6 +96,8 @@ class _OfBlocks(Estimator):
     mask_id: int
     causal_clean: bool = False
     previous_token: bool = False
+    lean: float = 0.0
+    """Of the order in which the tokens of a block are revealed."""
 
     @property
     def _asked(self) -> dict[str, Any]:
@@ -124,7 +126,7 @@ class Enumerated(_OfBlocks):
         return ()
 
     def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        exact = exact_likelihood(model, batch, **self._asked)
+        exact = exact_likelihood(model, batch, **self._asked, lean=self.lean)
         return torch.stack((exact.nll.sum(1), exact.nelbo.sum(1)))
 
 
@@ -148,7 +150,9 @@ class ImportanceWeighted(_OfBlocks):
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator, device: torch.device
     ) -> tuple[Draws, ...]:
-        return draw_orders(self.orders, rows, length, self.block_size, generator=generator, device=device)
+        return draw_orders(
+            self.orders, rows, length, self.block_size, lean=self.lean, generator=generator, device=device
+        )
 
     def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
         return importance_weighted_nll(model, batch, draws, **self._asked).sum(1).unsqueeze(0)

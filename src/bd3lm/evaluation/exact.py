@@ -6,7 +6,12 @@ The continuous-time sampler reveals the tokens of a block in a uniformly random 
 
 which a recursion over the set S of tokens revealed so far computes from 2^n − 1 mask patterns:
 
-    F(∅) = 1,   F(S) = Σ_{i in S} F(S∖{i}) · p(x_i | x_{S∖{i}}, x^{<b}) / (n − |S| + 1),   p = F(all).
+    F(∅) = 1,   F(S) = Σ_{i in S} F(S∖{i}) · p(x_i | x_{S∖{i}}, x^{<b}) · r(i | S∖{i}),   p = F(all),
+
+where r(i | S) is the chance that token i is the next, 1/(n − |S|). In an order that leans to the left
+(`bd3lm.diffusion.orders`) it is w_i / Σ_{j not in S} w_j, and that sampler's likelihood comes from the same
+patterns. The NELBO is Σ_S P(S) Σ_{i not in S} −r(i | S)·log p(x_i | x_S, x^{<b}), P(S) the chance that S is
+met on the way.
 
 A pattern is applied to every block of a batch at once. The likelihood is that of the sampler at temperature
 1, without nucleus and with the whole text before a block in view, for a network that ignores time. A text
@@ -16,12 +21,12 @@ prompt that ends inside a block starts the recursion from its tokens, which is t
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import Draws, LevelSampler, blocks_in
+from bd3lm.diffusion import Draws, LevelSampler, blocks_in, check_lean, log_reveal_rates, log_reveal_times
 from bd3lm.diffusion.masking import token_ranks
 from bd3lm.models import Denoiser, require_evaluation_mode
 from bd3lm.objectives import BlockDenoiser, TokenBatch
@@ -47,6 +52,7 @@ def exact_likelihood(
     mask_id: int,
     causal_clean: bool = False,
     previous_token: bool = False,
+    lean: float = 0.0,
 ) -> ExactLikelihood:
     """−log p and the NELBO of every block, from 2^block_size − 1 passes and one clean one."""
     _refuse_noise(model)
@@ -57,11 +63,8 @@ def exact_likelihood(
         )
     conditionals = _conditionals(_denoiser(model, batch, block_size, mask_id, causal_clean, previous_token))
     scored = batch.scored.unflatten(1, (-1, block_size))
-    return ExactLikelihood(
-        nll=-_log_likelihood(conditionals, scored),
-        nelbo=_nelbo(conditionals, scored),
-        tokens=scored.sum(-1),
-    )
+    log_p, nelbo = _over_orders(conditionals, scored, lean)
+    return ExactLikelihood(nll=-log_p, nelbo=nelbo, tokens=scored.sum(-1))
 
 
 def draw_orders(
@@ -70,16 +73,25 @@ def draw_orders(
     length: int,
     block_size: int,
     *,
+    lean: float = 0.0,
     generator: torch.Generator | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Draws, ...]:
     """Random orders in which the tokens of each block are revealed."""
     if orders < 1:
         raise ValueError(f"orders must be at least 1, got {orders}")
+    check_lean(lean)
     sampler = LevelSampler()
-    return tuple(
+    drawn = [
         sampler.draw(rows, length, block_size, generator=generator, device=device) for _ in range(orders)
-    )
+    ]
+    return tuple(drawn if not lean else [_leaning(draws, lean) for draws in drawn])
+
+
+def _leaning(draws: Draws, lean: float) -> Draws:
+    """With times of reveal, the earliest the smallest, in place of uniform numbers for the tokens."""
+    times = log_reveal_times(draws.tokens.unflatten(1, (-1, draws.block_size)), lean)
+    return replace(draws, tokens=times.flatten(1))
 
 
 @torch.no_grad()
@@ -154,43 +166,35 @@ def _conditionals(denoiser: BlockDenoiser) -> Tensor:
     return nats
 
 
-def _log_likelihood(conditionals: Tensor, scored: Tensor) -> Tensor:
-    """The recursion over revealed sets, in log space, for all blocks at once.
+def _over_orders(conditionals: Tensor, scored: Tensor, lean: float) -> tuple[Tensor, Tensor]:
+    """log p and the NELBO of all blocks, by the recursion over revealed sets, the former in log space.
 
     A set is a bit pattern over the whole block. Tokens that are not scored count as revealed from the start,
     so the recursion begins at their set, and sets that lack one of them are never reached.
     """
     patterns, size = conditionals.shape[0], conditionals.shape[-1]
-    everything = patterns - 1
-    bit = 2 ** torch.arange(size, device=scored.device)
-    start = everything - (scored * bit).sum(-1)  # (rows, blocks)
-    n = scored.sum(-1)
-    log_f = torch.full((patterns, *start.shape), -math.inf, dtype=torch.float64, device=scored.device)
-    log_f.scatter_(0, start.unsqueeze(0), 0.0)
-    for revealed in range(1, patterns):
-        left = n - (revealed.bit_count() - (size - n)) + 1  # n − |S| + 1
-        terms = [log_f[revealed]]
-        for i in range(size):
-            if revealed >> i & 1:
-                before = revealed ^ (1 << i)
-                step = -conditionals[everything ^ before, ..., i] - torch.log(left.clamp_min(1).double())
-                terms.append(torch.where(scored[..., i], log_f[before] + step, -math.inf))
-        log_f[revealed] = torch.logsumexp(torch.stack(terms), dim=0)
-    return log_f[everything]
-
-
-def _nelbo(conditionals: Tensor, scored: Tensor) -> Tensor:
-    """Σ over hidden sets M of Σ_{i in M} −log p(x_i | …) / (|M|·C(n, |M|)), M within the scored tokens."""
-    size = conditionals.shape[-1]
-    n = scored.sum(-1)
-    nelbo = torch.zeros(n.shape, dtype=torch.float64, device=scored.device)
-    for pattern in range(1, conditionals.shape[0]):
-        bits = torch.tensor([pattern >> i & 1 for i in range(size)], dtype=torch.bool, device=scored.device)
-        k = pattern.bit_count()
-        possible = (scored | ~bits).all(-1)  # otherwise the same set is met under a smaller pattern
-        sets = torch.tensor([math.comb(m, k) for m in range(size + 1)], device=scored.device)[n]
-        nelbo += torch.where(possible, conditionals[pattern].sum(-1) / (k * sets.clamp_min(1)), 0.0)
-    return nelbo
+    everything, device = patterns - 1, scored.device
+    bit = 2 ** torch.arange(size, device=device)
+    start = (everything - (scored * bit).sum(-1)).unsqueeze(0)  # (1, rows, blocks)
+    log_f = torch.full((patterns, *scored.shape[:2]), -math.inf, dtype=torch.float64, device=device)
+    log_f.scatter_(0, start, 0.0)
+    met = torch.zeros_like(log_f).scatter_(0, start, 1.0)
+    nelbo = torch.zeros_like(log_f[0])
+    log_rates = log_reveal_rates(size, lean, device=device)
+    for revealed in range(everything):
+        hidden = everything ^ revealed
+        places = [i for i in range(size) if hidden >> i & 1]
+        nats = conditionals[hidden][..., places]
+        possible = scored[..., places]  # otherwise `revealed` is not reached
+        log_share = torch.log_softmax(log_rates[places], -1)
+        step = torch.where(possible, log_share - nats, -math.inf)
+        chance = met[revealed].unsqueeze(-1) * log_share.exp()
+        nelbo += torch.where(chance > 0, chance * nats, 0.0).sum(-1)  # what never happens costs nothing
+        for place, i in enumerate(places):
+            after = revealed | 1 << i
+            log_f[after] = torch.logaddexp(log_f[after], log_f[revealed] + step[..., place])
+            met[after] += chance[..., place]
+    return log_f[everything], nelbo
 
 
 def _denoiser(

@@ -1,7 +1,7 @@
 """Settings as users give them, the writer that obeys them, and what comes of it."""
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -68,8 +68,8 @@ class Settings:
     default the paper's: 0.9, for SEDD 0.99, for SSD-LM 0.95."""
     nucleus_rule: NucleusRule = "inclusive"
     """Whether the token that crosses nucleus_p is kept; the reference implementation leaves it out."""
-    unmasking: Unmasking = field(default_factory=FirstHitting)
-    """Which tokens of a block a pass reveals."""
+    unmasking: Unmasking | None = None
+    """Which tokens of a block a pass reveals. By default one, first-hitting, in the model's own order."""
     steps: int | None = None
     """Steps of SEDD (by default 1,000), of D3PM (as trained), of SSD-LM for each block (1,000)."""
     projection: Literal["sampling", "greedy", "multi_hot"] = "sampling"
@@ -101,7 +101,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not isinstance(value, Real):
                 raise ValueError(f"{name} must be a number, got {value!r}")
-        if not isinstance(self.unmasking, Planned | Adaptive):
+        if not isinstance(self.unmasking, Planned | Adaptive | None):
             raise ValueError(
                 f"unmasking must be a rule of bd3lm.sampling such as FirstHitting() or Ancestral(5000), got "
                 f"{self.unmasking!r}"
@@ -126,11 +126,14 @@ class Settings:
         return replace(settings or cls(), **changes)
 
     def for_method(self, method: Method) -> "Settings":
-        """With the paper's nucleus for the method, where none was asked for."""
+        """With the method's own order and the paper's nucleus for it, where none was asked for."""
+        settings = self
+        if settings.unmasking is None and isinstance(method, BlockDiffusionMethod):
+            settings = replace(settings, unmasking=FirstHitting(lean=method.lean))
         takes_the_likeliest = method.kind == "simplex" and self.projection == "greedy"
-        if self.nucleus_p is not None or takes_the_likeliest:
-            return self
-        return replace(self, nucleus_p=_NUCLEUS.get(method.kind, _NUCLEUS_OF_MOST))
+        if settings.nucleus_p is not None or takes_the_likeliest:
+            return settings
+        return replace(settings, nucleus_p=_NUCLEUS.get(method.kind, _NUCLEUS_OF_MOST))
 
     def of_writer(self) -> "Settings":
         """Those that make a writer: what is left when texts, their seeds and where they end are put aside."""
@@ -295,7 +298,7 @@ def build_writer(network: Transformer, config: LanguageModelConfig, settings: Se
 
 
 def _whole_context(
-    network: Transformer, common: dict[str, Any], settings: Settings, unmasking: Unmasking
+    network: Transformer, common: dict[str, Any], settings: Settings, unmasking: Unmasking | None
 ) -> Writer:
     _refuse(settings, "cache", why="a network of one block has nothing to cache")
     return SlidingWriter(

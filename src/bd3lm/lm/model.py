@@ -5,6 +5,7 @@ fields of config.json to `__init__` by name, `network` among them. Its three met
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack
@@ -13,7 +14,7 @@ import torch
 from huggingface_hub import HfApi
 
 from bd3lm import interop
-from bd3lm.config import LanguageModelConfig
+from bd3lm.config import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.data import Tokenizer, load_tokenizer, saved_tokenizer
 from bd3lm.interop import HubOptions, LightningFacts, check_config
 from bd3lm.lm.generation import Generation, Settings, build_writer
@@ -48,6 +49,15 @@ class LanguageModel:
             f"{type(self).__name__}({self.config.title}; {shape.layers} x {shape.hidden}, "
             f"context {shape.context:,}, {parameters:,} parameters)"
         )
+
+    def with_lean(self, lean: float) -> "LanguageModel":
+        """The same network, writing and measured in another order of reveal: 0 is uniformly random, and with
+        more the left of a block comes first. Nothing has to be trained for that."""
+        method = self.config.method
+        if not isinstance(method, BlockDiffusionMethod):
+            raise ValueError(f"lean is for block diffusion, whose order can be chosen, got {method.kind}")
+        config = replace(self.config, method=replace(method, lean=lean))
+        return type(self)(self.network, config, self.tokenizer)
 
     @classmethod
     def from_pretrained(

@@ -95,10 +95,15 @@ def _block_estimator(
     if name == "auto":
         name = "nelbo" if network.uses_noise else "exact" if size <= _LARGEST_EXACT else "counts"
     if name == "exact":
-        return Enumerated(**_shape(method))
+        return Enumerated(**_shape(method), lean=method.lean)
     if orders is not None:
-        return ImportanceWeighted(**_shape(method), orders=orders)
-    return Sampled(name, block_loss(method, Counts() if name == "counts" else Times()))
+        return ImportanceWeighted(**_shape(method), lean=method.lean, orders=orders)
+    if name == "nelbo" and method.lean:
+        raise ValueError(
+            f"estimator must be exact, counts or iw:K for an order that leans (lean {method.lean:g}), got "
+            "'nelbo', whose times would need a schedule for each place; counts is the same bound"
+        )
+    return Sampled(name, block_loss(method, Counts(lean=method.lean) if name == "counts" else Times()))
 
 
 def block_loss(method: BlockDiffusionMethod, masking: MaskingRule) -> BlockDiffusionLoss:

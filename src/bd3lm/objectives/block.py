@@ -55,8 +55,12 @@ class BlockDiffusionLoss(Objective):
             raise ValueError(
                 "next_token needs causal_clean=True: a clean token that sees its block sees the next"
             )
-        if self.learn_proposal and not (isinstance(self.masking, Counts) and not self.masking.complementary):
-            raise ValueError(f"learn_proposal needs masking=Counts() with one copy, got {self.masking}")
+        if self.learn_proposal and not (
+            isinstance(self.masking, Counts) and not self.masking.complementary and not self.masking.lean
+        ):
+            raise ValueError(
+                f"learn_proposal needs masking=Counts() with one copy and no lean, got {self.masking}"
+            )
         if self.block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {self.block_size}")
         if self.mask_id < 0:

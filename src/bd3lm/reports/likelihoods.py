@@ -48,10 +48,10 @@ def perplexity_parts(report: Report) -> Iterator[Part]:
 
 
 def _largest(run: Run) -> list[Record]:
-    """One record a text and estimator: that over the most tokens, then that of the most draws."""
+    """One record a text, order and estimator: that over the most tokens, then that of the most draws."""
     alike: dict[Any, list[Record]] = {}
     for record in run.of_kind("perplexity"):
-        key = (_is_own(record), _text(record), record["settings"]["estimator"])
+        key = (_is_own(record), _text(record), _order(record), record["settings"]["estimator"])
         alike.setdefault(key, []).append(record)
     return [
         largest(records, lambda record: (record["result"]["tokens"], record["settings"]["replicates"]))
@@ -113,10 +113,16 @@ def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
     )
 
 
-def _estimator(record: Record) -> str:
+def _order(record: Record) -> float:
+    """How much the order of reveal leans."""
+    return float(record["settings"].get("lean", 0.0))
+
+
+def _estimator(record: Record, *, of_draws: bool = True) -> str:
     settings = record["settings"]
-    draws = settings["replicates"]
-    return settings["estimator"] + (f", {draws} draws" if draws > 1 else "")
+    draws, lean = settings["replicates"], _order(record)
+    leaning = f", lean {lean:g}" if lean else ""
+    return settings["estimator"] + leaning + (f", {draws} draws" if of_draws and draws > 1 else "")
 
 
 def _dots(report: Report, group: Sequence[Measured]) -> Iterator[plots.Dot]:
@@ -151,7 +157,7 @@ def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
     rows: dict[tuple[str, str], dict[Text, Record]] = {}
     for run, record in group:
         texts.setdefault(_text(record), []).append(record)
-        rows.setdefault((run.folder, record["settings"]["estimator"]), {})[_text(record)] = record
+        rows.setdefault((run.folder, _estimator(record, of_draws=False)), {})[_text(record)] = record
     names = _headings([records[0] for records in texts.values()])
     sizes = {text: {record["result"]["tokens"] for record in records} for text, records in texts.items()}
 

@@ -12,6 +12,7 @@ Flags = Mapping[str, tuple[str, Any]]
 _PERPLEXITY: Flags = {
     "split": ("--split", "valid"),
     "estimator": ("--estimator", None),
+    "lean": ("--lean", None),
     "replicates": ("--replicates", 1),
     "limit": ("--sequences", None),
     "seed": ("--seed", 0),
@@ -82,6 +83,8 @@ def _words(run: Run, record: Record) -> tuple[str, ...]:
     name, flags = FLAGS[record["kind"]]
     settings = dict(record["settings"])
     words = [name]
+    if settings.get("lean") == run.recipe["method"].get("lean", 0.0):
+        del settings["lean"]  # the run's own
     if "entropy_floor" in flags and settings["entropy_floor"] is None:
         settings |= {"entropy_floor": 0, "redraws": None}  # without a floor nothing is drawn again
     if record["kind"] == "judgement" and run.method == "block_diffusion":

@@ -31,6 +31,14 @@ class Denoising:
     previous_token: bool = False
     """Whether the network is shown a hidden token together with the token before it."""
 
+    def __post_init__(self) -> None:
+        lean = getattr(self.unmasking, "lean", 0.0)
+        if lean and self.model.uses_noise:
+            raise ValueError(
+                "lean must be 0 for a network that is told the noise level, since an order that leans has "
+                f"none that all places share, got {lean:g}"
+            )
+
     def fill(
         self, rows: Rows, begin: Tensor, evaluators: Sequence[Evaluate], *, replay: bool = True
     ) -> Iterator[Reveal]:

@@ -16,7 +16,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import Linear, NoiseSchedule, Purpose, counter_uniform
+from bd3lm.diffusion import (
+    Linear,
+    NoiseSchedule,
+    Purpose,
+    check_lean,
+    counter_uniform,
+    log_reveal_times,
+)
 
 
 @dataclass(frozen=True)
@@ -51,32 +58,41 @@ class Adaptive(ABC):
 Unmasking = Planned | Adaptive
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FirstHitting(Planned):
     """One token a pass, in the order of their hitting times (Zheng et al.): exact in continuous time.
 
     The largest of n uniform numbers is distributed as u^{1/n}, so the sorted numbers are the hitting times
     t_{n−1} = t_n u^{1/n} of eq. 25, and their order is uniformly random. With `tokens_per_pass` above 1 so
     many neighbours in that order are revealed together, as if independent: no longer exact.
+
+    With a `lean` the order leans to the left (`bd3lm.diffusion.orders`). That is another exact sampler, of
+    another distribution, for networks that are not told the time.
     """
 
     tokens_per_pass: int = 1
+    lean: float = 0.0
 
     def __post_init__(self) -> None:
         if self.tokens_per_pass < 1:
             raise ValueError(f"tokens_per_pass must be at least 1, got {self.tokens_per_pass}")
+        check_lean(self.lean)
+
+    def __repr__(self) -> str:
+        """As records have it: a lean only where there is one."""
+        lean = f", lean={self.lean}" if self.lean else ""
+        return f"FirstHitting(tokens_per_pass={self.tokens_per_pass}{lean})"
 
     def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
-        rate = _hitting_rates(seeds, positions).masked_fill(~hidden, -1.0)
-        sorted_rate, order = rate.sort(dim=1, descending=True)
+        rate = _hitting_rates(seeds, positions)
+        sooner = -log_reveal_times(rate, self.lean) if self.lean else rate
+        order = sooner.masked_fill(~hidden, -torch.inf).sort(dim=1, descending=True).indices
+        left = hidden.gather(1, order)
+        sorted_rate = torch.where(left, rate.gather(1, order), 0.0)
         k = self.tokens_per_pass
         for first in range(0, int(hidden.sum(1).max()), k):
             together = slice(first, first + k)
-            yield Pass(
-                places=order[:, together],
-                active=sorted_rate[:, together] > 0.0,
-                mask_rate=sorted_rate[:, first].clamp_min(0.0),
-            )
+            yield Pass(places=order[:, together], active=left[:, together], mask_rate=sorted_rate[:, first])
 
 
 @dataclass(frozen=True)
