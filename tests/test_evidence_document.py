@@ -34,7 +34,10 @@ def test_tables_show_what_was_measured(results: Results):
     for seed, exact in enumerate((40.0, 42.0)):
         add(results, f"ar/{seed}", exact=exact)
         add(results, f"bd3lm-4/{seed}", exact=exact * 1.05, nelbo=exact * 1.2)
-        add(results, f"counts-4/{seed}", exact=exact)
+        for name in ("counts-4", "clipped-4"):
+            add(results, f"{name}/{seed}", exact=exact)
+        for name in ("mdlm", "bd3lm-16"):
+            add(results, f"{name}/{seed}", Perplexity(estimator="counts", replicates=4), counts=exact)
     # Neither a part of the text nor that of choices may be mixed with the test split.
     part, valid = replace(EXACT, part=True, sequences=128), replace(EXACT, split="valid")
     add(results, "ar/0", part, exact=50.0)

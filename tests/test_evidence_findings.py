@@ -13,11 +13,14 @@ pytest.importorskip("benchmarks.evidence", reason="the experiments are not part 
 from benchmarks.evidence import decoding, findings, plots, tables
 from benchmarks.evidence.figures import (
     NOT_MEASURED,
+    OTHERS,
+    WHOLE,
     Difference,
     Evidence,
     Nats,
     Spread,
     Written,
+    family,
     trained_tokens,
 )
 from benchmarks.evidence.findings import verdict
@@ -41,7 +44,7 @@ def test_the_noise_of_a_difference_is_that_of_seeds(results: Results):
             add(results, f"{name}/{seed}", exact=math.exp(value), nelbo=math.exp(value + 1))
     evidence = Evidence(results, ALL)
     pooled = math.sqrt((0.02**2 / 2 + 0.06**2 / 2) / 3)
-    assert evidence.spread == Spread(pytest.approx(pooled), 3)
+    assert evidence.spreads == {OTHERS: Spread(pytest.approx(pooled), 3)}
     # A single seed has the pooled spread, as has one whose own is less; a larger one of its own counts.
     own = 0.06 / math.sqrt(2)
     for name, error in (
@@ -61,6 +64,7 @@ def test_the_noise_of_draws_is_common_to_all_seeds(results: Results):
     for seed in (0, 1):
         for name in ("ar", "counts-4", "clipped-4"):
             add(results, f"{name}/{seed}", exact=40.0)
+        add(results, f"bd3lm-4/{seed}", exact=40.0)
         add(results, f"bd3lm-16/{seed}", counts, draws=0.03, counts=40.0)
         add(results, f"mdlm/{seed}", counts, draws=0.04, counts=40.0)
     evidence = Evidence(results, ALL)
@@ -107,7 +111,8 @@ def test_figures_as_people_read_them():
 def test_the_papers_orderings_are_compared_with_what_was_measured(results: Results):
     for seed in (0, 1):
         noise = 1 + 0.004 * seed
-        add(results, f"ar/{seed}", exact=40.0 * noise)
+        for name in ("ar", "counts-4", "clipped-4"):
+            add(results, f"{name}/{seed}", exact=40.0 * noise)
         add(results, f"bd3lm-4/{seed}", exact=50.0 * noise, nelbo=55.0 * noise)
         counts = Perplexity(estimator="counts", replicates=4)
         add(results, f"bd3lm-16/{seed}", counts, counts=70.0 * noise)
@@ -129,7 +134,7 @@ def test_variants_are_chosen_on_validation_text(results: Results):
     add(results, "ar/0", exact=40.0)
     said = list(findings.past_findings(Evidence(results, ALL), 4))
     assert any(each.startswith("Best on validation text: `copies-4`") and "+25.0 %" in each for each in said)
-    assert any("Best on validation text: `copies-4`; noise not known." in each for each in said)
+    assert any("within noise of it: none; noise not known for `counts-4`" in each for each in said)
     assert said[-1].startswith("Noise not known: the aim, `copies-4` less than 5 % over `ar`")
 
 
@@ -149,7 +154,8 @@ def test_what_diverged_is_no_choice(results: Results):
     said = list(findings.past_findings(Evidence(results, ALL), 4))
     assert "Diverged, and left out of the choice: `linear-4`." in said
     assert any(
-        each.startswith("Best on validation text: `next-4`; within noise of it: none") for each in said
+        each.startswith("Best on validation text: `next-4`; within noise of it: none; noise not known for ")
+        for each in said
     )
 
 
@@ -238,7 +244,9 @@ def test_a_lean_is_compared_with_none_and_with_the_aim(results: Results):
     assert math.exp(evidence.exact("from-ar-4", lean=2.0).values[0]) == pytest.approx(40.0)
     said = list(findings.order_findings(evidence, 4))
     assert said[0] == "`from-ar-4` at lean 4 against lean 0, the same weights: −22.0 %."
-    assert said[1].startswith("`from-ar-4` less than 5 % over `ar`: from lean 1 on (−2.5 %")
+    assert said[1].startswith(
+        "Noise not known: the aim, `from-ar-4` at lean 4 less than 5 % over `ar`, −2.5 %"
+    )
     found = row(tables.order_table(evidence, 4), "from-ar-4")
     assert found[1].startswith("50.10 ± 0.14 (+25.0 %")
     assert found[3].startswith("41.08 ± 0.12 (+2.5 %")
@@ -253,6 +261,31 @@ def test_a_lean_is_compared_with_none_and_with_the_aim(results: Results):
     assert plots.order_plot(evidence, 16) is None
     add(results, "both-4/0", exact=50.0)
     add(results, "both-4/0", replace(EXACT, lean=4.0), exact=45.0)
-    assert "`both-4` less than 5 % over `ar`: at no lean up to 4" in "".join(
-        findings.order_findings(Evidence(results, ALL), 4)
-    )
+    said = list(findings.order_findings(Evidence(results, ALL), 4))
+    assert "the aim, `both-4` at lean 4 less than 5 % over `ar`, +12" in said[1]
+
+
+def test_a_lean_is_compared_on_the_same_weights(results: Results):
+    """A seed that was measured in one order alone does not count."""
+    add(results, "from-ar-4/0", exact=50.0)
+    add(results, "from-ar-4/1", exact=60.0)
+    add(results, "from-ar-4/0", replace(EXACT, lean=4.0), exact=43.0)
+    (said, _) = findings.order_findings(Evidence(results, ALL), 4)
+    assert said == "`from-ar-4` at lean 4 against lean 0, the same weights: −14.0 %."
+
+
+def test_diffusion_of_whole_contexts_has_a_spread_of_its_own(results: Results):
+    counts = Perplexity(estimator="counts", replicates=4)
+    for seed, lag in enumerate((1.0, 1.5)):
+        for name in ("ar", "counts-4", "clipped-4"):
+            add(results, f"{name}/{seed}", exact=40.0 + 0.1 * seed)
+        add(results, f"mdlm/{seed}", counts, counts=80.0 * lag)
+        add(results, f"bd3lm-16/{seed}", counts, counts=70.0 * lag)
+        add(results, f"bd3lm-4/{seed}", exact=60.0 * lag)
+    evidence = Evidence(results, ALL)
+    assert evidence.spreads[WHOLE].value == pytest.approx(math.log(1.5) / math.sqrt(2))
+    assert evidence.spreads[OTHERS].value == pytest.approx(math.log(40.1 / 40) / math.sqrt(2))
+    assert evidence.difference(evidence.exact("counts-4"), evidence.exact("ar")).error < 0.003
+    assert evidence.above_ar(evidence.bound("mdlm")).error > 0.4
+    assert family(RUNS["from-mdlm-4/0"]) == family(RUNS["sedd/0"]) == WHOLE
+    assert family(RUNS["from-ar-4/0"]) == family(RUNS["linear-4/0"]) == OTHERS

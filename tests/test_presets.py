@@ -96,3 +96,26 @@ def test_the_box_is_trained_in_two_stages_that_fit_together() -> None:
     assert (first.network, first.data) == (second.network, second.data)
     ends = [learning_rate(each.optimizer, each.train.steps, each.train.steps) for each in (first, second)]
     assert ends == [first.optimizer.lr, 0.0]
+
+
+# --- the recommended recipe ---
+
+
+@pytest.mark.parametrize("corpus", ["lm1b", "owt", "wikipedia"])
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_the_recommended_recipe(corpus: str, size: int) -> None:
+    """What docs/results.md found best: half of the steps autoregressive, then blocks from there."""
+    stages = preset(f"{corpus}-block-{size}").stages
+    assert [stage.name for stage in stages] == ["ar", "block"]
+    first, second = (recipe_from_dict(stage.recipe, where=corpus) for stage in stages)
+    paper = preset(f"{corpus}-bd3lm-{size}").stages
+    steps = sum(recipe_from_dict(stage.recipe, where=corpus).train.steps for stage in paper)
+    assert first.train.steps == second.train.steps == steps // 2
+    assert isinstance(first.method, AutoregressiveRecipe)
+    assert first.optimizer.decay == "constant"
+    method = second.method
+    assert isinstance(method, BlockDiffusionRecipe)
+    assert (method.block_size, method.next_token, method.causal_clean) == (size, 1.0, True)
+    assert method.previous_token
+    assert method.masking == CountsMasking(complementary=True)
+    assert method.lean == 2.0

@@ -21,8 +21,6 @@ BREAKS = (
 def rule_family(written: Written) -> str:
     """A rule without its setting."""
     match written.asked.unmasking:
-        case FirstHitting(tokens_per_pass=1, lean=lean) if lean:
-            return "leaning orders"
         case FirstHitting(lean=lean):
             return f"order of lean {lean:g}" if lean else "random order"
         case MostConfident():
@@ -51,6 +49,14 @@ def decoding_sets(evidence: Evidence) -> dict[str, list[Written]]:
         if is_decoding(written.asked):
             found.setdefault(written.run.name, []).append(written)
     return found
+
+
+def curves(sets: Sequence[Written]) -> dict[str, list[Written]]:
+    """The sets of a model by family, those alone that have several settings."""
+    found: dict[str, list[Written]] = {}
+    for each in sets:
+        found.setdefault(rule_family(each), []).append(each)
+    return {family: own for family, own in found.items() if len(own) > 1}
 
 
 def judged_difference(written: Written, other: Written) -> Difference | None:
@@ -91,9 +97,13 @@ def decoding_table(evidence: Evidence) -> Table:
 def decoding_findings(evidence: Evidence) -> Iterator[str]:
     yield BREAKS
     for name, sets in decoding_sets(evidence).items():
-        for family in dict.fromkeys(map(rule_family, sets)):
-            own = [each for each in sets if rule_family(each) == family]
+        for family, own in curves(sets).items():
             yield f"`{name}` by {family}: {_until(own, sets[0])}."
+        for each in sets:
+            if getattr(each.asked.unmasking, "lean", 0.0) and each.asked.unmasking.tokens_per_pass == 1:
+                worse = judged_difference(each, sets[0])
+                said = "not judged" if worse is None else f"generative perplexity {worse}"
+                yield f"`{name}` by {rule_text(each)}, against random order: {said}."
 
 
 def _until(sets: Sequence[Written], reference: Written) -> str:

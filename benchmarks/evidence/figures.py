@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from benchmarks.evidence.real import REAL, real_name
 from benchmarks.evidence.results import PATTERN, Line, Results
 from benchmarks.evidence.runs import Run, all_runs
 from benchmarks.evidence.samples import JUDGED, read_verdicts, text_name
+
+from bd3lm.recipe import BlockDiffusionRecipe
 
 NOT_MEASURED, DIVERGED = "not measured", "diverged"
 NONE = "–"
@@ -33,6 +35,8 @@ class Nats:
     values: tuple[float, ...] = ()
     is_bound: bool = False
     draws: float | None = 0.0
+    seeds: tuple[int, ...] = ()
+    family: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.values)
@@ -48,6 +52,12 @@ class Nats:
     @property
     def mean(self) -> float:
         return statistics.mean(self.values)
+
+    def among(self, other: "Nats") -> "Nats":
+        """Of the seeds alone that the other has too."""
+        each = zip(self.seeds, self.values, strict=True)
+        kept = {seed: value for seed, value in each if seed in other.seeds}
+        return replace(self, values=tuple(kept.values()), seeds=tuple(kept))
 
 
 @dataclass(frozen=True)
@@ -189,7 +199,7 @@ class Evidence:
                     is_bound = each["name"] != "exact"
         known = [each for each in draws.values() if each is not None]
         of_draws = statistics.mean(known or [0.0]) if len(known) == len(draws) else None
-        return Nats(tuple(found.values()), is_bound, of_draws)
+        return Nats(tuple(found.values()), is_bound, of_draws, tuple(found), family(self.named(name)[0]))
 
     def exact(self, name: str, data: str = TRAINED_ON, **where: Any) -> Nats:
         return self.nats(name, "exact", data, **where)
@@ -209,25 +219,27 @@ class Evidence:
         return self.bound(name, data, **where) or self.exact(name, data, **where)
 
     @cached_property
-    def spread(self) -> Spread | None:
-        """Of the test split, over all models that have several seeds."""
-        found = [self.best(name).values for name in dict.fromkeys(run.name for run in self.runs)]
-        several = [values for values in found if len(values) > 1]
-        if not several:
-            return None
-        freedom = sum(len(values) - 1 for values in several)
-        squares = sum(statistics.variance(values) * (len(values) - 1) for values in several)
-        return Spread(math.sqrt(squares / freedom), freedom)
+    def spreads(self) -> dict[str, Spread]:
+        """Of the test split, by family, over all its models that have several seeds."""
+        found = [self.best(name) for name in dict.fromkeys(run.name for run in self.runs)]
+        several: dict[str, list[tuple[float, ...]]] = {}
+        for nats in found:
+            if len(nats.values) > 1:
+                several.setdefault(nats.family, []).append(nats.values)
+        return {family: _pooled(values) for family, values in several.items()}
 
     def difference(self, nats: Nats, other: Nats, *, with_noise: bool = True) -> Difference | None:
         """By how much one perplexity lies above another, with the noise of seeds and of draws."""
         if not nats or not other:
             return None
-        spread, draws = self.spread, (nats.draws, other.draws)
-        if not with_noise or spread is None or spread.errors is None or None in draws:
+        both, draws = (nats, other), (nats.draws, other.draws)
+        spreads = [self.spreads.get(each.family) for each in both]
+        known = [each for each in spreads if each is not None and each.errors is not None]
+        if not with_noise or len(known) < 2 or None in draws:
             return Difference.of_logs(nats.mean, other.mean, None)
-        error = math.hypot(*(_error_of_seeds(each, spread) for each in (nats, other)), *filter(None, draws))
-        return Difference.of_logs(nats.mean, other.mean, error, spread.errors)
+        of_seeds = (_error_of_seeds(each, spread) for each, spread in zip(both, known, strict=True))
+        error = math.hypot(*of_seeds, *filter(None, draws))
+        return Difference.of_logs(nats.mean, other.mean, error, max(each.errors or 0.0 for each in known))
 
     def above_ar(self, nats: Nats, *, part: bool = False) -> Difference | None:
         """Above the likelihood of AR on the same text."""
@@ -264,6 +276,25 @@ class Evidence:
     def diverged(self, name: str) -> bool:
         """Whether no seed of a run was trained to the end, and none will be."""
         return all(self.results.failed(run) for run in self.named(name))
+
+
+WHOLE, OTHERS = "what begins as diffusion of whole contexts", "all others"
+
+
+def family(run: Run) -> str:
+    """Whose spread over seeds it shares: one seed of diffusion of whole contexts may lag another by hundreds
+    of steps, and with it what starts from it, while those of the others keep pace."""
+    method = run.lineage[0].recipe.method
+    whole = method.kind in ("score_entropy", "d3pm") or (
+        isinstance(method, BlockDiffusionRecipe) and method.block_size is None
+    )
+    return WHOLE if whole else OTHERS
+
+
+def _pooled(values: Sequence[tuple[float, ...]]) -> Spread:
+    freedom = sum(len(each) - 1 for each in values)
+    squares = sum(statistics.variance(each) * (len(each) - 1) for each in values)
+    return Spread(math.sqrt(squares / freedom), freedom)
 
 
 def _error_of_seeds(nats: Nats, spread: Spread) -> float:

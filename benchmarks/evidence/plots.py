@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.evidence import paper
-from benchmarks.evidence.decoding import breaks, decoding_sets, rule_family
+from benchmarks.evidence.decoding import breaks, curves, decoding_sets, rule_family
 from benchmarks.evidence.figures import Difference, Evidence, Written
 from benchmarks.evidence.runs import LEANS
 from benchmarks.evidence.tables import CORPORA, documents, ordered_names, past_names
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from bd3lm.reports.document import Plot
 from bd3lm.reports.plots import Lengths, length_histograms
@@ -81,7 +82,7 @@ def block_size_plot(evidence: Evidence) -> Plot | None:
         axes.set_xticks(range(len(places)), list(places.values()))
         axes.set_xlabel("tokens in a block")
         axes.set_ylabel("perplexity, % above AR")
-        axes.grid(visible=True, axis="y")
+        _from_zero_to_hundreds(axes, [each for values in lines.values() for each in values.values()])
         legend(figure, list(lines), list(lines), marks=True)
     words = [
         f"{label}: {', '.join(f'{places[name]} {value}' for name, value in values.items() if name != 'ar')}"
@@ -93,6 +94,18 @@ def block_size_plot(evidence: Evidence) -> Plot | None:
         f"Perplexity above AR by block size. {'; '.join(words)}.",
         "Perplexity above that of AR, which is exact in all lines. Bars are one standard error.",
     )
+
+
+def _from_zero_to_hundreds(axes: Axes, values: Sequence[Difference]) -> None:
+    """A scale that shows tens of percents beside hundreds: linear around zero, logarithmic beyond."""
+    axes.grid(visible=True, axis="y")
+    shares = [100 * each.value for each in values]
+    if max(shares) > 200:
+        axes.set_yscale("symlog", linthresh=20)
+        axes.set_ylim(min(0.0, *shares) - 2, 1.4 * max(shares))
+        axes.yaxis.set_major_locator(FixedLocator([0, 10, 20, 50, 100, 200, 500, 1000]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _above_ar(evidence: Evidence, figures: Mapping[str, Any]) -> dict[str, Difference]:
@@ -163,7 +176,7 @@ def order_plot(evidence: Evidence, size: int) -> Plot | None:
             axes.errorbar(list(values), y, errors, color=colour, linestyle=dashes, marker=marker, capsize=2.5)
         axes.set_xlabel("lean of the order, from uniformly random to nearly left to right")
         axes.set_ylabel("perplexity, % above AR")
-        axes.grid(visible=True, axis="y")
+        _from_zero_to_hundreds(axes, [each for values in lines.values() for each in values.values()])
         legend(figure, list(lines), list(lines), marks=True)
     words = [
         f"{name}: {', '.join(f'{above} at {lean:g}' for lean, above in values.items())}"
@@ -186,7 +199,8 @@ def _time_mark(when: str, colour: str) -> Line2D:
 def decoding_plot(evidence: Evidence, name: str) -> Plot | None:
     """Generative perplexity and entropy over evaluations a token, a curve for each rule."""
     sets = decoding_sets(evidence).get(name, [])
-    judged = [each for each in sets if each.verdict and each.cost]
+    known = curves(sets)
+    judged = [each for own in known.values() for each in own if each.verdict and each.cost]
     if len(judged) < 2:
         return None
     families = list(dict.fromkeys(map(rule_family, judged)))

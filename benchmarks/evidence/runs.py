@@ -130,7 +130,10 @@ class Run:
         """What decides the time of a step: the shape, which tokens the head is asked for, what is shown."""
         method = self.recipe.method
         previous = " previous" if getattr(method, "previous_token", False) else ""
-        return f"{self.shape} {getattr(method, 'masking', None)}{previous}"
+        masking = str(getattr(method, "masking", None)).replace(
+            ", lean=0.0", ""
+        )  # as the first results say it
+        return f"{self.shape} {masking}{previous}"
 
     @property
     def lineage(self) -> list["Run"]:
@@ -328,7 +331,8 @@ _SEEDS: Mapping[str, Mapping[int, int]] = {
     "from-ar-next": {4: 1, 16: 0},
     "from-ar": {4: 3, 16: 1},
     "from-ar-late": {4: 1, 16: 0},
-    "from-ar-copies": {4: 1, 16: 0},
+    "from-ar-copies": {4: 2, 16: 0},
+    "from-ar-clipped": {4: 1, 16: 0},
     "from-ar-lean": {4: 1, 16: 0},
     "time-copies": {4: 1, 16: 0},
     "time-both": {4: 1, 16: 0},
@@ -340,6 +344,8 @@ _ENDS = (1.0, 4.0)
 _ORDERS: Mapping[str, Sequence[float]] = {
     "both": _ENDS,
     "from-ar-late": _ENDS,
+    "from-ar-copies": _ENDS,
+    "from-ar-clipped": _ENDS,
     "from-ar-lean": LEANS,
     DECODED: LEANS,
 }
@@ -348,15 +354,17 @@ _ORDERS: Mapping[str, Sequence[float]] = {
 def _past(size: int) -> Iterator[Run]:
     """At equal tokens, and against `counts` at equal time."""
     copies = {"kind": "counts", "complementary": True}
+    papers_best = clipped(0.45, 0.95) if size == 4 else clipped(0.3, 0.8)
     variants: dict[str, Mapping[str, Any]] = {
         "counts": block(size, COUNTS),
-        "clipped": block(size, clipped(0.45, 0.95) if size == 4 else clipped(0.3, 0.8)),
+        "clipped": block(size, papers_best),
         "linear": block(size, {"kind": "times"}),
         "copies": block(size, copies),
         "next": block(size, COUNTS, **NEXT),
         "previous": block(size, COUNTS, **PREVIOUS),
         "both": block(size, COUNTS, **NEXT, **PREVIOUS),
         "both-copies": block(size, copies, **NEXT, **PREVIOUS),
+        "both-clipped": block(size, papers_best, **NEXT, **PREVIOUS),
         "both-lean": block(size, {"kind": "counts", "lean": 1.0}, **NEXT, **PREVIOUS),
         "proposal": block(size, {"kind": "counts", "learn_proposal": True}),
     }
@@ -366,6 +374,7 @@ def _past(size: int) -> Iterator[Run]:
         "from-ar": (_half, "both"),
         "from-ar-late": (_most, "both"),
         "from-ar-copies": (_half, "both-copies"),
+        "from-ar-clipped": (_half, "both-clipped"),
         "from-ar-lean": (_half, "both-lean"),
     }
     by_name: dict[tuple[str, int], Run] = {}

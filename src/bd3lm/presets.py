@@ -93,6 +93,17 @@ _NEXT_TOKEN = {"method": {"kind": "block_diffusion", "causal_clean": True, "next
 _PREVIOUS_TOKEN = {"method": {"kind": "block_diffusion", "previous_token": True}}
 
 
+# The best of the variants in docs/results.md, from an autoregressive model: two complementary copies of masks
+# by count, a next-token loss, the token before hidden ones shown, and texts in an order that leans to the left.
+_RECOMMENDED = merge(
+    _NEXT_TOKEN,
+    _PREVIOUS_TOKEN,
+    {"method": {"masking": {"kind": "counts", "complementary": True}, "lean": 2.0}},
+)
+# Of a stage that another one follows.
+_AT_FULL_RATE = {"optimizer": {"decay": "constant"}}
+
+
 def _steps(steps: int, **settings: Any) -> dict[str, Any]:
     return {"train": {"steps": steps, **settings}}
 
@@ -158,6 +169,14 @@ def _corpus_presets(corpus: str) -> dict[str, Preset]:
         tuned = Stage("finetune", merge(common, _steps(second), _SEARCHED, search, _block(size)))
         presets[f"{corpus}-bd3lm-{size}"] = Preset(
             f"BD3-LM with blocks of {size} on {corpus}, the paper's two stages", (base, tuned)
+        )
+        half = (first + second) // 2
+        presets[f"{corpus}-block-{size}"] = Preset(
+            f"recommended: blocks of {size} on {corpus}, after as many autoregressive steps",
+            (
+                Stage("ar", merge(common, _steps(half), _AR, _AT_FULL_RATE)),
+                Stage("block", merge(common, _steps(half), _RECOMMENDED, _block(size))),
+            ),
         )
     return presets
 
