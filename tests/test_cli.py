@@ -605,7 +605,9 @@ def test_lean_is_the_order_in_which_a_block_is_written(words, unmasking, saved, 
         ("", FirstHitting(lean=3.0)),
         ("--lean 0", FirstHitting()),
         ("--tokens-per-pass 2", FirstHitting(2, lean=3.0)),
-        ("--steps 5", Ancestral(5)),
+        ("--lean 0 --steps 5", Ancestral(5)),
+        ("--lean 0 --steps 5 --remask 0.3", Remasking(steps=5, eta=0.3)),
+        ("--confidence 0.5", MostConfident(threshold=0.5)),
     ],
 )
 def test_a_model_that_leans_writes_in_its_own_order(words, unmasking, model, tmp_path, capsys):
@@ -615,6 +617,22 @@ def test_a_model_that_leans_writes_in_its_own_order(words, unmasking, model, tmp
     (record,) = records(out)
     assert record["settings"]["unmasking"] == repr(unmasking)
     assert record["tokens"] == model.generate("ab", unmasking=unmasking)[0].tokens
+
+
+@pytest.mark.parametrize("words", ["--steps 5", "--steps 5 --remask 0.3"])
+def test_steps_are_not_for_a_model_that_leans(words, model, tmp_path, capsys):
+    model.with_lean(3.0).save_pretrained(tmp_path / "model")
+    error = fails(capsys, "sample", str(tmp_path / "model"), "ab", *words.split())
+    assert "has no order that leans, and the model's lean is 3; use with_lean(0) (or --lean 0)" in error
+
+
+def test_one_token_a_pass_is_what_an_autoregressive_model_writes(saved, tmp_path, capsys):
+    folder, texts = str(Path(saved).with_name("autoregressive")), []
+    for index, flags in enumerate(([], ["--tokens-per-pass", "1"])):
+        out = tmp_path / f"{index}.jsonl"
+        assert main(["sample", folder, "ab", "--out", str(out), *flags]) == 0
+        texts.append(records(out)[0]["tokens"])
+    assert texts[0] == texts[1]
 
 
 def test_stride_is_for_a_model_of_one_block(saved, tmp_path, capsys):
@@ -718,9 +736,13 @@ def test_a_run_can_be_sampled_from(two, tmp_path, capsys):
             "sample MODEL ab --lean 2 --steps 5",
             "--lean is for an order that is drawn, and --steps has its own",
         ),
+        (
+            "sample MODEL ab --lean 2 --steps 5 --remask 0.5",
+            "--lean is for an order that is drawn, and --steps has its own",
+        ),
         ("sample MODEL ab --lean 0 --confidence 0.5", "an order that is drawn, and --confidence has its own"),
         ("sample MODEL ab --lean 2 --entropy-bound 1", "and --entropy-bound has its own"),
-        ("sample MODEL ab --lean -1", "lean must be finite and not negative, got -1.0"),
+        ("sample MODEL ab --lean -1", "lean must be a number from 0 to 1e6, got -1.0"),
         (
             "sample AUTOREGRESSIVE ab --lean 2",
             "lean is for block diffusion, whose order can be chosen, got a",

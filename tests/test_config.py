@@ -71,6 +71,7 @@ def test_a_lean_may_be_left_out_and_be_a_whole_number() -> None:
         ({"lean": 2.0}, "block diffusion, blocks of 4, lean 2"),
         ({"lean": 0.75, "block_size": 1}, "block diffusion, blocks of 1, lean 0.75"),
         ({"block_size": 16}, "diffusion, one block (MDLM)"),
+        ({"block_size": 16, "lean": 2.0}, "diffusion, one block (MDLM), lean 2"),
     ],
     ids=str,
 )
@@ -184,9 +185,9 @@ class TestCrossChecks:
             LanguageModelConfig(network=network, method=method)
         LanguageModelConfig(network=NETWORK, method=method)
 
-    @pytest.mark.parametrize("lean", [-0.5, float("nan"), float("inf")])
+    @pytest.mark.parametrize("lean", [-0.5, float("nan"), float("inf"), 2e6])
     def test_what_is_no_lean(self, lean: float) -> None:
-        said = f"lean must be finite and not negative, got {lean}"
+        said = f"lean must be a number from 0 to 1e6, got {lean}"
         with pytest.raises(ValueError, match=said):
             BlockDiffusionMethod(mask_id=1, block_size=4, lean=lean)
         assert problems(plain(method={"lean": lean})) == [f"method: {said}"]

@@ -53,10 +53,11 @@ CASES = ("ar-random-batch", "bd3lm-1", "bd3lm-1-full")
 
 
 def test_the_presets_there_are():
+    in_blocks = [f"{name}-{size}" for size in (4, 8, 16) for name in ("bd3lm", "block")]
     corpora = [
         f"{corpus}-{method}"
         for corpus in ("lm1b", "owt", "wikipedia")
-        for method in ("ar", "mdlm", "sedd", "d3pm", "ssd-lm", *CASES, "bd3lm-4", "bd3lm-8", "bd3lm-16")
+        for method in ("ar", "mdlm", "sedd", "d3pm", "ssd-lm", *CASES, *in_blocks)
     ]
     assert list(PRESETS) == [
         "demo",
@@ -286,8 +287,8 @@ def test_baselines_are_checked_before_anything_is_built(method, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"method": {"lean": -1.0}}, "method.lean must be finite and not negative, got -1.0"),
-        ({"method": {"lean": float("inf")}}, "method.lean must be finite and not negative, got inf"),
+        ({"method": {"lean": -1.0}}, "method.lean must be a number from 0 to 1e6, got -1.0"),
+        ({"method": {"lean": float("inf")}}, "method.lean must be a number from 0 to 1e6, got inf"),
         (
             {
                 "method": {"lean": 1.5, "masking": {"kind": "times"}},
@@ -309,8 +310,8 @@ def test_a_lean_is_checked_before_anything_is_built(changes, said):
 @pytest.mark.parametrize(
     ("masking", "said"),
     [
-        ({"lean": -1.0}, "method.masking.lean must be finite and not negative, got -1.0"),
-        ({"lean": float("nan")}, "method.masking.lean must be finite and not negative, got nan"),
+        ({"lean": -1.0}, "method.masking.lean must be a number from 0 to 1e6, got -1.0"),
+        ({"lean": float("nan")}, "method.masking.lean must be a number from 0 to 1e6, got nan"),
         ({"lean": 0.7, "complementary": True}, "method.masking.complementary needs method.masking.lean 0, g"),
         ({"lean": 0.7, "learn_proposal": True}, "method.masking.learn_proposal needs method.masking.lean 0"),
     ],

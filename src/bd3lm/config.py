@@ -8,6 +8,7 @@ import difflib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from numbers import Real
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -75,16 +76,11 @@ class BlockDiffusionMethod(_Method):
         yield from super().problems()
         if self.block_size < 1:
             yield f"block_size must be at least 1, got {self.block_size}"
-        if not 0.0 <= self.lean < math.inf:
-            yield f"lean must be finite and not negative, got {self.lean}"
+        yield from lean_problems(self.lean)
 
     def conflicts(self, network: TransformerConfig) -> Iterator[str]:
         yield from super().conflicts(network)
-        if self.lean and network.time_conditioning:
-            yield (
-                "method.lean must be 0 for a network that is told the noise level, since an order that leans "
-                f"has none that all places share, got {self.lean:g}"
-            )
+        yield from lean_problems(self.lean, name="method.lean", told_noise=network.time_conditioning)
         if network.context % self.block_size:
             yield f"method.block_size must divide network.context {network.context}, got {self.block_size}"
 
@@ -166,9 +162,9 @@ class LanguageModelConfig:
         """What tables call the model."""
         method = self.method
         if isinstance(method, BlockDiffusionMethod):
-            if method.block_size == self.network.context:
-                return "diffusion, one block (MDLM)"
             leaning = f", lean {method.lean:g}" if method.lean else ""
+            if method.block_size == self.network.context:
+                return f"diffusion, one block (MDLM){leaning}"
             return f"{method.title}, blocks of {method.block_size}{leaning}"
         uniform = getattr(method, "process", None) == "uniform"
         return f"{method.title}, uniform noise" if uniform else method.title
@@ -205,6 +201,21 @@ def did_you_mean(word: object, options: Collection[str]) -> str:
     """A question with the nearest of the options, or nothing when none is near."""
     near = difflib.get_close_matches(str(word), options, n=1)
     return f", did you mean {near[0]!r}?" if near else ""
+
+
+def lean_problems(lean: float, *, name: str = "lean", told_noise: bool = False) -> Iterator[str]:
+    """What keeps an order of reveal from leaning so; `told_noise` for a network told the noise level.
+
+    Of a lean alone `bd3lm.diffusion.check_lean` says the same; a config may not import it.
+    """
+    is_number = isinstance(lean, Real) and not isinstance(lean, bool)
+    if not is_number or not 0.0 <= lean <= 1e6:
+        yield f"{name} must be a number from 0 to 1e6, got {lean!r}"
+    elif lean and told_noise:
+        yield (
+            f"{name} must be 0 for a network that is told the noise level, since an order that leans has "
+            f"none that all places share, got {lean:g}"
+        )
 
 
 def raise_problems(problems: Iterator[str]) -> None:

@@ -74,7 +74,7 @@ class HarnessLM(LM):
         super().__init__()
         model = _open(pretrained, device, dtype, tokenizer)
         if lean is not None:
-            model = model.with_lean(float(lean))
+            model = model.with_lean(lean)
         if model.tokenizer is None:
             raise ValueError("the model was saved without a tokenizer; name one with tokenizer=")
         if not str(batch_size).isdecimal() or int(batch_size) < 1:

@@ -94,7 +94,7 @@ _PREVIOUS_TOKEN = {"method": {"kind": "block_diffusion", "previous_token": True}
 
 
 # The best of the variants in docs/results.md, from an autoregressive model: two complementary copies of masks
-# by count, a next-token loss, the token before hidden ones shown, and texts in an order that leans to the left.
+# by count, a next-token loss, the token before hidden ones shown, texts in an order that leans to the left.
 _RECOMMENDED = merge(
     _NEXT_TOKEN,
     _PREVIOUS_TOKEN,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator
 
-from bd3lm.config import ProcessName, ScheduleName, parse, raise_problems
+from bd3lm.config import ProcessName, ScheduleName, lean_problems, parse, raise_problems
 from bd3lm.training import ClipSearch, OptimizerSettings, TrainSettings
 
 
@@ -257,13 +257,14 @@ class Recipe:
             )
         if method.algorithm == "two_pass" and self.parallel == "fsdp":
             yield "method.algorithm two_pass does not run under parallel fsdp, which frees keys early"
+        told_noise = self.network.time_conditioning
+        yield from lean_problems(method.lean, name="method.lean", told_noise=told_noise)
         if isinstance(method.masking, CountsMasking) and method.masking.lean:
-            if not 0.0 <= method.masking.lean < math.inf:
-                yield f"method.masking.lean must be finite and not negative, got {method.masking.lean}"
+            yield from lean_problems(method.masking.lean, name="method.masking.lean")
             for name in ("complementary", "learn_proposal"):
                 if getattr(method.masking, name):
                     yield f"method.masking.{name} needs method.masking.lean 0, got {method.masking.lean:g}"
-        if self.network.time_conditioning and isinstance(method.masking, CountsMasking):
+        if told_noise and isinstance(method.masking, CountsMasking):
             yield "network.time_conditioning needs masks drawn by time: method.masking.kind counts draws none"
 
 

@@ -105,6 +105,7 @@ def test_a_run_is_sampled_judged_and_its_judgement_kept(run, judge):
         "entropy_floor": None,
         "redraws": 0,
         "seed": 0,
+        "lean": 0.0,
         "dtype": "float32",
     }
     assert len(list((run / "measured").glob("judgement-tiny-gpt-40-????????.json"))) == 1
@@ -244,7 +245,6 @@ def test_the_paper_s_way_of_drawing():
     assert (plain.stop_at_eos, plain.redraws, plain.nucleus_p, plain.length) == (False, 20, 0.9, 1024)
     assert plain.unmasking == FirstHitting()
     assert settings(of_bytes().with_lean(2.0)).unmasking == FirstHitting(lean=2.0)
-    assert settings(of_bytes().with_lean(2.0), steps=50).unmasking == Ancestral(50)
     assert settings(of_bytes(), steps=5000).unmasking == Ancestral(5000)
     assert settings(of_bytes(), nucleus_p=1.0).nucleus_p == 1.0
     assert settings(of_bytes(), entropy_floor=0.0).entropy_floor is None
@@ -252,6 +252,44 @@ def test_the_paper_s_way_of_drawing():
         found = settings(baseline(method), steps=25)
         assert (found.steps, found.unmasking) == (25, None)
         assert found.nucleus_p == {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
+
+
+def test_a_lean_is_drawn_in_recorded_and_in_the_title(run, judge_folder, tmp_path, capsys):
+    found = {}
+    for flags in ([], ["--lean", "2"], ["--lean", "0", "--steps", "9"]):
+        out = tmp_path / f"{len(found)}.json"
+        assert main(["judge", str(run), *FLAGS, *flags, "--judge", str(judge_folder), "--out", str(out)]) == 0
+        (record,) = json.loads(out.read_text())
+        title = "block diffusion, blocks of 4" + (", lean 2" if flags[1:] == ["2"] else "")
+        assert record["title"] == title
+        found[" ".join(flags)] = record["settings"]
+    capsys.readouterr()
+    assert {
+        flags: (of["lean"], of["unmasking"].partition(", schedule")[0]) for flags, of in found.items()
+    } == {
+        "": (0.0, "FirstHitting(tokens_per_pass=1)"),
+        "--lean 2": (2.0, "FirstHitting(tokens_per_pass=1, lean=2.0)"),
+        "--lean 0 --steps 9": (0.0, "Ancestral(steps=9"),
+    }
+    texts = [
+        [line["tokens"] for line in lines_of(file)] for file in (run / "measured").glob("samples-40-*.jsonl")
+    ]
+    assert len(texts) == 3
+    assert min(map(texts.count, texts)) == 1  # of the lean; nine steps may reveal one token each
+
+
+def test_ancestral_steps_are_not_for_a_model_that_leans(run, judge, monkeypatch):
+    monkeypatch.setattr(sample_files, "run_sample", lambda *_, **__: pytest.fail("drawn"))
+    source = open_source(str(run), lean=2.0)
+    drawing = Drawing(count=3, lengths=(40,), entropy_floor=0.0, steps=9)
+    with pytest.raises(ValueError, match=r"no order that leans, .* use with_lean\(0\) \(or --lean 0\)"):
+        run_judge([source], drawing, WINDOWS, load_judge=lambda: judge, console=screen())
+
+
+def test_a_lean_is_for_a_model_that_has_an_order(judge_folder, tmp_path, capsys):
+    of_bytes(None).save_pretrained(tmp_path / "ar")
+    assert main(["judge", str(tmp_path / "ar"), *FLAGS, "--judge", str(judge_folder), "--lean", "2"]) == 1
+    assert "--lean is for block diffusion, whose order can be chosen, and no" in capsys.readouterr().err
 
 
 def test_a_prompt_is_not_judged_as_if_it_had_been_written(run, judge, tmp_path, monkeypatch):
@@ -300,6 +338,7 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         (["texts.jsonl", "--count", "5"], "--count is for models that write, and all sources are files"),
         (["texts.jsonl", "--entropy-floor", "3"], "--entropy-floor is for models that write"),
         (["texts.jsonl", "--dtype", "float64"], "--dtype is for models that write"),
+        (["texts.jsonl", "--lean", "2"], "--lean is for models that write"),
         (["texts.jsonl", "--window", "9", "--device", "cpu"], "there is no file texts.jsonl"),
         (["RUN", "--count", "0"], "count must be at least 1, got 0"),
         (["RUN", "--length", "128"], "length must be at least 256, the tokens whose entropy has a floor"),

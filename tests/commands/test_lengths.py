@@ -72,6 +72,7 @@ def test_a_run_is_measured_beside_what_it_was_trained_on(shards, tmp_path):
         "entropy_window": 8,
         "nucleus_p": 0.9,
         "seed": 3,
+        "lean": 0.0,
         "data": str(shards),
         "split": "train",
         "dtype": "float64",
@@ -156,6 +157,22 @@ def test_a_trial_does_not_replace_what_was_written_before(shards, tmp_path, monk
     assert tried["result"]["samples"]["number"] == 3
 
 
+def test_a_lean_is_written_in_recorded_and_in_the_title(shards, tmp_path, capsys):
+    run, out = as_run(tmp_path / "run", shards), tmp_path / "records.json"
+    words = ["--count", "12", "--length", "40", "--entropy-floor", "0", "--device", "cpu", "--out", str(out)]
+    assert main(["lengths", str(run), *words, "--lean", "2"]) == 0
+    assert "lean 2)" in "".join(capsys.readouterr().out.split("\n")).replace("  ", " ")
+    (record,) = json.loads(out.read_text())
+    assert (record["settings"]["lean"], record["title"]) == (2.0, "block diffusion, blocks of 4, lean 2")
+    (file,) = (run / "measured").glob("documents-*.jsonl")
+    leans = Subject.open(run, device="cpu", lean=2.0)
+    settings = Writing(count=12, length=40, entropy_floor=0.0).settings(leans, quiet())
+    texts = leans.model.generate([""] * 12, settings)
+    drawn = sorted(lines(file), key=lambda line: line["index"])
+    assert [line["tokens"] for line in drawn] == [text.tokens for text in texts]
+    assert {line["settings"]["unmasking"] for line in drawn} == {"FirstHitting(tokens_per_pass=1, lean=2.0)"}
+
+
 def test_a_model_that_predicts_first_tokens(tmp_path):
     """Where it begins with the token that texts begin with, that one does not count."""
     of_bytes(4, score_first=True, end_logit=3.0).save_pretrained(tmp_path / "model")
@@ -237,6 +254,7 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
     assert main(["sample", str(run), "ab", *options, "--out", str(prompted)]) == 0
     assert main(["sample", str(run), "--no-eos", *options, "--out", str(endless)]) == 0
     broken.write_text('{"text": "no sample"}\n')
+    of_bytes(None).save_pretrained(tmp_path / "ar")
     capsys.readouterr()
     for words, message in (
         ([], "a source must be given"),
@@ -251,6 +269,8 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
         ([str(broken)], "line 1 must be a sample as `bd3lm sample --out` writes it"),
         ([str(tmp_path / "none.jsonl")], "there is no file"),
         ([str(prompted), "--count", "7"], "--count is for models that write"),
+        ([str(prompted), "--lean", "2"], "--lean is for models that write"),
+        ([str(tmp_path / "ar"), "--lean", "2"], "--lean is for block diffusion, whose order can be chosen"),
         ([str(prompted), "--entropy-floor", "1"], "--entropy-floor is for models that write"),
         ([str(tmp_path / "nothing")], "there is no folder"),
     ):

@@ -218,6 +218,8 @@ def test_a_lean_is_measured_kept_and_named(run, tmp_path, capsys):
         exact, bound = figures[lean] = record["result"]["figures"]
         assert exact["nats"] < bound["nats"]
         assert perplexity_text(exact) in printed
+        assert ("exact, lean 2" in printed, "nelbo, lean 2" in printed) == (bool(lean), bool(lean))
+        assert ("A lean is how much the order" in printed) == bool(lean)
     subject = Subject.open(run, device="cpu", lean=2.0)
     with open_sequences(subject, None, limit=5) as text:
         (batch,) = text.batches(subject, 8)
@@ -251,6 +253,31 @@ def test_a_lean_is_for_the_models_that_have_an_order(data, tmp_path, capsys):
     assert none[1] == none[2] == own[1]
     assert len({own[1], own[2], two[1]}) == 3
     capsys.readouterr()
+
+
+def test_a_table_of_corpora_names_the_lean(tmp_path, capsys):
+    models = [
+        str(saved(model, tmp_path / name))
+        for name, model in {"ar": of_bytes(None), "two": of_bytes(2)}.items()
+    ]
+    words = ["zeroshot", *models, "--data", str(documents(tmp_path)), "--sequences", "4", "--device", "cpu"]
+    for flags, leans in (([], False), (["--lean", "2"], True)):
+        assert main([*words, *flags]) == 0
+        printed = capsys.readouterr().out
+        assert ("exact, lean 2" in printed) == ("A lean is how much the order" in printed) == leans
+
+
+@pytest.mark.parametrize("command", ["eval", "zeroshot"])
+def test_a_lean_that_no_model_would_obey_is_refused(command, tmp_path, capsys):
+    models = [
+        str(saved(model, tmp_path / name))
+        for name, model in {"ar": of_bytes(None), "sedd": baseline(SEDD)}.items()
+    ]
+    assert main([command, *models, "--data", str(documents(tmp_path)), "--lean", "2", "--device", "cpu"]) == 1
+    assert (
+        "--lean is for block diffusion, whose order can be chosen, and no model here is of that kind, got 2"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("estimator", ["counts", "iw:2"])
@@ -340,7 +367,7 @@ def test_ssd_lm_has_no_likelihood(tmp_path, capsys):
     [
         (["--estimator", "best"], "estimator must be auto, exact, nelbo, counts or iw:K"),
         (["--sequences", "0"], "sequences must be at least 1, got 0"),
-        (["--lean", "-1"], "lean must be finite and not negative, got -1.0"),
+        (["--lean", "-1"], "lean must be a number from 0 to 1e6, got -1.0"),
         (["--lean", "2", "--estimator", "nelbo"], "for an order that leans (lean 2), got 'nelbo'"),
         (["--replicates", "0"], "replicates must be at least 1, got 0"),
         (["--replicates", "2"], "replicates must be 1 for exact, which draws nothing, got 2"),

@@ -21,7 +21,7 @@ from bd3lm.presets import Preset, Stage
 from bd3lm.recipe import merge, recipe_from_dict
 from bd3lm.reports import Film
 from bd3lm.reports.numbers import with_error
-from bd3lm.runs import train_stages
+from bd3lm.runs import run_stages, train_stages
 from bd3lm.training import Trainer
 from tests.tiny_recipes import BLOCK, plain, prepared, tiny_recipe, two_stages
 
@@ -147,6 +147,45 @@ def test_a_record_in_another_order_is_not_the_runs_own_perplexity(run):
     records = kept(Subject.open(block, device="cpu"), "perplexity")
     assert sorted(record["settings"]["lean"] for record in records) == [0.0, 2.0]
     assert "exact, lean 2" in text_of(block / "report.html")
+
+
+def test_a_run_that_leans_is_measured_in_its_own_order(data, tmp_path):
+    leaning = {"method": {"kind": "block_diffusion", "lean": 2.0}}
+    run = trained(Preset("one", (Stage("leans", plain(data, BLOCK, leaning)),)), tmp_path / "run")
+    page = text_of(make_report([run], samples=2, device="cpu", console=QUIET))
+    (folder,) = run_stages(run)
+    subject = Subject.open(folder, device="cpu")
+    (record,) = kept(subject, "perplexity")
+    assert (record["settings"]["lean"], record["title"]) == (2.0, "block diffusion, blocks of 4, lean 2")
+    exact = record["result"]["figures"][0]
+    assert with_error(exact["perplexity"], exact["perplexity_error"]) in page
+    for kind in ("variance", "samples", "denoising"):
+        assert kept(subject, kind), kind
+    assert "Perplexity of held-out text (" not in page
+    assert "bounds of uniformly random orders of reveal, not of one that leans: block diffusion, b" in page
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "estimator"),
+    [
+        ("autoregressive", {}, "auto"),
+        ("block_diffusion", {}, "counts"),
+        ("block_diffusion", merge(TIMED, {"method": {"masking": {"kind": "times"}}}), "nelbo"),
+        ("score_entropy", {}, "nelbo"),
+    ],
+    ids=["AR", "blocks", "told the noise level", "SEDD"],
+)
+def test_speed_is_that_of_one_pass(kind, change, estimator, data, tmp_path, monkeypatch):
+    method = {"kind": kind, **({"block_size": 4} if kind == "block_diffusion" else {})}
+    run = trained(
+        Preset("one", (Stage("only", plain(data, {"method": method, "train": {"steps": 1}}, change)),)),
+        tmp_path / "run",
+    )
+    asked, build = [], reports.build_estimator
+    monkeypatch.setattr(reports, "build_estimator", lambda *words: asked.append(words[2]) or build(*words))
+    (folder,) = run_stages(run)
+    assert reports._Speed.measure(Subject.open(folder, device="cpu")).perplexity > 0
+    assert asked == [estimator, "auto"]
 
 
 def test_without_measuring_it_shows_what_there_is(run, capsys):

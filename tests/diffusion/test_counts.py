@@ -267,10 +267,10 @@ def test_a_token_of_the_largest_draw_is_hidden_and_its_neighbours_are_not(lean: 
 
 
 def test_a_lean_has_no_complementary_copies() -> None:
-    with pytest.raises(ValueError, match=r"complementary copies need lean 0, got 0\.7"):
+    with pytest.raises(ValueError, match=r"complementary=True needs lean 0, got 0\.7"):
         Counts(complementary=True, lean=0.7)
     Counts(complementary=True, lean=0.0)
-    with pytest.raises(ValueError, match="lean must be finite and not negative, got -1"):
+    with pytest.raises(ValueError, match="lean must be a number from 0 to 1e6, got -1"):
         Counts(lean=-1.0)
 
 

@@ -1,14 +1,19 @@
 """The order of reveal: Plackett–Luce, uniform without a lean, left to right with a large one."""
 
 import math
+import re
 from itertools import permutations
+from operator import eq
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor
 
-from bd3lm.diffusion import check_lean, log_reveal_rates, log_reveal_times
+from bd3lm.config import BlockDiffusionMethod
+from bd3lm.diffusion import Draws, check_lean, log_reveal_rates, log_reveal_times
+from bd3lm.diffusion.masking import reveal_ranks
 from tests.oracles.orders import law_of_orders
 
 FITS, FAILS = 1e-3, 1e-6  # p-values of samples that follow a law, and of those that do not
@@ -75,7 +80,7 @@ def test_without_a_lean_the_largest_number_comes_first():
     assert orders_of(log_reveal_times(u, 0.0)) == orders_of(-u)
 
 
-@pytest.mark.parametrize(("lean", "n"), [(50.0, 4), (1e6, 4), (1e6, 64), (1e300, 64)])
+@pytest.mark.parametrize(("lean", "n"), [(50.0, 4), (1e6, 4), (1e6, 64), (1e6, 4096)])
 def test_a_large_lean_is_left_to_right(lean, n):
     times = log_reveal_times(uniform(1_000, n), lean)
     assert set(orders_of(times)) == {tuple(range(n))}
@@ -91,13 +96,47 @@ def test_the_largest_of_all_numbers_is_no_nan():
     assert not times.isnan().any()
 
 
-@pytest.mark.parametrize("lean", [-0.1, -1e-12, math.nan, math.inf, -math.inf])
+def ranked(draws: Tensor, lean: float, maskable: Tensor | None = None) -> list[tuple[int, ...]]:
+    """The places of each row's one block by `reveal_ranks`."""
+    spare = torch.ones(len(draws), 1, dtype=torch.float64)
+    every = torch.ones_like(draws, dtype=torch.bool) if maskable is None else maskable
+    return orders_of(reveal_ranks(Draws(levels=spare, counts=spare, tokens=draws), every, lean=lean))
+
+
+def test_ranks_of_reveal_follow_the_law_of_orders():
+    u = uniform(20_000, 3)
+    assert p_value(ranked(u, 0.7), law_of_orders(range(3), 0.7)) > FITS
+    assert p_value(ranked(u, 0.7), law_of_orders(range(3), 0.9)) < FAILS
+
+
+def test_the_smallest_draw_is_revealed_first_and_a_lean_changes_that_little_by_little():
+    u = uniform(1_000, 6)
+    assert ranked(u, 0.0) == orders_of(u)
+    same = [sum(map(eq, ranked(u, lean), orders_of(u))) for lean in (1e-9, 0.1, 1.0)]
+    assert 1_000 == same[0] > same[1] > same[2]
+    assert set(ranked(u, 100.0)) == {tuple(range(6))}
+
+
+@pytest.mark.parametrize("lean", [0.0, 0.7])
+def test_what_is_not_maskable_is_revealed_last_also_beside_a_draw_of_one(lean):
+    draws = torch.tensor([[0.1, 1.0, 0.5]], dtype=torch.float64)
+    assert ranked(draws, lean, torch.tensor([[False, True, True]])) == [(2, 1, 0)]
+
+
+NO_LEANS = [-0.1, -1e-12, 1.1e6, math.nan, math.inf, -math.inf, None, True, "2", "abc", [1.0]]
+
+
+@pytest.mark.parametrize("lean", NO_LEANS)
 def test_what_is_no_lean_is_refused(lean):
+    said = re.escape(f"lean must be a number from 0 to 1e6, got {lean!r}")
     for call in (check_lean, lambda lean: log_reveal_rates(4, lean)):
-        with pytest.raises(ValueError, match=f"lean must be finite and not negative, got {lean}"):
+        with pytest.raises(ValueError, match=said):
             call(lean)
+    with pytest.raises(ValueError, match=said):  # a config has a check of its own
+        BlockDiffusionMethod(mask_id=1, block_size=4, lean=lean)
 
 
-@pytest.mark.parametrize("lean", [0, 0.0, 1e-12, 2, 1e300])
+@pytest.mark.parametrize("lean", [0, 0.0, 1e-12, 2, np.float32(0.5), 1e6])
 def test_what_is_a_lean_is_not(lean):
     check_lean(lean)
+    BlockDiffusionMethod(mask_id=1, block_size=4, lean=lean)

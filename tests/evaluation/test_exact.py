@@ -321,10 +321,30 @@ def test_a_large_lean_is_the_likelihood_from_left_to_right(lean):
     along = -every_order_log_p(texts, 3)[0]
     torch.testing.assert_close(found.nll, along, **EXACT)
     torch.testing.assert_close(found.nelbo, along, **EXACT)
-    drawn = draw_orders(1, len(texts), 6, 3, lean=lean, generator=torch.Generator().manual_seed(0))
-    batch = TokenBatch.of(texts, score_first=True)
-    one = importance_weighted_nll(MODEL, batch, drawn, block_size=3, mask_id=MASK)
+    drawn = draw_orders(1, len(texts), 6, 3, generator=torch.Generator().manual_seed(0))
+    batch, how = TokenBatch.of(texts, score_first=True), {"block_size": 3, "mask_id": MASK, "lean": lean}
+    one = importance_weighted_nll(MODEL, batch, drawn, **how)
     torch.testing.assert_close(one, along, **EXACT)
+    torch.testing.assert_close(-order_log_likelihood(MODEL, batch, drawn[0], **how), along, **EXACT)
+
+
+@pytest.mark.parametrize("lean", [0.0, 0.9])
+def test_a_draw_is_turned_into_an_order_by_its_clock(lean):
+    """The clock of a draw u rings at −log(1 − u)/w, so that without a lean the smallest draw is the first."""
+    texts = every_text(CLEAN, 3)
+    draws = LevelSampler().draw(len(texts), 3, 3, generator=torch.Generator().manual_seed(1))
+    clocks = -torch.log1p(-draws.tokens) * torch.exp(lean * torch.arange(3))
+    batch, how = TokenBatch.of(texts, score_first=True), {"block_size": 3, "mask_id": MASK}
+    found = order_log_likelihood(MODEL, batch, draws, **how, lean=lean)
+    expected = [
+        log_p_along(table(MODEL, texts[[row]], 0, 3, range(3)), clocks[row].argsort().tolist()).item()
+        for row in range(len(texts))
+    ]
+    assert found[:, 0].tolist() == pytest.approx(expected, abs=1e-10)
+    if not lean:
+        assert torch.equal(found, order_log_likelihood(MODEL, batch, draws, **how))
+    else:
+        assert (clocks.argsort() != draws.tokens.argsort()).any()
 
 
 def test_a_small_lean_is_nearly_none():
@@ -343,9 +363,10 @@ def test_importance_weighted_nll_of_leaning_orders_is_its_expectation(orders):
     samples = importance_weighted_nll(
         MODEL,
         TokenBatch.of(text.repeat(rows, 1), score_first=True),
-        draw_orders(orders, rows, 6, 3, lean=lean, generator=torch.Generator().manual_seed(0)),
+        draw_orders(orders, rows, 6, 3, generator=torch.Generator().manual_seed(0)),
         block_size=3,
         mask_id=MASK,
+        lean=lean,
     )
     error = samples.std(0) / rows**0.5
     assert ((samples.mean(0) - expected).abs() < 4 * error).all()
@@ -357,24 +378,24 @@ def test_importance_weighted_nll_of_leaning_orders_is_its_expectation(orders):
         torch.testing.assert_close(expected, truth.nelbo[0], **EXACT)
 
 
-def test_without_a_lean_orders_are_drawn_as_they_were():
-    plain, none = (
-        draw_orders(2, 5, 6, 3, **more, generator=torch.Generator().manual_seed(0))
-        for more in ({}, {"lean": 0.0})
-    )
+def test_orders_are_drawn_as_uniform_numbers():
+    found = draw_orders(2, 5, 6, 3, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(0)
-    expected = [LevelSampler().draw(5, 6, 3, generator=generator) for _ in range(2)]
-    for each in (plain, none):
-        assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(each, expected, strict=True))
+    for draws in found:
+        assert torch.equal(draws.tokens, LevelSampler().draw(5, 6, 3, generator=generator).tokens)
+        assert ((draws.tokens > 0) & (draws.tokens <= 1)).all()
 
 
 @pytest.mark.parametrize("lean", [-0.5, float("nan"), float("inf")])
 def test_what_is_no_lean_is_refused(lean):
-    said = f"lean must be finite and not negative, got {lean}"
+    said = f"lean must be a number from 0 to 1e6, got {lean}"
     with pytest.raises(ValueError, match=said):
         exact(TokenBatch.of(every_text(CLEAN, 4)), 2, lean=lean)
+    some = draw_orders(1, 81, 4, 2)
     with pytest.raises(ValueError, match=said):
-        draw_orders(1, 81, 4, 2, lean=lean)
+        importance_weighted_nll(
+            MODEL, TokenBatch.of(every_text(CLEAN, 4)), some, block_size=2, mask_id=MASK, lean=lean
+        )
 
 
 # --- errors ---

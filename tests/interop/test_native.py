@@ -153,6 +153,7 @@ def test_what_is_written(tmp_path: Path) -> None:
         "block_size": 4,
         "causal_clean": False,
         "previous_token": False,
+        "lean": 0.0,
     }
 
 

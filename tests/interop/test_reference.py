@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,14 @@ def test_methods_that_cannot_be_exported() -> None:
     for name in ("causal_clean", "previous_token", "score_first"):
         assert f"method.{name} must be False, got True" in str(caught.value)
     assert "mask_id must be 10, got 0" in str(caught.value)
+
+
+def test_a_model_that_leans_cannot_be_exported(tmp_path: Path) -> None:
+    network, config = small_model()
+    leans = replace(config, method=replace(config.method, lean=2.0))
+    with pytest.raises(ValueError, match=r"cannot hold this model: method\.lean must be 0\.0, got 2\.0$"):
+        save_reference(network, leans, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 class TestConfigs:

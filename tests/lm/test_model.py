@@ -71,8 +71,11 @@ def test_a_lean_is_for_block_diffusion() -> None:
     for method in BASELINES.values():
         with pytest.raises(ValueError, match=f"lean is for block diffusion, .* got {method.kind}"):
             baseline(method).with_lean(0.0)
-    with pytest.raises(ValueError, match="lean must be finite and not negative, got -1"):
+    with pytest.raises(ValueError, match="lean must be a number from 0 to 1e6, got -1"):
         of_bytes(4).with_lean(-1.0)
+    for lean in (None, True, "abc", 2e6):
+        with pytest.raises(ValueError, match=f"lean must be a number from 0 to 1e6, got {lean!r}"):
+            of_bytes(4).with_lean(lean)
     timed = of_bytes(4, adaln=True, time_conditioning=True)
     with pytest.raises(ValueError, match=r"method\.lean must be 0 for a network that is told the noise"):
         timed.with_lean(1.0)

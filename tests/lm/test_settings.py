@@ -123,6 +123,19 @@ def test_a_model_that_leans_writes_in_its_own_order_unless_told_otherwise(block_
     assert own == tokens_of(leans.generate(PROMPTS, length=24))  # also after the writer of another order
 
 
+@pytest.mark.parametrize("block_size", [4, CONTEXT])
+@pytest.mark.parametrize("rule", [Ancestral(5), Remasking(steps=5)], ids=str)
+def test_steps_that_share_a_noise_level_are_not_for_a_model_that_leans(rule, block_size):
+    leans = of_bytes(block_size).with_lean(2.0)
+    said = re.escape(
+        f"unmasking {rule} has no order that leans, and the model's lean is 2; use with_lean(0) (or --lean 0)"
+    )
+    with pytest.raises(ValueError, match=said):
+        leans.generate(PROMPTS, unmasking=rule)
+    plain = tokens_of(of_bytes(block_size).generate(PROMPTS, length=24, unmasking=rule))
+    assert tokens_of(leans.with_lean(0).generate(PROMPTS, length=24, unmasking=rule)) == plain
+
+
 def of_eight_tokens() -> LanguageModel:
     return of_four_tokens(None, vocab_size=8, context=CONTEXT)
 

@@ -4,7 +4,7 @@ import pytest
 
 from bd3lm.reports import Report
 from bd3lm.reports.content import differing
-from tests.reports import log, recipe, run, whole_report
+from tests.reports import log, perplexity, recipe, run, whole_report
 
 
 def labels(*runs):
@@ -38,6 +38,41 @@ def test_the_four_runs_of_the_case_study_have_names_of_their_own():
         ones,
         f"{ones}, fully masked",
     ]
+
+
+def test_an_order_that_was_trained_for_is_part_of_the_name():
+    fours, masking = "block diffusion, blocks of 4", {"kind": "counts", "lean": 0.5}
+    runs = [
+        run(
+            "a",
+            fours,
+            recipe=recipe("block_diffusion", block_size=4, masking={"kind": "counts", "lean": 0.0}),
+        ),
+        run("b", fours, recipe=recipe("block_diffusion", block_size=4, masking=masking)),
+        run(
+            "c", f"{fours}, lean 2", recipe=recipe("block_diffusion", block_size=4, lean=2.0, masking=masking)
+        ),
+    ]
+    assert labels(*runs) == [
+        fours,
+        f"{fours}, trained for lean 0.5",
+        f"{fours}, lean 2, trained for lean 0.5",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("own", "leans", "counted"),
+    [(None, [None, 0.0, 2.0], [0, 1]), (0.0, [None, 0.0, 2.0], [0, 1]), (2.0, [None, 0.0, 2.0], [2])],
+)
+def test_held_out_perplexities_are_those_of_its_own_order(own, leans, counted):
+    """None: from before there was a lean."""
+    records = [
+        perplexity(("exact", 2.0 + index), settings={} if lean is None else {"lean": lean})
+        for index, lean in enumerate(leans)
+    ]
+    method = {} if own is None else {"lean": own}
+    found = run(recipe=recipe("block_diffusion", block_size=4, **method), records=records).held_out
+    assert found == [records[index] for index in counted]
 
 
 def test_only_what_differs_between_recipes():

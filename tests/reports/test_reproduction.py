@@ -66,16 +66,24 @@ def test_a_lean_is_said_where_it_is_not_the_runs_own(own, measured, flag):
     """None: of a recipe, or a record, from before there was one."""
     method = {} if own is None else {"lean": own}
     of = run("a", recipe=recipe("block_diffusion", block_size=4, **method))
-    record = perplexity(("exact", 2.0), settings={} if measured is None else {"lean": measured})
-    assert parsed(record, of).lean == flag
-    settings = dict(record["settings"])
-    commands([(of, record)])
-    assert record["settings"] == settings  # records are left as they are
+    said = {} if measured is None else {"lean": measured}
+    for record in (perplexity(("exact", 2.0)), lengths(), judgement()):
+        record["settings"].update(said)
+        settings = dict(record["settings"])
+        assert parsed(record, of).lean == flag
+        assert record["settings"] == settings  # records are left as they are
 
 
 def test_an_autoregressive_run_needs_no_lean():
     record = perplexity(("exact", 2.0), settings={"lean": 0.0})
     assert commands([(run("a"), record)]) == "`bd3lm eval a --estimator exact`"
+    assert "--lean" not in commands([(run("a"), judgement(settings={"lean": 0.0}))])
+
+
+def test_ancestral_steps_of_a_run_that_leans_were_taken_without():
+    of = run("a", recipe=recipe("block_diffusion", block_size=4, lean=2.0))
+    found = parsed(judgement(settings={"unmasking": "Ancestral(steps=9)", "lean": 0.0}), of)
+    assert (found.steps, found.lean) == (9, 0.0)
 
 
 def test_the_others():

@@ -113,6 +113,30 @@ def test_other_orders_stand_in_rows_of_their_own():
     assert f"{BLOCKS}, exact 5.00; {BLOCKS}, exact, lean 2 4.00; {BLOCKS}, exact, lean 0.5 4.50" in plot.alt
 
 
+def test_a_lean_that_is_not_the_runs_own_is_named_wherever_it_stands():
+    """Also where a run has one record, and a lean of 0 where the run's own is another."""
+    plain = recipe("block_diffusion", block_size=2)
+    runs = (
+        run("a", BLOCKS, recipe=plain, records=[leaning(5.0, 2.0)]),
+        run(
+            "b", f"{BLOCKS}, lean 2", recipe=recipe("block_diffusion", lean=2.0), records=[leaning(4.0, 0.0)]
+        ),
+        run(
+            "c", f"{BLOCKS}, lean 3", recipe=recipe("block_diffusion", lean=3.0), records=[leaning(3.0, 3.0)]
+        ),
+        run("d", "autoregressive", records=[leaning(2.0, 0.0)]),
+    )
+    (table,) = tables(Report(runs=runs), "Perplexity")
+    assert [row[-1] for row in table.rows] == ["exact, lean 2", "exact, lean 0", "exact, lean 3", "exact"]
+    plot = next(part for part in section(Report(runs=runs), "Perplexity") if isinstance(part, Plot))
+    assert plot.alt.endswith(
+        f": {BLOCKS}, lean 2 5.00; {BLOCKS}, lean 2, at lean 0 4.00; {BLOCKS}, lean 3 3.00; "
+        "autoregressive 2.00."
+    )
+    _, listing = section(Report(runs=runs), "Not measured")
+    assert listing.items[0].startswith(f"Perplexity of held-out text ({BLOCKS}; {BLOCKS}, lean 2): ")
+
+
 def test_the_largest_record_is_that_of_its_order():
     few = {"tokens": 60, "settings": {"limit": 4}}
     records = [leaning(9.0, 2.0, **few), leaning(5.0, 0.0), leaning(8.0, 0.0, **few), leaning(4.0, 2.0)]
@@ -161,6 +185,50 @@ def test_judgements_name_the_lean_of_the_sampler():
     assert any(
         "first hitting, tokens per pass 1, lean 2.0" in cell for cell in table.rows[0] + [table.caption]
     )
+
+
+def test_judgements_of_another_order_are_told_apart():
+    records = [
+        judgement(settings={}),
+        judgement(150.0, settings={"lean": 0.0}, samples=40),  # the same way, as newer records have it
+        judgement(90.0, settings={"lean": 2.0, "unmasking": "FirstHitting(tokens_per_pass=1, lean=2.0)"}),
+    ]
+    report = one(*records, recipe=recipe("block_diffusion", block_size=2), title=BLOCKS)
+    (table,) = tables(report, "Generative perplexity")
+    assert [row[:2] for row in table.rows] == [
+        [BLOCKS, "150.0 ± 4.0"],
+        [f"{BLOCKS}, lean 2", "90.0 ± 4.0"],
+    ]
+    (plot,) = [part for part in section(report, "Generative perplexity") if isinstance(part, Plot)]
+    assert f"{BLOCKS}, nucleus 0.9, 150.0 at 1.00; {BLOCKS}, nucleus 0.9, lean 2, 90.00 at 1.00." in plot.alt
+    assert "lean 2" in plot.svg
+
+
+def test_lengths_of_another_order_are_told_apart():
+    more, leans = lengths(), lengths()
+    leans["settings"]["lean"], leans["result"]["samples"]["number"] = 2.0, 30
+    more["settings"]["lean"] = 0.0
+    report = one(leans, lengths(), more, recipe=recipe("block_diffusion", block_size=2), title=BLOCKS)
+    (table,) = tables(report, "Lengths")
+    assert [row[:2] for row in table.rows[:2]] == [[BLOCKS, "3"], [f"{BLOCKS}, lean 2", "30"]]
+    (plot,) = [part for part in section(report, "Lengths") if isinstance(part, Plot)]
+    assert f"{BLOCKS} 5; {BLOCKS}, lean 2 5." in plot.alt
+    assert "--lean 2" in plot.caption
+
+
+def test_training_says_of_which_orders_its_marks_are():
+    def caption(**method):
+        settings = recipe("block_diffusion", block_size=2, **method)
+        return section(one(recipe=settings, title=BLOCKS), "Training")[0].caption
+
+    assert "orders" not in caption() + caption(lean=0.0, masking={"kind": "counts", "lean": 0.0})
+    marks = "The marks of these are bounds of uniformly random orders of reveal, not of one that leans: "
+    assert f"{marks}{BLOCKS}. " in caption(lean=2.0)
+    assert "held against" not in caption(lean=2.0)
+    trained_for = caption(masking={"kind": "counts", "lean": 0.5})
+    label = f"{BLOCKS}, trained for lean 0.5"
+    assert f"{marks}{label}. " in trained_for
+    assert f"In training of an order that leans, so not to be held against the marks: {label}." in trained_for
 
 
 def test_other_texts_that_look_alike_are_told_apart():

@@ -153,6 +153,7 @@ def test_leaning_orders_are_as_likely_as_they_should_be():
 def test_records_name_a_lean_only_where_there_is_one():
     assert repr(FirstHitting()) == repr(FirstHitting(lean=0.0)) == "FirstHitting(tokens_per_pass=1)"
     assert repr(FirstHitting(2)) == "FirstHitting(tokens_per_pass=2)"
+    assert repr(FirstHitting(lean=2)) == repr(FirstHitting(lean=2.0))
     assert repr(FirstHitting(2, 0.5)) == "FirstHitting(tokens_per_pass=2, lean=0.5)"
     assert FirstHitting(2, 0.5) == FirstHitting(tokens_per_pass=2, lean=0.5) != FirstHitting(2)
 
@@ -410,9 +411,11 @@ def test_the_last_bit_of_a_probability_decides_nothing(rule):
     ("make", "message"),
     [
         (lambda: FirstHitting(0), "tokens_per_pass must be at least 1, got 0"),
-        (lambda: FirstHitting(lean=-0.1), "lean must be finite and not negative, got -0.1"),
-        (lambda: FirstHitting(lean=math.nan), "lean must be finite and not negative, got nan"),
-        (lambda: FirstHitting(lean=math.inf), "lean must be finite and not negative, got inf"),
+        (lambda: FirstHitting(lean=-0.1), "lean must be a number from 0 to 1e6, got -0.1"),
+        (lambda: FirstHitting(lean=True), "lean must be a number from 0 to 1e6, got True"),
+        (lambda: FirstHitting(lean="abc"), "lean must be a number from 0 to 1e6, got 'abc'"),
+        (lambda: FirstHitting(lean=math.nan), "lean must be a number from 0 to 1e6, got nan"),
+        (lambda: FirstHitting(lean=math.inf), "lean must be a number from 0 to 1e6, got inf"),
         (lambda: Ancestral(0), "steps must be at least 1, got 0"),
         (lambda: Remasking(steps=0), "steps must be at least 1, got 0"),
         (lambda: Remasking(steps=3, eta=-0.1), r"eta must lie in \[0, 1\], got -0.1"),

@@ -8,6 +8,7 @@ from tyro.conf import Positional
 from bd3lm.cli.flags import (
     DeviceFlag,
     DType,
+    LeanFlag,
     NucleusFlag,
     SamplingDTypeFlag,
     StepsFlag,
@@ -33,6 +34,7 @@ class Judge:
     """Tokens of a sample, whatever ends come in it; several lengths are judged one by one."""
     nucleus: NucleusFlag = None
     steps: StepsFlag = None
+    lean: LeanFlag = None
     entropy_floor: float = 4.0
     """Draw a sample again whose last 256 tokens have less entropy, in nats; 0 draws none again."""
     redraws: int = 20
@@ -63,7 +65,7 @@ class Judge:
         from bd3lm.commands.judgements import Drawing, Judging, open_judge, run_judge
         from bd3lm.commands.records import check_new_file, write_records
         from bd3lm.commands.sample_files import open_source
-        from bd3lm.commands.subjects import sampling_dtype
+        from bd3lm.commands.subjects import Subject, check_lean_is_for, sampling_dtype
         from bd3lm.training import pick_device
 
         check_sources(self, for_files=_FOR_FILES)
@@ -85,9 +87,12 @@ class Judge:
             "device": self.device,
             "dtype": sampling_dtype(self.dtype, self.device),
             "tokenizer": self.tokenizer,
+            "lean": self.lean,
         }
+        sources = [open_source(source, **options) for source in self.sources]
+        check_lean_is_for([each for each in sources if isinstance(each, Subject)], self.lean)
         records = run_judge(
-            [open_source(source, **options) for source in self.sources],
+            sources,
             drawing,
             judging,
             load_judge=lambda: open_judge(

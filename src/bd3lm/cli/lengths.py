@@ -5,7 +5,14 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from bd3lm.cli.flags import DeviceFlag, NucleusFlag, SamplingDTypeFlag, TokenizerFlag, check_sources
+from bd3lm.cli.flags import (
+    DeviceFlag,
+    LeanFlag,
+    NucleusFlag,
+    SamplingDTypeFlag,
+    TokenizerFlag,
+    check_sources,
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,7 @@ class Lengths:
     entropy_window: int = 256
     """How many last tokens that is."""
     nucleus: NucleusFlag = None
+    lean: LeanFlag = None
     seed: int = 0
     batch: int = 32
     """Documents written side by side."""
@@ -41,7 +49,7 @@ class Lengths:
         from bd3lm.commands.lengths import Writing, report_lengths
         from bd3lm.commands.records import check_new_file, write_records
         from bd3lm.commands.sample_files import open_source
-        from bd3lm.commands.subjects import sampling_dtype
+        from bd3lm.commands.subjects import Subject, check_lean_is_for, sampling_dtype
 
         check_sources(self, for_files=("data", "out"))
         check_new_file(self.out)
@@ -58,7 +66,9 @@ class Lengths:
             "device": self.device,
             "dtype": sampling_dtype(self.dtype, self.device),
             "tokenizer": self.tokenizer,
+            "lean": self.lean,
         }
         sources = [open_source(source, **options) for source in self.sources]
+        check_lean_is_for([each for each in sources if isinstance(each, Subject)], self.lean)
         write_records(self.out, report_lengths(sources, writing, data=self.data, notes=Console(stderr=True)))
         return 0

@@ -36,16 +36,18 @@ class _Likelihoods:
     """Write the records, all figures and settings, to this new JSON file too."""
 
     def _subjects(self) -> list[Any]:
-        from bd3lm.commands.subjects import Subject
+        from bd3lm.commands.subjects import Subject, check_lean_is_for
 
         if not self.models:
             raise ValueError("models must name at least one run, model folder or hub id, got none")
-        return [
+        subjects = [
             Subject.open(
                 model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
             )
             for model in self.models
         ]
+        check_lean_is_for(subjects, self.lean)
+        return subjects
 
     def _options(self) -> dict[str, Any]:
         return {

@@ -119,7 +119,8 @@ class SampleCommand:
         chosen = [name for name, value in ways.items() if value is not None]
         if len(chosen) > 1:
             raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
-        if self.lean is not None and chosen and chosen != ["--tokens-per-pass"]:
+        is_uniform = chosen == ["--steps"] and self.lean == 0.0  # the order that ancestral steps have
+        if self.lean is not None and chosen and chosen != ["--tokens-per-pass"] and not is_uniform:
             raise ValueError(f"--lean is for an order that is drawn, and {chosen[0]} has its own")
 
     def _unmasking(self, method: Any) -> Any:
@@ -134,6 +135,8 @@ class SampleCommand:
             return MostConfident(threshold=self.confidence)
         if self.entropy_bound is not None:
             return EntropyBound(self.entropy_bound)
+        if self.tokens_per_pass == 1 and method.kind == "autoregressive":
+            return None  # which it does anyway
         if self.tokens_per_pass is not None:
             return FirstHitting(self.tokens_per_pass, getattr(method, "lean", 0.0))
         return None

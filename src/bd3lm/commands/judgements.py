@@ -215,6 +215,7 @@ def _settings(samples: Samples, judge: FeatureJudge, judging: Judging) -> dict[s
         "count": len(samples.records),
         "length": samples.length,
         **{name: samples.settings.get(name) for name in drawn},
+        "lean": samples.lean,
         "dtype": samples.records[0]["dtype"],
     }
 

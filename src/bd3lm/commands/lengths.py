@@ -115,6 +115,7 @@ def measure_lengths(samples: Samples, shards: TokenShards | None) -> dict[str, A
         "count": len(lengths),
         "length": samples.length,
         **{name: samples.settings.get(name) for name in drawn},
+        "lean": samples.lean,
         "data": None if shards is None else str(shards.folder),
         "split": None if shards is None else SPLIT,
         "dtype": samples.records[0].get("dtype"),

@@ -13,7 +13,7 @@ from bd3lm.commands.records import keep, new_record, record_name
 from bd3lm.commands.subjects import Subject
 from bd3lm.evaluation import CorpusLikelihood, corpus_likelihood
 from bd3lm.lm import build_estimator
-from bd3lm.reports import perplexity_text, plain
+from bd3lm.reports import leaning, perplexity_text, plain
 
 OWN = "own"  # the text that a run held out
 # The paper's zero-shot corpora, in its order.
@@ -60,7 +60,7 @@ def measure_perplexity(
                 "text": text.fingerprint,
                 "split": text.split,
                 "estimator": chosen.name,
-                "lean": getattr(subject.model.config.method, "lean", 0.0),
+                "lean": subject.lean,
                 "replicates": replicates,
                 "seed": seed,
                 "eos_between_documents": text.eos_between_documents,
@@ -100,10 +100,12 @@ def report_perplexities(
             table.add_column(heading, justify="right", no_wrap=True)
         for record in group:
             for index, figure in enumerate(record["result"]["figures"]):
-                table.add_row("" if index else record["model"], *_cells(figure, drawn))
+                table.add_row(
+                    "" if index else record["model"], *_cells(figure, record["settings"]["lean"], drawn)
+                )
         console.print(table)
     figures = [figure for record in records for figure in record["result"]["figures"]]
-    console.print(_legend(figures), soft_wrap=True)
+    console.print(_legend(figures, _leans(records)), soft_wrap=True)
     return records
 
 
@@ -145,12 +147,14 @@ def _print_zero_shot(
     for index, subject in enumerate(subjects):
         mine = [records[index] for records in measured.values()]
         cells = [perplexity_text(record["result"]["figures"][0]) for record in mine]
-        table.add_row(f"{subject.name} ({subject.title})", mine[0]["settings"]["estimator"], *cells)
+        estimator = mine[0]["settings"]["estimator"] + leaning(subject.lean)
+        table.add_row(f"{subject.name} ({subject.title})", estimator, *cells)
         scored = [f"{record['result']['tokens']:,}" for record in mine]
         table.add_row("  tokens scored", "", *scored, style="dim")
     console.print(table)
-    shown = [record["result"]["figures"][0] for records in measured.values() for record in records]
-    console.print(_legend(shown), soft_wrap=True)
+    every = [record for records in measured.values() for record in records]
+    shown = [record["result"]["figures"][0] for record in every]
+    console.print(_legend(shown, _leans(every)), soft_wrap=True)
 
 
 def figure_record(found: CorpusLikelihood, text_bytes: int | None) -> dict[str, Any]:
@@ -172,10 +176,14 @@ def _of_draws(drawn: bool, cell: str = "of draws") -> list[str]:
     return [cell] if drawn else []
 
 
-def _cells(figure: dict[str, Any], drawn: bool) -> list[str]:
+def _leans(records: Sequence[dict[str, Any]]) -> bool:
+    return any(record["settings"]["lean"] for record in records)
+
+
+def _cells(figure: dict[str, Any], lean: float, drawn: bool) -> list[str]:
     noise, bits = figure["monte_carlo_error"], figure["bits_per_byte"]
     return [
-        figure["name"],
+        figure["name"] + leaning(lean),
         perplexity_text(figure),
         *_of_draws(
             drawn, f"± {plain(noise * figure['perplexity'])}" if noise and figure["perplexity"] else ""
@@ -185,8 +193,8 @@ def _cells(figure: dict[str, Any], drawn: bool) -> list[str]:
     ]
 
 
-def _legend(figures: Sequence[dict[str, Any]]) -> str:
-    """What the signs in a table of figures mean."""
+def _legend(figures: Sequence[dict[str, Any]], leans: bool) -> str:
+    """What the signs in a table of figures mean, and what a lean, where one has one."""
     lines = ["± is one standard error over sequences, neighbours taken to be alike as far as they are."]
     drawn = [figure for figure in figures if figure["monte_carlo_error"] != 0.0]
     estimated = ", or an estimate of one" if drawn else ""
@@ -207,6 +215,11 @@ def _legend(figures: Sequence[dict[str, Any]]) -> str:
         lines.append(
             "Mask rates near 0 give nelbo no finite variance, so its errors come out too small now and then; "
             "counts is the same bound with less noise."
+        )
+    if leans:
+        lines.append(
+            "A lean is how much the order in which a block is revealed leans to the left; without one it is "
+            "uniformly random. Another order is another distribution, with a perplexity of its own."
         )
     return " ".join(lines)
 

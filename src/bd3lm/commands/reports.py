@@ -17,7 +17,7 @@ from bd3lm.commands.perplexities import OWN, measure_perplexity
 from bd3lm.commands.records import keep, kept, new_record
 from bd3lm.commands.subjects import Subject
 from bd3lm.commands.variances import RULES, measure_variances
-from bd3lm.config import BlockDiffusionMethod, SimplexMethod
+from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, Method, SimplexMethod
 from bd3lm.data import Tokenizer
 from bd3lm.evaluation import Enumerated, corpus_likelihood
 from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME, check_folder
@@ -224,7 +224,11 @@ def _measure(subject: Subject, samples: int, console: Console) -> dict[str, str]
 def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
     """Perplexity of the held-out text and, for block diffusion, the variances, if there is time for them."""
     left_out: dict[str, str] = {}
-    of_held_out = [record for record in kept(subject, "perplexity") if _is_held_out(record)]
+    of_held_out = [
+        record
+        for record in kept(subject, "perplexity")
+        if _is_held_out(record) and record["settings"].get("lean", 0.0) == subject.lean
+    ]
     measured = max((record["result"]["sequences"] for record in of_held_out), default=0)
     wants_variance = isinstance(subject.model.config.method, BlockDiffusionMethod) and not kept(
         subject, "variance"
@@ -282,7 +286,7 @@ class _Speed:
         if subject.recipe is None:
             raise RuntimeError(f"{subject.name} was opened as a run")
         data = subject.recipe.data
-        once = build_estimator(network, config, "auto" if config.method.kind == "autoregressive" else "nelbo")
+        once = build_estimator(network, config, _in_one_pass(config.method, network.uses_noise))
         with open_sequences(subject, None, limit=trial) as text:
             few = next(text.batches(subject, trial))
         trials = []
@@ -295,6 +299,13 @@ class _Speed:
         passes = 2**chosen.block_size - 1 if isinstance(chosen, Enumerated) else 1
         batch = len(RULES) * data.validation_batch
         return cls(passes * seconds, batch * seconds)
+
+
+def _in_one_pass(method: Method, uses_noise: bool) -> str:
+    """The estimator of one pass over a text that a model has in any order of reveal."""
+    if isinstance(method, AutoregressiveMethod):
+        return "auto"
+    return "counts" if isinstance(method, BlockDiffusionMethod) and not uses_noise else "nelbo"
 
 
 def _draw(subject: Subject, samples: int, console: Console) -> None:

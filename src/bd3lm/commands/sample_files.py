@@ -15,6 +15,7 @@ from bd3lm.commands.samples import partial_of, run_sample, sample_record, settin
 from bd3lm.commands.subjects import Subject
 from bd3lm.data.corpus import digest
 from bd3lm.lm import Settings
+from bd3lm.reports.reproduction import unmasking
 
 SUFFIX = ".jsonl"
 
@@ -101,6 +102,12 @@ class Samples:
     def length(self) -> int:
         """The length that was asked for, else that of the longest."""
         return self.settings.get("length") or max(self.values("length"))
+
+    @property
+    def lean(self) -> float:
+        """Of the order they were written in, as their way of unmasking has it; 0 without one that leans."""
+        _, arguments = unmasking(self.settings.get("unmasking") or "")
+        return float(arguments.get("lean", 0.0))
 
     def values(self, field: str) -> list[Any]:
         return [record[field] for record in self.records]

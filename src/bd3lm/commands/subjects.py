@@ -1,6 +1,7 @@
 """The model that a command measures, and the run it came from where it came from one."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,6 +66,12 @@ class Subject:
         return str(self.model.network.embedding.weight.dtype).removeprefix("torch.")
 
     @property
+    def lean(self) -> float:
+        """Of the order in which it reveals a block; 0 for a method without one."""
+        method = self.model.config.method
+        return method.lean if isinstance(method, BlockDiffusionMethod) else 0.0
+
+    @property
     def title(self) -> str:
         """The method, as a table names it."""
         return self.model.config.title
@@ -90,3 +97,13 @@ class Subject:
         places = (self.run / "data", self.run.parent / "data")
         prepared = next((place for place in places if place.is_dir()), places[0])
         return open_data(self.recipe.data, prepared, Engine())
+
+
+def check_lean_is_for(subjects: Iterable[Subject], lean: float | None) -> None:
+    """Refuse a --lean that would change none of the models."""
+    methods = [subject.model.config.method for subject in subjects]
+    if lean is not None and not any(isinstance(method, BlockDiffusionMethod) for method in methods):
+        raise ValueError(
+            f"--lean is for block diffusion, whose order can be chosen, and no model here is of that kind, "
+            f"got {lean:g}"
+        )

@@ -47,7 +47,7 @@ class Counts(MaskingRule):
     def __post_init__(self) -> None:
         check_lean(self.lean)
         if self.lean and self.complementary:
-            raise ValueError(f"complementary copies need lean 0, got {self.lean}")
+            raise ValueError(f"complementary=True needs lean 0, got {self.lean:g}")
         if self.proposal is not None and not all(0.0 < q < float("inf") for q in self.proposal):
             raise ValueError(
                 f"proposal must hold a positive number for every count (a count never drawn would be "

@@ -213,9 +213,25 @@ def token_ranks(draws: Draws, maskable: Tensor, *, lean: float = 0.0) -> Tensor:
 
     Uniformly random; with a lean, the order of reveal (`orders`) backwards.
     """
-    keys = draws.tokens.unflatten(1, (-1, draws.block_size))
+    uniform = draws.tokens.unflatten(1, (-1, draws.block_size))
+    return _ranks(-log_reveal_times(uniform, lean) if lean else uniform, maskable)
+
+
+def reveal_ranks(draws: Draws, maskable: Tensor, *, lean: float = 0.0) -> Tensor:
+    """The order in which each block's maskable tokens are revealed, from 0; the other tokens come last.
+
+    The smallest number first, in a uniformly random order; with a lean that of the clocks −log(1 − u)/w_i
+    (`orders`), which is the same where all rates are equal.
+    """
+    uniform = draws.tokens.unflatten(1, (-1, draws.block_size))
     if lean:
-        keys = -log_reveal_times(keys, lean)
+        left = (1.0 - uniform).clamp_min(torch.finfo(uniform.dtype).tiny)  # u may be 1
+        uniform = log_reveal_times(left, lean)
+    return _ranks(uniform, maskable)
+
+
+def _ranks(keys: Tensor, maskable: Tensor) -> Tensor:
+    """Of the maskable tokens of each block by their keys (rows, blocks, block_size): (rows, length)."""
     keys = keys.masked_fill(~maskable.view_as(keys), math.inf)
     return torch.argsort(keys, dim=-1, stable=True).argsort(-1).flatten(1)
 

@@ -101,7 +101,7 @@ class _OfBlocks(Estimator):
 
     @property
     def _asked(self) -> dict[str, Any]:
-        names = ("block_size", "mask_id", "causal_clean", "previous_token")
+        names = ("block_size", "mask_id", "causal_clean", "previous_token", "lean")
         return {name: getattr(self, name) for name in names}
 
 
@@ -126,7 +126,7 @@ class Enumerated(_OfBlocks):
         return ()
 
     def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        exact = exact_likelihood(model, batch, **self._asked, lean=self.lean)
+        exact = exact_likelihood(model, batch, **self._asked)
         return torch.stack((exact.nll.sum(1), exact.nelbo.sum(1)))
 
 
@@ -150,9 +150,7 @@ class ImportanceWeighted(_OfBlocks):
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator, device: torch.device
     ) -> tuple[Draws, ...]:
-        return draw_orders(
-            self.orders, rows, length, self.block_size, lean=self.lean, generator=generator, device=device
-        )
+        return draw_orders(self.orders, rows, length, self.block_size, generator=generator, device=device)
 
     def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
         return importance_weighted_nll(model, batch, draws, **self._asked).sum(1).unsqueeze(0)

@@ -21,13 +21,13 @@ prompt that ends inside a block starts the recursion from its tokens, which is t
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import Draws, LevelSampler, blocks_in, check_lean, log_reveal_rates, log_reveal_times
-from bd3lm.diffusion.masking import token_ranks
+from bd3lm.diffusion import Draws, LevelSampler, blocks_in, log_reveal_rates
+from bd3lm.diffusion.masking import reveal_ranks
 from bd3lm.models import Denoiser, require_evaluation_mode
 from bd3lm.objectives import BlockDenoiser, TokenBatch
 
@@ -73,25 +73,16 @@ def draw_orders(
     length: int,
     block_size: int,
     *,
-    lean: float = 0.0,
     generator: torch.Generator | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Draws, ...]:
-    """Random orders in which the tokens of each block are revealed."""
+    """The random numbers of orders in which the tokens of each block are revealed, of any lean."""
     if orders < 1:
         raise ValueError(f"orders must be at least 1, got {orders}")
-    check_lean(lean)
     sampler = LevelSampler()
-    drawn = [
+    return tuple(
         sampler.draw(rows, length, block_size, generator=generator, device=device) for _ in range(orders)
-    ]
-    return tuple(drawn if not lean else [_leaning(draws, lean) for draws in drawn])
-
-
-def _leaning(draws: Draws, lean: float) -> Draws:
-    """With times of reveal, the earliest the smallest, in place of uniform numbers for the tokens."""
-    times = log_reveal_times(draws.tokens.unflatten(1, (-1, draws.block_size)), lean)
-    return replace(draws, tokens=times.flatten(1))
+    )
 
 
 @torch.no_grad()
@@ -104,15 +95,17 @@ def importance_weighted_nll(
     mask_id: int,
     causal_clean: bool = False,
     previous_token: bool = False,
+    lean: float = 0.0,
 ) -> Tensor:
     """−log of the mean over random `orders` (`draw_orders`) of p(x^b along the order), (rows, blocks).
 
-    In expectation between the NLL and the NELBO (its value at one order), and falling with their number.
-    Each order costs as many passes as a block has tokens, and one clean pass serves all.
+    In expectation between the NLL and the NELBO (its value at one order), and falling with their number;
+    both are those of orders with the same `lean`. Each order costs as many passes as a block has tokens, and
+    one clean pass serves all.
     """
     _refuse_noise(model)
     denoiser = _denoiser(model, batch, block_size, mask_id, causal_clean, previous_token)
-    log_p = torch.stack([_along_order(denoiser, draws) for draws in orders])
+    log_p = torch.stack([_along_order(denoiser, draws, lean) for draws in orders])
     return math.log(len(orders)) - torch.logsumexp(log_p, dim=0)
 
 
@@ -126,16 +119,20 @@ def order_log_likelihood(
     mask_id: int,
     causal_clean: bool = False,
     previous_token: bool = False,
+    lean: float = 0.0,
 ) -> Tensor:
-    """log p(x^b | x^{<b}) along one order: the token of a block with the smallest draw is revealed first."""
+    """log p(x^b | x^{<b}) along one order: the token of a block with the smallest draw is revealed first.
+
+    With a `lean` the one whose clock of −log(1 − u)/w_i is first, u its draw.
+    """
     _refuse_noise(model)
     denoiser = _denoiser(model, batch, block_size, mask_id, causal_clean, previous_token)
-    return _along_order(denoiser, draws)
+    return _along_order(denoiser, draws, lean)
 
 
-def _along_order(denoiser: BlockDenoiser, draws: Draws) -> Tensor:
+def _along_order(denoiser: BlockDenoiser, draws: Draws, lean: float) -> Tensor:
     batch, block_size = denoiser.batch, denoiser.block_size
-    rank = token_ranks(draws, batch.scored).masked_fill(~batch.scored, block_size)
+    rank = reveal_ranks(draws, batch.scored, lean=lean).masked_fill(~batch.scored, block_size)
     log_p = torch.zeros(
         batch.tokens.shape[0], denoiser.blocks, dtype=torch.float64, device=batch.tokens.device
     )

@@ -135,6 +135,7 @@ def to_reference_config(config: LanguageModelConfig) -> dict[str, Any]:
     if isinstance(method, BlockDiffusionMethod):
         needed["method.causal_clean"] = (method.causal_clean, False)
         needed["method.previous_token"] = (method.previous_token, False)
+        needed["method.lean"] = (method.lean, 0.0)
     elif not isinstance(method, AutoregressiveMethod):
         raise ValueError(
             f"the reference's layout holds autoregressive and block diffusion models, got method.kind "

@@ -36,6 +36,7 @@ from bd3lm.sampling import (
     FirstHitting,
     Planned,
     PosteriorWriter,
+    Remasking,
     Sample,
     Sharpening,
     SimplexWriter,
@@ -225,6 +226,11 @@ def build_writer(network: Transformer, config: LanguageModelConfig, settings: Se
         case BlockDiffusionMethod():
             _refuse(settings, "projection", why="it is SSD-LM's")
             _refuse(settings, "steps", why="block diffusion takes unmasking=Ancestral(steps)")
+            if method.lean and isinstance(settings.unmasking, Ancestral | Remasking):
+                raise ValueError(
+                    f"unmasking {settings.unmasking} has no order that leans, and the model's lean is "
+                    f"{method.lean:g}; use with_lean(0) (or --lean 0)"
+                )
             if method.block_size == context:
                 common = {**common, "previous_token": method.previous_token}
                 return _whole_context(network, common, settings, settings.unmasking)

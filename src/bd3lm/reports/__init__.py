@@ -6,7 +6,7 @@ is built.
 
 from bd3lm.reports.animation import Film, record_film
 from bd3lm.reports.content import COMMANDS, Report, Run
-from bd3lm.reports.numbers import perplexity_text, plain, with_error
+from bd3lm.reports.numbers import leaning, perplexity_text, plain, with_error
 from bd3lm.reports.writing import MARKDOWN, PAGE, write_report
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Film",
     "Report",
     "Run",
+    "leaning",
     "perplexity_text",
     "plain",
     "record_film",

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from bd3lm.reports.numbers import leaning
+
 COMMANDS = {
     "perplexity": "bd3lm eval {folders}",
     "variance": "bd3lm variance {folders}",
@@ -49,9 +51,36 @@ class Run:
 
     @property
     def held_out(self) -> list[Record]:
-        """Perplexities of what it held out of its own data."""
-        settings = [(record, record["settings"]) for record in self.of_kind("perplexity")]
+        """Perplexities of what it held out of its own data, in its own order."""
+        settings = [
+            (record, record["settings"])
+            for record in self.of_kind("perplexity")
+            if self.lean_of(record) == self.lean
+        ]
         return [record for record, of in settings if of["data"] == OWN and of["split"] in HELD_OUT]
+
+    @property
+    def lean(self) -> float:
+        """How much its own order of reveal leans."""
+        return float(self.recipe["method"].get("lean", 0.0))
+
+    def lean_of(self, record: Record) -> float:
+        """How much the order of a measurement leans.
+
+        Perplexities that do not say are from before there was a lean; other commands had then no order but
+        the run's own.
+        """
+        lean = record["settings"].get("lean")
+        if lean is None:
+            return 0.0 if record["kind"] == "perplexity" else self.lean
+        return float(lean)
+
+    def other_order(self, record: Record) -> str:
+        """The lean of a measurement, to be said after the label of the run, which has the run's own."""
+        lean = self.lean_of(record)
+        if lean == self.lean:
+            return ""
+        return f", at lean {lean:g}" if self.lean else leaning(lean)
 
     def column(self, name: str) -> tuple[list[float], list[float]]:
         """Tokens seen and the value of a logged figure, where it was logged."""
@@ -132,13 +161,15 @@ def differing(recipes: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _variant(recipe: Mapping[str, Any]) -> str:
-    """What the title of a method leaves out and the paper's case study compares."""
+    """What the title of a method leaves out: what the paper's case study compares, and a lean trained for."""
     method = recipe["method"]
     masking = method.get("masking") or {}
     if method.get("random_batch"):
         return ", random batch size"
     if masking.get("kind") == "clipped" and masking.get("low") == masking.get("high") == 1.0:
         return ", fully masked"
+    if masking.get("lean"):
+        return f", trained for lean {masking['lean']:g}"
     return ""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from bd3lm.reports import plots
 from bd3lm.reports.content import HELD_OUT, OWN, Record, Report, Run, largest
 from bd3lm.reports.document import Part, Plot, Prose, Table
-from bd3lm.reports.numbers import SIGNS, chain, perplexity_text, plain
+from bd3lm.reports.numbers import SIGNS, chain, leaning, perplexity_text, plain
 from bd3lm.reports.reproduction import commands
 
 _LEGEND = (
@@ -29,7 +29,7 @@ def perplexity_parts(report: Report) -> Iterator[Part]:
         "Perplexity is the number of equally likely tokens among which a model would be as unsure as it is "
         "about the next piece of the text: lower is better. For diffusion models the literature prints an "
         "upper bound (≤); for small blocks the exact figure can be computed, by counting every order in "
-        "which a block can be uncovered, and is never above the bound."
+        "which a block can be uncovered, each by its probability, and is never above the bound."
     )
     own: dict[Text, list[Measured]] = {}
     for run, record in measured:
@@ -51,7 +51,7 @@ def _largest(run: Run) -> list[Record]:
     """One record a text, order and estimator: that over the most tokens, then that of the most draws."""
     alike: dict[Any, list[Record]] = {}
     for record in run.of_kind("perplexity"):
-        key = (_is_own(record), _text(record), _order(record), record["settings"]["estimator"])
+        key = (_is_own(record), _text(record), run.lean_of(record), record["settings"]["estimator"])
         alike.setdefault(key, []).append(record)
     return [
         largest(records, lambda record: (record["result"]["tokens"], record["settings"]["replicates"]))
@@ -97,7 +97,7 @@ def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
                 chain(run.tokens, run.start),
                 *(perplexity_text(first[meaning]) if meaning in first else "" for meaning in meanings),
                 "–" if bits is None else SIGNS[figures[0]["meaning"]] + plain(bits),
-                _estimator(record),
+                _estimator(record, _order(run, record)),
                 *([f"{record['result']['tokens']:,}"] if len(sizes) > 1 else []),
             ]
         )
@@ -113,23 +113,22 @@ def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
     )
 
 
-def _order(record: Record) -> float:
-    """How much the order of reveal leans."""
-    return float(record["settings"].get("lean", 0.0))
+def _order(run: Run, record: Record) -> str:
+    return leaning(run.lean_of(record), beside=run.lean)
 
 
-def _estimator(record: Record, *, of_draws: bool = True) -> str:
+def _estimator(record: Record, order: str, *, of_draws: bool = True) -> str:
     settings = record["settings"]
-    draws, lean = settings["replicates"], _order(record)
-    leaning = f", lean {lean:g}" if lean else ""
-    return settings["estimator"] + leaning + (f", {draws} draws" if of_draws and draws > 1 else "")
+    draws = settings["replicates"]
+    return settings["estimator"] + order + (f", {draws} draws" if of_draws and draws > 1 else "")
 
 
 def _dots(report: Report, group: Sequence[Measured]) -> Iterator[plots.Dot]:
-    """Figures of one run by different estimators stand in rows of their own."""
+    """Figures of one run by different estimators or in different orders stand in rows of their own."""
     folders = [run.folder for run, _ in group]
     for run, record in group:
-        by = f", {_estimator(record)}" if folders.count(run.folder) > 1 else ""
+        order = run.other_order(record)
+        by = f", {_estimator(record, order)}" if folders.count(run.folder) > 1 else order
         for figure in record["result"]["figures"]:
             if figure["perplexity"] is not None:
                 yield plots.Dot(
@@ -157,7 +156,8 @@ def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
     rows: dict[tuple[str, str], dict[Text, Record]] = {}
     for run, record in group:
         texts.setdefault(_text(record), []).append(record)
-        rows.setdefault((run.folder, _estimator(record, of_draws=False)), {})[_text(record)] = record
+        way = _estimator(record, _order(run, record), of_draws=False)
+        rows.setdefault((run.folder, way), {})[_text(record)] = record
     names = _headings([records[0] for records in texts.values()])
     sizes = {text: {record["result"]["tokens"] for record in records} for text, records in texts.items()}
 

@@ -22,6 +22,12 @@ def perplexity_text(figure: Mapping[str, Any]) -> str:
     return with_error(figure["perplexity"], figure["perplexity_error"], sign=SIGNS[figure["meaning"]])
 
 
+def leaning(lean: float, *, beside: float = 0.0) -> str:
+    """The lean of an order, as a name ends in it: nothing for a uniform one, unless it stands beside one that
+    leans and could be taken for it."""
+    return f", lean {lean:g}" if lean or beside else ""
+
+
 def plain(value: float) -> str:
     """Three or more significant digits."""
     return f"{value:,.{_decimals(value)}f}"

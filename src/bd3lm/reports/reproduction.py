@@ -24,6 +24,7 @@ _VARIANCE: Flags = {
     "seed": ("--seed", 0),
 }
 _DRAWN: Flags = {
+    "lean": ("--lean", None),
     "length": ("--length", None),
     "nucleus_p": ("--nucleus", None),
     "entropy_floor": ("--entropy-floor", 4.0),
@@ -83,8 +84,8 @@ def _words(run: Run, record: Record) -> tuple[str, ...]:
     name, flags = FLAGS[record["kind"]]
     settings = dict(record["settings"])
     words = [name]
-    if settings.get("lean") == run.recipe["method"].get("lean", 0.0):
-        del settings["lean"]  # the run's own
+    if settings.get("lean") == run.lean:
+        del settings["lean"]  # no flag for the run's own
     if "entropy_floor" in flags and settings["entropy_floor"] is None:
         settings |= {"entropy_floor": 0, "redraws": None}  # without a floor nothing is drawn again
     if record["kind"] == "judgement" and run.method == "block_diffusion":

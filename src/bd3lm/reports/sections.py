@@ -14,8 +14,8 @@ _LEAD = (
     "A language model says how likely a text is, and can write one. An autoregressive model writes one token "
     "after another. A diffusion model starts from nothing but masks and uncovers the text in any order. A "
     "block diffusion model does both: it writes block after block, and inside a block uncovers the tokens in "
-    "a random order, each time looking at everything that is there so far. With blocks of one token it is "
-    "autoregressive; with one block as long as the text it is a diffusion model."
+    "a random order, which may lean to the left, each time looking at everything that is there so far. With "
+    "blocks of one token it is autoregressive; with one block as long as the text it is a diffusion model."
 )
 _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 

@@ -71,25 +71,27 @@ def length_parts(report: Report) -> Iterator[Part]:
     found = [
         (run, largest(records, lambda record: record["result"]["samples"]["number"]))
         for run in report.runs
-        if (records := run.of_kind("lengths"))
+        for records in _by_order(run, "lengths")
     ]
     if not found:
         return
+    labels = [report.labels[run.folder] + run.other_order(record) for run, record in found]
     yield Plot(
         "lengths",
         plots.length_histograms(
             [
                 plots.Lengths(
-                    report.labels[run.folder],
+                    label,
                     record["result"]["samples"]["lengths"],
                     (record["result"]["training"] or {}).get("lengths", ()),
                 )
-                for run, record in found
+                for label, (_, record) in zip(labels, found, strict=True)
             ]
         ),
         "Histograms of lengths of texts. Medians in tokens: "
         + "; ".join(
-            f"{report.labels[run.folder]} {record['result']['samples']['median']:,}" for run, record in found
+            f"{label} {record['result']['samples']['median']:,}"
+            for label, (_, record) in zip(labels, found, strict=True)
         )
         + ".",
         "How long the texts of a model are, over the documents it was trained on. It may end a text itself; "
@@ -97,11 +99,11 @@ def length_parts(report: Report) -> Iterator[Part]:
         f"table. Measured by {commands(found)}.",
     )
     rows = []
-    for run, record in found:
+    for label, (_, record) in zip(labels, found, strict=True):
         samples = record["result"]["samples"]
         ends = ", ".join(f"{count:,} by {why}" for why, count in samples["stopped_by"].items() if count)
         limit = record["settings"]["length"]
-        cells = [report.labels[run.folder], f"{samples['number']:,}", *_statistics(samples)]
+        cells = [label, f"{samples['number']:,}", *_statistics(samples)]
         rows.append([*cells, f"{limit:,}" if limit else "–", ends])
     trained_on = {str(record["settings"]["data"]): record["result"]["training"] for _, record in found}
     for data, training in trained_on.items():
@@ -115,6 +117,14 @@ def length_parts(report: Report) -> Iterator[Part]:
         rows,
         text_columns=[7],
     )
+
+
+def _by_order(run: Run, kind: str) -> list[list[Record]]:
+    """Records of a kind by the lean of their order, the run's own first."""
+    orders: dict[float, list[Record]] = {}
+    for record in run.of_kind(kind):
+        orders.setdefault(run.lean_of(record), []).append(record)
+    return [orders[lean] for lean in sorted(orders, key=lambda lean: (lean != run.lean, lean))]
 
 
 def _statistics(found: Any) -> list[str]:
@@ -139,8 +149,8 @@ def judgement_parts(report: Report) -> Iterator[Part]:
         + f"Measured by {commands(judged)}.",
         ["model", *shown],
         [
-            [report.labels[run.folder], *(each[name] for name in shown)]
-            for (run, _), each in zip(judged, cells, strict=True)
+            [report.labels[run.folder] + run.other_order(record), *(each[name] for name in shown)]
+            for (run, record), each in zip(judged, cells, strict=True)
         ],
         text_columns=[place for place, name in enumerate(shown, 1) if name in ("sampler", "judge")],
     )
@@ -150,12 +160,13 @@ def _largest_judgements(run: Run) -> list[Record]:
     """Of judgements that differ in how many texts were judged, or in MAUVE, the one that says most."""
     alike: dict[str, list[Record]] = {}
     for record in run.of_kind("judgement"):
-        ways = {name: way for name, way in record["settings"].items() if name not in _SAYS_MORE}
+        ways = {name: way for name, way in record["settings"].items() if name not in _SAYS_MORE + _SAID_TWICE}
         alike.setdefault(str(sorted(ways.items())), []).append(record)
     return [largest(records, _says) for records in alike.values()]
 
 
 _SAYS_MORE = ("count", "mauve_reference")
+_SAID_TWICE = ("lean",)  # by the way of unmasking too, and in records from before by nothing else
 
 
 def _says(record: Record) -> tuple[int, bool]:
@@ -173,7 +184,7 @@ def _cost_plots(report: Report, judged: Sequence[tuple[Run, Record]]) -> Iterato
                 result["evaluations_per_token"],
                 result["perplexity"],
                 result["perplexity_error"],
-                f"nucleus {settings['nucleus_p'] or 1:g}",
+                f"nucleus {settings['nucleus_p'] or 1:g}{run.other_order(record)}",
             )
             groups.setdefault((settings["judge"], settings["length"]), []).append(point)
     shown = {key: points for key, points in groups.items() if len(points) > 1}
@@ -183,7 +194,9 @@ def _cost_plots(report: Report, judged: Sequence[tuple[Run, Record]]) -> Iterato
             name,
             plots.quality_against_cost(points, list(report.labels.values()), name),
             f"Generative perplexity of texts of {length:,} tokens under {judge} against evaluations a token: "
-            + "; ".join(f"{point.label} {plain(point.y)} at {plain(point.x)}" for point in points)
+            + "; ".join(
+                f"{point.label}, {point.note}, {plain(point.y)} at {plain(point.x)}" for point in points
+            )
             + ".",
             f"How much texts of {length:,} tokens surprise another language model, {judge}, against what "
             "they cost to write. Lower and further left is better; but dull texts surprise nobody: look at "

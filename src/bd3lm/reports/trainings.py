@@ -21,10 +21,12 @@ def curve_parts(report: Report) -> Iterator[Part]:
             curves.append(plots.Curve(report.labels[run.folder], tokens, train, *run.column("valid_nats")))
     if not curves:
         return
+    marked = any(curve.valid for curve in curves)
     no_bound = [report.labels[run.folder] for run in report.runs if _trains_on_no_bound(run)]
     words = [
         f"Loss in training{_of([curve.label for curve in curves])}, the mean over a few steps.",
-        _marks(report) if any(curve.valid for curve in curves) else "",
+        _marks(report) if marked else "",
+        _orders(report) if marked else "",
         "Lower is better; a difference of 0.1 nats is about 10 % in perplexity.",
         "A run that went on from another model starts again at 0 tokens." if report.has_stages else "",
         f"In training no bound, so not to be held against the marks: {'; '.join(no_bound)}."
@@ -46,6 +48,20 @@ def _marks(report: Report) -> str:
     drawn = any(run.method != "autoregressive" for run in report.runs)
     how = ", of diffusion by one random draw: measured with more, it comes out a little different"
     return f"Single marks are the loss on held-out text{how if drawn else ''}."
+
+
+def _orders(report: Report) -> str:
+    """What the marks are of where an order leans, and which lines are of another order than their marks."""
+    for_a_lean = [run for run in report.runs if (run.recipe["method"].get("masking") or {}).get("lean")]
+    leaning = [report.labels[run.folder] for run in report.runs if run.lean or run in for_a_lean]
+    if not leaning:
+        return ""
+    marks = "The marks of these are bounds of uniformly random orders of reveal, not of one that leans"
+    words = f"{marks}: {'; '.join(leaning)}."
+    if for_a_lean:
+        labels = "; ".join(report.labels[run.folder] for run in for_a_lean)
+        words += f" In training of an order that leans, so not to be held against the marks: {labels}."
+    return words
 
 
 def _trains_on_no_bound(run: Run) -> bool:

@@ -145,10 +145,10 @@ class BlockwiseWriter(Writer):
 class BlockWriter(BlockwiseWriter):
     """Block diffusion for any block size.
 
-    With first-hitting or ancestral steps, unsharpened and within the network's context, this is the law
-    whose likelihood `evaluation.exact_likelihood` computes (ancestral: in the limit of many steps). A given
-    token inside a block is kept and the orders of reveal run over the others; a text that ends inside a
-    block leaves what lies past its end masked.
+    With first-hitting steps, unsharpened and within the network's context, this is the law whose likelihood
+    `evaluation.exact_likelihood` computes, of the same lean; with ancestral steps it is that of lean 0, in
+    the limit of many. A given token inside a block is kept and the orders of reveal run over the others; a
+    text that ends inside a block leaves what lies past its end masked.
 
     A block sees the `context − block_size` tokens before it.
     """

@@ -80,7 +80,7 @@ class FirstHitting(Planned):
 
     def __repr__(self) -> str:
         """As records have it: a lean only where there is one."""
-        lean = f", lean={self.lean}" if self.lean else ""
+        lean = f", lean={float(self.lean)}" if self.lean else ""
         return f"FirstHitting(tokens_per_pass={self.tokens_per_pass}{lean})"
 
     def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
