@@ -2,7 +2,7 @@
 # The model in the box, from text to the files that ship: benchmarks/box.sh TEXT OUT [flags of `bd3lm train`]
 #
 # TEXT holds train, valid and test files as `bd3lm data prepare` reads them (here of Wikipedia); OUT, a new or empty
-# folder, gets the weights, config, tokenizer, eval.json, samples.jsonl and log.txt. Tokens go to data/box and the run
+# folder, gets the weights, config, tokenizer, eval*.json, samples.jsonl and log.txt. Tokens go to data/box and the run
 # to runs/box, under the working folder. TEXT may also be what `bd3lm data prepare` wrote, which is used as it is. A try
 # that takes minutes on a CPU: a TEXT of some hundred documents, and
 #
@@ -30,7 +30,13 @@ make_box() {
     cp runs/box/bfloat16/* "$out"
     # What ships is measured, in the precision that a CPU computes it in.
     run sample runs/box/bfloat16 "" "The city of" "In mathematics," --count 4 --dtype float32 --out "$out/samples.jsonl"
-    run eval runs/box/bfloat16 --data "$data" --split test --dtype float32 --batch 64 --out "$out/eval.json"
+    # In the order that ships, and in others: eval.json has the records of all.
+    for lean in 2 0 1 4; do
+        run eval runs/box/bfloat16 --data "$data" --split test --lean "$lean" --dtype float32 --batch 64 \
+            --out "$out/eval-$lean.json"
+    done
+    python -c 'import json, sys; print(json.dumps([r for f in sys.argv[1:] for r in json.load(open(f))], indent=2))' \
+        "$out"/eval-{2,0,1,4}.json >"$out/eval.json"
     echo "== ${SECONDS} s in all" && wc -c "$out"/*
 }
 

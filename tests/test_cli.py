@@ -713,7 +713,7 @@ def test_a_run_can_be_sampled_from(two, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("sample NOWHERE ab", "nowhere' here. It must be an existing folder, a .ckpt file or a hub id"),
+        ("sample NOWHERE ab", "nowhere' here. It must be an existing folder, a .ckpt file, a hub id"),
         ("sample MODEL ab --tokenizer NOWHERE", "there is no tokenizer folder"),
         ("sample BARE ab", "the model was saved without a tokenizer; name one with --tokenizer"),
         (

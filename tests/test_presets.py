@@ -91,7 +91,12 @@ def test_the_box_is_trained_in_two_stages_that_fit_together() -> None:
     first, second = _box()
     assert first.method == AutoregressiveRecipe()
     assert second.method == BlockDiffusionRecipe(
-        block_size=4, masking=CountsMasking(), causal_clean=True, previous_token=True, next_token=1.0
+        block_size=4,
+        masking=CountsMasking(),
+        causal_clean=True,
+        previous_token=True,
+        next_token=1.0,
+        lean=2.0,
     )
     assert (first.network, first.data) == (second.network, second.data)
     ends = [learning_rate(each.optimizer, each.train.steps, each.train.steps) for each in (first, second)]

@@ -249,6 +249,8 @@ _BOX = {
     },
 }
 _TO_ZERO = {"optimizer": {"warmup_steps": 50, "decay": "linear", "min_lr_ratio": 0.0}}
+# Of the released model: training has all orders alike.
+_LEANING = {"method": {"kind": "block_diffusion", "lean": 2.0}}
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
@@ -316,12 +318,21 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     | {
         "box": Preset(
             "small enough to be shipped: autoregressive, then blocks of 4 from it, a next-token loss "
-            "and the token before hidden ones shown",
+            "and the token before hidden ones shown; written in an order that leans to the left",
             (
                 Stage("ar", merge(_BOX, _steps(1500), _AR)),
                 Stage(
                     "block",
-                    merge(_BOX, _steps(2000), _COUNTS, _NEXT_TOKEN, _PREVIOUS_TOKEN, _block(4), _TO_ZERO),
+                    merge(
+                        _BOX,
+                        _steps(2000),
+                        _COUNTS,
+                        _NEXT_TOKEN,
+                        _PREVIOUS_TOKEN,
+                        _LEANING,
+                        _block(4),
+                        _TO_ZERO,
+                    ),
                 ),
             ),
         )

@@ -114,14 +114,15 @@ class Convert:
     def run(self) -> int:
         import torch
 
-        from bd3lm.interop import LightningFacts
-        from bd3lm.lm import load
+        from bd3lm import interop
+        from bd3lm.data import saved_tokenizer
+        from bd3lm.lm import LanguageModel
 
         lightning = None
         if self.source.endswith(".ckpt"):
             if self.context is None:
                 raise ValueError("--context must be given for a .ckpt, which does not say it")
-            lightning = LightningFacts(
+            lightning = interop.LightningFacts(
                 context=self.context,
                 block_size=None if self.causal else self.block_size or self.context,
                 causal=self.causal,
@@ -131,9 +132,11 @@ class Convert:
             raise ValueError(
                 f"--context, --block-size, --causal and --weights are for a .ckpt file, got {self.source}"
             )
+        path = interop.resolve(self.source)
+        # Not as a model to be used, which would compute in another precision than it is stored in.
         dtype = getattr(torch, self.dtype) if self.dtype else None
-        model = load(self.source, lightning=lightning, dtype=dtype)
-        model.save_pretrained(self.out)
-        parameters = sum(p.numel() for p in model.network.parameters())
-        print(f"wrote {self.out}: {model.config.title}, {parameters:,} parameters")
+        network, config = interop.load(path, lightning=lightning, dtype=dtype)
+        LanguageModel(network, config, saved_tokenizer(path)).save_pretrained(self.out)
+        parameters = sum(p.numel() for p in network.parameters())
+        print(f"wrote {self.out}: {config.title}, {parameters:,} parameters")
         return 0

@@ -9,10 +9,16 @@ from tyro.conf import arg
 DType = Literal["float32", "bfloat16", "float64"]
 
 DeviceFlag = Annotated[str | None, arg(help="cpu, cuda or cuda:1; by default a GPU where there is one.")]
-DTypeFlag = Annotated[DType | None, arg(help="Precision of the network; by default that of its weights.")]
+DTypeFlag = Annotated[
+    DType | None,
+    arg(help="Precision of the network; by default that of its weights, on a CPU at least float32."),
+]
 SamplingDTypeFlag = Annotated[
     DType | None,
-    arg(help="Precision of the network; by default bfloat16 on a GPU, elsewhere that of its weights."),
+    arg(
+        help="Precision of the network; by default bfloat16 on a GPU, elsewhere that of its weights, and at "
+        "least float32."
+    ),
 ]
 TokenizerFlag = Annotated[
     str | None, arg(help="For a model saved without one: a folder or a name on the hub.")

@@ -65,7 +65,8 @@ class Judge:
         from bd3lm.commands.judgements import Drawing, Judging, open_judge, run_judge
         from bd3lm.commands.records import check_new_file, write_records
         from bd3lm.commands.sample_files import open_source
-        from bd3lm.commands.subjects import Subject, check_lean_is_for, sampling_dtype
+        from bd3lm.commands.samples import sampling_dtype
+        from bd3lm.commands.subjects import Subject, check_lean_is_for
         from bd3lm.training import pick_device
 
         check_sources(self, for_files=_FOR_FILES)

@@ -49,7 +49,8 @@ class Lengths:
         from bd3lm.commands.lengths import Writing, report_lengths
         from bd3lm.commands.records import check_new_file, write_records
         from bd3lm.commands.sample_files import open_source
-        from bd3lm.commands.subjects import Subject, check_lean_is_for, sampling_dtype
+        from bd3lm.commands.samples import sampling_dtype
+        from bd3lm.commands.subjects import Subject, check_lean_is_for
 
         check_sources(self, for_files=("data", "out"))
         check_new_file(self.out)

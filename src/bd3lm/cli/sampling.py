@@ -13,8 +13,8 @@ from bd3lm.cli.flags import DeviceFlag, LeanFlag, NucleusFlag, SamplingDTypeFlag
 class SampleCommand:
     """Let a model write, one text for each prompt. In a terminal one text is shown as it is uncovered."""
 
-    model: Positional[str]
-    """A run, model folder or hub id."""
+    model: Positional[str | None] = None
+    """A run, model folder or hub id; by default box, the model that comes with bd3lm."""
     prompts: Positional[tuple[str, ...]] = ()
     """Texts to continue; none starts from nothing."""
     count: int = 1
@@ -65,10 +65,10 @@ class SampleCommand:
         import torch
         from rich.console import Console
 
-        from bd3lm.commands.samples import check_out, run_sample
-        from bd3lm.commands.subjects import sampling_dtype
+        from bd3lm.commands.samples import check_out, run_sample, sampling_dtype
+        from bd3lm.interop import BOX_FOLDER
         from bd3lm.lm import Settings, load
-        from bd3lm.training import pick_device
+        from bd3lm.models.devices import pick_device
 
         if self.count < 1:
             raise ValueError(f"--count must be at least 1, got {self.count}")
@@ -77,7 +77,7 @@ class SampleCommand:
             check_out(self.out)
         dtype = sampling_dtype(self.dtype, self.device)
         model = load(
-            self.model,
+            BOX_FOLDER if self.model is None else self.model,
             device=pick_device(self.device),
             dtype=getattr(torch, dtype) if dtype else None,
             tokenizer=self.tokenizer,

@@ -10,25 +10,27 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import bd3lm
-from bd3lm.commands.subjects import Subject
 from bd3lm.data.corpus import digest
 from bd3lm.data.disk import write_atomically
+
+if TYPE_CHECKING:  # a subject brings all of training with it, for which `bd3lm sample` need not wait
+    from bd3lm.commands.subjects import Subject
 
 FOLDER = "measured"
 
 
 def new_record(
-    of: Subject | str, kind: str, *, settings: Mapping[str, Any], result: Mapping[str, Any]
+    of: "Subject | str", kind: str, *, settings: Mapping[str, Any], result: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A measurement as JSON: what it is of, how it was made, and what came out.
 
     It is of a model or, by its name, of a file, which does not say what weights it came from.
     """
     origin: dict[str, str | None]
-    if isinstance(of, Subject):
+    if not isinstance(of, str):
         origin = {"model": of.name, "title": of.title, "weights": of.weights, "dtype": of.dtype}
     else:
         origin = {"model": of, "title": None, "weights": None, "dtype": settings.get("dtype")}
@@ -42,9 +44,9 @@ def new_record(
     }
 
 
-def keep(of: Subject | str, name: str, record: Mapping[str, Any]) -> Path | None:
+def keep(of: "Subject | str", name: str, record: Mapping[str, Any]) -> Path | None:
     """Write a record beside its run, in place of one of the same name; nothing for what has no run."""
-    if not isinstance(of, Subject) or of.run is None:
+    if isinstance(of, str) or of.run is None:
         return None
     file = of.run / FOLDER / f"{name}.json"
     file.parent.mkdir(exist_ok=True)
@@ -74,7 +76,7 @@ def model_and_title(record: Mapping[str, Any]) -> str:
     return record["model"] if record["title"] is None else f"{record['model']} ({record['title']})"
 
 
-def kept(subject: Subject, kind: str) -> list[dict[str, Any]]:
+def kept(subject: "Subject", kind: str) -> list[dict[str, Any]]:
     """The records of a kind that were measured on the weights the run has now, the newest last."""
     if subject.run is None:
         return []

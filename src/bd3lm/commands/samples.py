@@ -20,6 +20,7 @@ from rich.text import Text
 from bd3lm.commands.records import check_new_file
 from bd3lm.data import Tokenizer
 from bd3lm.lm import Generation, LanguageModel, Settings
+from bd3lm.models.devices import pick_device
 from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
 
 _MASK_SIGN = "░"
@@ -81,6 +82,13 @@ def run_sample(
     if out is not None:
         notes.print(Text(f"wrote {out}"), soft_wrap=True)
     return sorted(done, key=lambda generation: generation.sample.index)
+
+
+def sampling_dtype(asked: str | None, device: str | None) -> str | None:
+    """The precision to sample in: the one asked for, else bfloat16 on a GPU that has it, else as saved."""
+    if asked or pick_device(device).type != "cuda":
+        return asked
+    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else None
 
 
 @contextmanager

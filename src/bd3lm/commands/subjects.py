@@ -18,13 +18,6 @@ from bd3lm.runs import RECIPE_FILE, read_recipe
 from bd3lm.training import Engine, pick_device
 
 
-def sampling_dtype(asked: str | None, device: str | None) -> str | None:
-    """The precision to sample in: the one asked for, else bfloat16 on a GPU that has it, else as saved."""
-    if asked or pick_device(device).type != "cuda":
-        return asked
-    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else None
-
-
 @dataclass(frozen=True)
 class Subject:
     """A model under a name; `run` is the folder of its run, with its recipe, or None."""

@@ -12,6 +12,7 @@ from bd3lm.interop.lightning import LightningFacts
 from bd3lm.interop.native import save
 from bd3lm.interop.reference import save as save_reference
 from bd3lm.interop.sources import (
+    BOX_FOLDER,
     RUN_MODEL,
     WEIGHTS_NAME,
     HubOptions,
@@ -25,6 +26,7 @@ from bd3lm.interop.weights import check_config
 from bd3lm.models import Transformer
 
 __all__ = [
+    "BOX_FOLDER",
     "RUN_MODEL",
     "WEIGHTS_NAME",
     "HubOptions",

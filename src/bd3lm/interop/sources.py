@@ -12,6 +12,8 @@ from huggingface_hub import snapshot_download
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 RUN_MODEL = "model"  # where a training run puts its model
+BOX = "box"  # the name of the model that comes with this package
+BOX_FOLDER = Path(__file__).parents[1] / BOX
 HUB = "hf://"  # before a hub id that could be taken for a path
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
@@ -38,15 +40,17 @@ class HubOptions(TypedDict, total=False):
 def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
     """The local path of a source; of a training run's folder, that of the model in it.
 
+    "box" is the model that comes with this package; a folder of that name is ./box, or a Path.
     Only a hub id is ever downloaded: "hf://owner/name", or "owner/name" where no folder here has such a name.
     """
-    path = _local(source)
+    path = _box_folder() if source == BOX else _local(source)
     if source != "" and path.exists():  # the path of an empty string would be the working folder
         if hub.get("revision") is not None:
             raise ValueError(f"revision is for a hub id, got {hub['revision']!r} with the local path {path}")
         released = path / RUN_MODEL
         return released if (released / CONFIG_NAME).is_file() else path
-    asked = hub_id("source", source, allowed="an existing folder, a .ckpt file or a hub id 'owner/name'")
+    allowed = f"an existing folder, a .ckpt file, a hub id 'owner/name' or {BOX!r}"
+    asked = hub_id("source", source, allowed=allowed)
     try:
         return Path(snapshot_download(asked, allow_patterns=list(_PATTERNS), **hub))
     except Exception as error:  # the hub's client has many: offline, not found, no access, bad revision
@@ -101,6 +105,16 @@ def _nearest_folder(path: Path) -> Path | None:
             part = near[0]
         found /= part
     return found if path.parts else None
+
+
+def _box_folder() -> Path:
+    """Where the model lies that comes with this package; not for whoever may mean a folder of its name."""
+    if Path(BOX).exists():
+        raise ValueError(
+            f"source {BOX!r} is the model that comes with bd3lm, and something here has that name too: write "
+            f"./{BOX} for what is here, or {BOX_FOLDER} for the model"
+        )
+    return BOX_FOLDER
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -7,11 +7,13 @@ holds one copy of each tensor.
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from bd3lm.config import LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
@@ -131,8 +133,23 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
 
 def _skeleton(config: TransformerConfig) -> Transformer:
     """A network without storage."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NotInitialised():
         return Transformer(config)
+
+
+class _NotInitialised(TorchFunctionMode):
+    """Leaves weights alone that a module would initialise.
+
+    There is nothing to initialise without storage, and torch imports its compiler to do so: two seconds.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _listed(names: list[str]) -> str:

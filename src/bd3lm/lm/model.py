@@ -72,11 +72,15 @@ class LanguageModel:
     ) -> "LanguageModel":
         """A saved model, in evaluation mode: a folder, a hub id "owner/name" or a Lightning `.ckpt` file.
 
-        A training run's folder is one too. `lightning` says what a `.ckpt` leaves open; without a dtype
-        weights keep theirs. `tokenizer` names one for a model that was saved without.
+        A training run's folder is one too, and "box" is the model that comes with this package. `lightning`
+        says what a `.ckpt` leaves open. Without a dtype weights keep theirs, but half precision becomes
+        float32 on a CPU, where it is slow. `tokenizer` names one for a model that was saved without.
         """
         path = interop.resolve(source, **hub)
         network, config = interop.load(path, device=device, dtype=dtype, lightning=lightning)
+        weight = network.embedding.weight
+        if dtype is None and weight.device.type == "cpu" and weight.dtype.itemsize == 2:
+            network.float()
         return cls(network, config, saved_tokenizer(path) if tokenizer is None else load_tokenizer(tokenizer))
 
     def generate(

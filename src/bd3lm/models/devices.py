@@ -1,4 +1,4 @@
-"""Moving tensors between the host and a device, and what a device can do."""
+"""Choosing a device, moving tensors between it and the host, and what it can do."""
 
 from functools import lru_cache
 from importlib.util import find_spec
@@ -23,3 +23,25 @@ def runs_kernels(device: torch.device) -> bool:
         and torch.cuda.get_device_capability(device) >= (8, 0)
         and find_spec("triton") is not None
     )
+
+
+def pick_device(device: torch.device | str | None, local_rank: int = 0) -> torch.device:
+    """The device that was asked for, or the best there is; a ValueError where it is not there."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        asked = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device must be cpu, cuda or cuda:N, got {str(device)!r}") from None
+    if asked.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu, cuda or cuda:N, got {str(device)!r}")
+    if asked.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device must be cpu where there is no GPU that torch can use, got {str(device)!r}")
+    if asked.type != "cuda" or asked.index is not None:
+        return asked
+    if local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"device 'cuda' needs a GPU for each process of this machine: there are "
+            f"{torch.cuda.device_count()}, and LOCAL_RANK is {local_rank}"
+        )
+    return torch.device("cuda", local_rank)

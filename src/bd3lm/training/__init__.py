@@ -1,9 +1,10 @@
 """Training: the loop, the engine under it, checkpoints, and who watches."""
 
+from bd3lm.models.devices import pick_device
 from bd3lm.training.callbacks import CsvLog, ProgressBar, TensorBoardLog, WandbLog
 from bd3lm.training.checkpoint import CheckpointStore
 from bd3lm.training.clipping import ClipChoice, ClipSearch, choose_range, range_moments
-from bd3lm.training.distributed import Engine, pick_device
+from bd3lm.training.distributed import Engine
 from bd3lm.training.ema import EMA
 from bd3lm.training.log_window import Metrics
 from bd3lm.training.optim import OptimizerSettings, learning_rate

@@ -26,6 +26,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
+from bd3lm.models.devices import pick_device
+
 Parallel = Literal["none", "ddp", "fsdp"]
 Precision = Literal["fp32", "bf16"]
 
@@ -232,25 +234,3 @@ def _whole_number(name: str, least: int) -> int:
     if not text.isdecimal() or int(text) < least:
         raise ValueError(f"the environment variable {name} must be a number from {least}, got {text!r}")
     return int(text)
-
-
-def pick_device(device: torch.device | str | None, local_rank: int = 0) -> torch.device:
-    """The device that was asked for, or the best there is; a ValueError where it is not there."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        asked = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device must be cpu, cuda or cuda:N, got {str(device)!r}") from None
-    if asked.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be cpu, cuda or cuda:N, got {str(device)!r}")
-    if asked.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device must be cpu where there is no GPU that torch can use, got {str(device)!r}")
-    if asked.type != "cuda" or asked.index is not None:
-        return asked
-    if local_rank >= torch.cuda.device_count():
-        raise ValueError(
-            f"device 'cuda' needs a GPU for each process of this machine: there are "
-            f"{torch.cuda.device_count()}, and LOCAL_RANK is {local_rank}"
-        )
-    return torch.device("cuda", local_rank)

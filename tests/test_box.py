@@ -1,0 +1,191 @@
+"""The model that comes with the package: by its name, without a name, and what it is worth.
+
+The slow tests are of the real weights, the others of a tiny model in their place.
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.box_card import CARD, EVAL, shipped_lean, with_figures
+
+import bd3lm
+from bd3lm import interop
+from bd3lm.cli import main
+from bd3lm.config import BlockDiffusionMethod
+from bd3lm.data import load_tokenizer
+from bd3lm.interop import sources
+from bd3lm.presets import network_config, preset
+from bd3lm.recipe import BlockDiffusionRecipe, recipe_from_dict
+from tests.lm import of_bytes
+
+# Pairs of words that make up 3 to 6 in 100 pairs of Wikipedia, and 1.5 of the same words in random order.
+COMMON_PAIRS = {
+    *(f"{first} the" for first in ("of", "in", "to", "and", "on", "for", "at", "by", "from", "with")),
+    *(f"{first} a" for first in ("as", "was", "is", "in", "of")),
+    *("it was", "he was", "to be", "has been", "have been", "had been"),
+}
+
+
+def in_a_fresh_interpreter(*words: str, cwd: Path) -> str:
+    """What it prints, with no network."""
+    package = str(Path(bd3lm.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": package, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def box(tmp_path, monkeypatch) -> Path:
+    """A tiny model of bytes in place of the one that ships, in its precision; and an empty working folder."""
+    folder = tmp_path / "package" / "box"
+    model = of_bytes(4, causal_clean=True)
+    model.network.to(torch.bfloat16)
+    model.save_pretrained(folder)
+    for module in (sources, interop):
+        monkeypatch.setattr(module, "BOX_FOLDER", folder)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    return folder
+
+
+def test_the_name_is_the_model(box: Path) -> None:
+    assert interop.resolve("box") == box
+    written = [bd3lm.load(source).generate("ab", seed=1)[0].text for source in ("box", box)]
+    assert written[0] == written[1]
+
+
+def test_a_revision_is_for_the_hub(box: Path) -> None:
+    with pytest.raises(ValueError, match="revision is for a hub id, got 'main'"):
+        interop.resolve("box", revision="main")
+
+
+def test_something_here_of_the_same_name_is_not_mistaken_for_it(box: Path, capsys) -> None:
+    of_bytes(None).save_pretrained("box")
+    with pytest.raises(ValueError, match=re.escape(f"write ./box for what is here, or {box} for the model")):
+        interop.resolve("box")
+    assert interop.resolve("./box") == interop.resolve(Path("box")) == Path("box")
+    assert main(["sample"]) == 0  # whoever names no model means none that is here
+    unnamed = capsys.readouterr().out
+    assert main(["sample", str(box)]) == 0
+    assert capsys.readouterr().out == unnamed
+
+
+def test_sample_without_a_model(box: Path, capsys) -> None:
+    texts = []
+    for words in (["sample"], ["sample", "box"], ["sample", "--seed", "1"]):
+        assert main(words) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+    assert main(["sample", ""]) == 1
+    assert "source" in capsys.readouterr().err
+
+
+def test_it_is_measured_by_its_name(box: Path, capsys) -> None:
+    text, out = Path("text.txt"), Path("eval.json")
+    text.write_text("Blocks of four letters each, over and over. " * 4)
+    assert main(["eval", "box", "--data", str(text), "--out", str(out)]) == 0
+    (record,) = json.loads(out.read_text())
+    assert (record["model"], record["dtype"]) == ("box", "float32")
+    assert sorted(each.name for each in box.parent.rglob("*")) == sorted(
+        ["box", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    )
+
+
+def test_half_precision_is_computed_in_float32_on_a_cpu(box: Path, capsys) -> None:
+    def dtype_of(**options) -> torch.dtype:
+        return bd3lm.load("box", **options).network.embedding.weight.dtype
+
+    assert dtype_of() == torch.float32
+    assert dtype_of(dtype=torch.bfloat16) == torch.bfloat16
+    # What is rewritten stays as it is stored, to the byte.
+    assert main(["convert", "box", "copy"]) == 0
+    weights = [(folder / interop.WEIGHTS_NAME).read_bytes() for folder in (box, Path("copy"))]
+    assert weights[0] == weights[1]
+
+
+def test_a_first_text_waits_for_neither_training_nor_the_compiler(box: Path, tmp_path: Path) -> None:
+    """Which take three seconds to be imported."""
+    source = f"""
+import sys
+from bd3lm.cli import main
+main(["sample", {str(box)!r}])
+print([name for name in ("torch._dynamo", "torch.distributed.fsdp", "bd3lm.training") if name in sys.modules])
+"""
+    assert in_a_fresh_interpreter("-c", source, cwd=tmp_path).endswith("[]\n")
+
+
+# --- the real weights ---
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"[a-z]+", text.lower())
+
+
+def share_of_common_pairs(words: list[str]) -> float:
+    pairs = [" ".join(pair) for pair in pairwise(words)]
+    return sum(pair in COMMON_PAIRS for pair in pairs) / len(pairs)
+
+
+@pytest.mark.slow
+def test_the_box_writes_english() -> None:
+    texts = [each.text or "" for each in bd3lm.load("box").generate([""] * 16, seed=0)]
+    tokenizer = load_tokenizer(interop.BOX_FOLDER)
+    written = re.findall("[A-Za-z]+", " ".join(texts))
+    assert len(written) > 600
+    assert sum(len(tokenizer.encode(f" {word}")) == 1 for word in written) > len(written) / 2
+    words = words_of(" ".join(texts))
+    assert share_of_common_pairs(words) > 0.027
+    random.Random(0).shuffle(words)
+    assert share_of_common_pairs(words) < 0.027  # so it is the order that was looked at
+
+
+@pytest.mark.slow
+def test_the_command_alone_writes_without_a_network(tmp_path: Path) -> None:
+    assert len(words_of(in_a_fresh_interpreter("-m", "bd3lm", "sample", cwd=tmp_path))) >= 20
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_card_is_of_these_weights() -> None:
+    records = json.loads(EVAL.read_text("utf-8"))
+    weights = (CARD.parent / interop.WEIGHTS_NAME).read_bytes()
+    assert len(weights) <= 16_000_000
+    assert {record["weights"] for record in records} == {hashlib.sha256(weights).hexdigest()}
+    card = CARD.read_text("utf-8")
+    assert with_figures(card, records, shipped=shipped_lean()) == card
+    assert "TODO" not in card
+
+
+@pytest.mark.slow
+def test_what_is_measured_first_is_what_ships_and_the_rest_differs_in_the_order_alone() -> None:
+    settings = [record["settings"] for record in json.loads(EVAL.read_text("utf-8"))]
+    leans = [each.pop("lean") for each in settings]
+    assert leans[0] == shipped_lean() == bd3lm.load("box").config.method.lean
+    assert len(set(leans)) == len(leans)
+    assert all(each == settings[0] for each in settings)
+
+
+@pytest.mark.slow
+def test_the_box_is_the_network_and_method_of_its_preset() -> None:
+    recipe = recipe_from_dict(preset("box").stages[-1].recipe, where="box")
+    config = bd3lm.load("box").config
+    method, wanted = config.method, recipe.method
+    assert isinstance(method, BlockDiffusionMethod)
+    assert isinstance(wanted, BlockDiffusionRecipe)
+    for name in ("block_size", "causal_clean", "previous_token", "lean"):
+        assert getattr(method, name) == getattr(wanted, name)
+    shape = recipe.network.shape
+    assert config.network == network_config(
+        recipe.network.size, vocab_size=6144, context=recipe.data.context, **shape
+    )
