@@ -127,6 +127,12 @@ def test_each_masking_becomes_its_rule(recipe, expected):
             BlockDiffusionRecipe(block_size=4, masking=CountsMasking(learn_proposal=True)),
             BlockDiffusionLoss(block_size=4, mask_id=9, learn_proposal=True),
         ),
+        (
+            BlockDiffusionRecipe(block_size=4, masking=CountsMasking(complementary=True, weight="flat")),
+            BlockDiffusionLoss(
+                block_size=4, mask_id=9, masking=diffusion.Counts(complementary=True, weight="flat")
+            ),
+        ),
         (ScoreEntropyRecipe(), ScoreEntropy(process=Absorbing(12, 9), mask_id=9)),
         (
             ScoreEntropyRecipe(process="uniform"),

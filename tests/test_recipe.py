@@ -314,6 +314,10 @@ def test_a_lean_is_checked_before_anything_is_built(changes, said):
         ({"lean": float("nan")}, "method.masking.lean must be a number from 0 to 1e6, got nan"),
         ({"lean": 0.7, "complementary": True}, "method.masking.complementary needs method.masking.lean 0, g"),
         ({"lean": 0.7, "learn_proposal": True}, "method.masking.learn_proposal needs method.masking.lean 0"),
+        (
+            {"weight": "flat", "learn_proposal": True},
+            "method.masking.learn_proposal needs method.masking.weight nelbo, got flat",
+        ),
     ],
     ids=str,
 )

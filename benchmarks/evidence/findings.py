@@ -241,6 +241,7 @@ PAIRS = (
     ("from-ar-late", "from-ar"),
     ("from-ar-copies", "from-ar"),
     ("from-ar-clipped", "from-ar"),
+    ("from-ar-flat", "from-ar-copies"),
     ("from-ar-lean", "from-ar"),
     ("time-copies", "counts"),
     ("time-both", "counts"),

@@ -63,6 +63,7 @@ _LATER: Mapping[tuple[str, ...], object] = {
     ("method", "previous_token"): False,
     ("method", "lean"): 0.0,
     ("method", "masking", "lean"): 0.0,
+    ("method", "masking", "weight"): "nelbo",
 }
 
 
@@ -130,9 +131,9 @@ class Run:
         """What decides the time of a step: the shape, which tokens the head is asked for, what is shown."""
         method = self.recipe.method
         previous = " previous" if getattr(method, "previous_token", False) else ""
-        masking = str(getattr(method, "masking", None)).replace(
-            ", lean=0.0", ""
-        )  # as the first results say it
+        masking = str(getattr(method, "masking", None))
+        for later in (", lean=0.0", ", weight='nelbo'"):  # the first results are older
+            masking = masking.replace(later, "")
         return f"{self.shape} {masking}{previous}"
 
     @property
@@ -333,6 +334,7 @@ _SEEDS: Mapping[str, Mapping[int, int]] = {
     "from-ar-late": {4: 1, 16: 0},
     "from-ar-copies": {4: 2, 16: 0},
     "from-ar-clipped": {4: 1, 16: 0},
+    "from-ar-flat": {4: 1, 16: 0},
     "from-ar-lean": {4: 1, 16: 0},
     "time-copies": {4: 1, 16: 0},
     "time-both": {4: 1, 16: 0},
@@ -346,6 +348,7 @@ _ORDERS: Mapping[str, Sequence[float]] = {
     "from-ar-late": _ENDS,
     "from-ar-copies": _ENDS,
     "from-ar-clipped": _ENDS,
+    "from-ar-flat": _ENDS,
     "from-ar-lean": LEANS,
     DECODED: LEANS,
 }
@@ -364,6 +367,7 @@ def _past(size: int) -> Iterator[Run]:
         "previous": block(size, COUNTS, **PREVIOUS),
         "both": block(size, COUNTS, **NEXT, **PREVIOUS),
         "both-copies": block(size, copies, **NEXT, **PREVIOUS),
+        "both-flat": block(size, {**copies, "weight": "flat"}, **NEXT, **PREVIOUS),
         "both-clipped": block(size, papers_best, **NEXT, **PREVIOUS),
         "both-lean": block(size, {"kind": "counts", "lean": 1.0}, **NEXT, **PREVIOUS),
         "proposal": block(size, {"kind": "counts", "learn_proposal": True}),
@@ -375,6 +379,7 @@ def _past(size: int) -> Iterator[Run]:
         "from-ar-late": (_most, "both"),
         "from-ar-copies": (_half, "both-copies"),
         "from-ar-clipped": (_half, "both-clipped"),
+        "from-ar-flat": (_half, "both-flat"),
         "from-ar-lean": (_half, "both-lean"),
     }
     by_name: dict[tuple[str, int], Run] = {}

@@ -225,7 +225,9 @@ def build_masking(masking: MaskingRecipe) -> MaskingRule:
                 low=masking.low, high=masking.high, weight=masking.weight, redraw=masking.redraw
             )
         case CountsMasking():
-            return diffusion.Counts(complementary=masking.complementary, lean=masking.lean)
+            return diffusion.Counts(
+                complementary=masking.complementary, lean=masking.lean, weight=masking.weight
+            )
 
 
 def validation_objective(objective: Objective) -> Objective:

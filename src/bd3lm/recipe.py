@@ -106,6 +106,8 @@ class CountsMasking:
     learn_proposal: bool = False
     lean: float = 0.0
     """Train for an order that leans to the left; 0 trains for all orders alike."""
+    weight: Literal["nelbo", "flat"] = "nelbo"
+    """Of a hidden token: that of the bound, or 1, which has less noise and is no bound."""
 
 
 MaskingRecipe = Annotated[
@@ -264,6 +266,9 @@ class Recipe:
             for name in ("complementary", "learn_proposal"):
                 if getattr(method.masking, name):
                     yield f"method.masking.{name} needs method.masking.lean 0, got {method.masking.lean:g}"
+        masking = method.masking
+        if isinstance(masking, CountsMasking) and masking.learn_proposal and masking.weight != "nelbo":
+            yield f"method.masking.learn_proposal needs method.masking.weight nelbo, got {masking.weight}"
         if told_noise and isinstance(method.masking, CountsMasking):
             yield "network.time_conditioning needs masks drawn by time: method.masking.kind counts draws none"
 

@@ -325,3 +325,35 @@ def test_a_learned_proposal_without_knowledge_is_uniform() -> None:
 def test_a_learned_proposal_needs_some_uniform_share(share: float) -> None:
     with pytest.raises(ValueError, match=rf"uniform_share must lie in \(0, 1\], got {share}"):
         learned_proposal((1.0, 1.0), uniform_share=share)
+
+
+# --- flat weights ---
+
+
+@both
+@pytest.mark.parametrize("n", [1, 3, 4])
+def test_flat_weights_are_one_on_the_same_masks(n: int, complementary: bool) -> None:
+    draws = product_draws(midpoints(n), every_order(n))
+    bound, flat = (
+        Counts(complementary=complementary, weight=weight)(draws, everything(draws))
+        for weight in ("nelbo", "flat")
+    )
+    assert torch.equal(flat.hidden, bound.hidden)
+    assert torch.equal(flat.weight, bound.hidden.float())
+    if complementary and n > 1:
+        assert (flat.weight.sum(1) == 1).all()  # every token once
+
+
+def test_flat_weights_are_a_bound_of_single_tokens_alone() -> None:
+    assert [Counts(weight="flat").is_unbiased(size) for size in (1, 2, 4)] == [True, False, False]
+    assert Counts().is_unbiased(4)
+    with pytest.raises(ValueError, match="weight must be 'nelbo' or 'flat', got 'even'"):
+        Counts(weight="even")  # type: ignore[arg-type]
+
+
+def test_flat_weights_may_lean() -> None:
+    """All hidden tokens of a leaning order count alike."""
+    draws = LevelSampler().draw(50, 16, 4, generator=torch.Generator().manual_seed(3))
+    flat, bound = (Counts(lean=1.0, weight=weight)(draws, everything(draws)) for weight in ("flat", "nelbo"))
+    assert torch.equal(flat.hidden, bound.hidden)
+    assert torch.equal(flat.weight, flat.hidden.float())

@@ -315,7 +315,7 @@ def test_what_an_objective_has_learned_can_be_saved():
 
 
 def test_learning_and_clipping_are_refused_where_they_mean_nothing():
-    for masking in (Times(), Counts(complementary=True), Counts(lean=0.5)):
+    for masking in (Times(), Counts(complementary=True), Counts(lean=0.5), Counts(weight="flat")):
         with pytest.raises(ValueError, match="learn_proposal needs masking=Counts"):
             loss_of(masking, 3, learn_proposal=True)
     with pytest.raises(ValueError, match="only ClippedTimes has a range to change"):

@@ -320,6 +320,8 @@ def test_training_says_which_losses_are_no_bounds():
     full = {"kind": "clipped", "low": 1.0, "high": 1.0, "search": None}
     for masking, size, said in (
         ({"kind": "counts"}, 4, False),
+        ({"kind": "counts", "weight": "flat"}, 4, True),
+        ({"kind": "counts", "weight": "flat"}, 1, False),
         ({"kind": "clipped", "low": 0.0, "high": 1.0, "search": None}, 4, False),
         ({"kind": "clipped", "low": 0.3, "high": 0.8, "search": None}, 4, True),
         (full, 1, False),

@@ -13,6 +13,7 @@ the chance w_i / Σ_{j in M} w_j that token i is the next of them to be revealed
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from bd3lm.diffusion.draws import Draws
 from bd3lm.diffusion.masking import MaskingRule, Masks, block_counts, token_ranks
 from bd3lm.diffusion.orders import check_lean, log_reveal_rates
 
+CountsWeight = Literal["nelbo", "flat"]
 _LEAST_SHARE = 1e-9  # far above rounding, so that probabilities can be differences of a running sum
 
 
@@ -38,14 +40,20 @@ class Counts(MaskingRule):
     losses would be biased.) At block size 1 the second copy would always be empty, so only one is made.
 
     With a `lean` it is the NELBO of that order of reveal; what a second copy would hide is no such set.
+
+    `weight="flat"` gives every hidden token weight 1 instead: less noise, more of a say to masks that hide
+    much, and no bound.
     """
 
     proposal: tuple[float, ...] | None = None
     complementary: bool = False
     lean: float = 0.0
+    weight: CountsWeight = "nelbo"
 
     def __post_init__(self) -> None:
         check_lean(self.lean)
+        if self.weight not in ("nelbo", "flat"):
+            raise ValueError(f"weight must be 'nelbo' or 'flat', got {self.weight!r}")
         if self.lean and self.complementary:
             raise ValueError(f"complementary=True needs lean 0, got {self.lean:g}")
         if self.proposal is not None and not all(0.0 < q < float("inf") for q in self.proposal):
@@ -63,7 +71,7 @@ class Counts(MaskingRule):
         return 2 if self.complementary and block_size > 1 else 1
 
     def is_unbiased(self, block_size: int) -> bool:
-        return True
+        return self.weight == "nelbo" or block_size == 1
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
         n = block_counts(maskable, draws)
@@ -71,10 +79,12 @@ class Counts(MaskingRule):
         k = torch.minimum(torch.searchsorted(q, draws.levels * q[n]), n)
         rank = token_ranks(draws, maskable, lean=self.lean).unflatten(1, (*n.shape[1:], -1))
         first = rank < k.unsqueeze(-1)
-        if self.copies(draws.block_size) == 1:
-            return _masks([first], [self._weight(first, k, self._probability(q, k, n))])
-        second = maskable.view_as(first) & ~first
-        return _masks([first, second], [self._pair_weight(q, j, n).unsqueeze(-1) for j in (k, n - k)])
+        hidden = [first, maskable.view_as(first) & ~first][: self.copies(draws.block_size)]
+        if self.weight == "flat":
+            return _masks(hidden, [torch.ones_like(draws.levels).unsqueeze(-1)] * len(hidden))
+        if len(hidden) == 1:
+            return _masks(hidden, [self._weight(first, k, self._probability(q, k, n))])
+        return _masks(hidden, [self._pair_weight(q, j, n).unsqueeze(-1) for j in (k, n - k)])
 
     def _weight(self, hidden: Tensor, k: Tensor, probability: Tensor) -> Tensor:
         """The chance of each hidden token to be revealed next, by that of the count; one for all if equal."""

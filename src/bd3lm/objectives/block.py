@@ -56,10 +56,14 @@ class BlockDiffusionLoss(Objective):
                 "next_token needs causal_clean=True: a clean token that sees its block sees the next"
             )
         if self.learn_proposal and not (
-            isinstance(self.masking, Counts) and not self.masking.complementary and not self.masking.lean
+            isinstance(self.masking, Counts)
+            and not self.masking.complementary
+            and not self.masking.lean
+            and self.masking.weight == "nelbo"
         ):
             raise ValueError(
-                f"learn_proposal needs masking=Counts() with one copy and no lean, got {self.masking}"
+                "learn_proposal needs masking=Counts() with one copy, no lean and the weights of the bound, "
+                f"got {self.masking}"
             )
         if self.block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {self.block_size}")

@@ -67,7 +67,8 @@ def _orders(report: Report) -> str:
 def _trains_on_no_bound(run: Run) -> bool:
     masking = run.recipe["method"].get("masking") or {}
     if masking.get("kind") != "clipped":
-        return run.method == "simplex"
+        flat = masking.get("weight") == "flat" and run.recipe["method"]["block_size"] != 1
+        return flat or run.method == "simplex"
     # All rates are the bound itself, and so is full masking for blocks of one token.
     whole = (masking["low"], masking["high"]) == (0.0, 1.0)
     single = (masking["low"], run.recipe["method"]["block_size"]) == (1.0, 1)
