@@ -38,8 +38,10 @@ def setting(evidence: Evidence) -> Listing:
             f"test split, {_scored(evidence, part=True)} where they take many passes, "
             f"{_scored(evidence, split='valid')} of the validation split, {_scored(evidence, data='ptb')} of "
             "each zero-shot text.",
-            f"Texts: {Texts().count} of each kind, fewer where a method is slow; {Documents().count} "
-            f"documents of at most {Documents().contexts} contexts.",
+            f"Texts: {Texts().count} of one context, 64 of two and for each rule of decoding, fewer where a "
+            f"method is slow; {Documents().count} documents of at most {Documents().contexts} contexts.",
+            "Tokens are drawn from a nucleus of 0.9, by SEDD of 0.99, so texts are not of the very "
+            "distribution whose likelihood is measured.",
             _machine(evidence),
         ]
     )

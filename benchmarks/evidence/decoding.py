@@ -11,10 +11,10 @@ from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident
 
 MORE_PERPLEXITY, LESS_ENTROPY = 0.10, 0.10
 BREAKS = (
-    f"Quality breaks where texts lie more than {100 * MORE_PERPLEXITY:g} % above the reference (one token a "
-    "pass, in random order) in generative perplexity, or more than "
-    f"{LESS_ENTROPY:g} nats below it in entropy, in either case by at least two standard errors of the "
-    "difference beyond that limit: they are worse, or duller, and dull texts please a judge."
+    f"Quality breaks where texts lie more than {100 * MORE_PERPLEXITY:g} % above the most careful setting "
+    f"of their rule in generative perplexity, or more than {LESS_ENTROPY:g} nats below one token a pass in "
+    "random order in entropy, in either case by at least two standard errors of the difference beyond that "
+    "limit: they are worse, or duller, and dull texts please a judge."
 )
 
 
@@ -68,9 +68,13 @@ def judged_difference(written: Written, other: Written) -> Difference | None:
     return Difference.of_logs(written.verdict["nats"], other.verdict["nats"], error)
 
 
-def breaks(written: Written, reference: Written) -> bool | None:
-    """Whether texts are worse than the reference's; None where that, or its error, is not known."""
-    worse = judged_difference(written, reference)
+def breaks(written: Written, sets: Sequence[Written]) -> bool | None:
+    """Whether texts are worse than the first of their rule in `sets`, or duller than the first of all.
+
+    None where that, or its error, is not known.
+    """
+    careful = next((each for each in sets if rule_family(each) == rule_family(written)), written)
+    reference, worse = sets[0], judged_difference(written, careful)
     if written.verdict is None or reference.verdict is None or worse is None:
         return None
     errors = [each["entropy_error"] for each in (written.verdict, reference.verdict)]
@@ -84,7 +88,7 @@ def decoding_table(evidence: Evidence) -> Table:
     rows = []
     for name, sets in decoding_sets(evidence).items():
         for each in sets:
-            broken = {None: "not judged", True: "yes", False: "no"}[breaks(each, sets[0])]
+            broken = {None: "not judged", True: "yes", False: "no"}[breaks(each, sets)]
             rows.append([name, rule_text(each), *text_cells(each.cost, each.verdict), broken])
     return Table(
         "Texts of one context; none is drawn again. ± is one standard error over texts.",
@@ -98,7 +102,7 @@ def decoding_findings(evidence: Evidence) -> Iterator[str]:
     yield BREAKS
     for name, sets in decoding_sets(evidence).items():
         for family, own in curves(sets).items():
-            yield f"`{name}` by {family}: {_until(own, sets[0])}."
+            yield f"`{name}` by {family}: {_until(own, sets)}."
         for each in sets:
             if getattr(each.asked.unmasking, "lean", 0.0) and each.asked.unmasking.tokens_per_pass == 1:
                 worse = judged_difference(each, sets[0])
@@ -106,13 +110,13 @@ def decoding_findings(evidence: Evidence) -> Iterator[str]:
                 yield f"`{name}` by {rule_text(each)}, against random order: {said}."
 
 
-def _until(sets: Sequence[Written], reference: Written) -> str:
+def _until(sets: Sequence[Written], every: Sequence[Written]) -> str:
     """How far a rule keeps its quality, coming from the careful end."""
-    judged = [each for each in sets if breaks(each, reference) is not None]
+    judged = [each for each in sets if breaks(each, every) is not None]
     if len(judged) < len(sets):
         return f"not measured, {len(judged)} of {len(sets)} settings were judged"
     by_cost = sorted(judged, key=lambda each: -(each.evaluations or 0.0))
-    bad = next((place for place, each in enumerate(by_cost) if breaks(each, reference)), None)
+    bad = next((place for place, each in enumerate(by_cost) if breaks(each, every)), None)
     if bad is None:
         return f"quality does not break, down to {_at(by_cost[-1])}"
     kept = f"the last before is {_at(by_cost[bad - 1])}" if bad else "even the most careful setting"

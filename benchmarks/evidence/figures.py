@@ -42,12 +42,12 @@ class Nats:
         return bool(self.values)
 
     def __str__(self) -> str:
-        """As a perplexity: of one seed, or the mean over several and their standard deviation."""
+        """As a perplexity: of one seed, or the geometric mean over several and their standard deviation."""
         if not self.values:
             return NOT_MEASURED
-        each = [math.exp(value) for value in self.values]
-        spread = f" ± {statistics.stdev(each):.2f}" if len(each) > 1 else ""
-        return f"{'≤ ' if self.is_bound else ''}{statistics.mean(each):.2f}{spread}"
+        mean = math.exp(self.mean)
+        spread = f" ± {mean * statistics.stdev(self.values):.2f}" if len(self.values) > 1 else ""
+        return f"{'≤ ' if self.is_bound else ''}{mean:.2f}{spread}"
 
     @property
     def mean(self) -> float:
@@ -221,17 +221,23 @@ class Evidence:
     @cached_property
     def spreads(self) -> dict[str, Spread]:
         """Of the test split, by family, over all its models that have several seeds."""
-        found = [self.best(name) for name in dict.fromkeys(run.name for run in self.runs)]
-        several: dict[str, list[tuple[float, ...]]] = {}
-        for nats in found:
+        several: dict[str, dict[str, list[tuple[float, ...]]]] = {}
+        for name in dict.fromkeys(run.name for run in self.runs):
+            nats = self.best(name)
             if len(nats.values) > 1:
-                several.setdefault(nats.family, []).append(nats.values)
-        return {family: _pooled(values) for family, values in several.items()}
+                alike = several.setdefault(nats.family, {})
+                alike.setdefault(_beginning(self.named(name)[0]), []).append(nats.values)
+        return {family: _pooled(list(groups.values())) for family, groups in several.items()}
 
     def difference(self, nats: Nats, other: Nats, *, with_noise: bool = True) -> Difference | None:
-        """By how much one perplexity lies above another, with the noise of seeds and of draws."""
+        """By how much one perplexity lies above another, with the noise of seeds and of draws.
+
+        Over the seeds that both have, where there are any: a seed is also a data order.
+        """
         if not nats or not other:
             return None
+        if set(nats.seeds) & set(other.seeds):
+            nats, other = nats.among(other), other.among(nats)
         both, draws = (nats, other), (nats.draws, other.draws)
         spreads = [self.spreads.get(each.family) for each in both]
         known = [each for each in spreads if each is not None and each.errors is not None]
@@ -291,10 +297,18 @@ def family(run: Run) -> str:
     return WHOLE if whole else OTHERS
 
 
-def _pooled(values: Sequence[tuple[float, ...]]) -> Spread:
-    freedom = sum(len(each) - 1 for each in values)
-    squares = sum(statistics.variance(each) * (len(each) - 1) for each in values)
-    return Spread(math.sqrt(squares / freedom), freedom)
+def _beginning(run: Run) -> str:
+    """What runs have in common that begin alike, however long: their seeds are not new ones."""
+    recipe = run.lineage[0].recipe
+    return f"{recipe.method} {recipe.network}"
+
+
+def _pooled(groups: Sequence[Sequence[tuple[float, ...]]]) -> Spread:
+    """Over groups of models that begin alike; a group counts as one model with the most seeds of any."""
+    freedoms = [max(len(values) for values in group) - 1 for group in groups]
+    variances = [statistics.mean(statistics.variance(values) for values in group) for group in groups]
+    squares = sum(variance * freedom for variance, freedom in zip(variances, freedoms, strict=True))
+    return Spread(math.sqrt(squares / sum(freedoms)), sum(freedoms))
 
 
 def _error_of_seeds(nats: Nats, spread: Spread) -> float:

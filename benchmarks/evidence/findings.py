@@ -267,9 +267,10 @@ def _chosen(evidence: Evidence, size: int, names: Sequence[str]) -> Iterator[str
         yield f"Diverged, and left out of the choice: {_quoted(lost)}."
     names = [name for name in names if name not in lost]
     valid = {name: nats for name in names if (nats := evidence.best(name, split="valid"))}
-    if not valid or len(valid) < len(names):
-        yield said(NOT_MEASURED, f"the best on validation text, {len(valid)} of {len(names)} are known.")
+    if not valid:
+        yield said(NOT_MEASURED, "the best on validation text.")
         return
+    so_far = "" if len(valid) == len(names) else f" so far, {len(valid)} of {len(names)} are known"
     best = min(valid, key=lambda name: valid[name].mean)
     gaps = {name: evidence.difference(nats, valid[best]) for name, nats in valid.items() if name != best}
     near = f"within noise of it: {_quoted(name for name, gap in gaps.items() if gap and gap.is_noise)}"
@@ -279,8 +280,8 @@ def _chosen(evidence: Evidence, size: int, names: Sequence[str]) -> Iterator[str
     above = evidence.above_ar(test)
     kind = "bound" if test.is_bound else "exact"
     yield (
-        f"Best on validation text: `{best}`; {near}. On the test split it lies {shown(above)} over `ar` "
-        f"({kind})."
+        f"Best on validation text{so_far}: `{best}`; {near}. On the test split it lies {shown(above)} over "
+        f"`ar` ({kind})."
     )
     paper_recipe = evidence.best(f"bd3lm-{size}")
     yield compared(best, f"bd3lm-{size}", evidence.difference(test, paper_recipe), ", equal tokens")

@@ -92,7 +92,8 @@ def block_size_plot(evidence: Evidence) -> Plot | None:
         "block-sizes",
         svg(),
         f"Perplexity above AR by block size. {'; '.join(words)}.",
-        "Perplexity above that of AR, which is exact in all lines. Bars are one standard error.",
+        "Perplexity above that of AR, which is exact in all lines. Bars are one standard error, where it is "
+        "known.",
     )
 
 
@@ -152,8 +153,8 @@ def past_plot(evidence: Evidence, size: int) -> Plot | None:
         f"past-{size}",
         svg(),
         f"Perplexity above AR by variant: {'; '.join(words)}.",
-        f"Blocks of {size}, perplexity above the exact one of AR. Bars are one standard error. "
-        f"Equal time is that of `counts-{size}`.",
+        f"Blocks of {size}, perplexity above the exact one of AR. Bars are one standard error, where it is "
+        f"known. Equal time is that of `counts-{size}`.",
     )
 
 
@@ -187,7 +188,7 @@ def order_plot(evidence: Evidence, size: int) -> Plot | None:
         svg(),
         f"Perplexity above AR by the lean of the order. {'; '.join(words)}.",
         f"Blocks of {size}, perplexity ({'exact' if size == 4 else 'bound'}) above the exact one of AR, the "
-        "dashed line. Bars are one standard error.",
+        "dashed line. Bars are one standard error, where it is known.",
     )
 
 
@@ -210,14 +211,14 @@ def decoding_plot(evidence: Evidence, name: str) -> Plot | None:
         for axes, (what, title) in zip(panels, titles.items(), strict=True):
             for index, family in enumerate(families):
                 own = [each for each in judged if rule_family(each) == family]
-                _decoding_curve(axes, own, what, sets[0], look(index))
+                _decoding_curve(axes, own, what, sets, look(index))
             logarithmic_if_wide(axes, "y", [each.verdict[what] for each in judged if each.verdict])
             _real_line(axes, evidence, what)
             axes.set_ylabel(title)
             axes.grid(visible=True, axis="x")
         panels[-1].set_xlabel("evaluations of the network a token")
         legend(figure, families, families, marks=True)
-    broken = sum(bool(breaks(each, sets[0])) for each in judged)
+    broken = sum(bool(breaks(each, sets)) for each in judged)
     by_cost = sorted(judged, key=lambda each: each.evaluations or 0.0)
     return Plot(
         f"decoding-{name}",
@@ -229,7 +230,9 @@ def decoding_plot(evidence: Evidence, name: str) -> Plot | None:
     )
 
 
-def _decoding_curve(axes: Axes, sets: Sequence[Written], what: str, reference: Written, look: Any) -> None:
+def _decoding_curve(
+    axes: Axes, sets: Sequence[Written], what: str, every: Sequence[Written], look: Any
+) -> None:
     colour, dashes, marker = look
     ordered = sorted(sets, key=lambda each: each.evaluations or 0.0)
     found = [(each.evaluations, each.verdict) for each in ordered if each.verdict]
@@ -237,7 +240,7 @@ def _decoding_curve(axes: Axes, sets: Sequence[Written], what: str, reference: W
         [x for x, _ in found], [each[what] for _, each in found], color=colour, linestyle=dashes, lw=1.2
     )
     for (x, each), written in zip(found, ordered, strict=True):
-        face = "white" if breaks(written, reference) else colour
+        face = "white" if breaks(written, every) else colour
         style = {"color": colour, "marker": marker, "markerfacecolor": face, "capsize": 2.0}
         axes.errorbar(x, each[what], each[f"{what}_error"], **style)
 

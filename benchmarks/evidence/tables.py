@@ -108,7 +108,8 @@ def by_setting(evidence: Evidence, name: str) -> dict[str, Nats | str]:
     for setting in ALTERNATIVES:
         run = name if is_used(name, setting) else f"{name}-{setting}"
         known = evidence.best(run, split="valid")
-        nats = Nats(known.values[:1], known.is_bound)
+        first = [value for seed, value in zip(known.seeds, known.values, strict=True) if seed == 0]
+        nats = Nats(tuple(first), known.is_bound)
         found[setting] = DIVERGED if evidence.diverged(run) else nats
     return found
 
