@@ -172,7 +172,9 @@ def test_other_settings_are_compared_once_all_are_known(results: Results):
     for name in ("mdlm", "mdlm-rate-0.001", "mdlm-rate-0.004", "mdlm-gpt2"):
         add(results, f"{name}/0", bound, counts=80.0 - len(name))
     add(results, "counts-4-rate-0.004/0", valid, exact=70.0)
-    assert list(findings.alternatives_findings(Evidence(results, ALL))) == ["Not measured yet."]
+    assert list(findings.alternatives_findings(Evidence(results, ALL))) == [
+        "The best setting of each method is not measured yet."
+    ]
     results.add("failed", RUNS["ar-rate-0.004/0"], error="the loss is not finite")
     evidence = Evidence(results, ALL)
     assert row(tables.alternatives_table(evidence), "rate-0.004")[1:] == ["diverged", "70.00", "≤ 65.00"]

@@ -108,7 +108,7 @@ def alternatives_findings(evidence: Evidence) -> Iterator[str]:
         found = by_setting(evidence, name)
         known = {setting: nats.mean for setting, nats in found.items() if isinstance(nats, Nats) and nats}
         if not known or NOT_MEASURED in map(str, found.values()):
-            yield "Not measured yet."
+            yield "The best setting of each method is not measured yet."
             return
         least = min(known.values())
         settings = [setting for setting, nats in known.items() if nats == least]

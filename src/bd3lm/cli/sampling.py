@@ -121,7 +121,8 @@ class SampleCommand:
             raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
         is_uniform = chosen == ["--steps"] and self.lean == 0.0  # the order that ancestral steps have
         if self.lean is not None and chosen and chosen != ["--tokens-per-pass"] and not is_uniform:
-            raise ValueError(f"--lean is for an order that is drawn, and {chosen[0]} has its own")
+            allowed = ", which --lean 0 allows" if chosen == ["--steps"] else ""
+            raise ValueError(f"--lean is for an order that is drawn, and {chosen[0]} has its own{allowed}")
 
     def _unmasking(self, method: Any) -> Any:
         """What the flags say of the order of reveal; to methods with steps of their own --steps is those."""
