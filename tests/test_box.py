@@ -189,3 +189,12 @@ def test_the_box_is_the_network_and_method_of_its_preset() -> None:
     assert config.network == network_config(
         recipe.network.size, vocab_size=6144, context=recipe.data.context, **shape
     )
+
+
+def test_a_prompt_without_a_model_is_told_where_the_model_goes(box: Path, capsys) -> None:
+    assert main(["sample", "The city of"]) == 1
+    said = capsys.readouterr().err
+    assert (
+        "got 'The city of'; to continue a text, name the model first: bd3lm sample box \"The city"
+        in " ".join(said.split())
+    )

@@ -73,6 +73,12 @@ class SampleCommand:
         if self.count < 1:
             raise ValueError(f"--count must be at least 1, got {self.count}")
         self._check_ways()
+        named = self.model or ""
+        if any(each.isspace() for each in named) and not Path(named).exists():
+            raise ValueError(
+                f"MODEL must be a run, model folder or hub id, got {named!r}; to continue a text, name "
+                f'the model first: bd3lm sample box "{named}"'
+            )
         if self.out is not None:
             check_out(self.out)
         dtype = sampling_dtype(self.dtype, self.device)
