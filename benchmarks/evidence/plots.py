@@ -72,17 +72,17 @@ def block_size_plot(evidence: Evidence) -> Plot | None:
         return None
     with figure_in_style("block-sizes", height=2.8 + legend_height(list(lines))) as (figure, svg):
         axes = figure.add_subplot()
-        for index, values in enumerate(lines.values()):
-            colour, dashes, marker = look(index)
-            # No line leads over what is not measured.
-            y, errors = _percent([values.get(name, Difference(math.nan)) for name in places])
-            axes.errorbar(
-                range(len(places)), y, errors, color=colour, linestyle=dashes, marker=marker, capsize=2.5
-            )
+        # No line leads over what is not measured.
+        unknown = dict.fromkeys(places, Difference(math.nan))
+        _lines_above_ar(
+            axes,
+            {
+                label: dict(enumerate({**unknown, **values}[name] for name in places))
+                for label, values in lines.items()
+            },
+        )
         axes.set_xticks(range(len(places)), list(places.values()))
         axes.set_xlabel("tokens in a block")
-        axes.set_ylabel("perplexity, % above AR")
-        _from_zero_to_hundreds(axes, [each for values in lines.values() for each in values.values()])
         legend(figure, list(lines), list(lines), marks=True)
     words = [
         f"{label}: {', '.join(f'{places[name]} {value}' for name, value in values.items() if name != 'ar')}"
@@ -97,10 +97,17 @@ def block_size_plot(evidence: Evidence) -> Plot | None:
     )
 
 
-def _from_zero_to_hundreds(axes: Axes, values: Sequence[Difference]) -> None:
-    """A scale that shows tens of percents beside hundreds: linear around zero, logarithmic beyond."""
+def _lines_above_ar(axes: Axes, lines: Mapping[str, Mapping[float, Difference]]) -> None:
+    """By place on the x axis. The scale shows tens of percents beside hundreds: linear around zero,
+    logarithmic beyond."""
+    shares: list[float] = []
+    for index, values in enumerate(lines.values()):
+        colour, dashes, marker = look(index)
+        y, errors = _percent(list(values.values()))
+        axes.errorbar(list(values), y, errors, color=colour, linestyle=dashes, marker=marker, capsize=2.5)
+        shares += [each for each in y if not math.isnan(each)]
+    axes.set_ylabel("perplexity, % above AR")
     axes.grid(visible=True, axis="y")
-    shares = [100 * each.value for each in values]
     if max(shares) > 200:
         axes.set_yscale("symlog", linthresh=20)
         axes.set_ylim(min(0.0, *shares) - 2, 1.4 * max(shares))
@@ -171,13 +178,8 @@ def order_plot(evidence: Evidence, size: int) -> Plot | None:
     with figure_in_style(f"orders-{size}", height=2.8 + legend_height(list(lines))) as (figure, svg):
         axes = figure.add_subplot()
         axes.axhline(0.0, color=_GREY, linewidth=1.0, linestyle=(0, (2, 2)))
-        for index, values in enumerate(lines.values()):
-            colour, dashes, marker = look(index)
-            y, errors = _percent(list(values.values()))
-            axes.errorbar(list(values), y, errors, color=colour, linestyle=dashes, marker=marker, capsize=2.5)
+        _lines_above_ar(axes, lines)
         axes.set_xlabel("lean of the order, from uniformly random to nearly left to right")
-        axes.set_ylabel("perplexity, % above AR")
-        _from_zero_to_hundreds(axes, [each for values in lines.values() for each in values.values()])
         legend(figure, list(lines), list(lines), marks=True)
     words = [
         f"{name}: {', '.join(f'{above} at {lean:g}' for lean, above in values.items())}"
