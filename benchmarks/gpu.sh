@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# The figures of docs/performance.md, on one GPU: benchmarks/gpu.sh OUT COMMIT {train|sample|growth} [DATA]
+# The figures of docs/performance.md, on one GPU with nothing beside it:
 #
-# Appends JSON lines to OUT/PART.jsonl, the first of each run saying what was measured.
-# DATA, a folder of `bd3lm data prepare`, adds the comparison of the fast step with the plain one on real text.
+#   benchmarks/gpu.sh OUT COMMIT {train|claims|sample|lengths|growth|parity} [DATA]
+#
+# Appends JSON lines to OUT/PART.jsonl, the first of each run saying what was measured. parity compares the losses of
+# the fast step with those of the plain one on real text, DATA, a folder of `bd3lm data prepare`.
 set -u
 out=$1 commit=$2 part=$3 data=${4:-}
 run() { echo "== $*" >&2; python -m bd3lm bench "$@" --out "$out/$part.jsonl"; }
@@ -10,13 +12,13 @@ printf '{"commit": "%s", "part": "%s", "when": "%s"}\n' "$commit" "$part" "$(dat
 
 case $part in
 train)
-    run train --block-size 4 --variants compiled two-pass dense
+    run train --block-size 4
     run train --method mdlm
     run train --method ar --dropout 0 --variants no-ema
+    ;;
+claims)
+    run train --block-size 4 --variants compiled two-pass dense
     run attention --block-size 4 --variants auto dense
-    if [ -n "$data" ]; then
-        python benchmarks/training_parity.py "$data" --steps 200 --out "$out/$part.jsonl"
-    fi
     ;;
 sample)
     for batch in 1 256; do
@@ -25,8 +27,10 @@ sample)
         run sample --method ar --batch $batch --repeats 5
     done
     run sample --block-size 4 --repeats 1 --variants plain
+    ;;
+lengths)
     for block in 4 16; do
-        for length in 2048 4096 8192 16384; do
+        for length in 2048 16384; do
             run sample --block-size $block --length $length --repeats 2
         done
     done
@@ -40,5 +44,6 @@ growth)
         run sample --block-size 16 --batch $batch
     done
     ;;
-*) echo "the part must be train, sample or growth, got $part" >&2; exit 1 ;;
+parity) python benchmarks/training_parity.py "${data:?the folder of the data}" --steps 200 --batch 16 --out "$out/$part.jsonl" ;;
+*) echo "the part must be train, claims, sample, lengths, growth or parity, got $part" >&2; exit 1 ;;
 esac

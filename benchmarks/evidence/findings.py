@@ -243,6 +243,8 @@ PAIRS = (
     ("from-ar-clipped", "from-ar"),
     ("from-ar-flat", "from-ar-copies"),
     ("from-ar-lean", "from-ar"),
+    ("from-ar-heavy", "from-ar-copies"),
+    ("from-ar-late-heavy", "from-ar-heavy"),
     ("time-copies", "counts"),
     ("time-both", "counts"),
     ("time-from-ar", "counts"),

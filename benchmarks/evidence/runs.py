@@ -148,6 +148,7 @@ MDLM = {"method": {"kind": "block_diffusion", "masking": {"kind": "times"}}}
 TIMED = {"network": {"adaln": True, "time_conditioning": True}}
 COUNTS = {"kind": "counts"}
 NEXT = {"causal_clean": True, "next_token": 1.0}
+HEAVY = {**NEXT, "next_token": 4.0}
 PREVIOUS = {"previous_token": True}
 
 
@@ -336,6 +337,8 @@ _SEEDS: Mapping[str, Mapping[int, int]] = {
     "from-ar-clipped": {4: 1, 16: 0},
     "from-ar-flat": {4: 1, 16: 0},
     "from-ar-lean": {4: 1, 16: 0},
+    "from-ar-heavy": {4: 1, 16: 0},
+    "from-ar-late-heavy": {4: 1, 16: 0},
     "time-copies": {4: 1, 16: 0},
     "time-both": {4: 1, 16: 0},
     "time-from-ar": {4: 1, 16: 0},
@@ -346,10 +349,12 @@ _ENDS = (1.0, 4.0)
 _ORDERS: Mapping[str, Sequence[float]] = {
     "both": _ENDS,
     "from-ar-late": _ENDS,
-    "from-ar-copies": LEANS,
+    "from-ar-copies": _ENDS,
     "from-ar-clipped": _ENDS,
     "from-ar-flat": _ENDS,
     "from-ar-lean": LEANS,
+    "from-ar-heavy": _ENDS,
+    "from-ar-late-heavy": _ENDS,
     DECODED: LEANS,
 }
 
@@ -369,6 +374,7 @@ def _past(size: int) -> Iterator[Run]:
         "both-copies": block(size, copies, **NEXT, **PREVIOUS),
         "both-flat": block(size, {**copies, "weight": "flat"}, **NEXT, **PREVIOUS),
         "both-clipped": block(size, papers_best, **NEXT, **PREVIOUS),
+        "both-heavy": block(size, copies, **HEAVY, **PREVIOUS),
         "both-lean": block(size, {"kind": "counts", "lean": 1.0}, **NEXT, **PREVIOUS),
         "proposal": block(size, {"kind": "counts", "learn_proposal": True}),
     }
@@ -381,6 +387,8 @@ def _past(size: int) -> Iterator[Run]:
         "from-ar-clipped": (_half, "both-clipped"),
         "from-ar-flat": (_half, "both-flat"),
         "from-ar-lean": (_half, "both-lean"),
+        "from-ar-heavy": (_half, "both-heavy"),
+        "from-ar-late-heavy": (_most, "both-heavy"),
     }
     by_name: dict[tuple[str, int], Run] = {}
     for name, seeds in _SEEDS.items():
