@@ -105,7 +105,7 @@ def test_nothing_measured_is_said_to_be_so(results: Results):
     for name in parts.keys() - told:
         (line,) = parts[name]
         assert re.fullmatch(r"Not measured yet: [\w -]+, \d+ runs\.", line.text)
-    assert parts["ranges"] == [Prose("Not measured yet: mask ranges, 12 runs.")]
+    assert parts["ranges"] == [Prose("Not measured yet: mask ranges, 20 runs.")]
     # What one of them has shows what the others have not.
     add(results, "counts-16/0", Perplexity(estimator="counts", replicates=4), counts=50.0)
     again = document.build(Evidence(results, ALL))

@@ -53,8 +53,8 @@ def test_the_noise_of_a_difference_is_that_of_seeds(results: Results):
     ):
         found = evidence.above_ar(evidence.exact(name))
         # A seed is compared with the same of AR.
-        ratio = math.exp(evidence.exact(name).mean - (1.01 if name == "counts-4" else 1.0))
-        assert found == Difference(pytest.approx(ratio - 1), pytest.approx(ratio * error), 3.18)
+        log = evidence.exact(name).mean - (1.01 if name == "counts-4" else 1.0)
+        assert found == Difference(pytest.approx(log), pytest.approx(error), 3.18)
     for few in (["ar/0", "linear-4/0"], ["ar/0", "ar/1", "counts-4/0", "counts-4/1", "linear-4/0"]):
         alone = Evidence(results, [RUNS[key] for key in few])
         assert alone.above_ar(alone.exact("linear-4")).error is None
@@ -103,8 +103,20 @@ def test_verdicts(ours: Difference | None, theirs: list[float], word: str):
     assert verdict(ours, theirs) == word
 
 
+def test_noise_is_judged_by_ratios():
+    """Half and double are as far from the same, and a large error of a large ratio is no noise."""
+    for log in (math.log(2.0), -math.log(2.0)):
+        assert [Difference(log, error).is_noise for error in (0.3, 0.4)] == [False, True]
+    sixfold = Difference.of(7.0, 1.0)
+    large = Difference(sixfold.log, 0.3, 3.18)
+    assert str(large) == "+600.0 % ± 210.0"
+    assert not large.is_noise
+    assert large.above(0.05).log == pytest.approx(math.log(7.0 / 1.05))
+    assert [large.is_beyond(limit) for limit in (1.6, 1.8)] == [True, False]
+
+
 def test_figures_as_people_read_them():
-    assert str(Difference(-0.0731, 0.004)) == "−7.3 % ± 0.4"
+    assert str(Difference(math.log(1 - 0.0731), 0.004)) == "−7.3 % ± 0.4"
     assert str(Nats((math.log(40.0),), is_bound=True)) == "≤ 40.00"
     assert str(Nats()) == NOT_MEASURED
 
@@ -204,7 +216,10 @@ def test_variants_differ_in_one_thing_from_what_they_are_compared_with():
 
 def test_masks_are_not_ranked_without_a_measure_of_noise(results: Results):
     counts = Perplexity(estimator="counts", replicates=4)
-    for place, run in enumerate(each for each in ALL if each.name.startswith("range-16-")):
+    for place, name in enumerate(
+        each.name for each in ALL if each.name.startswith("range-16-") and not each.seed
+    ):
+        run = RUNS[f"{name}/0"]
         add(results, run.key, counts, counts=50.0 + place)
         rules = next(each.rules for each in run.measures if isinstance(each, Variance))
         add_result(results, run, Variance(rules=rules), {"rules": {rules[0]: {"variance": 1.0 + place}}})
@@ -283,6 +298,35 @@ def test_a_lean_is_compared_on_the_same_weights(results: Results):
     add(results, "from-ar-4/0", replace(EXACT, lean=4.0), exact=43.0)
     (said, _) = findings.order_findings(Evidence(results, ALL), 4)
     assert said == "`from-ar-4` at lean 4 against lean 0, the same weights: −14.0 %."
+
+
+def test_what_starts_from_one_checkpoint_is_compared_pair_by_pair(results: Results):
+    """One checkpoint is far worse than the other, and all that starts from it with it."""
+    counts = Perplexity(estimator="counts", replicates=4)
+    names = ["range-16-0-0.5", "range-16-0.3-0.8", "range-16-0.5-1", "range-16-0-1"]
+    logs = {name: 5.0 + 0.1 * place for place, name in enumerate(names)}
+    noise = {("range-16-0-1", 1): 0.012}
+    for seed, lag in enumerate((0.0, 0.5)):
+        for name, log in logs.items():
+            nats = log + lag + noise.get((name, seed), 0.0)
+            add(results, f"{name}/{seed}", counts, counts=math.exp(nats))
+    add(results, "bd3lm-8/0", counts, counts=math.exp(5.02))
+    evidence = Evidence(results, ALL)
+    # One of eight values is off by 0.012: the means take up all but (1 - 1/4)(1 - 1/2) of its square.
+    spread = Spread(pytest.approx(math.sqrt(0.012**2 * 0.75 * 0.5 / 3)), 3)
+    assert evidence.paired_spreads == {"base": spread}
+    bounds = {name: evidence.bound(name) for name in (*names, "bd3lm-8")}
+    found = evidence.difference(bounds["range-16-0.3-0.8"], bounds["range-16-0-0.5"])
+    assert found == Difference(pytest.approx(0.1), pytest.approx(evidence.paired_spreads["base"].value), 3.18)
+    own = evidence.difference(bounds["range-16-0-1"], bounds["range-16-0-0.5"])
+    assert own.log_error == pytest.approx(0.012 / math.sqrt(2) / math.sqrt(2))
+    # Of one seed, the pair of that seed.
+    single = evidence.difference(bounds["bd3lm-8"], bounds["range-16-0-0.5"])
+    assert single.log == pytest.approx(0.02)
+    assert single.log_error == pytest.approx(math.sqrt(2) * evidence.paired_spreads["base"].value)
+    # Not what has no such checkpoint, whose noise is that of seeds.
+    add(results, "mdlm/0", counts, counts=math.exp(5.0))
+    assert evidence.difference(evidence.bound("mdlm"), bounds["bd3lm-8"]).log_error is None
 
 
 def test_diffusion_of_whole_contexts_has_a_spread_of_its_own(results: Results):

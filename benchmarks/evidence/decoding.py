@@ -65,7 +65,7 @@ def judged_difference(written: Written, other: Written) -> Difference | None:
         return None
     errors = [each["standard_error"] for each in (written.verdict, other.verdict)]
     error = None if None in errors else math.hypot(*errors)
-    return Difference.of_logs(written.verdict["nats"], other.verdict["nats"], error)
+    return Difference(written.verdict["nats"] - other.verdict["nats"], error)
 
 
 def breaks(written: Written, sets: Sequence[Written]) -> bool | None:
@@ -79,9 +79,10 @@ def breaks(written: Written, sets: Sequence[Written]) -> bool | None:
         return None
     errors = [each["entropy_error"] for each in (written.verdict, reference.verdict)]
     drop = reference.verdict["entropy"] - written.verdict["entropy"]
-    duller = Difference(drop, None if None in errors else math.hypot(*errors))
-    found = worse.is_beyond(MORE_PERPLEXITY), duller.is_beyond(LESS_ENTROPY)
-    return None if None in found else any(found)
+    is_worse = worse.is_beyond(MORE_PERPLEXITY)
+    if is_worse is None or None in errors:
+        return None
+    return is_worse or drop - LESS_ENTROPY >= worse.errors * math.hypot(*errors)
 
 
 def decoding_table(evidence: Evidence) -> Table:

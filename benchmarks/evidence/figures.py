@@ -37,6 +37,7 @@ class Nats:
     draws: float | None = 0.0
     seeds: tuple[int, ...] = ()
     family: str = ""
+    start: str = ""  # the name of what every seed of it starts from, the one of the same seed
 
     def __bool__(self) -> bool:
         return bool(self.values)
@@ -52,6 +53,9 @@ class Nats:
     @property
     def mean(self) -> float:
         return statistics.mean(self.values)
+
+    def of_seed(self, seed: int) -> float:
+        return self.values[self.seeds.index(seed)]
 
     def among(self, other: "Nats") -> "Nats":
         """Of the seeds alone that the other has too."""
@@ -77,30 +81,35 @@ class Spread:
         needed = "too few to judge by"
         if self.errors is not None:
             needed = f"so that a difference must be {self.errors:.2f} standard errors"
-        return f"{100 * self.value:.2f} % with {self.freedom} degrees of freedom, {needed}"
+        degrees = f"{self.freedom} degree{'s' * (self.freedom > 1)}"
+        return f"{100 * self.value:.2f} % with {degrees} of freedom, {needed}"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """By how much one figure lies above another, as a share; `error` is one standard error, if known.
+    """By how much one figure lies above another: the logarithm of their ratio, its standard error if known.
 
-    `errors` is how many of them it must exceed to be one.
+    Noise is judged on that scale, on which a halving is as much as a doubling. `errors` is how many standard
+    errors a difference must exceed to be one.
     """
 
-    value: float
-    error: float | None = None
+    log: float
+    log_error: float | None = None
     errors: float = 2.0
 
     @classmethod
     def of(cls, figure: float, other: float) -> "Difference":
         """Of figures that are taken as they are printed."""
-        return cls(figure / other - 1)
+        return cls(math.log(figure / other))
 
-    @classmethod
-    def of_logs(cls, log: float, other: float, error: float | None, errors: float = 2.0) -> "Difference":
-        """Of figures whose logarithms, and the error of the difference of these, are known."""
-        ratio = math.exp(log - other)
-        return cls(ratio - 1, None if error is None else ratio * error, errors)
+    @property
+    def value(self) -> float:
+        """As a share of the other figure."""
+        return math.expm1(self.log)
+
+    @property
+    def error(self) -> float | None:
+        return None if self.log_error is None else math.exp(self.log) * self.log_error
 
     def __str__(self) -> str:
         error = "" if self.error is None else f" ± {100 * self.error:.1f}"
@@ -109,11 +118,15 @@ class Difference:
     @property
     def is_noise(self) -> bool:
         """Whether it is too small for its error; never where that is not known."""
-        return self.error is not None and abs(self.value) < self.errors * self.error
+        return self.log_error is not None and abs(self.log) < self.errors * self.log_error
+
+    def above(self, limit: float) -> "Difference":
+        """The same from a limit on, which is a share too."""
+        return replace(self, log=self.log - math.log1p(limit))
 
     def is_beyond(self, limit: float) -> bool | None:
         """Whether it lies above a limit by enough standard errors; None where these are not known."""
-        return None if self.error is None else self.value - limit >= self.errors * self.error
+        return None if self.log_error is None else self.above(limit).log >= self.errors * self.log_error
 
 
 @dataclass(frozen=True)
@@ -199,7 +212,9 @@ class Evidence:
                     is_bound = each["name"] != "exact"
         known = [each for each in draws.values() if each is not None]
         of_draws = statistics.mean(known or [0.0]) if len(known) == len(draws) else None
-        return Nats(tuple(found.values()), is_bound, of_draws, tuple(found), family(self.named(name)[0]))
+        run = self.named(name)[0]
+        start = run.parent.name if run.parent else ""
+        return Nats(tuple(found.values()), is_bound, of_draws, tuple(found), family(run), start)
 
     def exact(self, name: str, data: str = TRAINED_ON, **where: Any) -> Nats:
         return self.nats(name, "exact", data, **where)
@@ -229,6 +244,22 @@ class Evidence:
                 alike.setdefault(_beginning(self.named(name)[0]), []).append(nats.values)
         return {family: _pooled(list(groups.values())) for family, groups in several.items()}
 
+    @cached_property
+    def paired_spreads(self) -> dict[str, Spread]:
+        """Of what starts from one checkpoint, by the name of that, beyond what the checkpoint gives to all.
+
+        A table of models and seeds has a mean for each of both; what is left over is the noise of a second
+        stage, and how much the worth of a variant depends on the checkpoint.
+        """
+        found = {}
+        for start in dict.fromkeys(run.parent.name for run in self.runs if run.parent):
+            names = dict.fromkeys(run.name for run in self.runs if run.parent and run.parent.name == start)
+            several = [nats for name in names if len((nats := self.best(name)).values) > 1]
+            seeds = set.intersection(*(set(nats.seeds) for nats in several)) if several else set()
+            if len(several) > 1 and len(seeds) > 1:
+                found[start] = _left_over([[nats.of_seed(seed) for seed in seeds] for nats in several])
+        return found
+
     def difference(self, nats: Nats, other: Nats, *, with_noise: bool = True) -> Difference | None:
         """By how much one perplexity lies above another, with the noise of seeds and of draws.
 
@@ -238,23 +269,40 @@ class Evidence:
             return None
         if set(nats.seeds) & set(other.seeds):
             nats, other = nats.among(other), other.among(nats)
-        both, draws = (nats, other), (nats.draws, other.draws)
-        spreads = [self.spreads.get(each.family) for each in both]
+        log, draws = nats.mean - other.mean, (nats.draws, other.draws)
+        of_seeds = self._of_seeds(nats, other)
+        if not with_noise or of_seeds is None or None in draws:
+            return Difference(log)
+        error, errors = of_seeds
+        return Difference(log, math.hypot(error, *filter(None, draws)), errors)
+
+    def _of_seeds(self, nats: Nats, other: Nats) -> tuple[float, float] | None:
+        """The standard error of a difference by seeds, and how many make one; None where it is not known.
+
+        What starts from the same checkpoints is compared pair by pair, once that noise is known.
+        """
+        paired = self.paired_spreads.get(nats.start) if nats.start == other.start else None
+        if paired is not None and paired.errors is not None and set(nats.seeds) == set(other.seeds):
+            gaps = [nats.of_seed(seed) - other.of_seed(seed) for seed in nats.seeds]
+            return math.sqrt(2) * _error_of_seeds(gaps, paired, scale=math.sqrt(2)), paired.errors
+        spreads = [self.spreads.get(each.family) for each in (nats, other)]
         known = [each for each in spreads if each is not None and each.errors is not None]
-        if not with_noise or len(known) < 2 or None in draws:
-            return Difference.of_logs(nats.mean, other.mean, None)
-        of_seeds = (_error_of_seeds(each, spread) for each, spread in zip(both, known, strict=True))
-        error = math.hypot(*of_seeds, *filter(None, draws))
-        return Difference.of_logs(nats.mean, other.mean, error, max(each.errors or 0.0 for each in known))
+        if len(known) < 2:
+            return None
+        each = (_error_of_seeds(one.values, spread) for one, spread in zip((nats, other), known, strict=True))
+        return math.hypot(*each), max(spread.errors or 0.0 for spread in known)
 
     def above_ar(self, nats: Nats, *, part: bool = False) -> Difference | None:
         """Above the likelihood of AR on the same text."""
         return self.difference(nats, self.exact("ar", part=part))
 
     def variances(self, name: str) -> dict[str, float]:
-        """Of the loss, by rule."""
-        lines = self.measured(name, "variance")
-        return {rule: found["variance"] for line in lines for rule, found in line["result"]["rules"].items()}
+        """Of the loss, by rule, the mean over seeds."""
+        found: dict[str, list[float]] = {}
+        for line in self.measured(name, "variance"):
+            for rule, each in line["result"]["rules"].items():
+                found.setdefault(rule, []).append(each["variance"])
+        return {rule: statistics.mean(values) for rule, values in found.items()}
 
     def texts(self) -> list[Written]:
         """Every set of texts that some run is to write, written or not."""
@@ -311,10 +359,26 @@ def _pooled(groups: Sequence[Sequence[tuple[float, ...]]]) -> Spread:
     return Spread(math.sqrt(squares / sum(freedoms)), sum(freedoms))
 
 
-def _error_of_seeds(nats: Nats, spread: Spread) -> float:
-    """Of a mean over seeds. Two seeds may agree by chance: the pooled spread is the least there is."""
-    own = statistics.stdev(nats.values) if len(nats.values) > 1 else 0.0
-    return max(own, spread.value) / math.sqrt(len(nats.values))
+def _left_over(table: Sequence[Sequence[float]]) -> Spread:
+    """Of models by seeds, what the means of both do not explain."""
+    all_ = statistics.mean(value for values in table for value in values)
+    of_seeds = [statistics.mean(column) - all_ for column in zip(*table, strict=True)]
+    squares = sum(
+        (value - statistics.mean(values) - shift) ** 2
+        for values in table
+        for value, shift in zip(values, of_seeds, strict=True)
+    )
+    freedom = (len(table) - 1) * (len(of_seeds) - 1)
+    return Spread(math.sqrt(squares / freedom), freedom)
+
+
+def _error_of_seeds(values: Sequence[float], spread: Spread, *, scale: float = 1.0) -> float:
+    """Of a mean over seeds. Two seeds may agree by chance: the pooled spread is the least there is.
+
+    Where values are differences, `scale` is how much larger their spread is than that of one.
+    """
+    own = statistics.stdev(values) / scale if len(values) > 1 else 0.0
+    return max(own, spread.value) / math.sqrt(len(values))
 
 
 def is_decoding(asked: Texts) -> bool:

@@ -289,7 +289,7 @@ def rule_name(low: float, high: float) -> str:
 
 
 def _ranges_and_schedules() -> Iterator[Run]:
-    """Fine-tuned from one checkpoint. The table of schedules shares two ranges with the other."""
+    """Fine-tuned from one checkpoint a seed. The table of schedules shares two ranges with the other."""
     for size in (4, 16, None):
         rules: dict[str, tuple[str, Mapping[str, Any], str]] = {
             range_name(size, low, high): ("ranges", clipped(low, high), rule_name(low, high))
@@ -302,13 +302,15 @@ def _ranges_and_schedules() -> Iterator[Run]:
                 schedule = {"kind": "times", "schedule": name}
                 rules[f"schedule-{size}-{name}"] = ("schedules", schedule, name.replace("_", " "))
         for name, (table, masking, rule) in rules.items():
-            yield Run(
-                name=name,
-                table=table,
-                changes=merge(block(size, masking), _later(TUNING_STEPS)),
-                parent=_base(0),
-                measures=(perplexities(size)[0], Variance(rules=(rule,))),
-            )
+            for seed in (0,) if size is None else (0, 1):
+                yield Run(
+                    name=name,
+                    table=table,
+                    changes=merge(block(size, masking), _later(TUNING_STEPS)),
+                    seed=seed,
+                    parent=_base(seed),
+                    measures=(perplexities(size)[0], Variance(rules=(rule,))),
+                )
 
 
 def _simplex() -> Iterator[Run]:
@@ -339,6 +341,8 @@ _SEEDS: Mapping[str, Mapping[int, int]] = {
     "from-ar-lean": {4: 1, 16: 0},
     "from-ar-heavy": {4: 1, 16: 0},
     "from-ar-late-heavy": {4: 1, 16: 0},
+    "from-ar-heavy-flat": {4: 2, 16: 0},
+    "from-ar-early": {4: 1, 16: 0},
     "time-copies": {4: 1, 16: 0},
     "time-both": {4: 1, 16: 0},
     "time-from-ar": {4: 1, 16: 0},
@@ -355,6 +359,8 @@ _ORDERS: Mapping[str, Sequence[float]] = {
     "from-ar-lean": LEANS,
     "from-ar-heavy": _ENDS,
     "from-ar-late-heavy": _ENDS,
+    "from-ar-heavy-flat": _ENDS,
+    "from-ar-early": _ENDS,
     DECODED: LEANS,
 }
 
@@ -375,6 +381,7 @@ def _past(size: int) -> Iterator[Run]:
         "both-flat": block(size, {**copies, "weight": "flat"}, **NEXT, **PREVIOUS),
         "both-clipped": block(size, papers_best, **NEXT, **PREVIOUS),
         "both-heavy": block(size, copies, **HEAVY, **PREVIOUS),
+        "both-heavy-flat": block(size, {**copies, "weight": "flat"}, **HEAVY, **PREVIOUS),
         "both-lean": block(size, {"kind": "counts", "lean": 1.0}, **NEXT, **PREVIOUS),
         "proposal": block(size, {"kind": "counts", "learn_proposal": True}),
     }
@@ -389,6 +396,8 @@ def _past(size: int) -> Iterator[Run]:
         "from-ar-lean": (_half, "both-lean"),
         "from-ar-heavy": (_half, "both-heavy"),
         "from-ar-late-heavy": (_most, "both-heavy"),
+        "from-ar-heavy-flat": (_half, "both-heavy-flat"),
+        "from-ar-early": (_quarter, "both-heavy-flat"),
     }
     by_name: dict[tuple[str, int], Run] = {}
     for name, seeds in _SEEDS.items():
@@ -426,6 +435,11 @@ def _past(size: int) -> Iterator[Run]:
 
 def _half(seed: int) -> Run:
     return Run(name="ar-half", table="past", changes=merge(AR, steps(STEPS // 2), FIRST_STAGE), seed=seed)
+
+
+def _quarter(seed: int) -> Run:
+    changes = merge(AR, steps(STEPS // 4), FIRST_STAGE)
+    return Run(name="ar-quarter", table="past", changes=changes, seed=seed)
 
 
 def _half_mdlm(seed: int) -> Run:
