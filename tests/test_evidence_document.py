@@ -92,9 +92,9 @@ def test_what_diverged_or_was_trained_otherwise_is_told(results: Results):
 def test_what_is_not_the_same_in_all_runs_is_told(results: Results):
     network, weights, training, _, stages, *_ = setting(Evidence(results, ALL, real=REAL)).items
     assert re.search(r"With adaptive norms, .* and told the time: `sedd`, `d3pm`, `ssd-lm`\.", network)
-    assert weights.startswith("First weights: `identity`, `gpt2` for what begins as `ar`, `ar-half`,")
+    assert weights.startswith("First weights: `identity`, `gpt2` for what begins as `ar`, `long-ar`,")
     assert "But 16.4 M (0.5 times as many) for `ssd-lm`, 34.4 M" in training
-    assert re.search(r"falls over 125 of 150 steps \(`bd3lm`\); 300 of 500 steps \(.*`from-ar`.*\)", stages)
+    assert re.search(r"falls over 125 of 150 steps \(`bd3lm`\);.* 300 of 500 steps \(.*`from-ar`.*\)", stages)
 
 
 def test_nothing_measured_is_said_to_be_so(results: Results):
@@ -154,11 +154,21 @@ def test_plots_that_are_no_longer_shown_go(results: Results, tmp_path: Path):
     old = tmp_path / document.IMAGES / "old.svg"
     old.parent.mkdir(parents=True)
     old.write_text("<svg/>")
-    document.main(["--results", str(tmp_path), "--document", str(file)])
+    readme = tmp_path / "README.md"
+    readme.write_text("# A\n\n<!-- quality -->\n<!-- end -->\n")
+    words = ["--results", str(tmp_path), "--document", str(file), "--readme", str(readme)]
+    document.main(words)
     assert not old.exists()
+    assert "| autoregressive | 0 | not measured |" in readme.read_text("utf-8")
     add(results, "ar/0", exact=40.0)
     with pytest.raises(SystemExit, match=r"results\.md must be made anew, stale: progress, main"):
-        document.main(["--results", str(tmp_path), "--document", str(file), "--check"])
+        document.main([*words, "--check"])
+    before = readme.read_text("utf-8")
+    document.main(words)
+    assert "| autoregressive | 1 | 40.00 |" in readme.read_text("utf-8")
+    readme.write_text(before)
+    with pytest.raises(SystemExit, match=r"README\.md must be made anew, stale: quality"):
+        document.main([*words, "--check"])
 
 
 def test_regions_are_each_there_once():

@@ -300,6 +300,24 @@ def test_a_lean_is_compared_on_the_same_weights(results: Results):
     assert said == "`from-ar-4` at lean 4 against lean 0, the same weights: −14.0 %."
 
 
+def test_longer_trainings_are_compared_with_their_own_ar(results: Results):
+    for seed in (0, 1):  # their noise is known, that of longer ones is not
+        for name in ("ar", "counts-4", "clipped-4"):
+            add(results, f"{name}/{seed}", exact=40.0 + 0.1 * seed)
+    add(results, "long-ar/0", exact=30.0)
+    add(results, "long-bd3lm-4/0", exact=33.0, nelbo=36.0)
+    add(results, "long-from-ar-copies-4/0", replace(EXACT, lean=4.0), exact=31.2, nelbo=31.5)
+    evidence = Evidence(results, ALL)
+    assert row(tables.long_table(evidence), "long-bd3lm-4")[1:5] == ["≤ 36.00", "+20.0 %", "33.00", "+10.0 %"]
+    assert row(tables.long_table(evidence), "long-ar")[1:5] == ["–", "–", "30.00", "–"]
+    said = list(findings.long_findings(evidence))
+    assert said[0].startswith("Noise not known: `long-bd3lm-4` above `long-ar`, here +20.0 %, in the paper")
+    assert said[-1] == (
+        "Noise not known: the aim, `long-from-ar-copies-4` at lean 4 less than 5 % over `long-ar`, +4.0 %."
+    )
+    assert not any("long" in name for name in tables.ordered_names(evidence, 4))
+
+
 def test_what_starts_from_one_checkpoint_is_compared_pair_by_pair(results: Results):
     """One checkpoint is far worse than the other, and all that starts from it with it."""
     counts = Perplexity(estimator="counts", replicates=4)

@@ -1,4 +1,5 @@
-"""docs/results.md and its plots, from the results: prose is written by hand, and no figure is.
+"""docs/results.md and its plots, and the README's table, from the results: prose is written by hand, and no
+figure is.
 
     python -m benchmarks.evidence.document                     # rewrites the regions and the plots
     python -m benchmarks.evidence.document --check             # fails where a region is stale
@@ -25,6 +26,7 @@ from bd3lm.reports.page import render_page
 
 _ROOT = Path(__file__).parents[2]
 DOCUMENT, IMAGES = _ROOT / "docs" / "results.md", "images/results"
+README = _ROOT / "README.md"
 _REGION = re.compile(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 _FIGURE = re.compile(r"\d+(?:\.\d+)? ?%|\d+\.\d+")  # what looks measured
 _FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -96,6 +98,9 @@ REGIONS: Mapping[str, Region] = {
         lambda run, _: run.name in tables.MAIN,
         _region(tables.main_table, plots.block_size_plot, findings.main_findings),
     ),
+    "long": _once_measured(
+        "longer trainings", _of_table("long"), _region(tables.long_table, None, findings.long_findings)
+    ),
     "part": _once_measured(
         "what takes many passes",
         lambda run, each: getattr(each, "part", False) and run.name != "ar",
@@ -143,9 +148,13 @@ REGIONS: Mapping[str, Region] = {
 }
 
 
-def build(evidence: Evidence) -> dict[str, list[Part]]:
+# Of the README, which has no plots, and figures of its own in the prose.
+SUMMARY: Mapping[str, Region] = {"quality": _region(tables.summary_table)}
+
+
+def build(evidence: Evidence, regions: Mapping[str, Region] = REGIONS) -> dict[str, list[Part]]:
     """The parts of every region."""
-    return {name: [part for part in region(evidence) if part] for name, region in REGIONS.items()}
+    return {name: [part for part in region(evidence) if part] for name, region in regions.items()}
 
 
 def rewrite(text: str, parts: Mapping[str, Sequence[Part]]) -> str:
@@ -244,17 +253,26 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence.document", description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder with the results")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="the Markdown file with the regions")
+    parser.add_argument("--readme", type=Path, default=README, help="the Markdown file with the summary")
     parser.add_argument("--page", type=Path, help="an HTML file to write too")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something is stale")
     options = parser.parse_args(words)
     if options.check and options.page:
         parser.error("--check writes nothing, so it goes without --page")
     try:
-        parts = build(Evidence.read(options.results))
+        evidence = Evidence.read(options.results)
+        parts = build(evidence)
+        before = options.readme.read_text("utf-8")
+        readme = rewrite(before, build(evidence, SUMMARY))
         if not options.check:
-            print("\n".join(f"wrote {file}" for file in write(options.document, parts, options.page)))
-        elif wrong := stale(options.document, parts):
+            options.readme.write_text(readme, "utf-8")
+            written = [*write(options.document, parts, options.page), options.readme]
+            print("\n".join(f"wrote {file}" for file in written))
+            return
+        if wrong := stale(options.document, parts):
             raise ValueError(f"{options.document.name} must be made anew, stale: {', '.join(wrong)}")
+        if readme != before:
+            raise ValueError(f"{options.readme.name} must be made anew, stale: {', '.join(SUMMARY)}")
     except ValueError as error:
         raise SystemExit(f"evidence: {error}") from None
 

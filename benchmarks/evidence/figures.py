@@ -292,9 +292,9 @@ class Evidence:
         each = (_error_of_seeds(one.values, spread) for one, spread in zip((nats, other), known, strict=True))
         return math.hypot(*each), max(spread.errors or 0.0 for spread in known)
 
-    def above_ar(self, nats: Nats, *, part: bool = False) -> Difference | None:
+    def above_ar(self, nats: Nats, *, part: bool = False, ar: str = "ar") -> Difference | None:
         """Above the likelihood of AR on the same text."""
-        return self.difference(nats, self.exact("ar", part=part))
+        return self.difference(nats, self.exact(ar, part=part))
 
     def variances(self, name: str) -> dict[str, float]:
         """Of the loss, by rule, the mean over seeds."""
@@ -333,11 +333,15 @@ class Evidence:
 
 
 WHOLE, OTHERS = "what begins as diffusion of whole contexts", "all others"
+_LONGER = "longer trainings"
 
 
 def family(run: Run) -> str:
     """Whose spread over seeds it shares: one seed of diffusion of whole contexts may lag another by hundreds
-    of steps, and with it what starts from it, while those of the others keep pace."""
+    of steps, and with it what starts from it, while those of the others keep pace. What is trained for longer
+    would have a spread of its own, if it had more than one seed."""
+    if run.table == "long":
+        return _LONGER
     method = run.lineage[0].recipe.method
     whole = method.kind in ("score_entropy", "d3pm") or (
         isinstance(method, BlockDiffusionRecipe) and method.block_size is None

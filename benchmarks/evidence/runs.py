@@ -27,6 +27,7 @@ from bd3lm.recipe import BlockDiffusionRecipe, CountsMasking, Recipe, merge, rec
 from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, Unmasking
 
 STEPS = 1000  # of 128 sequences of 256 tokens: 33 M tokens
+LONG_STEPS = 2000  # of the table of longer trainings
 TUNING_STEPS = 200  # of the tables of mask ranges and schedules
 # Tried for the methods that are COMPARED, on validation text.
 RATES = (1e-3, 2e-3, 4e-3)
@@ -259,6 +260,29 @@ def _main() -> Iterator[Run]:
         yield Run(name=name, table="main", changes=merge(TIMED, method), measures=measures)
 
 
+LONG = "long-"
+
+
+def _longer() -> Iterator[Run]:
+    """Twice as many steps, which diffusion of whole contexts needs more than others do."""
+    fall = {"optimizer": {"decay_steps": 600}}
+
+    def of(name: str, changes: Mapping[str, Any], size: int | None, parent: Run | None = None) -> Run:
+        measures = (*perplexities(size), *(leaning(4, _ENDS) if "next_token" in changes["method"] else ()))
+        return Run(name=LONG + name, table="long", changes=changes, parent=parent, measures=measures)
+
+    base = of("base", merge(MDLM, steps(LONG_STEPS * 85 // 100), FIRST_STAGE), None)
+    half = of("ar-half", merge(AR, steps(LONG_STEPS // 2), FIRST_STAGE), 1)
+    yield of("ar", merge(AR, steps(LONG_STEPS), fall), 1)
+    yield of("mdlm", merge(MDLM, steps(LONG_STEPS), fall), None)
+    second = _later(LONG_STEPS - base.recipe.train.steps, validate_every=90)
+    for size in (4, 16):
+        search = {"kind": "clipped", "redraw": True, "search": {"every": 90, "batches": 3}}
+        yield of(f"bd3lm-{size}", merge(block(size, search), second), size, base)
+    copies = block(4, {"kind": "counts", "complementary": True}, **NEXT, **PREVIOUS)
+    yield of("from-ar-copies-4", merge(copies, _later(LONG_STEPS // 2), fall), 4, half)
+
+
 def _base(seed: int) -> Run:
     """The paper's first stage, 85 % of the steps."""
     changes = merge(MDLM, steps(STEPS * 85 // 100), FIRST_STAGE)
@@ -481,7 +505,7 @@ def _tried() -> Iterator[Run]:
 
 def all_runs() -> list[Run]:
     """In the order of their worth: what is cut for want of time is cut at the end."""
-    first = [*_tried(), *_main(), *_past(4), *_case_study(), *_past(16)]
+    first = [*_tried(), *_main(), *_longer(), *_past(4), *_case_study(), *_past(16)]
     return sorted([*first, *_ranges_and_schedules(), *_simplex(), *_more_seeds()], key=_rank)
 
 

@@ -1,6 +1,6 @@
 """The results as tables, beside the paper's own figures; what is missing is told from what does not exist."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.evidence import paper
@@ -15,9 +15,10 @@ from benchmarks.evidence.figures import (
     is_decoding,
     number,
     shown,
+    trained_tokens,
 )
 from benchmarks.evidence.measures import ZERO_SHOT, Documents, Variance
-from benchmarks.evidence.runs import ALTERNATIVES, COMPARED, DECODED, LEANS, Run, is_used, range_name
+from benchmarks.evidence.runs import ALTERNATIVES, COMPARED, DECODED, LEANS, LONG, Run, is_used, range_name
 
 from bd3lm.reports.document import Table
 
@@ -41,6 +42,50 @@ def main_table(evidence: Evidence) -> Table:
     )
 
 
+# What a reader of the README wants to know first, in words, with the lean of the order.
+SUMMARY: Sequence[tuple[str, str, float]] = (
+    ("autoregressive", "ar", 0.0),
+    ("the paper's two stages, 85 % of the steps on whole contexts", "bd3lm-4", 0.0),
+    ("the paper's clipped masks on blocks from the first step on", "clipped-4", 0.0),
+    ("masks by count", "counts-4", 0.0),
+    ("two complementary copies of the noisy text beside one clean", "copies-4", 0.0),
+    ("from AR after half of the steps, a next-token loss, the token before shown", "from-ar-4", 0.0),
+    ("the same with two copies", "from-ar-copies-4", 0.0),
+    ("the same weights, left to right in nearly all blocks (lean 4)", "from-ar-copies-4", 4.0),
+    ("the same with four times the next-token loss, uniformly random order", "from-ar-heavy-4", 0.0),
+    ("these weights at lean 4", "from-ar-heavy-4", 4.0),
+)
+
+
+def summary_table(evidence: Evidence) -> Table:
+    """Of blocks of 4, exact."""
+    rows = []
+    for words, name, lean in SUMMARY:
+        nats = evidence.exact(name, lean=lean)
+        rows.append([words, str(len(nats.values)), *_cells(evidence, name, nats)])
+    ar = evidence.named("ar")[0]
+    return Table(
+        f"Blocks of 4 on Wikipedia, {trained_tokens(ar) / 1e6:.0f} M tokens: exact perplexity of test text. "
+        "± is the standard deviation over seeds, of a difference one standard error.",
+        ["trained as", "seeds", "exact", "over AR"],
+        rows,
+    )
+
+
+def long_table(evidence: Evidence) -> Table:
+    """Beside what the same gave in half of the steps."""
+    ar, rows = f"{LONG}ar", []
+    for name in _names(evidence, lambda run: run.table == "long"):
+        short = name.removeprefix(LONG)
+        rows.append([name, *_both(evidence, name, ar=ar), *_both(evidence, short)[1::2]])
+    return Table(
+        "Perplexity of the test split after twice the steps of the other tables, one seed, how far it lies "
+        "above that of AR after as many, and how far the same lies above AR in the other tables.",
+        ["model", "bound", "over AR", "exact", "over AR", "half the steps: bound, over AR", "exact, over AR"],
+        rows,
+    )
+
+
 def _paper_cells(table: Mapping[str, float], name: str) -> list[str]:
     value = table.get(name)
     above = NONE if value is None or name == "ar" else str(Difference.of(value, table["ar"]))
@@ -52,15 +97,15 @@ def _seeds(evidence: Evidence, name: str) -> str:
     return f"{known}, {DIVERGED}" if evidence.diverged(name) else known
 
 
-def _both(evidence: Evidence, name: str) -> list[str]:
+def _both(evidence: Evidence, name: str, *, ar: str = "ar") -> list[str]:
     """The bound and the exact figure, each with its distance from AR."""
     has_bound, has_exact = _has(evidence, name)
-    least = _cells(evidence, name, evidence.bound(name)) if has_bound else [NONE, NONE]
-    return least + (_cells(evidence, name, evidence.exact(name)) if has_exact else [NONE, NONE])
+    least = _cells(evidence, name, evidence.bound(name), ar=ar) if has_bound else [NONE, NONE]
+    return least + (_cells(evidence, name, evidence.exact(name), ar=ar) if has_exact else [NONE, NONE])
 
 
-def _cells(evidence: Evidence, name: str, nats: Nats, *, part: bool = False) -> list[str]:
-    above = NONE if name == "ar" else shown(evidence.above_ar(nats, part=part))
+def _cells(evidence: Evidence, name: str, nats: Nats, *, part: bool = False, ar: str = "ar") -> list[str]:
+    above = NONE if name == ar else shown(evidence.above_ar(nats, part=part, ar=ar))
     return [str(nats), above]
 
 
@@ -232,7 +277,7 @@ def ordered_names(evidence: Evidence, size: int) -> list[str]:
     """What is measured in orders that lean, of a block size."""
 
     def is_ordered(run: Run) -> bool:
-        own = getattr(run.recipe.method, "block_size", None) == size
+        own = run.table != "long" and getattr(run.recipe.method, "block_size", None) == size
         return own and any(getattr(each, "lean", 0.0) for each in run.measures)
 
     return _names(evidence, is_ordered)
