@@ -7,7 +7,13 @@
 # the fast step with those of the plain one on real text, DATA, a folder of `bd3lm data prepare`.
 set -u
 out=$1 commit=$2 part=$3 data=${4:-}
-run() { echo "== $*" >&2; python -m bd3lm bench "$@" --out "$out/$part.jsonl"; }
+case $part in
+train | claims | sample | lengths | growth) ;;
+parity) : "${data:?must be the folder of the data}" ;;
+*) echo "the part must be train, claims, sample, lengths, growth or parity, got $part" >&2; exit 1 ;;
+esac
+failed=0
+run() { echo "== $*" >&2; python -m bd3lm bench "$@" --out "$out/$part.jsonl" || failed=1; }
 printf '{"commit": "%s", "part": "%s", "when": "%s"}\n' "$commit" "$part" "$(date -u +%FT%TZ)" >>"$out/$part.jsonl"
 
 case $part in
@@ -30,7 +36,7 @@ sample)
     ;;
 lengths)
     for block in 4 16; do
-        for length in 2048 16384; do
+        for length in 2048 4096 8192 16384; do
             run sample --block-size $block --length $length --repeats 2
         done
     done
@@ -44,6 +50,8 @@ growth)
         run sample --block-size 16 --batch $batch
     done
     ;;
-parity) python benchmarks/training_parity.py "${data:?the folder of the data}" --steps 200 --batch 16 --out "$out/$part.jsonl" ;;
-*) echo "the part must be train, claims, sample, lengths, growth or parity, got $part" >&2; exit 1 ;;
+parity)
+    python benchmarks/training_parity.py "$data" --steps 200 --batch 16 --out "$out/$part.jsonl" || failed=1
+    ;;
 esac
+exit $failed

@@ -12,8 +12,9 @@ pytest.importorskip("benchmarks.evidence", reason="the experiments are not part 
 
 from benchmarks.evidence import document, tables
 from benchmarks.evidence.account import cost_table, earlier_table, failure_table, setting
-from benchmarks.evidence.figures import NOT_MEASURED, Evidence
+from benchmarks.evidence.figures import Evidence
 from benchmarks.evidence.measures import TRAINED_ON, Perplexity, describe
+from benchmarks.evidence.noise import NOT_MEASURED
 from benchmarks.evidence.prepare import prepare_tiny
 from benchmarks.evidence.real import real_facts, real_samples
 from benchmarks.evidence.results import Results
@@ -105,7 +106,7 @@ def test_nothing_measured_is_said_to_be_so(results: Results):
     for name in parts.keys() - told:
         (line,) = parts[name]
         assert re.fullmatch(r"Not measured yet: [\w -]+, \d+ runs\.", line.text)
-    assert parts["ranges"] == [Prose("Not measured yet: mask ranges, 20 runs.")]
+    assert parts["ranges"] == [Prose("Not measured yet: mask ranges, 24 runs.")]
     # What one of them has shows what the others have not.
     add(results, "counts-16/0", Perplexity(estimator="counts", replicates=4), counts=50.0)
     again = document.build(Evidence(results, ALL))

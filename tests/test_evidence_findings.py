@@ -1,5 +1,6 @@
 """What the results of the experiments are said to show, and what their noise leaves unsaid."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,20 +12,10 @@ from scipy.stats import t
 pytest.importorskip("benchmarks.evidence", reason="the experiments are not part of an installed package")
 
 from benchmarks.evidence import decoding, findings, plots, tables
-from benchmarks.evidence.figures import (
-    NOT_MEASURED,
-    OTHERS,
-    WHOLE,
-    Difference,
-    Evidence,
-    Nats,
-    Spread,
-    Written,
-    family,
-    trained_tokens,
-)
+from benchmarks.evidence.figures import OTHERS, WHOLE, Evidence, Written, family, trained_tokens
 from benchmarks.evidence.findings import verdict
-from benchmarks.evidence.measures import Perplexity, Texts, Variance
+from benchmarks.evidence.measures import Perplexity, Texts, Variance, describe
+from benchmarks.evidence.noise import NOT_MEASURED, Difference, Nats, Spread, comparable, pooled
 from benchmarks.evidence.results import Results
 from benchmarks.evidence.runs import validated
 
@@ -109,7 +100,7 @@ def test_noise_is_judged_by_ratios():
         assert [Difference(log, error).is_noise for error in (0.3, 0.4)] == [False, True]
     sixfold = Difference.of(7.0, 1.0)
     large = Difference(sixfold.log, 0.3, 3.18)
-    assert str(large) == "+600.0 % ± 210.0"
+    assert str(large) == "+600.0 % (+418.6 to +844.9)"  # the same factor to both sides
     assert not large.is_noise
     assert large.above(0.05).log == pytest.approx(math.log(7.0 / 1.05))
     assert [large.is_beyond(limit) for limit in (1.6, 1.8)] == [True, False]
@@ -342,9 +333,102 @@ def test_what_starts_from_one_checkpoint_is_compared_pair_by_pair(results: Resul
     single = evidence.difference(bounds["bd3lm-8"], bounds["range-16-0-0.5"])
     assert single.log == pytest.approx(0.02)
     assert single.log_error == pytest.approx(math.sqrt(2) * evidence.paired_spreads["base"].value)
-    # Not what has no such checkpoint, whose noise is that of seeds.
-    add(results, "mdlm/0", counts, counts=math.exp(5.0))
-    assert evidence.difference(evidence.bound("mdlm"), bounds["bd3lm-8"]).log_error is None
+    # Not what has no such checkpoint, whose noise is that of seeds: far more.
+    for seed, lag in enumerate((0.0, 0.5, 0.1, 0.2)):
+        add(results, f"mdlm/{seed}", counts, counts=math.exp(5.0 + lag))
+    again = Evidence(results, ALL)
+    assert again.difference(again.bound("mdlm"), again.bound("bd3lm-8")).log_error > 0.2
+    assert again.difference(again.bound("bd3lm-8"), again.bound("range-16-0-1")).log_error < 0.02
+    # Two rows are one degree of freedom, too few: the noise of seeds is all that is known then.
+    few = [run for run in ALL if run.name in ("mdlm", "range-16-0-1", "range-16-0-0.5")]
+    alone = Evidence(results, few)
+    assert alone.paired_spreads["base"].freedom == 1
+    assert alone.difference(alone.bound("range-16-0-1"), alone.bound("range-16-0-0.5")).log_error > 0.2
+
+
+def write_lines(file: Path, *lines: dict[str, Any]) -> Path:
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def trained(key: str) -> dict[str, Any]:
+    run = RUNS[key] if key in RUNS else RUNS["range-16-0-1/0"].parent
+    parent = run.parent.key if run.parent else None
+    return {"kind": "trained", "run": run.name, "seed": run.seed, "digest": run.digest, "parent": parent}
+
+
+def measured(key: str, perplexity: float, lean: float = 0.0) -> dict[str, Any]:
+    run = RUNS[key]
+    exact = run.recipe.method.block_size == 4
+    asked = replace(EXACT, lean=lean) if exact else Perplexity(estimator="counts", replicates=4)
+    name = "exact" if exact else "counts"
+    figures = [{"name": name, "meaning": name, "nats": math.log(perplexity), "monte_carlo_error": 0.0}]
+    line = {"kind": "measured", "run": run.name, "seed": run.seed, "digest": run.digest}
+    return {**line, "measure": describe(asked), "result": {"figures": figures}}
+
+
+def test_a_checkpoint_that_was_trained_again_is_another_one(tmp_path: Path):
+    """Two files, in each of which the same base was trained, and two rows that start from it."""
+    files = [
+        write_lines(
+            tmp_path / f"evidence-{number}.jsonl",
+            trained("base/0"),
+            *(line for key in keys for line in (trained(f"{key}/0"), measured(f"{key}/0", value))),
+        )
+        for number, (value, keys) in enumerate(
+            [(50.0, ["range-16-0-1", "range-16-0-0.5"]), (60.0, ["range-16-0.5-1", "range-16-0.3-0.8"])]
+        )
+    ]
+    evidence = Evidence(Results(tmp_path / "none", files), ALL)
+    starts = {
+        name: evidence.bound(f"range-16-{name}").start_of(0) for name in ("0-1", "0-0.5", "0.5-1", "0.3-0.8")
+    }
+    assert starts["0-1"] == starts["0-0.5"] == "evidence-0.jsonl:0"
+    assert starts["0.5-1"] == starts["0.3-0.8"] == "evidence-1.jsonl:0"
+    rows = [evidence.bound(f"range-16-{name}") for name in starts]
+    assert comparable(rows[:2], strictly=True) == {0}
+    assert comparable(rows, strictly=True) == set()
+    assert comparable(rows) == {0}  # as good as can be
+
+
+def test_the_same_weights_are_those_of_one_training(tmp_path: Path):
+    key = "from-ar-copies-4/0"
+    first = write_lines(tmp_path / "evidence-1.jsonl", trained(key), measured(key, 50.0))
+    second = write_lines(tmp_path / "evidence-2.jsonl", trained(key), measured(key, 40.0, lean=4.0))
+    said = list(findings.order_findings(Evidence(Results(tmp_path / "none", [first, second]), ALL), 4))
+    assert said[0] == "`from-ar-copies-4` at lean 4 against lean 0, the same weights: not measured."
+    both = write_lines(
+        tmp_path / "evidence-3.jsonl", trained(key), measured(key, 50.0), measured(key, 40.0, lean=4.0)
+    )
+    said = list(findings.order_findings(Evidence(Results(tmp_path / "none", [both]), ALL), 4))
+    assert said[0] == "`from-ar-copies-4` at lean 4 against lean 0, the same weights: −20.0 %."
+
+
+def test_masks_are_ranked_over_the_seeds_that_all_rows_have(results: Results):
+    """A second seed of one row alone, whose checkpoint is far worse, changes nothing."""
+    counts = Perplexity(estimator="counts", replicates=4)
+    names = list(dict.fromkeys(each.name for each in ALL if each.name.startswith("range-16-")))
+    for place, name in enumerate(names):
+        add(results, f"{name}/0", counts, counts=50.0 + place)
+        rules = next(each.rules for each in RUNS[f"{name}/0"].measures if isinstance(each, Variance))
+        spread = {"rules": {rules[0]: {"variance": 1.0 + place}}}
+        add_result(results, RUNS[f"{name}/0"], Variance(rules=rules), spread)
+    before = list(findings.range_findings(Evidence(results, ALL)))[1]
+    add(results, f"{names[0]}/1", counts, counts=90.0)
+    rules = next(each.rules for each in RUNS[f"{names[0]}/1"].measures if isinstance(each, Variance))
+    add_result(
+        results, RUNS[f"{names[0]}/1"], Variance(rules=rules), {"rules": {rules[0]: {"variance": 99.0}}}
+    )
+    evidence = Evidence(results, ALL)
+    assert list(findings.range_findings(evidence))[1] == before
+    assert "here 16, U[0, 0.5] (the next" in before
+    assert row(tables.range_table(evidence), "16, U[0, 0.5]")[1:4] == ["1", "≤ 50.00", "1.00"]
+
+
+def test_models_that_begin_alike_have_the_seeds_of_the_one_with_most():
+    many, few = (1.0, 1.2, 0.9, 1.1), (1.0, 3.0)
+    assert pooled([[many, few]]) == pooled([[many]])
+    assert pooled([[many], [few]]).freedom == 4
 
 
 def test_diffusion_of_whole_contexts_has_a_spread_of_its_own(results: Results):

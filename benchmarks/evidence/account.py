@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from benchmarks.evidence.figures import NONE, Evidence, Nats, trained_tokens
+from benchmarks.evidence.figures import NONE, Evidence, trained_tokens
 from benchmarks.evidence.measures import TRAINED_ON, Documents, Perplexity, Texts
+from benchmarks.evidence.noise import Nats
 from benchmarks.evidence.results import Line
 from benchmarks.evidence.runs import COMMON, Run
 from benchmarks.evidence.samples import text_name

@@ -253,7 +253,7 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence.document", description=__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder with the results")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="the Markdown file with the regions")
-    parser.add_argument("--readme", type=Path, default=README, help="the Markdown file with the summary")
+    parser.add_argument("--readme", type=Path, help="the one with the summary; else this repository's own")
     parser.add_argument("--page", type=Path, help="an HTML file to write too")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if something is stale")
     options = parser.parse_args(words)
@@ -262,17 +262,17 @@ def main(words: list[str] | None = None) -> None:
     try:
         evidence = Evidence.read(options.results)
         parts = build(evidence)
-        before = options.readme.read_text("utf-8")
-        readme = rewrite(before, build(evidence, SUMMARY))
+        readme = options.readme or (README if options.document == DOCUMENT else None)
+        summary = readme and rewrite(readme.read_text("utf-8"), build(evidence, SUMMARY))
         if not options.check:
-            options.readme.write_text(readme, "utf-8")
-            written = [*write(options.document, parts, options.page), options.readme]
-            print("\n".join(f"wrote {file}" for file in written))
-            return
-        if wrong := stale(options.document, parts):
+            print("\n".join(f"wrote {file}" for file in write(options.document, parts, options.page)))
+            if readme and summary:
+                readme.write_text(summary, "utf-8")
+                print(f"wrote {readme}")
+        elif wrong := stale(options.document, parts):
             raise ValueError(f"{options.document.name} must be made anew, stale: {', '.join(wrong)}")
-        if readme != before:
-            raise ValueError(f"{options.readme.name} must be made anew, stale: {', '.join(SUMMARY)}")
+        elif readme and summary != readme.read_text("utf-8"):
+            raise ValueError(f"{readme.name} must be made anew, stale: {', '.join(SUMMARY)}")
     except ValueError as error:
         raise SystemExit(f"evidence: {error}") from None
 

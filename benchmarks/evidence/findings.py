@@ -6,24 +6,23 @@ and where a figure is missing it is not measured.
 """
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 
 from benchmarks.evidence import paper
 from benchmarks.evidence.decoding import judged_difference
 from benchmarks.evidence.figures import (
-    NOT_MEASURED,
     OTHERS,
     WHOLE,
-    Difference,
     Evidence,
-    Nats,
     Written,
     is_decoding,
     shown,
     trained_tokens,
 )
 from benchmarks.evidence.measures import ZERO_SHOT
+from benchmarks.evidence.noise import NOT_MEASURED, Difference, Nats
 from benchmarks.evidence.runs import COMPARED, LEANS, LONG, Run, range_name
 from benchmarks.evidence.tables import (
     CORPORA,
@@ -32,6 +31,7 @@ from benchmarks.evidence.tables import (
     ordered_names,
     paper_generative,
     past_names,
+    tuned,
     tuned_label,
 )
 
@@ -129,9 +129,14 @@ def main_findings(evidence: Evidence) -> Iterator[str]:
     for size, (least, most) in paper.CLIPS.items():
         yield f"{_clips(evidence, size)}; the paper's best are U[{least:g}, {most:g}]."
     for family in (WHOLE, OTHERS):
+        own = (
+            f"`{name}` {100 * statistics.stdev(nats.values):.2f} %"
+            for name, nats in evidence.several_seeds.items()
+            if nats.family == family and not nats.start
+        )
         yield (
             f"Standard deviation of perplexity over seeds of {family}, pooled over models with several: "
-            f"{shown(evidence.spreads.get(family))}."
+            f"{shown(evidence.spreads.get(family))}. From the first step on: {', '.join(own) or 'none'}."
         )
     for start, spread in evidence.paired_spreads.items():
         yield f"The same of what starts from `{start}`, beyond what the checkpoint gives to all: {spread}."
@@ -214,25 +219,25 @@ def schedule_findings(evidence: Evidence) -> Iterator[str]:
     for size in (4, 16):
         theirs = {name: figures for name, figures in paper.SCHEDULES.items() if f"-{size}-" in name}
         yield _least_of_both(evidence, theirs)
-        best = min(theirs, key=lambda name: theirs[name])
+        best, found = min(theirs, key=lambda name: theirs[name]), tuned(evidence, list(theirs))
         for name in theirs:
             if name != best:
                 printed = {"LM1B": Difference.of(theirs[best][0], theirs[name][0])}
-                ours = evidence.difference(evidence.bound(best), evidence.bound(name))
+                ours = evidence.difference(found[best][0], found[name][0])
                 yield ordering(tuned_label(best), tuned_label(name), ours, printed, ", bounds")
 
 
 def _least_of_both(evidence: Evidence, theirs: Mapping[str, tuple[float, float]]) -> str:
     """Whether the masks with the least variance have the best bound, here and in the paper."""
-    nats = {name: evidence.bound(name) for name in theirs}
-    spreads = {name: spread for name in theirs for spread in evidence.variances(name).values()}
     paper_best, paper_quiet = (min(theirs, key=lambda name: theirs[name][place]) for place in (0, 1))
     there = f"in the paper {tuned_label(paper_best)} and {tuned_label(paper_quiet)}"
-    if not all(nats.values()) or len(spreads) < len(theirs):
+    found = tuned(evidence, list(theirs))
+    spreads = {name: spread for name, (_, spread) in found.items() if spread is not None}
+    if not all(nats for nats, _ in found.values()) or len(spreads) < len(theirs):
         return said(NOT_MEASURED, f"the best bound and the least Var are of the same masks, {there}.")
-    best, second = sorted(theirs, key=lambda name: nats[name].mean)[:2]
+    best, second = sorted(theirs, key=lambda name: found[name][0].mean)[:2]
     quiet = min(theirs, key=lambda name: spreads[name])
-    gap = evidence.difference(nats[second], nats[best])
+    gap = evidence.difference(found[second][0], found[best][0])
     return said(
         (gap and _noise(gap)) or ("holds" if best == quiet else "does not hold"),
         f"the best bound and the least Var are of the same masks, here {tuned_label(best)} (the next bound "
@@ -317,9 +322,11 @@ def order_findings(evidence: Evidence, size: int) -> Iterator[str]:
         if 0.0 not in known or len(known) < 2:
             continue
         most = max(known)
-        leaning, uniform = known[most].among(known[0.0]), known[0.0].among(known[most])
+        leaning, uniform = (
+            known[lean].of_the_weights_of(known[other]) for lean, other in ((most, 0.0), (0.0, most))
+        )
         less = evidence.difference(leaning, uniform, with_noise=False)
-        bounds = ", bounds, which are tighter the more an order leans" if leaning.is_bound else ""
+        bounds = ", bounds, which are tighter the more an order leans" if known[most].is_bound else ""
         yield f"`{name}` at lean {most:g} against lean 0, the same weights{bounds}: {shown(less)}."
         if size == 4:
             above = evidence.above_ar(known[most])

@@ -6,7 +6,8 @@ from typing import Any
 
 from benchmarks.evidence import paper
 from benchmarks.evidence.decoding import breaks, curves, decoding_sets, rule_family
-from benchmarks.evidence.figures import Difference, Evidence, Written
+from benchmarks.evidence.figures import Evidence, Written
+from benchmarks.evidence.noise import Difference
 from benchmarks.evidence.runs import LEANS
 from benchmarks.evidence.tables import CORPORA, documents, ordered_names, past_names
 from matplotlib.axes import Axes
@@ -121,9 +122,13 @@ def _above_ar(evidence: Evidence, figures: Mapping[str, Any]) -> dict[str, Diffe
     return {name: Difference(0.0) if name == "ar" else value for name, value in above.items() if value}
 
 
-def _percent(values: Sequence[Difference]) -> tuple[list[float], list[float]]:
-    """Values and errors, no error being none."""
-    return [100 * each.value for each in values], [100 * (each.error or 0.0) for each in values]
+def _percent(values: Sequence[Difference]) -> tuple[list[float], list[list[float]]]:
+    """Values, and errors to both sides, no error being none."""
+    intervals = [each.interval or (each.value, each.value) for each in values]
+    errors = [
+        [abs(each.value - end[side]) for each, end in zip(values, intervals, strict=True)] for side in (0, 1)
+    ]
+    return [100 * each.value for each in values], [[100 * error for error in side] for side in errors]
 
 
 def past_plot(evidence: Evidence, size: int) -> Plot | None:

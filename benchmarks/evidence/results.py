@@ -20,11 +20,23 @@ Line = dict[str, Any]
 
 
 def read_lines(files: Iterable[Path]) -> Iterator[Line]:
-    """The lines of some files; a last one that a kill tore is left out."""
+    """The lines of some files; a last one that a kill tore is left out.
+
+    What is started from may have been trained several times, and not to the same weights, so a line is told
+    which training it is of, and a training which one it started from: the last before it in its file, where
+    every process wrote its lines in order, and trained what its runs start from.
+    """
     for file in files:
-        for text in file.read_text("utf-8").splitlines(keepends=True):
-            if text.endswith("\n"):
-                yield json.loads(text)
+        last: dict[str, str] = {}
+        for number, text in enumerate(file.read_text("utf-8").splitlines(keepends=True)):
+            if not text.endswith("\n"):
+                continue
+            line = json.loads(text)
+            if line["kind"] == "trained":
+                line["started_from"] = last.get(line["parent"] or "")
+                last[line["digest"]] = last[f"{line['run']}/{line['seed']}"] = f"{file.name}:{number}"
+            line["training_id"] = last.get(line["digest"])
+            yield line
 
 
 class Results:

@@ -267,20 +267,21 @@ def _longer() -> Iterator[Run]:
     """Twice as many steps, which diffusion of whole contexts needs more than others do."""
     fall = {"optimizer": {"decay_steps": 600}}
 
-    def of(name: str, changes: Mapping[str, Any], size: int | None, parent: Run | None = None) -> Run:
-        measures = (*perplexities(size), *(leaning(4, _ENDS) if "next_token" in changes["method"] else ()))
-        return Run(name=LONG + name, table="long", changes=changes, parent=parent, measures=measures)
+    def of(
+        name: str, changes: Mapping[str, Any], measures: Sequence[Measure] = (), parent: Run | None = None
+    ) -> Run:
+        return Run(name=LONG + name, table="long", changes=changes, parent=parent, measures=tuple(measures))
 
-    base = of("base", merge(MDLM, steps(LONG_STEPS * 85 // 100), FIRST_STAGE), None)
-    half = of("ar-half", merge(AR, steps(LONG_STEPS // 2), FIRST_STAGE), 1)
-    yield of("ar", merge(AR, steps(LONG_STEPS), fall), 1)
-    yield of("mdlm", merge(MDLM, steps(LONG_STEPS), fall), None)
+    base = of("base", merge(MDLM, steps(LONG_STEPS * 85 // 100), FIRST_STAGE))
+    half = of("ar-half", merge(AR, steps(LONG_STEPS // 2), FIRST_STAGE))
+    yield of("ar", merge(AR, steps(LONG_STEPS), fall), EXACT)
+    yield of("mdlm", merge(MDLM, steps(LONG_STEPS), fall), perplexities(None))
     second = _later(LONG_STEPS - base.recipe.train.steps, validate_every=90)
     for size in (4, 16):
         search = {"kind": "clipped", "redraw": True, "search": {"every": 90, "batches": 3}}
-        yield of(f"bd3lm-{size}", merge(block(size, search), second), size, base)
+        yield of(f"bd3lm-{size}", merge(block(size, search), second), perplexities(size)[:1], base)
     copies = block(4, {"kind": "counts", "complementary": True}, **NEXT, **PREVIOUS)
-    yield of("from-ar-copies-4", merge(copies, _later(LONG_STEPS // 2), fall), 4, half)
+    yield of("from-ar-copies-4", merge(copies, _later(LONG_STEPS // 2), fall), (*EXACT, *leaning(4)), half)
 
 
 def _base(seed: int) -> Run:
@@ -326,7 +327,7 @@ def _ranges_and_schedules() -> Iterator[Run]:
                 schedule = {"kind": "times", "schedule": name}
                 rules[f"schedule-{size}-{name}"] = ("schedules", schedule, name.replace("_", " "))
         for name, (table, masking, rule) in rules.items():
-            for seed in (0,) if size is None else (0, 1):
+            for seed in (0, 1):
                 yield Run(
                     name=name,
                     table=table,
@@ -359,7 +360,7 @@ _SEEDS: Mapping[str, Mapping[int, int]] = {
     "from-ar-next": {4: 1, 16: 0},
     "from-ar": {4: 3, 16: 1},
     "from-ar-late": {4: 1, 16: 0},
-    "from-ar-copies": {4: 2, 16: 0},
+    "from-ar-copies": {4: 3, 16: 0},
     "from-ar-clipped": {4: 1, 16: 0},
     "from-ar-flat": {4: 1, 16: 0},
     "from-ar-lean": {4: 1, 16: 0},
@@ -377,7 +378,7 @@ _ENDS = (1.0, 4.0)
 _ORDERS: Mapping[str, Sequence[float]] = {
     "both": _ENDS,
     "from-ar-late": _ENDS,
-    "from-ar-copies": _ENDS,
+    "from-ar-copies": LEANS,
     "from-ar-clipped": _ENDS,
     "from-ar-flat": _ENDS,
     "from-ar-lean": LEANS,

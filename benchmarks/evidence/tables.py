@@ -1,16 +1,13 @@
 """The results as tables, beside the paper's own figures; what is missing is told from what does not exist."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.evidence import paper
 from benchmarks.evidence.figures import (
     DIVERGED,
     NONE,
-    NOT_MEASURED,
-    Difference,
     Evidence,
-    Nats,
     Written,
     is_decoding,
     number,
@@ -18,6 +15,7 @@ from benchmarks.evidence.figures import (
     trained_tokens,
 )
 from benchmarks.evidence.measures import ZERO_SHOT, Documents, Variance
+from benchmarks.evidence.noise import NOT_MEASURED, Difference, Nats, comparable
 from benchmarks.evidence.runs import ALTERNATIVES, COMPARED, DECODED, LEANS, LONG, Run, is_used, range_name
 
 from bd3lm.reports.document import Table
@@ -50,10 +48,12 @@ SUMMARY: Sequence[tuple[str, str, float]] = (
     ("masks by count", "counts-4", 0.0),
     ("two complementary copies of the noisy text beside one clean", "copies-4", 0.0),
     ("from AR after half of the steps, a next-token loss, the token before shown", "from-ar-4", 0.0),
-    ("the same with two copies", "from-ar-copies-4", 0.0),
-    ("the same weights, left to right in nearly all blocks (lean 4)", "from-ar-copies-4", 4.0),
-    ("the same with four times the next-token loss, uniformly random order", "from-ar-heavy-4", 0.0),
-    ("these weights at lean 4", "from-ar-heavy-4", 4.0),
+    ("… in an order that leans to the left, lean 2", "from-ar-4", 2.0),
+    ("… and two copies (the presets)", "from-ar-copies-4", 0.0),
+    ("… at lean 2 (the presets)", "from-ar-copies-4", 2.0),
+    ("… at lean 4: left to right in nearly all blocks", "from-ar-copies-4", 4.0),
+    ("… and four times the next-token loss", "from-ar-heavy-4", 0.0),
+    ("… at lean 4", "from-ar-heavy-4", 4.0),
 )
 
 
@@ -65,8 +65,9 @@ def summary_table(evidence: Evidence) -> Table:
         rows.append([words, str(len(nats.values)), *_cells(evidence, name, nats)])
     ar = evidence.named("ar")[0]
     return Table(
-        f"Blocks of 4 on Wikipedia, {trained_tokens(ar) / 1e6:.0f} M tokens: exact perplexity of test text. "
-        "± is the standard deviation over seeds, of a difference one standard error.",
+        f"Blocks of 4 on Wikipedia, 77 M parameters, {trained_tokens(ar) / 1e6:.0f} M tokens: exact "
+        "perplexity of test text. ± is the standard deviation over seeds, of a difference its standard "
+        "error.",
         ["trained as", "seeds", "exact", "over AR"],
         rows,
     )
@@ -120,7 +121,11 @@ def _has(evidence: Evidence, name: str) -> tuple[bool, bool]:
 def part_table(evidence: Evidence) -> Table:
     """What takes many passes, on fewer sequences: exact for blocks of 8, a tighter bound for blocks of 16."""
     rows = []
-    for name in _names(evidence, lambda run: any(getattr(each, "part", False) for each in run.measures)):
+
+    def is_measured(run: Run) -> bool:
+        return run.table != "long" and any(getattr(each, "part", False) for each in run.measures)
+
+    for name in _names(evidence, is_measured):
         close = evidence.exact(name, part=True) or evidence.nats(name, "iw:8", part=True)
         bound = evidence.bound(name, part=True)
         least = [NONE, NONE] if name == "ar" else _cells(evidence, name, bound, part=True)
@@ -199,31 +204,51 @@ def tuned_label(name: str) -> str:
     return f"{size}, {masks}"
 
 
-_TUNED = ["blocks of, masks", "bound", "Var", "paper's bound", "paper's Var"]
+_TUNED = ["blocks of, masks", "seeds", "bound", "Var", "paper's bound", "paper's Var"]
+_TUNED_TITLE = (
+    "the bound of the test split, and the variance of the loss under {}. All rows of a block size are of the "
+    "same seeds: those in which they start from the same weights, if there are any."
+)
 
 
 def range_table(evidence: Evidence) -> Table:
     theirs = {range_name(*key): figures for key, figures in paper.RANGES.items()}
-    return Table(
-        "Fine-tuned from one checkpoint under a range of mask rates: the bound of the test split, and the "
-        "variance of the loss under that range.",
-        _TUNED,
-        [_tuned(evidence, name, figures) for name, figures in theirs.items()],
-    )
+    title = "Fine-tuned from one checkpoint a seed under a range of mask rates: "
+    return Table(title + _TUNED_TITLE.format("that range"), _TUNED, _tuned_rows(evidence, theirs))
 
 
 def schedule_table(evidence: Evidence) -> Table:
-    return Table(
-        "Fine-tuned from one checkpoint under a schedule: the bound of the test split, and the variance of "
-        "the loss under that schedule.",
-        _TUNED,
-        [_tuned(evidence, name, theirs) for name, theirs in paper.SCHEDULES.items()],
-    )
+    title = "Fine-tuned from one checkpoint a seed under a schedule: "
+    rows = _tuned_rows(evidence, paper.SCHEDULES)
+    return Table(title + _TUNED_TITLE.format("that schedule"), _TUNED, rows)
 
 
-def _tuned(evidence: Evidence, name: str, theirs: tuple[float, float]) -> list[str]:
-    spread = next(iter(evidence.variances(name).values()), None)
-    return [tuned_label(name), str(evidence.bound(name)), number(spread), *map(number, theirs)]
+def _tuned_rows(evidence: Evidence, theirs: Mapping[str, tuple[float, float]]) -> list[list[str]]:
+    rows = []
+    for names in tuned_by_size(theirs).values():
+        for name, (nats, spread) in tuned(evidence, names).items():
+            cells = [str(len(nats.values)), str(nats), number(spread)]
+            rows.append([tuned_label(name), *cells, *map(number, theirs[name])])
+    return rows
+
+
+def tuned_by_size(names: Iterable[str]) -> dict[str, list[str]]:
+    """Runs of the two tables, by block size."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(name.split("-")[1], []).append(name)
+    return found
+
+
+def tuned(evidence: Evidence, names: Sequence[str]) -> dict[str, tuple[Nats, float | None]]:
+    """The bound and the variance of rows that are compared, over the seeds in which they can be."""
+    bounds = {name: evidence.bound(name) for name in names}
+    measured = [nats for nats in bounds.values() if nats]
+    seeds = comparable(measured) if measured else set()
+    return {
+        name: (nats.of_seeds(seeds), next(iter(evidence.variances(name, seeds).values()), None))
+        for name, nats in bounds.items()
+    }
 
 
 def past_names(evidence: Evidence, size: int) -> list[str]:
