@@ -93,9 +93,9 @@ _NEXT_TOKEN = {"method": {"kind": "block_diffusion", "causal_clean": True, "next
 _PREVIOUS_TOKEN = {"method": {"kind": "block_diffusion", "previous_token": True}}
 
 
-# Within noise of the best of the variants in docs/results.md, and a bound in training: from an autoregressive
-# model, two complementary copies of masks by count, a next-token loss, the token before hidden ones shown, texts
-# in an order that leans to the left. It was compared at 33 M tokens and blocks of 4.
+# Within noise of the best of the variants in docs/results.md, and its loss a bound: from an autoregressive
+# model, two complementary copies of masks by count, a next-token loss, the token before hidden ones shown,
+# texts in an order that leans to the left. It was compared at 33 M tokens and blocks of 4.
 _RECOMMENDED = merge(
     _NEXT_TOKEN,
     _PREVIOUS_TOKEN,
