@@ -109,7 +109,7 @@ def test_the_box_is_trained_in_two_stages_that_fit_together() -> None:
 @pytest.mark.parametrize("corpus", ["lm1b", "owt", "wikipedia"])
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_the_recommended_recipe(corpus: str, size: int) -> None:
-    """What docs/results.md has within noise of the best: half of the steps autoregressive, then blocks from there."""
+    """Within noise of the best in docs/results.md: half of the steps AR, then blocks from there."""
     stages = preset(f"{corpus}-block-{size}").stages
     assert [stage.name for stage in stages] == ["ar", "block"]
     first, second = (recipe_from_dict(stage.recipe, where=corpus) for stage in stages)
