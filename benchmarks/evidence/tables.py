@@ -34,7 +34,7 @@ def main_table(evidence: Evidence) -> Table:
         rows.append([name, _seeds(evidence, name), *_both(evidence, name), *theirs])
     return Table(
         "Perplexity of the test split, and by how much it lies above the likelihood of AR. The paper's are "
-        "bounds, but for AR. Exact figures of larger blocks are in the next table.",
+        "bounds, but for AR. Exact figures of larger blocks are in a table below.",
         headings,
         rows,
     )
