@@ -14,13 +14,14 @@ pytest.importorskip("benchmarks.evidence", reason="the experiments are not part 
 
 from benchmarks.evidence import paper, plan
 from benchmarks.evidence.__main__ import main, time_all, work
+from benchmarks.evidence.measure import alike, measure, measure_together
 from benchmarks.evidence.measures import TRAINED_ON, ZERO_SHOT, Perplexity, Texts, Variance, describe
 from benchmarks.evidence.prepare import pack, prepare_tiny, unpack
 from benchmarks.evidence.results import Results
 from benchmarks.evidence.runs import STEPS, Run, all_runs
 from benchmarks.evidence.samples import unpack_samples
 from benchmarks.evidence.tiny import tiny
-from benchmarks.evidence.train import Place, run_steps
+from benchmarks.evidence.train import Place, run_steps, train
 
 from bd3lm.commands.sample_files import Samples
 from bd3lm.data import TokenShards
@@ -225,6 +226,22 @@ def test_a_second_run_of_a_shape_compiles_nothing(
     graphs = [results.of(run, "trained")[0]["graphs"] for run in (first, second, *searched)]
     assert graphs[0] > 0
     assert graphs[1:] == [0, 0, 0]  # blocks of 4 again, the clip search included
+
+
+def test_exact_likelihoods_of_several_orders_are_those_of_each(place: Place, tmp_path: Path):
+    """Taken together from one set of passes, and one by one on the same weights."""
+    orders = tuple(replace(EXACT, lean=lean) for lean in (0.0, 1.0, 4.0))
+    run = small("from-ar-copies-4/0", measures=(*orders, Perplexity(estimator="next-token")))
+    results = Results(tmp_path / "e.jsonl")
+    for parent in run.lineage[:-1]:
+        train(parent, place, results, keep=True)
+    model = train(run, place, results, keep=False)
+    groups = alike(run.measures)
+    assert [len(group) for group in groups] == [3, 1]
+    together = measure_together(groups[0], run, model, place, results)
+    alone = [measure(what, run, model, place, results) for what in groups[0]]
+    assert together == alone
+    assert len({found["figures"][0]["nats"] for found in together}) == 3
 
 
 def test_texts_can_be_judged_later(place: Place, tmp_path: Path):

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from benchmarks.evidence import plan
-from benchmarks.evidence.measure import measure
+from benchmarks.evidence.measure import alike, measure_together
 from benchmarks.evidence.measures import Measure, describe
 from benchmarks.evidence.prepare import prepare_tiny, unpack
 from benchmarks.evidence.results import PATTERN, Results
@@ -96,16 +96,17 @@ def _do(job: plan.Job, place: Place, results: Results, *, keep: set[str]) -> Non
     except Exception:
         _broke(run, None, results)
         return
-    for what in job.missing:
+    for group in alike(job.missing):
         started = time.monotonic()
         try:
-            found = measure(what, run, model, place, results)
+            found = measure_together(group, run, model, place, results)
         except Exception:
-            _broke(run, what, results)
+            _broke(run, group[0], results)
             continue
-        spent = time.monotonic() - started
-        kept = {"measure": describe(what), "training": run.kind, "seconds": spent, "result": found}
-        results.add("measured", run, **kept, others=place.others)
+        spent = (time.monotonic() - started) / len(group)
+        for what, result in zip(group, found, strict=True):
+            kept = {"measure": describe(what), "training": run.kind, "seconds": spent, "result": result}
+            results.add("measured", run, **kept, others=place.others)
     print(f"{run.key}: {time.monotonic() - begun:.1f} s", flush=True)
 
 

@@ -1,8 +1,8 @@
 """What is measured of a trained model. Likelihoods and variances in float32, texts in bfloat16 on a GPU."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -10,26 +10,75 @@ from benchmarks.evidence.measures import TRAINED_ON, Documents, Measure, Perplex
 from benchmarks.evidence.results import Results
 from benchmarks.evidence.runs import Run
 from benchmarks.evidence.train import Place, dense_attention
+from torch import Tensor
 
 from bd3lm.commands.perplexities import figure_record
 from bd3lm.commands.samples import sample_record
 from bd3lm.commands.variances import RULES
 from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import TokenShards, WrappedTokens
+from bd3lm.diffusion import Draws
 from bd3lm.evaluation import (
+    Enumerated,
     Estimator,
+    Figure,
     LengthStatistics,
     Sampled,
     corpus_likelihood,
     document_length,
+    exact_likelihoods,
     nelbo_variance,
     stop_counts,
 )
 from bd3lm.lm import Generation, LanguageModel, Settings, block_loss, build_estimator
+from bd3lm.models import Denoiser
 from bd3lm.objectives import Autoregressive, TokenBatch
 
 _ROWS = 64
 _REDRAWS = 20
+
+
+def alike(measures: Iterable[Measure]) -> list[list[Measure]]:
+    """Measures in groups that are taken together: exact likelihoods that differ in the lean alone."""
+    groups: dict[Measure, list[Measure]] = {}
+    for what in measures:
+        exact = isinstance(what, Perplexity) and what.estimator == "exact"
+        groups.setdefault(replace(what, lean=0.0) if exact else what, []).append(what)
+    return list(groups.values())
+
+
+def measure_together(
+    group: Sequence[Measure], run: Run, model: LanguageModel, place: Place, results: Results
+) -> list[Mapping[str, Any]]:
+    """The results of a group of measures."""
+    asked = [what for what in group if isinstance(what, Perplexity)]
+    if len(asked) < 2:
+        return [measure(what, run, model, place, results) for what in group]
+    with dense_attention(model.network):
+        estimator, score_first = _estimator("exact", model)
+        if not isinstance(estimator, Enumerated):
+            raise ValueError(f"only blocks have orders that lean, got {run.key}")
+        shape = {each.name: getattr(estimator, each.name) for each in fields(estimator)}
+        leaning = _Leaning(**shape, leans=tuple(what.lean for what in asked))
+        found = _likelihood(asked[0], model, place, leaning, score_first)
+    number = len(found["figures"]) // len(asked)
+    starts = range(0, len(found["figures"]), number)
+    return [{**found, "figures": found["figures"][start : start + number]} for start in starts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Leaning(Enumerated):
+    """The figures of one lean after those of another."""
+
+    leans: tuple[float, ...]
+
+    def figures(self, model: Denoiser) -> tuple[Figure, ...]:
+        return super().figures(model) * len(self.leans)
+
+    def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
+        asked = {name: value for name, value in self._asked.items() if name != "lean"}
+        found = exact_likelihoods(model, batch, self.leans, **asked)
+        return torch.stack([part.sum(1) for each in found for part in (each.nll, each.nelbo)])
 
 
 def measure(
@@ -51,7 +100,12 @@ def measure(
 
 def _perplexity(what: Perplexity, model: LanguageModel, place: Place) -> dict[str, Any]:
     model = model.with_lean(what.lean) if what.lean else model
-    estimator, score_first = _estimator(what.estimator, model)
+    return _likelihood(what, model, place, *_estimator(what.estimator, model))
+
+
+def _likelihood(
+    what: Perplexity, model: LanguageModel, place: Place, estimator: Estimator, score_first: bool
+) -> dict[str, Any]:
     rows = WrappedTokens(TokenShards(place.data / what.data), what.split, model.config.network.context)
     number = min(what.sequences, len(rows))
     batches = _batches(rows, number, model, score_first=score_first)

@@ -10,6 +10,7 @@ from bd3lm.diffusion import Draws, LevelSampler
 from bd3lm.evaluation import (
     draw_orders,
     exact_likelihood,
+    exact_likelihoods,
     importance_weighted_nll,
     order_log_likelihood,
 )
@@ -294,6 +295,22 @@ def test_prompts_and_ends_inside_blocks_leave_the_order_of_their_own_tokens(lean
             torch.testing.assert_close(found.nelbo[row, block], expected, **EXACT)
             if not lean:
                 torch.testing.assert_close(found.nelbo[row, block], nelbo(truth, scored)[0], **EXACT)
+
+
+def test_several_leans_take_the_passes_of_one(monkeypatch):
+    batch = TokenBatch.of(every_text(CLEAN, 6)[[100, 200]], prompts=torch.tensor([1, 4]))
+    asked = [0.0, 0.7, -1.5]
+    alone = [exact(batch, 3, lean=lean) for lean in asked]
+    calls = []
+    forward = type(MODEL).forward
+    monkeypatch.setattr(type(MODEL), "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
+    found = exact_likelihoods(MODEL, batch, asked, block_size=3, mask_id=MASK)
+    together = len(calls)
+    exact(batch, 3)
+    assert together == len(calls) - together > 0
+    for one, other in zip(found, alone, strict=True):
+        assert torch.equal(one.nll, other.nll)
+        assert torch.equal(one.nelbo, other.nelbo)
 
 
 @pytest.mark.parametrize("lean", [50.0, 1e6])

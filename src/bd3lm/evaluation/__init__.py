@@ -5,6 +5,7 @@ from bd3lm.evaluation.exact import (
     ExactLikelihood,
     draw_orders,
     exact_likelihood,
+    exact_likelihoods,
     importance_weighted_nll,
     order_log_likelihood,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "draw_orders",
     "evenly_spaced",
     "exact_likelihood",
+    "exact_likelihoods",
     "gradient_variance",
     "importance_weighted_nll",
     "judge_texts",

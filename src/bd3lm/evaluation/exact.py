@@ -20,7 +20,7 @@ prompt that ends inside a block starts the recursion from its tokens, which is t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +55,30 @@ def exact_likelihood(
     lean: float = 0.0,
 ) -> ExactLikelihood:
     """−log p and the NELBO of every block, from 2^block_size − 1 passes and one clean one."""
+    (found,) = exact_likelihoods(
+        model,
+        batch,
+        [lean],
+        block_size=block_size,
+        mask_id=mask_id,
+        causal_clean=causal_clean,
+        previous_token=previous_token,
+    )
+    return found
+
+
+@torch.no_grad()
+def exact_likelihoods(
+    model: Denoiser,
+    batch: TokenBatch,
+    leans: Iterable[float],
+    *,
+    block_size: int,
+    mask_id: int,
+    causal_clean: bool = False,
+    previous_token: bool = False,
+) -> tuple[ExactLikelihood, ...]:
+    """The same for orders of several leans, all from the passes of one."""
     _refuse_noise(model)
     if block_size > MAX_EXACT_BLOCK:
         raise ValueError(
@@ -63,8 +87,8 @@ def exact_likelihood(
         )
     conditionals = _conditionals(_denoiser(model, batch, block_size, mask_id, causal_clean, previous_token))
     scored = batch.scored.unflatten(1, (-1, block_size))
-    log_p, nelbo = _over_orders(conditionals, scored, lean)
-    return ExactLikelihood(nll=-log_p, nelbo=nelbo, tokens=scored.sum(-1))
+    found = (_over_orders(conditionals, scored, lean) for lean in leans)
+    return tuple(ExactLikelihood(nll=-log_p, nelbo=nelbo, tokens=scored.sum(-1)) for log_p, nelbo in found)
 
 
 def draw_orders(
