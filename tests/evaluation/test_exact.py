@@ -299,7 +299,7 @@ def test_prompts_and_ends_inside_blocks_leave_the_order_of_their_own_tokens(lean
 
 def test_several_leans_take_the_passes_of_one(monkeypatch):
     batch = TokenBatch.of(every_text(CLEAN, 6)[[100, 200]], prompts=torch.tensor([1, 4]))
-    asked = [0.0, 0.7, -1.5]
+    asked = [0.0, 0.7, 3.0]
     alone = [exact(batch, 3, lean=lean) for lean in asked]
     calls = []
     forward = type(MODEL).forward
