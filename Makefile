@@ -21,8 +21,7 @@ TEST_THREADS ?= 1
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
-# A file stays in one process, so that what its tests share is made once.
-PYTEST := OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -n $(PYTEST_JOBS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -n $(PYTEST_JOBS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -5,6 +5,7 @@ Without dropout, since its noise is drawn for each micro-batch. Sums run in anot
 """
 
 import json
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load
 
 from bd3lm.diffusion import Absorbing, Uniform
@@ -84,11 +86,20 @@ def alone(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=PARALLEL)
+EACH = ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=EACH)
 def together(request, tmp_path_factory) -> tuple[str, Path, list[dict[str, Any]]]:
-    folder = tmp_path_factory.mktemp(request.param)
-    found = run_processes("tests.training.test_scale.on_rank", request.param, str(folder), world=2)
-    return request.param, folder, found
+    """Made once, also where several workers share the tests."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, done = root / request.param, root / f"{request.param}.json"
+    with FileLock(root / f"{request.param}.lock"):
+        if not done.exists():
+            found = run_processes("tests.training.test_scale.on_rank", request.param, str(folder), world=2)
+            done.write_text(json.dumps(found))
+    return request.param, folder, json.loads(done.read_text())
 
 
 def tensors(folder: Path, tmp_path: Path, case: str) -> dict[str, torch.Tensor]:
@@ -107,7 +118,11 @@ def worst_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 
 @pytest.mark.parametrize(
     ("together", "case"),
-    [(parallel, case) for parallel, cases in PARALLEL.items() for case in cases],
+    [
+        pytest.param(parallel, case, marks=[pytest.mark.slow] if parallel == "fsdp" else [])
+        for parallel, cases in PARALLEL.items()
+        for case in cases
+    ],
     indirect=["together"],
 )
 def test_two_processes_train_as_one(case, alone, together, tmp_path):
