@@ -214,6 +214,7 @@ def test_steps_can_be_timed_alone(place: Place, tmp_path: Path, monkeypatch: pyt
     assert not results.of(run, "trained")
 
 
+@pytest.mark.slow
 def test_a_second_run_of_a_shape_compiles_nothing(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -307,6 +308,7 @@ def test_what_shares_a_gpu_is_not_timed_and_is_expected_to_take_longer(place: Pl
     assert shared - alone == pytest.approx(2 * training)
 
 
+@pytest.mark.slow
 def test_results_of_another_process_are_known(tmp_path: Path):
     main(["--tiny", "--out", str(tmp_path / "a"), "--only", "ar/0"])
     done = tmp_path / "a" / "evidence.jsonl"

@@ -166,6 +166,7 @@ def test_the_noise_of_draws_is_stated_rightly():
     assert fmean(each.monte_carlo_error**2 for each in found) == pytest.approx(spread**2, rel=0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", [CHAIN, ENUMERATED, COUNTS, NELBO], ids=lambda each: each.name)
 def test_the_error_is_right_for_texts_like_these(estimator):
     """Of corpora drawn from a known population, nine in ten intervals hold the population's own figure."""

@@ -82,6 +82,7 @@ def test_full_masking_at_block_size_one_has_no_variance_over_masks():
         assert found.error is None  # of one batch
 
 
+@pytest.mark.slow
 def test_the_errors_are_as_large_as_the_variances_scatter():
     """Over many sets of batches."""
     objective = BlockDiffusionLoss(block_size=3, mask_id=MASK, masking=Counts())

@@ -12,6 +12,7 @@ from tests.training.processes import run_processes
 TOLERANCE = 2e-6  # relative to the largest value of a tensor: sums are taken in another order
 
 
+@pytest.mark.slow
 def test_two_processes_do_what_one_does() -> None:
     """Gradients are sums over ranks, however accumulated; norms, steps and evaluations follow."""
     results = run_processes("tests.training.scenarios.equal_to_one_process", world=2)
