@@ -265,6 +265,7 @@ def test_a_torn_line_is_left_out(tmp_path: Path):
 
 def test_data_come_back_from_their_file(data: Path, tmp_path: Path):
     pack(data, tmp_path / "data.tar.xz")
+    assert [file.name for file in tmp_path.glob("data*")] == ["data.tar.xz"]
     unpack(tmp_path / "data.tar.xz", tmp_path / "again")
     for name in (TRAINED_ON, *ZERO_SHOT):
         before, after = TokenShards(data / name), TokenShards(tmp_path / "again" / name)

@@ -215,7 +215,7 @@ def test_masks_are_not_ranked_without_a_measure_of_noise(results: Results):
         rules = next(each.rules for each in run.measures if isinstance(each, Variance))
         add_result(results, run, Variance(rules=rules), {"rules": {rules[0]: {"variance": 1.0 + place}}})
     said = list(findings.range_findings(Evidence(results, ALL)))[1]
-    assert said.startswith("Noise not known: the best bound and the least Var are of the same masks, here 16")
+    assert said.startswith("Noise not known: the best bound and the least Var are of the same masks; here the best")
 
 
 def test_a_comparison_at_fewer_tokens_says_so(results: Results):
@@ -421,7 +421,7 @@ def test_masks_are_ranked_over_the_seeds_that_all_rows_have(results: Results):
     )
     evidence = Evidence(results, ALL)
     assert list(findings.range_findings(evidence))[1] == before
-    assert "here 16, U[0, 0.5] (the next" in before
+    assert "the best bound is of 16, U[0, 0.5] (the next" in before
     assert row(tables.range_table(evidence), "16, U[0, 0.5]")[1:4] == ["1", "≤ 50.00", "1.00"]
 
 

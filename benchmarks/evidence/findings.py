@@ -234,14 +234,14 @@ def _least_of_both(evidence: Evidence, theirs: Mapping[str, tuple[float, float]]
     found = tuned(evidence, list(theirs))
     spreads = {name: spread for name, (_, spread) in found.items() if spread is not None}
     if not all(nats for nats, _ in found.values()) or len(spreads) < len(theirs):
-        return said(NOT_MEASURED, f"the best bound and the least Var are of the same masks, {there}.")
+        return said(NOT_MEASURED, f"the best bound and the least Var are of the same masks; {there}.")
     best, second = sorted(theirs, key=lambda name: found[name][0].mean)[:2]
     quiet = min(theirs, key=lambda name: spreads[name])
     gap = evidence.difference(found[second][0], found[best][0])
     return said(
         (gap and _noise(gap)) or ("holds" if best == quiet else "does not hold"),
-        f"the best bound and the least Var are of the same masks, here {tuned_label(best)} (the next bound "
-        f"{shown(gap)}) and {tuned_label(quiet)}, {there}.",
+        "the best bound and the least Var are of the same masks; here the best bound is of "
+        f"{tuned_label(best)} (the next {shown(gap)}), the least Var of {tuned_label(quiet)}; {there}.",
     )
 
 

@@ -72,9 +72,12 @@ def prepare_tiny(out: Path) -> None:
 
 
 def pack(folder: Path, file: Path) -> None:
-    with lzma.open(file, "wb", filters=_XZ) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+    """Under another name until it is whole."""
+    partial = file.with_name(f"{file.name}.partial")
+    with lzma.open(partial, "wb", filters=_XZ) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
         for member in sorted(folder.rglob("*")):
             tar.add(member, member.relative_to(folder), recursive=False)
+    partial.replace(file)
 
 
 def unpack(file: Path, folder: Path) -> None:
@@ -97,7 +100,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes that tokenize")
     options = parser.parse_args()
     with TemporaryDirectory() as scratch:
+        print("tokenizing, which takes half a minute", flush=True)
         prepare_shared(options.shared, Path(scratch), workers=options.workers)
+        print("packing, which takes a minute", flush=True)
         pack(Path(scratch), options.out)
     print(f"wrote {options.out}: {options.out.stat().st_size / 2**20:.1f} MiB")
 

@@ -133,7 +133,9 @@ def test_what_a_perplexity_must_stand_beside_fits_80_columns(run, judge):
 
 
 def test_samples_are_drawn_once_and_never_written_over(run, judge, monkeypatch):
-    first = judged(run, judge)
+    told = screen()
+    first = judged(run, judge, console=told)
+    assert "writing 3 texts of up to 40 tokens by" in told.file.getvalue()
     (file,) = (run / "measured").glob("*.jsonl")
     (run / "measured" / f"{file.name}.partial").write_text("interrupted")
     other = judged(run, judge, Drawing(count=3, lengths=(40,), entropy_floor=0.0, nucleus_p=1.0))

@@ -81,6 +81,10 @@ class Samples:
                 return cls(subject.name, drawn, subject)
             file.parent.mkdir(exist_ok=True)
             partial_of(file).unlink(missing_ok=True)  # what an interrupted drawing left of it
+        many = f"{count:,} texts" if count > 1 else "a text"
+        notes.print(
+            Text(f"writing {many} of up to {settings.length:,} tokens by {subject.name}"), soft_wrap=True
+        )
         texts = run_sample(model, [""] * count, settings, out=file, show=False, console=notes)
         return cls(subject.name, [sample_record(text, "", settings, model) for text in texts], subject)
 
