@@ -215,7 +215,9 @@ def test_masks_are_not_ranked_without_a_measure_of_noise(results: Results):
         rules = next(each.rules for each in run.measures if isinstance(each, Variance))
         add_result(results, run, Variance(rules=rules), {"rules": {rules[0]: {"variance": 1.0 + place}}})
     said = list(findings.range_findings(Evidence(results, ALL)))[1]
-    assert said.startswith("Noise not known: the best bound and the least Var are of the same masks; here the best")
+    assert said.startswith(
+        "Noise not known: the best bound and the least Var are of the same masks; here the best"
+    )
 
 
 def test_a_comparison_at_fewer_tokens_says_so(results: Results):
