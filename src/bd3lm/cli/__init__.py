@@ -1,12 +1,14 @@
 """The command `bd3lm`: words to calls, and errors to lines. Nothing imports this package."""
 
 import difflib
+import io
 import os
 import select
 import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import replace
 from typing import Annotated, Any, Protocol, get_args
 
@@ -20,6 +22,7 @@ from bd3lm.cli.harness import Harness
 from bd3lm.cli.judging import Judge
 from bd3lm.cli.lengths import Lengths
 from bd3lm.cli.measuring import Eval, Variance, ZeroShot
+from bd3lm.cli.mistakes import in_one_line
 from bd3lm.cli.reporting import ReportCommand
 from bd3lm.cli.sampling import SampleCommand
 from bd3lm.cli.showing import Demo, Prove
@@ -95,7 +98,14 @@ def _main(words: list[str]) -> int:
         print(f"bd3lm: {wrong}", file=sys.stderr)
         return 2
     words, overrides = set_aside_overrides(words)
-    parsed: Any = tyro.cli(Command, prog="bd3lm", description=_DESCRIPTION, args=words or ["--help"])
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            parsed: Any = tyro.cli(Command, prog="bd3lm", description=_DESCRIPTION, args=words or ["--help"])
+    except SystemExit:
+        if box := said.getvalue():
+            print(box if debug else f"bd3lm: {in_one_line(box)}", file=sys.stderr)
+        raise
     command: _Command = replace(parsed, overrides=tuple(overrides)) if isinstance(parsed, Train) else parsed
     warnings.showwarning = _warn
     try:

@@ -1,0 +1,57 @@
+"""A command line that cannot be read is answered in one line, and in full with --debug."""
+
+import pytest
+
+from bd3lm.cli import main
+from bd3lm.cli.mistakes import in_one_line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("sample --lean abc", "bd3lm: --lean must be a number, got 'abc' (see bd3lm --help)"),
+        ("sample --length abc", "bd3lm: --length must be a whole number, got 'abc' (see bd3lm --help)"),
+        ("bench train --steps x", "bd3lm: --steps must be a whole number, got 'x' (see bd3lm --help)"),
+        ("sample --lenght 5", "bd3lm: unrecognized options --lenght, 5, did you mean --length?"),
+        ("bench train --method foo", "bd3lm: invalid choice 'foo' for argument '--method'. Expected one of"),
+        ("sample --length", "bd3lm: missing value for argument '--length'."),
+        ("data prepare", "bd3lm: missing from bd3lm data prepare: STR A file or folder"),
+        ("judge a --length 5 x", "bd3lm: error parsing --length: Could not find valid parse for arguments"),
+    ],
+)
+def test_a_mistake_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        main(words.split())
+    assert end.value.code == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(said)
+    assert told.err.count("\n") == 1
+    with pytest.raises(SystemExit):
+        main([*words.split(), "--debug"])
+    assert capsys.readouterr().err.count("\n") > 3
+
+
+def test_help_is_whole(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as end:
+        main(["sample", "--help"])
+    assert end.value.code == 0
+    assert "--lean" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        "╭─ Value error ─╮\n│ Error parsing --a: no type matching INT fits │\n│ instantiated from ['x']. │\n"
+        "│ ──── │\n│ For more, see bd3lm sample --help │\n╰────╯\n",
+        " Value error \n ----- \n  Error parsing --a: no type matching INT fits \n  instantiated from ['x'].\n"
+        "  -----\n  For more, see bd3lm sample --help\n \n",
+    ],
+)
+def test_boxes_are_drawn_with_lines_or_with_dashes(box: str):
+    assert in_one_line(box) == "--a must be a whole number, got 'x' (see bd3lm sample --help)"
+
+
+def test_what_is_no_box_is_told_as_it_is():
+    assert in_one_line("something\nelse  happened") == "something else happened"
+    assert in_one_line("╭─ New ─╮\n│ Never seen. │\n╰──╯\n") == "never seen"
