@@ -42,9 +42,9 @@ def test_help_is_whole(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     "box",
     [
-        "╭─ Value error ─╮\n│ Error parsing --a: no type matching INT fits │\n│ instantiated from ['x']. │\n"
+        "╭─ Value error ─╮\n│ Error parsing --a: no INT fits │\n│ instantiated from ['x']. │\n"
         "│ ──── │\n│ For more, see bd3lm sample --help │\n╰────╯\n",
-        " Value error \n ----- \n  Error parsing --a: no type matching INT fits \n  instantiated from ['x'].\n"
+        " Value error \n ----- \n  Error parsing --a: no INT fits \n  instantiated from ['x'].\n"
         "  -----\n  For more, see bd3lm sample --help\n \n",
     ],
 )
