@@ -1,7 +1,11 @@
 """A command line that cannot be read is answered in one line, and in full with --debug."""
 
+import sys
+from typing import Any
+
 import pytest
 
+from bd3lm import cli
 from bd3lm.cli import main
 from bd3lm.cli.mistakes import in_one_line
 
@@ -30,6 +34,20 @@ def test_a_mistake_is_one_line(words: str, said: str, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main([*words.split(), "--debug"])
     assert capsys.readouterr().err.count("\n") > 3
+
+
+def test_what_is_said_of_a_command_that_can_be_read_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    read = cli.tyro.cli
+
+    def talkative(*words: Any, **options: Any) -> Any:
+        print("something to know", file=sys.stderr)
+        return read(*words, **options)
+
+    monkeypatch.setattr(cli.tyro, "cli", talkative)
+    assert main(["presets"]) == 0
+    assert capsys.readouterr().err == "something to know\n"
 
 
 def test_help_is_whole(capsys: pytest.CaptureFixture[str]):

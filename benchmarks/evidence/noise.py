@@ -132,9 +132,9 @@ class Difference:
     def __str__(self) -> str:
         error = ""
         if self.error is not None and self.interval is not None:
-            low, high = (f"{100 * each:+.1f}" for each in self.interval)
-            is_small = self.log_error is not None and self.log_error <= _SMALL
-            error = f" ± {100 * self.error:.1f}" if is_small else f" ({low} to {high})"
+            low, high = self.interval
+            is_small = self.error <= _SMALL * (1 + self.value)
+            error = f" ± {100 * self.error:.1f}" if is_small else f" ({100 * low:+.1f} to {100 * high:+.1f})"
         return f"{100 * self.value:+.1f} %{error}".replace("-", "−")
 
     @property

@@ -106,6 +106,7 @@ def _main(words: list[str]) -> int:
         if box := said.getvalue():
             print(box if debug else f"bd3lm: {in_one_line(box)}", file=sys.stderr)
         raise
+    print(said.getvalue(), end="", file=sys.stderr)  # what is said of a command that can be read
     command: _Command = replace(parsed, overrides=tuple(overrides)) if isinstance(parsed, Train) else parsed
     warnings.showwarning = _warn
     try:

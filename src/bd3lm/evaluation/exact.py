@@ -43,7 +43,6 @@ class ExactLikelihood:
     tokens: Tensor  # how many tokens of the block were scored
 
 
-@torch.no_grad()
 def exact_likelihood(
     model: Denoiser,
     batch: TokenBatch,
