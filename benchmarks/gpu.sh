@@ -51,7 +51,7 @@ growth)
     done
     ;;
 parity)
-    python benchmarks/training_parity.py "$data" --steps 200 --batch 16 --out "$out/$part.jsonl" || failed=1
+    python benchmarks/training_parity.py "$data" --steps 200 --out "$out/$part.jsonl" || failed=1
     ;;
 esac
 exit $failed

@@ -8,7 +8,7 @@ and where a figure is missing it is not measured.
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 from benchmarks.evidence import paper
 from benchmarks.evidence.decoding import judged_difference
@@ -150,8 +150,7 @@ def long_findings(evidence: Evidence) -> Iterator[str]:
         yield ordering(
             LONG + high, LONG + low, evidence.difference(*nats), _printed(CORPORA, high, low), what
         )
-    name = f"{LONG}from-ar-copies-4"
-    for lean in (0.0, *LEANS):
+    for name, lean in product((f"{LONG}from-ar-copies-4", f"{LONG}from-ar-heavy-flat-4"), (0.0, *LEANS)):
         if nats_at := evidence.exact(name, lean=lean):
             above = evidence.above_ar(nats_at, ar=f"{LONG}ar")
             yield _aim(above, f"`{name}` at lean {lean:g}", ar=f"{LONG}ar")

@@ -280,8 +280,13 @@ def _longer() -> Iterator[Run]:
     for size in (4, 16):
         search = {"kind": "clipped", "redraw": True, "search": {"every": 90, "batches": 3}}
         yield of(f"bd3lm-{size}", merge(block(size, search), second), perplexities(size)[:1], base)
-    copies = block(4, {"kind": "counts", "complementary": True}, **NEXT, **PREVIOUS)
-    yield of("from-ar-copies-4", merge(copies, _later(LONG_STEPS // 2), fall), (*EXACT, *leaning(4)), half)
+    copies = {"kind": "counts", "complementary": True}
+    second = merge(_later(LONG_STEPS // 2), fall)
+    for name, variant in (
+        ("from-ar-copies-4", block(4, copies, **NEXT, **PREVIOUS)),
+        ("from-ar-heavy-flat-4", block(4, {**copies, "weight": "flat"}, **HEAVY, **PREVIOUS)),
+    ):
+        yield of(name, merge(variant, second), (*EXACT, *leaning(4)), half)
 
 
 def _base(seed: int) -> Run:
