@@ -184,7 +184,10 @@ def test_other_settings_are_compared_once_all_are_known(results: Results):
     assert row(tables.alternatives_table(evidence), "gpt2")[1:] == ["50.00 (used)", "90.00", "≤ 71.00"]
     assert list(findings.alternatives_findings(evidence)) == [
         "Best on validation text: for `ar` rate-0.002 and gpt2; for `counts-4` rate-0.001; "
-        "for `mdlm` rate-0.001 and rate-0.004."
+        "for `mdlm` rate-0.001 and rate-0.004.",
+        "Noise not known: `counts-4-rate-0.001` against `counts-4`, validation text, −3.3 %.",
+        "Noise not known: `mdlm-rate-0.001` against `mdlm`, validation text, −14.5 %.",
+        "Noise not known: `mdlm-rate-0.004` against `mdlm`, validation text, −14.5 %.",
     ]
 
 

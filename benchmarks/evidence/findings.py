@@ -23,7 +23,7 @@ from benchmarks.evidence.figures import (
 )
 from benchmarks.evidence.measures import ZERO_SHOT
 from benchmarks.evidence.noise import NOT_MEASURED, Difference, Nats
-from benchmarks.evidence.runs import COMPARED, LEANS, LONG, Run, range_name
+from benchmarks.evidence.runs import COMPARED, LEANS, LONG, Run, is_used, range_name
 from benchmarks.evidence.tables import (
     CORPORA,
     by_setting,
@@ -101,8 +101,8 @@ def _printed(tables: Mapping[str, Mapping[str, float]], name: str, other: str) -
 
 
 def alternatives_findings(evidence: Evidence) -> Iterator[str]:
-    """The best setting of each method, once all are known."""
-    best = []
+    """The best setting of each method, once all are known, and how far it is from what is used."""
+    best, better = [], []
     for name in COMPARED:
         found = by_setting(evidence, name)
         known = {setting: nats.mean for setting, nats in found.items() if isinstance(nats, Nats) and nats}
@@ -112,7 +112,12 @@ def alternatives_findings(evidence: Evidence) -> Iterator[str]:
         least = min(known.values())
         settings = [setting for setting, nats in known.items() if nats == least]
         best.append(f"for `{name}` {' and '.join(settings)}")
+        if not any(is_used(name, setting) for setting in settings):
+            better += [(f"{name}-{setting}", name) for setting in settings]
     yield f"Best on validation text: {'; '.join(best)}."
+    for run, name in better:
+        ours = evidence.difference(*(evidence.best(each, split="valid") for each in (run, name)))
+        yield compared(run, name, ours, ", validation text")
 
 
 def main_findings(evidence: Evidence) -> Iterator[str]:

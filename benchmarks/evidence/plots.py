@@ -170,7 +170,7 @@ def past_plot(evidence: Evidence, size: int) -> Plot | None:
     )
 
 
-_LEANING = ("both", "from-ar", "from-ar-late", "from-ar-copies", "from-ar-heavy", "from-ar-heavy-flat")
+_LEANING = ("both", "from-ar", "from-ar-late", "from-ar-copies", "from-ar-heavy-flat", "from-ar-early")
 
 
 def order_plot(evidence: Evidence, size: int) -> Plot | None:
