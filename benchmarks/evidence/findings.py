@@ -7,7 +7,7 @@ and where a figure is missing it is not measured.
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, product
 
 from benchmarks.evidence import paper
@@ -34,6 +34,8 @@ from benchmarks.evidence.tables import (
     tuned,
     tuned_label,
 )
+
+from bd3lm.reports.document import Table
 
 _AIM = 0.05  # above AR, of an exact perplexity, at blocks of 4
 _UNKNOWN = "noise not known"
@@ -389,3 +391,27 @@ def length_findings(evidence: Evidence) -> Iterator[str]:
                 f"The median document of `{name}` over that of the training set: {shown(ours)}, in the paper "
                 f"{theirs}."
             )
+
+
+_OF_THE_PAPER: Mapping[str, Callable[[Evidence], Iterator[str]]] = {
+    "test perplexity": main_findings,
+    "the same after twice the steps": long_findings,
+    "blocks of one token": case_findings,
+    "mask ranges": range_findings,
+    "noise schedules": schedule_findings,
+    "texts": text_findings,
+}
+_VERDICTS = ("holds", "does not hold", "within noise", _UNKNOWN, NOT_MEASURED)
+
+
+def verdict_table(evidence: Evidence) -> Table:
+    """How many of the findings that repeat one of the paper have which verdict."""
+    rows = []
+    for section, found in _OF_THE_PAPER.items():
+        counts = dict.fromkeys(_VERDICTS, 0)
+        for sentence in found(evidence):
+            word = sentence.partition(":")[0].lower()
+            if word in counts and "in the paper" in sentence:
+                counts[word] += 1
+        rows.append([section, *map(str, counts.values())])
+    return Table("What the paper says, by whether it is so here.", ["in", *_VERDICTS], rows)
