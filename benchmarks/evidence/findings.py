@@ -7,6 +7,7 @@ and where a figure is missing it is not measured.
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, product
 
@@ -406,12 +407,10 @@ _VERDICTS = ("holds", "does not hold", "within noise", _UNKNOWN, NOT_MEASURED)
 
 def verdict_table(evidence: Evidence) -> Table:
     """How many of the findings that repeat one of the paper have which verdict."""
-    rows = []
-    for section, found in _OF_THE_PAPER.items():
-        counts = dict.fromkeys(_VERDICTS, 0)
-        for sentence in found(evidence):
-            word = sentence.partition(":")[0].lower()
-            if word in counts and "in the paper" in sentence:
-                counts[word] += 1
-        rows.append([section, *map(str, counts.values())])
-    return Table("What the paper says, by whether it is so here.", ["in", *_VERDICTS], rows)
+    counts = {
+        section: Counter(each.partition(":")[0].lower() for each in found(evidence) if "in the paper" in each)
+        for section, found in _OF_THE_PAPER.items()
+    }
+    used = [word for word in _VERDICTS if any(count[word] for count in counts.values())]
+    rows = [[section, *(str(count[word]) for word in used)] for section, count in counts.items()]
+    return Table("What the paper says, by whether it is so here.", ["in", *used], rows)
