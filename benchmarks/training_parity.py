@@ -77,8 +77,11 @@ def main() -> None:
     }
     last = options.steps // 4
     means = {name: sum(values[-last:]) / last for name, values in runs.items()}
+    device = pick_device(None)
     record = {
         "benchmark": "training parity",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "torch": torch.__version__,
         "steps": options.steps,
         "batch": options.batch,
         "mean_last_quarter": means,

@@ -89,7 +89,7 @@ def _invented(measure: Measure, place: int) -> dict[str, Any]:
             known = {"nats": 4.0 + place / 100, "meaning": "exact", "monte_carlo_error": 0.001}
             return {"figures": [{"name": name, **known} for name in names]}
         case Variance():
-            return {"rules": {rule: {"variance": 2.0 + place} for rule in measure.rules}}
+            return {"rules": {rule: {"variance": 2.0 + place, "error": 0.1} for rule in measure.rules}}
         case Texts():
             cost = {"evaluations_per_token": 0.5 + place / 200, "entropy": 4.7, "redraws": 0}
             return {"set": set_name(measure), **cost}

@@ -13,6 +13,7 @@ from benchmarks.evidence.measures import TRAINED_ON, Measure, Texts, describe
 from benchmarks.evidence.noise import (
     NOT_MEASURED,
     Difference,
+    Estimate,
     Nats,
     Spread,
     comparable,
@@ -24,7 +25,7 @@ from benchmarks.evidence.noise import (
 )
 from benchmarks.evidence.real import REAL, real_name
 from benchmarks.evidence.results import PATTERN, Line, Results
-from benchmarks.evidence.runs import Run, all_runs
+from benchmarks.evidence.runs import LEANS, Run, all_runs
 from benchmarks.evidence.samples import JUDGED, read_verdicts, text_name
 
 from bd3lm.recipe import BlockDiffusionRecipe
@@ -225,15 +226,25 @@ class Evidence:
         """Above the likelihood of AR on the same text."""
         return self.difference(nats, self.exact(ar, part=part))
 
-    def variances(self, name: str, seeds: Collection[int] | None = None) -> dict[str, float]:
-        """Of the loss, by rule, the mean over seeds, or over some of them."""
-        found: dict[str, list[float]] = {}
+    def variances(self, name: str, seeds: Collection[int] | None = None) -> dict[str, Estimate]:
+        """Of the loss, by rule, the mean over seeds, or over some of them, and that of their errors."""
+        found: dict[str, list[dict[str, float]]] = {}
         for line in self.measured(name, "variance"):
             if seeds is not None and line["seed"] not in seeds:
                 continue
             for rule, each in line["result"]["rules"].items():
-                found.setdefault(rule, []).append(each["variance"])
-        return {rule: statistics.mean(values) for rule, values in found.items()}
+                found.setdefault(rule, []).append(each)
+        return {
+            rule: Estimate(*(statistics.mean(each[part] for each in own) for part in ("variance", "error")))
+            for rule, own in found.items()
+        }
+
+    def in_orders(self, name: str) -> dict[float, Nats]:
+        """Likelihoods by lean, of the trainings that were measured in all of these orders, if any were."""
+        found = {lean: nats for lean in (0.0, *LEANS) if (nats := self.best(name, lean=lean))}
+        if found and (common := set.intersection(*(set(nats.trainings) for nats in found.values()))):
+            return {lean: nats.of_trainings(common) for lean, nats in found.items()}
+        return found
 
     def texts(self) -> list[Written]:
         """Every set of texts that some run is to write, written or not."""

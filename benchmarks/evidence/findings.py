@@ -124,7 +124,8 @@ def alternatives_findings(evidence: Evidence) -> Iterator[str]:
 
 
 def main_findings(evidence: Evidence) -> Iterator[str]:
-    for low, high in pairwise(("ar", "bd3lm-4", "bd3lm-8", "bd3lm-16", "mdlm", "sedd", "d3pm")):
+    rising = ("ar", "bd3lm-4", "bd3lm-8", "bd3lm-16", "mdlm", "sedd", "d3pm")
+    for low, high in (*pairwise(rising), ("bd3lm-4", "bd3lm-16")):
         ours = evidence.difference(evidence.as_in_paper(high), evidence.as_in_paper(low))
         yield ordering(high, low, ours, _printed(CORPORA, high, low), "" if low == "ar" else ", bounds")
     exact, bound = evidence.exact("bd3lm-4"), evidence.bound("bd3lm-4")
@@ -205,7 +206,7 @@ def case_findings(evidence: Evidence) -> Iterator[str]:
     uniform, full = paper.CASE_VARIANCE
     for name in ("block-1", "block-1-full"):
         found = evidence.variances(name)
-        ours = Difference.of(found[full], found[uniform]) if {full, uniform} <= set(found) else None
+        ours = found[full].over(found[uniform]) if {full, uniform} <= set(found) else None
         here = "" if ours is None else f", here {ours}"
         theirs = Difference.of(paper.CASE_VARIANCE[full], paper.CASE_VARIANCE[uniform])
         yield said(
@@ -215,23 +216,26 @@ def case_findings(evidence: Evidence) -> Iterator[str]:
 
 
 def range_findings(evidence: Evidence) -> Iterator[str]:
-    """The paper's claim: for each block size one range has both the least variance and the best bound."""
     for size in (None, 16, 4):
-        yield _least_of_both(
-            evidence, {range_name(*key): figures for key, figures in paper.RANGES.items() if key[0] == size}
-        )
+        theirs = {range_name(*key): figures for key, figures in paper.RANGES.items() if key[0] == size}
+        yield from _tuning_findings(evidence, theirs)
 
 
 def schedule_findings(evidence: Evidence) -> Iterator[str]:
     for size in (4, 16):
         theirs = {name: figures for name, figures in paper.SCHEDULES.items() if f"-{size}-" in name}
-        yield _least_of_both(evidence, theirs)
-        best, found = min(theirs, key=lambda name: theirs[name]), tuned(evidence, list(theirs))
-        for name in theirs:
-            if name != best:
-                printed = {"LM1B": Difference.of(theirs[best][0], theirs[name][0])}
-                ours = evidence.difference(found[best][0], found[name][0])
-                yield ordering(tuned_label(best), tuned_label(name), ours, printed, ", bounds")
+        yield from _tuning_findings(evidence, theirs)
+
+
+def _tuning_findings(evidence: Evidence, theirs: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+    """The paper's claims: some masks have both the least variance and the best bound; and which these are."""
+    yield _least_of_both(evidence, theirs)
+    best, found = min(theirs, key=lambda name: theirs[name]), tuned(evidence, list(theirs))
+    for name in theirs:
+        if name != best:
+            printed = {"LM1B": Difference.of(theirs[best][0], theirs[name][0])}
+            ours = evidence.difference(found[best][0], found[name][0])
+            yield ordering(tuned_label(best), tuned_label(name), ours, printed, ", bounds")
 
 
 def _least_of_both(evidence: Evidence, theirs: Mapping[str, tuple[float, float]]) -> str:
@@ -243,7 +247,7 @@ def _least_of_both(evidence: Evidence, theirs: Mapping[str, tuple[float, float]]
     if not all(nats for nats, _ in found.values()) or len(spreads) < len(theirs):
         return said(NOT_MEASURED, f"the best bound and the least Var are of the same masks; {there}.")
     best, second = sorted(theirs, key=lambda name: found[name][0].mean)[:2]
-    quiet = min(theirs, key=lambda name: spreads[name])
+    quiet = min(theirs, key=lambda name: spreads[name].value)
     gap = evidence.difference(found[second][0], found[best][0])
     return said(
         (gap and _noise(gap)) or ("holds" if best == quiet else "does not hold"),
@@ -325,12 +329,12 @@ def _chosen(evidence: Evidence, size: int, names: Sequence[str]) -> Iterator[str
 def order_findings(evidence: Evidence, size: int) -> Iterator[str]:
     """What a lean is worth to the same weights, and how near to AR the largest brings them."""
     for name in ordered_names(evidence, size):
-        known = {lean: nats for lean in (0.0, *LEANS) if (nats := evidence.best(name, lean=lean))}
+        known = evidence.in_orders(name)
         if 0.0 not in known or len(known) < 2:
             continue
         most = max(known)
         leaning, uniform = (
-            known[lean].of_the_weights_of(known[other]) for lean, other in ((most, 0.0), (0.0, most))
+            known[lean].of_trainings(known[other].trainings) for lean, other in ((most, 0.0), (0.0, most))
         )
         less = evidence.difference(leaning, uniform, with_noise=False)
         bounds = ", bounds, which are tighter the more an order leans" if known[most].is_bound else ""

@@ -64,15 +64,10 @@ class Nats:
         parts = {name: kept(getattr(self, name)) for name in ("values", "seeds", "trainings", "starts")}
         return replace(self, **parts)
 
-    def of_the_weights_of(self, other: "Nats") -> "Nats":
-        """Of the seeds alone whose very weights are the other's too."""
-        return self.of_seeds(
-            [
-                seed
-                for seed, training in zip(self.seeds, self.trainings, strict=True)
-                if training in other.trainings
-            ]
-        )
+    def of_trainings(self, trainings: Collection[str]) -> "Nats":
+        """Of the seeds alone whose very weights came of these."""
+        pairs = zip(self.seeds, self.trainings, strict=True)
+        return self.of_seeds([seed for seed, training in pairs if training in trainings])
 
 
 @dataclass(frozen=True)
@@ -149,6 +144,22 @@ class Difference:
     def is_beyond(self, limit: float) -> bool | None:
         """Whether it lies above a limit by enough standard errors; None where these are not known."""
         return None if self.log_error is None else self.above(limit).log >= self.errors * self.log_error
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A positive figure, with its standard error where that is known."""
+
+    value: float
+    error: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}" + ("" if self.error is None else f" ± {self.error:.2f}")
+
+    def over(self, other: "Estimate") -> Difference:
+        errors = [each.error and each.error / each.value for each in (self, other)]
+        known = None if errors[0] is None or errors[1] is None else math.hypot(errors[0], errors[1])
+        return Difference(math.log(self.value / other.value), known)
 
 
 def pooled(groups: Iterable[Sequence[tuple[float, ...]]]) -> Spread:

@@ -8,7 +8,6 @@ from benchmarks.evidence import paper
 from benchmarks.evidence.decoding import breaks, curves, decoding_sets, rule_family
 from benchmarks.evidence.figures import Evidence, Written
 from benchmarks.evidence.noise import Difference
-from benchmarks.evidence.runs import LEANS
 from benchmarks.evidence.tables import CORPORA, documents, ordered_names, past_names
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -179,8 +178,8 @@ def order_plot(evidence: Evidence, size: int) -> Plot | None:
     for name in ordered_names(evidence, size):
         if name.removesuffix(f"-{size}") not in _LEANING:
             continue
-        found = {lean: evidence.above_ar(evidence.best(name, lean=lean)) for lean in (0.0, *LEANS)}
-        known = {lean: above for lean, above in found.items() if above}
+        found = evidence.in_orders(name).items()
+        known = {lean: above for lean, nats in found if (above := evidence.above_ar(nats))}
         if len(known) > 1:
             lines[name] = known
     if not lines:

@@ -15,7 +15,7 @@ from benchmarks.evidence.figures import (
     trained_tokens,
 )
 from benchmarks.evidence.measures import ZERO_SHOT, Documents, Variance
-from benchmarks.evidence.noise import NOT_MEASURED, Difference, Nats, comparable
+from benchmarks.evidence.noise import NOT_MEASURED, Difference, Estimate, Nats, comparable
 from benchmarks.evidence.runs import ALTERNATIVES, COMPARED, DECODED, LEANS, LONG, Run, is_used, range_name
 
 from bd3lm.reports.document import Table
@@ -74,13 +74,13 @@ def summary_table(evidence: Evidence) -> Table:
     for words, name, lean in SUMMARY:
         nats = evidence.exact(name, lean=lean)
         if lean:
-            nats = nats.of_the_weights_of(evidence.exact(name))
+            nats = nats.of_trainings(evidence.exact(name).trainings)
         ar = f"{LONG}ar" if name.startswith(LONG) else "ar"
         rows.append([words, str(len(nats.values)), *_cells(evidence, name, nats, ar=ar)])
     tokens = trained_tokens(evidence.named("ar")[0]) / 1e6
     return Table(
-        f"Blocks of 4 on Wikipedia, 77 M parameters, {tokens:.0f} M tokens: exact perplexity of test text, ± "
-        "the standard deviation over seeds, and how far it lies over that of AR after as many steps by the "
+        f"Blocks of 4 on Wikipedia, 77 M parameters, {tokens:.0f} M tokens in 1,000 steps: exact perplexity "
+        "of test text, ± the standard deviation over seeds, and how far it lies over that of AR after as many steps by the "
         "seeds that both have, ± a standard error where it is known, or its interval where it is large.",
         ["trained as", "seeds", "exact", "over AR"],
         rows,
@@ -200,7 +200,7 @@ def case_table(evidence: Evidence) -> Table:
         found = evidence.variances(name)
         draws = any(isinstance(each, Variance) for each in evidence.named(name)[0].measures)
         missing = NOT_MEASURED if draws else NONE
-        spreads = [number(found.get(rule), missing=missing) for rule in paper.CASE_VARIANCE]
+        spreads = [str(found.get(rule, missing)) for rule in paper.CASE_VARIANCE]
         rows.append([name, str(evidence.best(name)), number(theirs), *spreads])
     rows.append(["the paper's Var", NONE, NONE, *map(number, paper.CASE_VARIANCE.values())])
     return Table(
@@ -241,7 +241,7 @@ def _tuned_rows(evidence: Evidence, theirs: Mapping[str, tuple[float, float]]) -
     rows = []
     for names in tuned_by_size(theirs).values():
         for name, (nats, spread) in tuned(evidence, names).items():
-            cells = [str(len(nats.values)), str(nats), number(spread)]
+            cells = [str(len(nats.values)), str(nats), shown(spread)]
             rows.append([tuned_label(name), *cells, *map(number, theirs[name])])
     return rows
 
@@ -254,7 +254,7 @@ def tuned_by_size(names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def tuned(evidence: Evidence, names: Sequence[str]) -> dict[str, tuple[Nats, float | None]]:
+def tuned(evidence: Evidence, names: Sequence[str]) -> dict[str, tuple[Nats, Estimate | None]]:
     """The bound and the variance of rows that are compared, over the seeds in which they can be."""
     bounds = {name: evidence.bound(name) for name in names}
     measured = [nats for nats in bounds.values() if nats]
@@ -326,15 +326,15 @@ def order_table(evidence: Evidence, size: int) -> Table:
     rows = []
     for name in ordered_names(evidence, size):
         asked = {getattr(each, "lean", 0.0) for run in evidence.named(name) for each in run.measures}
-        cells = [
-            f"{found} ({evidence.above_ar(found)})" if (found := evidence.best(name, lean=lean)) else missing
-            for lean in (0.0, *LEANS)
-            for missing in (NOT_MEASURED if lean in asked else NONE,)
-        ]
-        rows.append([name, *cells])
+        known = {
+            lean: f"{nats} ({evidence.above_ar(nats)})" for lean, nats in evidence.in_orders(name).items()
+        }
+        missing = {lean: NOT_MEASURED if lean in asked else NONE for lean in (0.0, *LEANS)}
+        rows.append([name, *(missing | known).values()])
     return Table(
         f"Blocks of {size}: perplexity of the test split, {'exact' if size == 4 else 'a bound'}, by how much "
-        "the order of reveal leans to the left, and how far it lies above AR.",
+        "the order of reveal leans to the left, and how far it lies above AR; a row is of the trainings that "
+        "were measured in all of its orders.",
         ["run", "lean 0", *(f"{lean:g}" for lean in LEANS)],
         rows,
     )

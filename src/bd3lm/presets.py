@@ -93,10 +93,10 @@ _NEXT_TOKEN = {"method": {"kind": "block_diffusion", "causal_clean": True, "next
 _PREVIOUS_TOKEN = {"method": {"kind": "block_diffusion", "previous_token": True}}
 
 
-# The best on validation text of the variants in docs/results.md: from a model that was autoregressive for a
-# quarter of the steps, two complementary copies of masks by count with weight 1 for every hidden token, four
-# times the next-token loss, the token before hidden ones shown, texts in an order that leans to the left. It
-# was compared at 33 M tokens and blocks of 4.
+# Of the variants in docs/results.md none is better in uniform order and none as good in one that leans: from
+# a model that was autoregressive for a quarter of the steps, two complementary copies of masks by count with
+# weight 1 for every hidden token, four times the next-token loss, the token before hidden ones shown, texts
+# in an order that leans to the left. It was compared at 33 M tokens and blocks of 4, at no other size.
 _RECOMMENDED = merge(
     _NEXT_TOKEN,
     _PREVIOUS_TOKEN,
@@ -133,7 +133,7 @@ class _Corpus:
     later: Mapping[str, Any] = field(default_factory=dict)
     """What stages that start from another have otherwise."""
     method: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of whatever method."""
+    """What every method has otherwise."""
 
     def stage(self, name: str, steps: int, *parts: Mapping[str, Any]) -> Stage:
         return Stage(name, merge(self.common, *parts, {"method": self.method, "train": {"steps": steps}}))
@@ -195,7 +195,7 @@ _CORPORA = {
         search={"every": 45, "batches": 3},
         ar={"network": {"initialisation": "gpt2"}},
         later={"optimizer": {"warmup_steps": 25}},
-        method={"score_first": True},
+        method={"score_first": True},  # so that all methods are scored on the same tokens
     ),
 }
 
@@ -232,7 +232,8 @@ def _corpus_presets(name: str) -> dict[str, Preset]:
             ),
         )
         presets[f"{name}-block-{size}"] = Preset(
-            f"recommended: blocks of {size} on {name}, after a quarter of the steps autoregressively",
+            f"recommended{'' if size == 4 else ', untried at this size'}: blocks of {size} on {name}, "
+            "after a quarter of the steps autoregressively",
             (
                 corpus.stage("ar", quarter, ar, _AT_FULL_RATE),
                 corpus.stage("block", total - quarter, _RECOMMENDED, _block(size), corpus.later),
