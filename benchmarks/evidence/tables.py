@@ -80,8 +80,9 @@ def summary_table(evidence: Evidence) -> Table:
     tokens = trained_tokens(evidence.named("ar")[0]) / 1e6
     return Table(
         f"Blocks of 4 on Wikipedia, 77 M parameters, {tokens:.0f} M tokens in 1,000 steps: exact perplexity "
-        "of test text, ± the standard deviation over seeds, and how far it lies over that of AR after as many steps by the "
-        "seeds that both have, ± a standard error where it is known, or its interval where it is large.",
+        "of test text, ± the standard deviation over seeds, and how far it lies over that of AR after as "
+        "many steps by the seeds that both have, ± a standard error where it is known, or its interval where "
+        "it is large.",
         ["trained as", "seeds", "exact", "over AR"],
         rows,
     )
