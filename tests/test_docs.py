@@ -29,6 +29,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / link).exists(), link
 
 
+def test_the_examples_of_extending_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    for source in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(compile(source, "extending.md", "exec"), {"__name__": "extending"})
+    bound, text = capsys.readouterr().out.split("\n", 1)
+    assert bound == "False"
+    assert text.startswith("The city of")
+
+
 def _exists(dotted: str) -> bool:
     """Whether a dotted name is a module, or an attribute of one."""
     parts = dotted.split(".")

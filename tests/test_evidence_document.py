@@ -102,7 +102,7 @@ def test_nothing_measured_is_said_to_be_so(results: Results):
     parts = document.build(Evidence(results, ALL))
     assert sorted(parts) == sorted(document.REGIONS)
     assert not [part for each in parts.values() for part in each if isinstance(part, Plot)]
-    told = {"verdicts", "quality", "setting", "progress", "alternatives", "failures", "earlier", "cost"}
+    told = {"verdicts", "quality", "variants", "setting", "progress", "alternatives", "failures", "earlier", "cost"}
     for name in parts.keys() - told:
         (line,) = parts[name]
         assert re.fullmatch(r"Not measured yet: [\w -]+, \d+ runs\.", line.text)
@@ -160,13 +160,13 @@ def test_plots_that_are_no_longer_shown_go(results: Results, tmp_path: Path):
     words = ["--results", str(tmp_path), "--document", str(file), "--readme", str(readme)]
     document.main(words)
     assert not old.exists()
-    assert "| autoregressive | 0 | not measured |" in readme.read_text("utf-8")
+    assert "| autoregressive | not measured (0) |" in readme.read_text("utf-8")
     add(results, "ar/0", exact=40.0)
     with pytest.raises(SystemExit, match=r"results\.md must be made anew, stale: quality, progress, main"):
         document.main([*words, "--check"])
     before = readme.read_text("utf-8")
     document.main(words)
-    assert "| autoregressive | 1 | 40.00 |" in readme.read_text("utf-8")
+    assert "| autoregressive | 40.00 (1) |" in readme.read_text("utf-8")
     readme.write_text(before)
     with pytest.raises(SystemExit, match=r"README\.md must be made anew, stale: quality"):
         document.main([*words, "--check"])

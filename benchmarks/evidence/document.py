@@ -128,6 +128,7 @@ REGIONS: Mapping[str, Region] = {
         _of_table("schedules"),
         _region(tables.schedule_table, None, findings.schedule_findings),
     ),
+    "variants": _region(tables.variant_table),
     "past-4": _once_measured("variants at blocks of 4", _of_table("past", "-4"), _past(4)),
     "past-16": _once_measured("variants at blocks of 16", _of_table("past", "-16"), _past(16)),
     "orders": _once_measured("orders that lean", lambda _, each: bool(getattr(each, "lean", 0.0)), _orders),

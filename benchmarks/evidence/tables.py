@@ -18,6 +18,7 @@ from benchmarks.evidence.measures import ZERO_SHOT, Documents, Variance
 from benchmarks.evidence.noise import NOT_MEASURED, Difference, Estimate, Nats, comparable
 from benchmarks.evidence.runs import ALTERNATIVES, COMPARED, DECODED, LEANS, LONG, Run, is_used, range_name
 
+from bd3lm.recipe import BlockDiffusionRecipe, ClippedMasking, CountsMasking, MaskingRecipe
 from bd3lm.reports.document import Table
 
 MAIN = ("ar", "d3pm", "sedd", "mdlm", "bd3lm-16", "bd3lm-8", "bd3lm-4")
@@ -40,31 +41,18 @@ def main_table(evidence: Evidence) -> Table:
     )
 
 
-# What a reader of the README wants to know first, in words, with the lean of the order.
-SUMMARY: Sequence[tuple[str, str, float]] = (
-    ("autoregressive", "ar", 0.0),
-    ("the paper's two stages, 85 % of the steps on whole contexts", "bd3lm-4", 0.0),
-    ("the paper's clipped masks on blocks from the first step on", "clipped-4", 0.0),
-    ("masks by count", "counts-4", 0.0),
-    ("masks by count, two complementary copies", "copies-4", 0.0),
-    (
-        "from AR: half of the steps AR, then masks by count, a next-token loss, the token before shown",
-        "from-ar-4",
-        0.0,
-    ),
-    ("the same weights at lean 2", "from-ar-4", 2.0),
-    ("from AR, with two copies", "from-ar-copies-4", 0.0),
-    ("the same weights at lean 2", "from-ar-copies-4", 2.0),
-    (
-        "as the presets train: a quarter of the steps AR, then two copies, every hidden token of weight 1, "
-        "four times the next-token loss",
-        "from-ar-early-4",
-        0.0,
-    ),
-    ("the same weights at lean 4", "from-ar-early-4", 4.0),
-    ("autoregressive, twice the steps", f"{LONG}ar", 0.0),
-    ("from AR, with two copies, twice the steps", f"{LONG}from-ar-copies-4", 0.0),
-    ("the same weights at lean 2", f"{LONG}from-ar-copies-4", 2.0),
+# What a reader of the README wants to know first, in words, and the lean shown beside the uniform order.
+SUMMARY: Sequence[tuple[str, str, float | None]] = (
+    ("autoregressive", "ar", None),
+    ("the paper's two stages, 85 % of the steps on whole contexts", "bd3lm-4", None),
+    ("the paper's clipped masks on blocks from the first step on", "clipped-4", None),
+    ("masks by count", "counts-4", None),
+    ("masks by count, two complementary copies", "copies-4", None),
+    ("half of the steps AR, then masks by count and a next-token loss", "from-ar-4", 2.0),
+    ("the same with two copies", "from-ar-copies-4", 2.0),
+    ("the presets `*-block-4`: a quarter AR, two copies, four times that loss", "from-ar-early-4", 4.0),
+    ("autoregressive, twice the steps", f"{LONG}ar", None),
+    ("half AR, two copies, twice the steps", f"{LONG}from-ar-copies-4", 2.0),
 )
 
 
@@ -72,18 +60,22 @@ def summary_table(evidence: Evidence) -> Table:
     """Of blocks of 4, exact."""
     rows = []
     for words, name, lean in SUMMARY:
-        nats = evidence.exact(name, lean=lean)
-        if lean:
-            nats = nats.of_trainings(evidence.exact(name).trainings)
         ar = f"{LONG}ar" if name.startswith(LONG) else "ar"
-        rows.append([words, str(len(nats.values)), *_cells(evidence, name, nats, ar=ar)])
+        uniform = evidence.exact(name)
+        leaning = [NONE, NONE]
+        if lean:
+            nats = evidence.exact(name, lean=lean).of_trainings(uniform.trainings)
+            figure, above = _cells(evidence, name, nats, ar=ar)
+            leaning = [f"{figure} (lean {lean:g}, {len(nats.values)})", above]
+        cells = _cells(evidence, name, uniform, ar=ar)
+        rows.append([words, f"{cells[0]} ({len(uniform.values)})", cells[1], *leaning])
     tokens = trained_tokens(evidence.named("ar")[0]) / 1e6
     return Table(
         f"Blocks of 4 on Wikipedia, 77 M parameters, {tokens:.0f} M tokens in 1,000 steps: exact perplexity "
-        "of test text, ± the standard deviation over seeds, and how far it lies over that of AR after as "
-        "many steps by the seeds that both have, ± a standard error where it is known, or its interval where "
-        "it is large.",
-        ["trained as", "seeds", "exact", "over AR"],
+        "of test text, ± the standard deviation over seeds (their number in brackets), and how far it lies "
+        "over that of AR after as many steps by the seeds that both have, ± a standard error where it is "
+        "known, or its interval where it is large.",
+        ["trained as", "uniform order", "over AR", "leaning order", "over AR"],
         rows,
     )
 
@@ -273,6 +265,45 @@ def past_names(evidence: Evidence, size: int) -> list[str]:
         return run.table == "past" and getattr(run.recipe.method, "block_size", None) == size
 
     return [f"bd3lm-{size}", *_names(evidence, is_variant)]
+
+
+def variant_table(evidence: Evidence) -> Table:
+    """What the names of the variants stand for, read off their recipes at blocks of 4."""
+    rows = []
+    for name in past_names(evidence, 4)[1:]:
+        run = evidence.named(name)[0]
+        method = run.recipe.method
+        if run.same_time_as is not None or not isinstance(method, BlockDiffusionRecipe):
+            continue
+        masking, start = method.masking, "nothing"
+        if run.parent is not None:
+            start = (
+                f"{run.parent.recipe.train.steps} steps of {'MDLM' if run.parent.kind == 'mdlm' else 'AR'}"
+            )
+        rows.append(
+            [
+                name.removesuffix("-4"),
+                start,
+                _mask_words(masking),
+                "2" if getattr(masking, "complementary", False) else "1",
+                f"{method.next_token:g}" if method.next_token else NONE,
+                "yes" if method.previous_token else NONE,
+            ]
+        )
+    headings = ["variant", "starts from", "masks", "copies", "next-token loss", "token before"]
+    return Table("What the variants are.", headings, rows, text_columns=[1, 2])
+
+
+def _mask_words(masking: MaskingRecipe) -> str:
+    match masking:
+        case CountsMasking():
+            flat = ", flat weights" * (masking.weight == "flat")
+            lean = f", for lean {masking.lean:g}" * bool(masking.lean)
+            return "by count" + ", learned proposal" * masking.learn_proposal + flat + lean
+        case ClippedMasking():
+            return f"rates in [{masking.low:g}, {masking.high:g}]"
+        case _:
+            return "uniform rates"
 
 
 def past_table(evidence: Evidence, size: int) -> Table:

@@ -186,7 +186,14 @@ _EXPERIMENTS = {
 _CORPORA = {
     "lm1b": _Corpus(common=merge(_PAPER, {"data": {"path": "data/lm1b", "context": 128}}), **_PAPERS_STAGES),
     "owt": _Corpus(
-        common=merge(_PAPER, {"data": {"path": "data/openwebtext", "context": 1024}}), **_PAPERS_STAGES
+        common=merge(
+            _PAPER,
+            {
+                "data": {"path": "data/openwebtext", "context": 1024},
+                "train": {"micro_batch": 16},  # what one GPU of 24 GB should hold, and up to 32 of them share
+            },
+        ),
+        **_PAPERS_STAGES,
     ),
     "wikipedia": _Corpus(
         common=_EXPERIMENTS,
