@@ -3,14 +3,16 @@
 import gzip
 import json
 import lzma
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bd3lm.data import FileCorpus
-from bd3lm.data.files import TextUnit, count_rows, read_rows
+from bd3lm.data.files import TextUnit, count_rows, find_files, read_rows, split_by_name
 
 TEXTS = ["The first.\nIt has two lines.", "Zweites Dokument: ünïcode 🙂", '"quoted" \\ and \t tabs', "last"]
 
@@ -109,7 +111,7 @@ def test_a_text_file_that_is_a_split_has_paragraphs(tmp_path: Path) -> None:
 
 def test_blank_documents_are_left_out(tmp_path: Path) -> None:
     jsonl = write_jsonl(tmp_path / "a.jsonl", ["", " \n", "x", "y"])
-    jsonl.write_text("\n" + jsonl.read_text() + "\n\n")
+    jsonl.write_text("\n" + jsonl.read_text() + "\n\n" + '{"text": null}\n')
     write_parquet(tmp_path / "b.parquet", [None, "z", ""])
     assert list(FileCorpus(tmp_path, held_out=0).documents("train")) == ["x", "y", "z"]
 
@@ -149,9 +151,29 @@ def test_counting_agrees_with_reading(tmp_path: Path, unit: TextUnit) -> None:
 )
 def test_names_say_splits(tmp_path: Path, file: str, split: str) -> None:
     write_jsonl(tmp_path / file, TEXTS)
+    other = "test" if split == "valid" else "valid"
+    write_jsonl(tmp_path / f"{other}.jsonl", TEXTS[:1])
     corpus = FileCorpus(tmp_path)
-    assert all_documents(corpus) == {split: TEXTS}
+    assert all_documents(corpus) == {split: TEXTS, other: TEXTS[:1]}
     assert corpus.count(split) is None
+
+
+def test_a_folder_of_text_to_measure_on_needs_no_training_text(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "test.jsonl", TEXTS)
+    assert all_documents(FileCorpus(tmp_path)) == {"test": TEXTS}
+
+
+@pytest.mark.parametrize(("held_out", "kept"), [(None, 38), (7, 33), (0, 40)])
+def test_files_that_all_say_train_are_held_out_from_as_those_that_say_nothing(
+    tmp_path: Path, held_out: float | None, kept: int
+) -> None:
+    """And their documents do not depend on how many of them are held out."""
+    texts = [str(i) for i in range(40)]
+    write_txt(tmp_path / "train-aa.txt", texts[:15])
+    write_txt(tmp_path / "train-ab.txt", texts[15:])
+    expected = {"train": texts[:kept]} | ({"valid": texts[kept:]} if kept < 40 else {})
+    assert all_documents(FileCorpus(tmp_path, held_out=held_out)) == expected
+    assert split_by_name(tmp_path, find_files(tmp_path)) == {}
 
 
 def test_files_come_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -164,10 +186,10 @@ def test_files_come_in_the_order_of_their_names(tmp_path: Path) -> None:
 
 
 def test_hidden_and_foreign_files_are_left_alone(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "train.jsonl", TEXTS)
+    write_jsonl(tmp_path / "test.jsonl", TEXTS)
     write_jsonl(tmp_path / ".cache" / "other.jsonl", ["hidden"])
     (tmp_path / "README.md").write_text("foreign")
-    assert all_documents(FileCorpus(tmp_path)) == {"train": TEXTS}
+    assert all_documents(FileCorpus(tmp_path)) == {"test": TEXTS}
 
 
 @pytest.mark.parametrize(("held_out", "kept"), [(None, 38), (0.5, 20), (7, 33), (0.001, 39), (0, 40)])
@@ -189,7 +211,7 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
     """A damaged line is met when it is reached, not before: nothing reads ahead."""
     path = write_jsonl(tmp_path / "train.jsonl", TEXTS)
     path.write_text(path.read_text() + "damaged\n")
-    documents = FileCorpus(tmp_path).documents("train")
+    documents = FileCorpus(path, held_out=0).documents("train")
     assert [next(documents) for _ in TEXTS] == TEXTS
     with pytest.raises(ValueError, match="line 5"):
         next(documents)
@@ -220,11 +242,16 @@ def test_the_fingerprint_follows_contents_and_options_and_not_the_place(tmp_path
 # --- errors -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("held_out", [-1, 1.5, 4, 100])
+@pytest.mark.parametrize("held_out", [-1, 1.5, 4, 100, math.inf, math.nan])
 def test_held_out_must_make_sense(tmp_path: Path, held_out: float) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     with pytest.raises(ValueError, match=r"^held_out must"):
         list(FileCorpus(path, held_out=held_out).documents("train"))
+
+
+def test_what_has_no_documents_is_not_blamed_on_held_out(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^a.jsonl has no documents$"):
+        FileCorpus(write_jsonl(tmp_path / "a.jsonl", [])).documents("train")
 
 
 def test_text_unit_must_be_known(tmp_path: Path) -> None:
@@ -282,7 +309,9 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     [
         ('{"text": 1', "line 2, is not JSON"),
         ('{"body": "x"}', "line 2, has no text in a field 'text': it has body"),
-        ('{"text": 3}', "line 2, has no text in a field 'text': it has text"),
+        ('{"text": 3}', "line 2, has no text in its field 'text': it holds int"),
+        ('{"text": ' + "[" * 100_000 + "]" * 100_000 + "}", "line 2, is JSON nested too deeply to be read"),
+        ('{"id": ' + "1" * 5000 + ', "text": "x"}', "line 2, is not JSON"),
         ('["x"]', "line 2, has no text in a field 'text': it has list"),
     ],
 )
@@ -297,6 +326,28 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [*TEXTS])
     with pytest.raises(ValueError, match="has no column 'body': it has id, text"):
         list(FileCorpus(path, field="body", held_out=0).documents("train"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"), [([1, 2], "int64"), ([["a"]], "list<.*string>"), ([b"a"], "binary"), ([1.5], "double")]
+)
+def test_a_column_of_no_text_is_named_with_its_type(tmp_path: Path, rows: list[Any], kind: str) -> None:
+    path = write_parquet(tmp_path / "a.parquet", rows)
+    with pytest.raises(
+        ValueError, match=f"a.parquet has no text in its column 'text': its type is {kind}, not"
+    ):
+        list(read_rows(path))
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "null", "dictionary"])
+def test_a_column_of_any_kind_of_text_can_be_read(tmp_path: Path, kind: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    texts = [None, None] if kind == "null" else ["a", None]
+    column = pyarrow.array(texts, pyarrow.string() if kind == "dictionary" else getattr(pyarrow, kind)())
+    table = pyarrow.table({"text": column.dictionary_encode() if kind == "dictionary" else column})
+    assert str(table.schema.field("text").type).startswith(kind)
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
+    assert list(read_rows(tmp_path / "a.parquet")) == [text or "" for text in texts]
 
 
 def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:

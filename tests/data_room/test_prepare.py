@@ -298,7 +298,7 @@ def test_kill_9_loses_nothing_finished_and_leaves_no_worker(
 def test_a_worker_that_dies_is_one_clear_line(tmp_path: Path, expected: dict[str, bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding_module, "_encode_in_worker", die)
-        with pytest.raises(RuntimeError, match="a worker process ended before its work was done"):
+        with pytest.raises(ChildProcessError, match="a worker process ended before its work was done"):
             run(tmp_path, workers=2)
     run(tmp_path)
     assert contents(tmp_path) == expected
@@ -314,7 +314,7 @@ def test_processes_that_cannot_start_are_one_clear_line(tmp_path: Path) -> None:
     command = [sys.executable, "-"]
     ended = subprocess.run(command, input=script, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 1
-    assert "RuntimeError: a worker process ended before its work was done" in ended.stderr
+    assert "ChildProcessError: a worker process ended before its work was done" in ended.stderr
 
 
 # --- other inputs, other folders --------------------------------------------------------------------
@@ -343,6 +343,45 @@ def test_another_tokenizer_into_the_same_folder_is_refused(tmp_path: Path) -> No
     run(tmp_path)
     with pytest.raises(ValueError, match="other inputs, with tokenizer_fingerprint"):
         prepare(CORPUS, train_bpe(random_texts(50), 300), tmp_path, shard_tokens=SHARD_TOKENS)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_other_inputs_start_over_only_where_no_shard_is_finished(
+    tmp_path: Path, expected: dict[str, bytes], finished: bool
+) -> None:
+    """As after a line that could not be read: correcting it changes the source."""
+
+    class BadLine(ListCorpus):
+        def documents(self, split: str) -> Iterator[str]:
+            yield from list(super().documents(split))[: 50 if finished else 5]
+            raise ValueError("a bad line")
+
+    with pytest.raises(ValueError, match="a bad line"):
+        run(tmp_path, BadLine({split: [*CORPUS.documents(split), "bad"] for split in CORPUS.splits}))
+    if finished:
+        with pytest.raises(ValueError, match="was prepared from other inputs"):
+            run(tmp_path)
+    else:
+        run(tmp_path)
+        assert contents(tmp_path) == expected
+
+
+@pytest.mark.parametrize("damage", ["missing", "no configuration", "cut", "another"])
+def test_the_tokenizer_of_a_finished_folder_is_restored(
+    tmp_path: Path, expected: dict[str, bytes], damage: str
+) -> None:
+    run(tmp_path)
+    if damage == "another":
+        train_bpe(random_texts(50), 300).save(tmp_path)
+    elif damage == "cut":
+        (tmp_path / "tokenizer.json").write_bytes(expected["tokenizer.json"][:100])
+    else:
+        (tmp_path / ("tokenizer.json" if damage == "missing" else "tokenizer_config.json")).unlink()
+    if damage == "missing":
+        with pytest.raises(FileNotFoundError, match="is missing: prepare the folder again"):
+            _ = TokenShards(tmp_path).tokenizer
+    assert run(tmp_path).tokenizer == BYTES
+    assert contents(tmp_path) == expected
 
 
 def test_a_source_may_change_its_name(tmp_path: Path, expected: dict[str, bytes]) -> None:

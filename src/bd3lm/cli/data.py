@@ -1,5 +1,6 @@
 """`bd3lm data` and `bd3lm convert`: from other people's files to ours."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,13 +30,23 @@ class Prepare:
     """A local copy of a named corpus."""
     field: str | None = None
     """The field that holds the text, in jsonl and parquet; text by default."""
+    text_unit: Literal["file", "line", "paragraph"] | None = None
+    """What of a txt file is one document; by default the file in a folder of them, else what stands between
+    blank lines."""
     held_out: float | None = None
-    """Share of the documents, the last ones, to hold out where there is no validation file."""
+    """Share of the documents, the last ones, to hold out, or how many; 0.05 by default where there is no
+    validation or test file. Giving it reads all files as one text, 0 holds out none."""
 
     def run(self) -> int:
         from bd3lm.data import load_corpus, load_tokenizer, prepare
 
-        corpus = load_corpus(self.source, folder=self.folder, field=self.field, held_out=self.held_out)
+        corpus = load_corpus(
+            self.source,
+            folder=self.folder,
+            field=self.field,
+            text_unit=self.text_unit,
+            held_out=self.held_out,
+        )
         shards = prepare(
             corpus,
             load_tokenizer(self.tokenizer or ("bert-base-uncased" if self.source == "lm1b" else "gpt2")),
@@ -47,6 +58,8 @@ class Prepare:
         for name in shards.splits:
             split = shards.split(name)
             print(f"{name}: {split.documents:,} documents, {split.tokens:,} tokens")
+        held_out = sum(shards.split(name).documents for name in shards.splits if name != "train")
+        print(f"held out: {held_out:,} documents" if held_out else "held out: none")
         print(f"wrote {self.out}")
         return 0
 
@@ -56,9 +69,9 @@ class TrainTokenizer:
     """Train a byte-level BPE on a corpus."""
 
     source: Positional[str]
-    """A file, a folder or a named corpus; its training split is used."""
+    """A file, a folder or a named corpus; its training split is used, a single document whole."""
     out: Positional[Path]
-    """The folder to write."""
+    """The folder to write: a new or empty one, or one with nothing but a tokenizer, which is replaced."""
     vocabulary: int = 8192
     """Number of tokens, the special ones included."""
     folder: Path | None = None
@@ -67,9 +80,19 @@ class TrainTokenizer:
     """The field that holds the text, in jsonl and parquet; text by default."""
 
     def run(self) -> int:
-        from bd3lm.data import load_corpus, train_bpe
+        from bd3lm.data import FileCorpus, load_corpus, train_bpe
+        from bd3lm.data.tokenizers import CONFIG_FILE, SMALLEST_BPE, TOKENIZER_FILE
 
+        if self.vocabulary < SMALLEST_BPE:
+            raise ValueError(
+                f"--vocabulary must be at least {SMALLEST_BPE} (256 bytes and two special tokens), "
+                f"got {self.vocabulary}"
+            )
+        # Shards, and a model, are of no use with another tokenizer than theirs.
+        _check_folder(self.out, may_hold=(TOKENIZER_FILE, CONFIG_FILE))
         corpus = load_corpus(self.source, folder=self.folder, field=self.field)
+        if isinstance(corpus, FileCorpus) and corpus.too_small_to_share:
+            corpus = load_corpus(self.source, field=self.field, held_out=0)
         tokenizer = train_bpe(corpus.documents("train"), self.vocabulary)
         tokenizer.save(self.out)
         print(f"wrote {self.out}: {tokenizer.vocab_size:,} tokens")
@@ -99,7 +122,7 @@ class Convert:
     source: Positional[str]
     """A folder, a Lightning .ckpt file, or a hub id such as owner/name."""
     out: Positional[Path]
-    """The folder to write."""
+    """The folder to write, a new or empty one."""
     context: int | None = None
     """Context length; a .ckpt file does not say, so give it there."""
     block_size: int | None = None
@@ -132,6 +155,7 @@ class Convert:
             raise ValueError(
                 f"--context, --block-size, --causal and --weights are for a .ckpt file, got {self.source}"
             )
+        _check_folder(self.out)
         path = interop.resolve(self.source)
         # Not as a model to be used, which would compute in another precision than it is stored in.
         dtype = getattr(torch, self.dtype) if self.dtype else None
@@ -140,3 +164,13 @@ class Convert:
         parameters = sum(p.numel() for p in network.parameters())
         print(f"wrote {self.out}: {config.title}, {parameters:,} parameters")
         return 0
+
+
+def _check_folder(out: Path, *, may_hold: Sequence[str] = ()) -> None:
+    """Refuse, before there is work to lose, an OUT that holds what would be overwritten or mixed up."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"OUT must be a folder, and {out} is a file")
+    others = sorted(each.name for each in out.iterdir() if each.name not in may_hold) if out.exists() else []
+    if others:
+        besides = ", or hold nothing but a tokenizer" if may_hold else ""
+        raise ValueError(f"OUT must be a new or empty folder{besides}, and {out} holds {others[0]}")

@@ -90,7 +90,7 @@ def encoding(encoder: Encoder, workers: int) -> Iterator[Encode]:
                 started.result()
             yield partial(_encode_in, pool, BATCHES_AHEAD * workers)
         except BrokenProcessPool as error:
-            raise RuntimeError(
+            raise ChildProcessError(
                 "a worker process ended before its work was done: it ran out of memory, was killed, or the "
                 'script that called prepare lacks `if __name__ == "__main__":`; what is finished is kept'
             ) from error

@@ -3,14 +3,14 @@
 **Documents.** A line of a .jsonl file is an object with the document in its field `text` (or another,
 `field`); a row of a .parquet file likewise. A .txt file is one document in a folder of them
 (`text_unit="file"`); where it is the corpus or a whole split of it, blank lines separate documents
-("paragraph"). "line" makes each line one. Blank documents are left out. Text is UTF-8; line ends become
-"\\n".
+("paragraph"). "line" makes each line one. Blank documents are left out, and a null in place of a text is a
+blank document. Text is UTF-8; line ends become "\\n".
 
 **Splits.** A folder whose files say train, valid (validation, val, dev) or test in their names, as
-train.jsonl.xz or wiki.valid.txt do, or in the name of a folder above them, is split that way. Everything else
-is one sequence of rows, in the order of the sorted file names, whose last part is the valid split: `held_out`
-rows if it is a whole number, that fraction of the rows if it is less than 1. Giving `held_out` overrides
-names.
+train.jsonl.xz or wiki.valid.txt do, or in the name of a folder above them, is split that way. Everything
+else, also a folder whose files all say train, is one sequence of rows, in the order of the sorted file names,
+whose last part is the valid split: `held_out` rows if it is a whole number, that fraction of the rows if it
+is less than 1. Giving `held_out` overrides names.
 """
 
 import gzip
@@ -20,7 +20,7 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
@@ -60,7 +60,9 @@ class FileCorpus(Corpus):
         path = Path(path)
         if text_unit is not None and text_unit not in get_args(TextUnit):
             raise ValueError(f"text_unit must be one of {', '.join(get_args(TextUnit))}, got {text_unit!r}")
-        if held_out is not None and not (0 <= held_out < 1 or (held_out >= 1 and held_out == int(held_out))):
+        if held_out is not None and not (
+            0 <= held_out < 1 or (held_out >= 1 and float(held_out).is_integer())
+        ):
             raise ValueError(f"held_out must be a fraction below 1 or a whole number of rows, got {held_out}")
         self.name = path.resolve().name
         self._root = path if path.is_dir() else path.parent
@@ -68,9 +70,8 @@ class FileCorpus(Corpus):
         self._files = find_files(path)
         self._by_split = split_by_name(self._root, self._files) if path.is_dir() and held_out is None else {}
         self._held_out = 0.0 if self._by_split else HELD_OUT if held_out is None else held_out
-        self._text_unit: TextUnit = text_unit or (
-            "paragraph" if self._by_split or not path.is_dir() else "file"
-        )
+        of_a_split = bool(self._by_split) or _all_say_train(self._root, self._files)
+        self._text_unit: TextUnit = text_unit or ("paragraph" if of_a_split or path.is_file() else "file")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -96,6 +97,11 @@ class FileCorpus(Corpus):
             return None
         return self._part(split)[1] if self._held_out else sum(map(count_rows, files))
 
+    @property
+    def too_small_to_share(self) -> bool:
+        """Whether rows are to be held out and there is only one, so that none would be left to train on."""
+        return bool(self._held_out) and self._row_count == 1
+
     def _rows_of(self, split: str) -> Iterator[str]:
         if self._by_split:
             return self._rows(self._by_split[split])
@@ -107,13 +113,15 @@ class FileCorpus(Corpus):
 
     def _part(self, split: str) -> tuple[int, int]:
         """Where the rows of a split start, and how many they are, when the last are held out."""
+        if not self._row_count:
+            raise ValueError(f"{self.name} has no documents")
         held_out = (
             int(self._held_out) if self._held_out >= 1 else max(1, round(self._held_out * self._row_count))
         )
         if held_out >= self._row_count:
             raise ValueError(
                 f"held_out must leave rows to train on, got {self._held_out} of the {self._row_count} rows "
-                f"(documents) of {self.name}"
+                f"(documents) of {self.name}; 0 holds out none"
             )
         kept = self._row_count - held_out
         return (0, kept) if split == "train" else (kept, held_out)
@@ -143,8 +151,13 @@ def find_files(path: Path) -> list[Path]:
     return sorted(visible, key=lambda p: p.relative_to(path).parts)
 
 
-def split_by_name(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
-    """The files of each split where their names say it; empty where none does."""
+def split_by_name(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
+    """The files of each split where their names tell splits apart; empty where none does or all say train."""
+    return {} if _all_say_train(root, files) else files_by_name(root, files)
+
+
+def files_by_name(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
+    """The files of each split that names say; empty where none says one."""
     named: dict[str, list[Path]] = {split: [] for split in SPLIT_ORDER}
     unnamed: list[Path] = []
     for file in files:
@@ -215,6 +228,10 @@ def _format(path: Path) -> tuple[str, str | None]:
     if found is None:
         raise ValueError(f"{path} has a name that says no format that can be read")
     return found
+
+
+def _all_say_train(root: Path, files: Iterable[Path]) -> bool:
+    return all(_split_named(file.relative_to(root)) == "train" for file in files)
 
 
 def _split_named(relative: Path) -> str | None:
@@ -304,8 +321,19 @@ def _parquet_rows(path: Path, field: str) -> Iterator[str]:
     file = _open_parquet(path)
     if field not in file.schema_arrow.names:
         raise ValueError(f"{path} has no column {field!r}: it has {', '.join(file.schema_arrow.names)}")
+    kind = file.schema_arrow.field(field).type
+    if not _is_text(kind):
+        raise ValueError(f"{path} has no text in its column {field!r}: its type is {kind}, not string")
     for batch in file.iter_batches(batch_size=256, columns=[field]):
         yield from (row or "" for row in batch.column(0).to_pylist())
+
+
+def _is_text(kind: Any) -> bool:
+    """Whether a column gives strings; one of nulls alone has a type of its own."""
+    types = import_extra("pyarrow", "reading parquet").types
+    if types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
 
 
 def _json_rows(path: Path, lines: Iterable[str], field: str) -> Iterator[str]:
@@ -314,12 +342,18 @@ def _json_rows(path: Path, lines: Iterable[str], field: str) -> Iterator[str]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except RecursionError as error:
+            raise ValueError(f"{path}, line {number}, is JSON nested too deeply to be read") from error
+        except ValueError as error:  # also of an integer with thousands of digits
             raise ValueError(f"{path}, line {number}, is not JSON: {error}") from error
-        if not isinstance(row, dict) or not isinstance(row.get(field), str):
+        if not isinstance(row, dict) or field not in row:
             keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
             raise ValueError(f"{path}, line {number}, has no text in a field {field!r}: it has {keys}")
-        text: str = row[field]
+        text = "" if row[field] is None else row[field]
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{path}, line {number}, has no text in its field {field!r}: it holds {type(text).__name__}"
+            )
         # JSON can escape half of a surrogate pair, which no UTF-8 can hold.
         yield _whole_characters(text) if "\\ud" in line or "\\uD" in line else text
 

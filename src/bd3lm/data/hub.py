@@ -19,7 +19,7 @@ from typing import Any
 from bd3lm.data import detokenizers
 from bd3lm.data.corpus import Corpus, digest, import_extra
 from bd3lm.data.detokenizers import Detokenizer
-from bd3lm.data.files import find_files, fingerprint_files, split_by_name
+from bd3lm.data.files import files_by_name, find_files, fingerprint_files
 
 CONVERTED = "refs/convert/parquet"
 _THREE = {"train": "train", "valid": "validation", "test": "test"}
@@ -182,7 +182,7 @@ class NamedCorpus(Corpus):
 
     def _local_files(self, theirs: str) -> list[Path]:
         assert self._folder is not None
-        by_split = split_by_name(self._folder, find_files(self._folder))
+        by_split = files_by_name(self._folder, find_files(self._folder))
         ours = next(split for split in ("train", "valid", "test") if _THREE[split] == theirs)
         if not by_split.get(ours):
             raise FileNotFoundError(f"{self._folder} holds no parquet file whose name says {theirs}")

@@ -43,7 +43,7 @@ from bd3lm.data.shards import (
     dtype_for,
     load_lengths,
 )
-from bd3lm.data.tokenizers import Tokenizer
+from bd3lm.data.tokenizers import CONFIG_FILE, Tokenizer, load_tokenizer
 
 SHARD_TOKENS = 1 << 26  # 128 MB of uint16; at most this much tokenizing is repeated after an interruption
 
@@ -63,10 +63,11 @@ def prepare(
     """Tokenize the `splits` of a corpus (all of them) into shards in the folder `out`, and open it.
 
     EOS follows every document, BOS precedes it where asked for. On a folder that is finished, from the same
-    inputs, nothing is done; on one that was interrupted, or whose shards are missing or cut off, the work
-    goes on; from other inputs it is an error. With more than one worker processes are spawned, so a script
-    needs the `if __name__ == "__main__":` of multiprocessing. `progress` shows a bar, by default on a
-    terminal only.
+    inputs, nothing is done, but for a tokenizer that is missing or another one, which is written again; on
+    one that was interrupted, or whose shards are missing or cut off, the work goes on; from other inputs it
+    is an error once a shard is finished. With more than one worker processes are spawned, so a script needs
+    the `if __name__ == "__main__":` of multiprocessing. `progress` shows a bar, by default on a terminal
+    only.
     """
     splits = tuple(corpus.splits if splits is None else splits)
     for split in splits:
@@ -108,8 +109,9 @@ def prepare(
     out.mkdir(parents=True, exist_ok=True)
     with only_writer(out), full_disk_explained(out):
         meta = _begin(out, inputs)
-        if not meta.complete:
+        if not (meta.complete and _holds_tokenizer(out, tokenizer)):
             tokenizer.save(out)
+        if not meta.complete:
             with _bar(progress) as bar, encoding(encoder, workers) as encode:
                 for split in splits:
                     if not meta.splits[split].complete:
@@ -120,21 +122,33 @@ def prepare(
 def _begin(out: Path, inputs: Inputs) -> Meta:
     """Where the work stands: the shards that earlier calls finished and that are still whole."""
     empty = {split: Split.of((), complete=False) for split in inputs.splits}
+    new = Meta(dtype=dtype_for(inputs.vocab_size), inputs=inputs, splits=empty)
     if not (out / META_FILE).exists():
         if any(out.glob("*.bin")):
             raise FileExistsError(
                 f"{out} holds .bin files and no {META_FILE}: prepare into a folder of its own"
             )
-        meta = Meta(dtype=dtype_for(inputs.vocab_size), inputs=inputs, splits=empty)
-        meta.write(out)
-        return meta
+        new.write(out)
+        return new
     meta = Meta.read(out)
     if differences := meta.inputs.differences(inputs):
-        raise ValueError(
-            f"{out} was prepared from other inputs, with {'; '.join(differences)}: choose another folder"
-        )
+        if any(split.shards for split in meta.splits.values()):
+            raise ValueError(
+                f"{out} was prepared from other inputs, with {'; '.join(differences)}: choose another folder"
+            )
+        new.write(out)  # no work is lost, as after a line that could not be read and was corrected
+        return new
     kept = {name: _kept(out, meta.splits.get(name, nothing), meta.dtype) for name, nothing in empty.items()}
     return replace(meta, splits=kept)
+
+
+def _holds_tokenizer(out: Path, tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer is beside its shards: without it, or with another, they cannot be used."""
+    try:
+        there = load_tokenizer(out).fingerprint
+    except (FileNotFoundError, ValueError):  # missing, or damaged
+        return False
+    return there == tokenizer.fingerprint and (out / CONFIG_FILE).is_file()
 
 
 def _kept(out: Path, split: Split, dtype: DType) -> Split:

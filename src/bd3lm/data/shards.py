@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from bd3lm.data.disk import write_atomically
-from bd3lm.data.tokenizers import Tokenizer, load_tokenizer
+from bd3lm.data.tokenizers import Tokenizer, saved_tokenizer
 
 META_FILE = "meta.json"
 DType = Literal["uint16", "uint32"]
@@ -173,7 +173,12 @@ class TokenShards:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer saved beside the shards."""
-        tokenizer = load_tokenizer(self.folder)
+        tokenizer = saved_tokenizer(self.folder)
+        if tokenizer is None:
+            raise FileNotFoundError(
+                f"the tokenizer of the shards in {self.folder} is missing: prepare the folder again, which "
+                "restores it"
+            )
         self.require_tokenizer(tokenizer)
         return tokenizer
 

@@ -38,6 +38,8 @@ MASK = "<|mask|>"
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 
+SMALLEST_BPE = 256 + 2  # the bytes, the end of a document and the mask
+
 # Where a configuration names a special token, and the names to look for where it does not.
 _MASK_KEYS, _MASK_NAMES = ("mask_token",), ("[MASK]", "<mask>", MASK)
 _EOS_KEYS, _EOS_NAMES = ("eos_token", "sep_token"), (END, "</s>", "<eos>", "[SEP]")
@@ -180,10 +182,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) 
     It starts from all 256 bytes, so every text can be encoded and comes back unchanged. The vocabulary is
     smaller than asked where the texts hold no more pairs that occur `min_frequency` times.
     """
-    smallest = 256 + 2
-    if vocab_size < smallest:
+    if vocab_size < SMALLEST_BPE:
         raise ValueError(
-            f"vocab_size must be at least {smallest} (256 bytes and two special tokens), got {vocab_size}"
+            f"vocab_size must be at least {SMALLEST_BPE} (256 bytes and two special tokens), got {vocab_size}"
         )
     if min_frequency < 1:
         raise ValueError(f"min_frequency must be at least 1, got {min_frequency}")
