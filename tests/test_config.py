@@ -152,6 +152,12 @@ class TestErrors:
         (problem,) = problems(plain(network={"layers": {"kind": "many"}}))
         assert problem.startswith("network.layers: ")
 
+    @pytest.mark.parametrize("value", [True, "010", "+007"])
+    def test_what_is_not_surely_a_number(self, value: object) -> None:
+        assert problems(plain(network={"layers": value}, method={"lean": value})) == [
+            f"{place}: must be a decimal number, got {value!r}" for place in ("network.layers", "method.lean")
+        ]
+
     def test_fields_of_another_method(self) -> None:
         listed = problems(plain(method={"kind": "autoregressive"}))
         assert listed == ["method.block_size: unknown key, allowed are kind, mask_id, score_first"]

@@ -18,6 +18,7 @@ from bd3lm.recipe import (
     TimesMasking,
     merge,
     parse_overrides,
+    read_settings,
     recipe_from_dict,
     recipe_to_dict,
 )
@@ -253,6 +254,54 @@ def test_a_number_may_be_written_with_an_exponent(word):
     assert parse(parse_overrides(["--optimizer.lr", word])).optimizer.lr == float(word)
 
 
+@pytest.mark.parametrize("word", ["1000", "1e3", "1E+3", "1.0e3", "1_000", "1000.0"])
+def test_a_whole_number_may_be_written_in_several_ways(word):
+    steps = parse(parse_overrides(["--train.steps", word])).train.steps
+    assert (steps, type(steps)) == (1000, int)
+
+
+@pytest.mark.parametrize("word", ["true", "on", "010", "1:30", "0x10", "2024-01-01", "1.5e0"])
+def test_what_is_no_decimal_whole_number_is_refused_for_one(word):
+    """YAML 1.1 has octals and base 60, and Python takes true for 1."""
+    [problem] = problems(parse_overrides(["--train.steps", word]))
+    value = {"true": "True", "on": "True", "1.5e0": "1.5"}.get(word, repr(word))
+    assert problem.startswith("train.steps: ")
+    assert problem.endswith(f"got {value}")
+
+
+@pytest.mark.parametrize("word", ["true", "010", "1:30.5"])
+def test_what_is_no_decimal_number_is_refused_for_one(word):
+    [problem] = problems(parse_overrides(["--optimizer.lr", word]))
+    assert problem.startswith("optimizer.lr: ")
+    problem, *_ = problems(parse_overrides(["--optimizer.betas", f"[{word}, 0.9]"]))
+    assert problem.startswith("optimizer.betas")
+
+
+@pytest.mark.parametrize("word", ["2024", "010", "1e3", "true", "null", "[a", "2024-01-01", "a: b"])
+def test_a_text_is_taken_as_it_is(word):
+    assert parse_overrides(["--data.path", word]) == {"data": {"path": word}}
+    assert parse_overrides([f"--block.data.path={word}"]) == {"block": {"data": {"path": word}}}
+
+
+@pytest.mark.parametrize("word", ["null", "none", "None", "~"])
+def test_nothing_is_a_value_where_a_field_may_have_none(word):
+    words = ["--data.skip", word, "--trackers.wandb_project", word, "--ar.optimizer.clip_norm", word]
+    assert parse_overrides(words) == {
+        "data": {"skip": None},
+        "trackers": {"wandb_project": None},
+        "ar": {"optimizer": {"clip_norm": None}},
+    }
+    assert parse_overrides(["--method.strata", "none"]) == {"method": {"strata": "none"}}
+
+
+def test_a_flag_of_many_values_gives_each_once():
+    words = ["--method.masking", "{kind: clipped, low: 0.25, search: {widths: [0.5]}}"]
+    masking = {"kind": "clipped", "low": 0.25, "search": {"widths": [0.5]}}
+    assert parse_overrides(words) == {"method": {"masking": masking}}
+    with pytest.raises(ValueError, match=r"^--method\.masking: low is given twice"):
+        parse_overrides(["--method.masking", "{kind: clipped, low: 0.25, low: 0.5}"])
+
+
 def test_negative_numbers_are_values():
     assert parse_overrides(["--a", "-1", "--b=-2.5"]) == {"a": -1, "b": -2.5}
 
@@ -270,6 +319,86 @@ def test_negative_numbers_are_values():
 def test_flags_that_make_no_sense_are_refused(words, message):
     with pytest.raises(ValueError, match=message):
         parse_overrides(words)
+
+
+# --- files ---
+
+
+def test_a_file_gives_every_key_once(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("train:\n  steps: 5\noptimizer: {lr: 0.1}\ntrain:\n  seed: 1\n")
+    said = re.escape(f"{file}: train is given twice, again in line 4")
+    with pytest.raises(ValueError, match=said):
+        read_settings(file)
+
+
+def test_a_file_may_merge_what_it_named_before(tmp_path):
+    """A key that replaces a merged one is not given twice."""
+    file = tmp_path / "a.yaml"
+    file.write_text("a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, y: 4}\n")
+    assert read_settings(file) == {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 2}, "c": {"x": 3, "y": 4}}
+
+
+def test_numbers_in_a_file_are_decimal(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("train: {steps: 010, seed: 1:30, log_every: true}\n")
+    assert problems(read_settings(file)) == [
+        "train.steps: must be a decimal number, got '010'",
+        "train.log_every: must be a decimal number, got True",
+        "train.seed: input should be a valid integer, unable to parse string as an integer, got '1:30'",
+    ]
+
+
+@pytest.mark.parametrize("text", ["010", "1e3", "1.5e3", "-.5", "1:30", "0.5", "true", "null", "2024-01-01"])
+def test_a_text_that_was_written_is_read_as_one(text, tmp_path):
+    recipe = parse({"data": {"path": text}})
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe_to_dict(recipe)))
+    assert recipe_from_dict(read_settings(file), where="file") == recipe
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "config must be a YAML file, got {file}, which does not exist"),
+        (b"train: caf\xe9", "{file} must be text in UTF-8, got a file that is not"),
+        (b"train: [", "{file} is not YAML"),
+        (b"- train", "{file} must hold a mapping of settings, got list"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(content, said, tmp_path):
+    file = tmp_path / "a.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(said.format(file=file))):
+        read_settings(file)
+
+
+# --- values ---
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        ({"data": {"validation_sequences": 0}}, "validation_sequences must be at least 1, or null for all, "),
+        (
+            {"data": {"validation_sequences": -3}},
+            "validation_sequences must be at least 1, or null for all, ",
+        ),
+        (
+            {"data": {"builtin_vocabulary": 257}},
+            "builtin_vocabulary must be at least 258 (256 bytes and two ",
+        ),
+        ({"trackers": {"nelbo_variance_batches": -1}}, "nelbo_variance_batches must not be negative (0 "),
+        ({"trackers": {"gradient_variance_batches": -1}}, "gradient_variance_batches must not be negative "),
+    ],
+    ids=str,
+)
+def test_counts_that_make_no_sense_are_refused(layer, said):
+    [(part, values)] = layer.items()
+    [problem] = problems(layer)
+    assert problem.startswith(f"{part}: {said}")
+    assert problem.endswith(f"got {next(iter(values.values()))}")
 
 
 @pytest.mark.parametrize(

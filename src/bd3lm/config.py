@@ -6,6 +6,7 @@ nearest valid name for a misspelt one.
 
 import difflib
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from numbers import Real
@@ -247,10 +248,21 @@ def _key_problems(kind: Any, data: object, path: str) -> Iterator[str]:
     hints = get_type_hints(kind, include_extras=True)
     for key, value in data.items():
         if key in names:
+            yield from _number_problems(hints[key], value, f"{path}{key}")
             yield from _key_problems(hints[key], value, f"{path}{key}.")
         else:
             suggestion = did_you_mean(key, names)
             yield f"{path}{key}: unknown key{suggestion or ','} allowed are {', '.join(names)}"
+
+
+def _number_problems(kind: Any, value: object, place: str) -> Iterator[str]:
+    """What is not surely a number where one belongs: pydantic takes true for 1, and 010, an octal, for 10."""
+    if not any(member in (int, float) for member in get_args(kind) or (kind,)):
+        return
+    for each in value if isinstance(value, list | tuple) else (value,):
+        octal = isinstance(each, str) and re.fullmatch(r"[-+]?0[0-9_]+(\.[0-9_]*)?", each)
+        if isinstance(each, bool) or octal:
+            yield f"{place}: must be a decimal number, got {each!r}"
 
 
 def _told(error: Mapping[str, Any]) -> bool:

@@ -27,7 +27,7 @@ def network_config(size: str, *, vocab_size: int, context: int, **overrides: Any
     if size not in SIZES:
         raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}{did_you_mean(size, SIZES)}")
     values = {**SIZES[size], "vocab_size": vocab_size, "context": context, **overrides}
-    return parse(TransformerConfig, values, where=f"network_config({size!r})")
+    return parse(TransformerConfig, values, where=f"network (size {size})")
 
 
 ONLY = "run"  # the stage of a preset that has just one

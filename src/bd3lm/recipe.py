@@ -6,10 +6,14 @@ it would do nothing.
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
+import yaml
 from pydantic import Discriminator
 
 from bd3lm.config import ProcessName, ScheduleName, lean_problems, parse, raise_problems
@@ -34,9 +38,18 @@ class DataRecipe:
     validation_batch: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("context", "builtin_vocabulary", "validation_batch"):
+        for name in ("context", "validation_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.builtin_vocabulary < 258:
+            raise ValueError(
+                "builtin_vocabulary must be at least 258 (256 bytes and two special tokens), "
+                f"got {self.builtin_vocabulary}"
+            )
+        if self.validation_sequences is not None and self.validation_sequences < 1:
+            raise ValueError(
+                f"validation_sequences must be at least 1, or null for all, got {self.validation_sequences}"
+            )
         if self.skip is not None and self.skip < 0:
             raise ValueError(f"skip must not be negative, got {self.skip}")
 
@@ -207,6 +220,11 @@ class TrackerRecipe:
     gradient_variance_batches: int = 0
     """Measure the gradient's variance over this many batches at validation; 0 does not."""
 
+    def __post_init__(self) -> None:
+        for name in ("nelbo_variance_batches", "gradient_variance_batches"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative (0 measures none), got {getattr(self, name)}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -299,9 +317,8 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """`--train.steps 100 --method.masking.kind=times` as a nested dict; values are read as YAML."""
-    import yaml
-
+    """`--train.steps 100 --method.masking.kind=times` as a nested dict; a value is read as its field's type,
+    and as YAML where that is no text."""
     overrides: dict[str, Any] = {}
     rest = list(words)
     while rest:
@@ -313,18 +330,98 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
             if not rest or rest[0].startswith("--"):
                 raise ValueError(f"--{name} needs a value, got none")
             text = rest.pop(0)
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            value = text
         target = overrides
-        *parents, leaf = name.replace("-", "_").split(".")
+        path = name.replace("-", "_").split(".")
+        *parents, leaf = path
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
                 raise ValueError(f"--{name} sets a part of something that another flag sets whole")
-        target[leaf] = value
+        try:
+            target[leaf] = _flag_value(text, _types_at(path) or _types_at(path[1:]))  # after a stage's name
+        except ValueError as error:
+            raise ValueError(f"--{name}: {error}") from None
     return overrides
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file that people write by hand; a ValueError names the file."""
+    try:
+        data = _load_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"config must be a YAML file, got {path}, which does not exist") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8, got a file that is not: {error}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold a mapping of settings, got {type(data).__name__}")
+    return data
+
+
+_DECIMAL = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(?:0|[1-9][0-9_]*)$"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"""(?:[-+]?(?:0|[1-9][0-9_]*)\.[0-9_]*(?:[eE][-+][0-9]+)?
+            |\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?
+            |[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$""",
+        re.VERBOSE,
+    ),
+}
+_DATE = "tag:yaml.org,2002:timestamp"
+
+
+class _SettingsLoader(yaml.SafeLoader):
+    """YAML 1.1 with decimal numbers only, so that 010 is not 8 and 1:30 not 90, and with every key once.
+
+    What it takes for a number YAML 1.1 does too, so a text that `yaml.safe_dump` wrote comes back as one.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, _DECIMAL.get(tag, pattern)) for tag, pattern in resolvers if tag != _DATE]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise ValueError(f"{key.value} is given twice, again in line {key.start_mark.line + 1}")
+            seen.add(key.value)
+        return node
+
+
+def _load_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_SettingsLoader)
+
+
+def _types_at(path: Sequence[str]) -> list[Any]:
+    """The types that a field of a recipe may have, by its names from the outermost; none for no field."""
+    kinds: list[Any] = [Recipe]
+    for name in path:
+        hints = [get_type_hints(kind) for kind in kinds if is_dataclass(kind)]
+        found = [hint[name] for hint in hints if name in hint]
+        kinds = [
+            member for each in found for member in (get_args(each) if isinstance(each, UnionType) else [each])
+        ]
+    return kinds
+
+
+def _flag_value(text: str, types: Sequence[Any]) -> Any:
+    """A flag's value for a field of one of the types; what is wrong with it the recipe says."""
+    if NoneType in types and text.lower() in ("null", "none", "~", ""):
+        return None
+    if str in types:
+        return text
+    if int in types and re.fullmatch(r"[-+]?[1-9][0-9]*(\.[0-9]*)?[eE]\+?[0-9]+", text):
+        return float(text)  # which is an integer where it is whole
+    try:
+        return _load_yaml(text)
+    except yaml.YAMLError:
+        return text
 
 
 def _plain(value: Any) -> Any:

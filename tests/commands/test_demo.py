@@ -197,6 +197,18 @@ def test_stopped_it_says_how_to_go_on_and_measures_nothing(words, tmp_path, monk
     assert code == 130
 
 
+def test_without_held_out_text_it_trains_and_says_that_nothing_is_measured(tmp_path, capsys):
+    text, data, out = tmp_path / "text.jsonl", tmp_path / "data", tmp_path / "demo"
+    text.write_text("".join(json.dumps({"text": f"Once upon a time {n}. " * 40}) + "\n" for n in range(20)))
+    assert main(["data", "prepare", str(text), str(data), "--tokenizer", "bytes", "--held-out", "0"]) == 0
+    assert main(["train", "demo", "--out", str(out), "--device", "cpu", "--data.path", str(data)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{data} has no sequence held out, so nothing is measured: prepare it with --held-out" in printed
+    assert "Perplexity of held-out text" not in printed
+    assert (out / "report.html").is_file()
+    assert (out / "block" / "model" / "config.json").is_file()
+
+
 def test_the_papers_recipe_reports_both_stages(tmp_path, capsys):
     """One block of 32 has no exact likelihood; blocks of 4 have, after a clip search."""
     words = ["train", "demo-paper", "--out", str(tmp_path / "paper"), "--device", "cpu"]

@@ -3,6 +3,7 @@
 import difflib
 import io
 import os
+import re
 import select
 import signal
 import sys
@@ -116,9 +117,31 @@ def _main(words: list[str]) -> int:
             raise
         print(f"bd3lm: {error}", file=sys.stderr)
         return 1
+    except (RuntimeError, MemoryError) as error:
+        if debug or not _is_out_of_memory(error):
+            raise
+        print(f"bd3lm: {_out_of_memory(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("bd3lm: interrupted", file=sys.stderr)
         return 130
+
+
+def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Told by names and words: to ask torch for its class would import it for every command."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return any(words in str(error) for words in ("DefaultCPUAllocator: ", "CUDA error: out of memory"))
+
+
+def _out_of_memory(error: RuntimeError | MemoryError) -> str:
+    """One line on an allocation that failed, whose own words may be a paragraph about the allocator."""
+    found = re.search(r"allocate ([0-9.]+ [A-Za-z]+)", str(error))
+    much = f" at {found[1]} more" if found else ""
+    return (
+        f"out of memory{much}: make the batch smaller (--train.micro_batch in training), the context or the "
+        "network"
+    )
 
 
 def _mistyped(words: Sequence[str]) -> str | None:

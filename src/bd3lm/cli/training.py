@@ -1,13 +1,16 @@
 """`bd3lm train` and `bd3lm presets`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, Suppress, arg
 
 from bd3lm.cli.flags import DeviceFlag
+
+if TYPE_CHECKING:
+    from bd3lm.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,13 @@ class Train:
 
         if self.preset is None and self.config is None:
             raise ValueError("a preset or --config must be given; `bd3lm presets` lists the presets")
+        overrides = parse_overrides(self.overrides)
+        if self.start_from is not None:
+            _check_flags_beside_from(overrides, self.preset)
         stages = resolve_stages(
-            self.preset,
-            config=self.config,
-            overrides=parse_overrides(self.overrides),
-            start_from=self.start_from,
+            self.preset, config=self.config, overrides=overrides, start_from=self.start_from
         )
+        _check_later_stages(stages)
         if self.show:
             _show(stages)
             return 0
@@ -62,6 +66,34 @@ class Train:
 
                 report(runs, out)
         return 0
+
+
+def _check_flags_beside_from(overrides: Mapping[str, Any], name: str | None) -> None:
+    """Refuse flags that --from leaves nothing to do: those of stages it skips, and another start."""
+    from bd3lm.presets import preset
+
+    *skipped, last = [stage.name for stage in preset(name).stages] if name is not None else [""]
+    if found := [stage for stage in skipped if stage in overrides]:
+        raise ValueError(f"with --from only the stage {last} is run, got flags --{found[0]}.any.field")
+    own = overrides.get(last)
+    if "start_from" in overrides or (isinstance(own, Mapping) and "start_from" in own):
+        raise ValueError("--from says what to start from, got --start_from too: give one of them")
+
+
+def _check_later_stages(stages: Sequence[tuple[str, "Recipe"]]) -> None:
+    """Refuse what the stages after the first would be given for nothing: a start, and other processes."""
+    (first, one), *later = stages
+    for name, recipe in later:
+        if recipe.start_from not in (None, one.start_from):
+            raise ValueError(
+                f"{name}.start_from is not for a stage that starts from the one before it, got "
+                f"{recipe.start_from}; --from {recipe.start_from} runs the last stage alone, from there"
+            )
+        if recipe.parallel != one.parallel:
+            raise ValueError(
+                f"parallel must be the same for all stages, which share their processes, got {one.parallel} "
+                f"for {first} and {recipe.parallel} for {name}: give --parallel, without a stage"
+            )
 
 
 def _show(stages: Sequence[tuple[str, Any]]) -> None:

@@ -49,26 +49,21 @@ def run_demo(out: Path, *, console: Console | None = None) -> int:
 
 
 def report(runs: list[Run], out: Path, *, console: Console | None = None) -> None:
-    """Held-out perplexities of every stage beside the unigram's, a sample of the last, and report.html."""
+    """Held-out perplexities of every stage beside the unigram's, a sample of the last, and report.html.
+
+    Without held-out text there is neither a perplexity nor the prompt of a sample.
+    """
     console = console or Console()
     run = runs[-1]
-    table = Table(title="Perplexity of held-out text (per token; lower is better)")
-    for heading in ("model", "steps", "exact", "bound"):
-        table.add_column(heading, justify="left" if heading == "model" else "right")
-    table.add_row("unigram frequencies", "", f"{unigram_perplexity(run):.1f}", "")
-    for index, each in enumerate(runs):
-        steps = " + ".join(str(earlier.trainer.step) for earlier in runs[: index + 1])
-        table.add_row(each.config.title, steps, *_perplexities(each, console))
-    console.print()
-    console.print(table)
-    in_blocks = isinstance(run.trainer.objective, BlockDiffusionLoss)
-    if in_blocks:
+    if without := [str(each.shards.folder) for each in runs if next(_held_out(each), None) is None]:
         console.print(
-            "Exact figures count every order in which a block can be uncovered; the bound is what papers "
-            "print; ± is one standard error.",
+            f"{without[0]} has no sequence held out, so nothing is measured: prepare it with --held-out",
             soft_wrap=True,
+            markup=False,
         )
-    _print_sample(run, console)
+    else:
+        _print_perplexities(runs, console)
+        _print_sample(run, console)
     with console.status("writing the report"):
         page = make_report([out], device=str(run.trainer.engine.device), console=Console(quiet=True))
     console.print(
@@ -82,6 +77,25 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
     )
     if suggestions := _to_try(runs):
         console.print("\n".join(["To try next:", *suggestions]), soft_wrap=True)
+
+
+def _print_perplexities(runs: list[Run], console: Console) -> None:
+    """A table of every stage and, to compare, token frequencies."""
+    table = Table(title="Perplexity of held-out text (per token; lower is better)")
+    for heading in ("model", "steps", "exact", "bound"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    table.add_row("unigram frequencies", "", f"{unigram_perplexity(runs[-1]):.1f}", "")
+    for index, each in enumerate(runs):
+        steps = " + ".join(str(earlier.trainer.step) for earlier in runs[: index + 1])
+        table.add_row(each.config.title, steps, *_perplexities(each, console))
+    console.print()
+    console.print(table)
+    if isinstance(runs[-1].trainer.objective, BlockDiffusionLoss):
+        console.print(
+            "Exact figures count every order in which a block can be uncovered; the bound is what papers "
+            "print; ± is one standard error.",
+            soft_wrap=True,
+        )
 
 
 def _to_try(runs: list[Run]) -> list[str]:
