@@ -21,7 +21,7 @@ from bd3lm import presets
 from bd3lm.data import TokenShards
 from bd3lm.models import Transformer
 from bd3lm.recipe import BlockDiffusionRecipe, CountsMasking, TimesMasking, recipe_from_dict, recipe_to_dict
-from bd3lm.runs import is_run, resolve_stages, run_stages, train_stages
+from bd3lm.runs import is_run, read_recipe, resolve_stages, run_stages, train_stages
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe, two_stages
 from tests.training.tiny import checkpoint, rows, state
 
@@ -249,6 +249,171 @@ def test_other_data_is_refused_on_resuming(data, finished, tmp_path):
         train(out, tiny_recipe(moved, {"train": {"steps": 8}}), resume=True)
 
 
+def test_data_that_were_moved_are_known_by_their_fingerprint_and_others_leave_the_recipe(
+    data, finished, tmp_path
+):
+    from bd3lm.data import byte_tokenizer, prepare
+    from tests.data_room.documents import small_corpus
+
+    out, moved, other = tmp_path / "run", tmp_path / "moved", tmp_path / "other"
+    shutil.copytree(finished, out)
+    shutil.copytree(data, moved)
+    prepare(small_corpus(train=40, valid=6, seed=9), byte_tokenizer(), other, progress=False)
+    train(out, tiny_recipe(moved), resume=True)
+    with pytest.raises(ValueError, match="data_fingerprint was"):
+        train(out, tiny_recipe(other), resume=True)
+    assert read_recipe(out).data.path == str(moved)
+
+
+def test_what_is_not_trained_may_change_and_is_kept_as_it_is_now(data, finished, tmp_path):
+    started = tmp_path / "started"
+    first = tiny_recipe(data, BLOCK, {"start_from": str(finished), "method": {"causal_clean": True}})
+    train(started, first)
+    changes = {"method": {"lean": 2.0}, "data": {"validation_sequences": 5, "validation_batch": 2}}
+    gone = {"start_from": "nowhere"}
+    run = train(
+        started, tiny_recipe(data, BLOCK, {"method": {"causal_clean": True}}, changes, gone), resume=True
+    )
+    assert run.config.method.lean == 2.0
+    assert read_recipe(started) == tiny_recipe(
+        data, BLOCK, {"start_from": str(finished), "method": {"causal_clean": True}}, changes
+    )
+
+
+def test_what_a_search_looks_at_may_not_change(data, tmp_path):
+    search = {"every": 3, "batches": 1, "widths": [0.5], "step": 0.5}
+    clipped = {"method": {"masking": {"kind": "clipped", "search": search}}}
+    few = {"train": {"steps": 3}}
+    train(tmp_path, tiny_recipe(data, BLOCK, clipped, few))
+    other = tiny_recipe(data, BLOCK, clipped, few, {"data": {"validation_sequences": 5}})
+    with pytest.raises(ValueError, match=r"Different: data.validation_sequences \(8 then, 5 now\)"):
+        train(tmp_path, other, resume=True)
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        ("checkpoints", "holds a model, which would be replaced, and no checkpoint to go on from"),
+        ("recipe.yaml", "holds checkpoints without the recipe.yaml they were trained with"),
+    ],
+)
+def test_a_run_that_has_lost_a_part_is_not_overwritten(lost, message, resume, data, finished, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    part = out / lost
+    shutil.rmtree(part) if part.is_dir() else part.unlink()
+    before = everything(out)
+    with pytest.raises(ValueError, match=f"{out} {message}; .*another --out"):
+        train(out, tiny_recipe(data), resume=resume)
+    assert everything(out) == before
+
+
+def test_a_model_of_somebody_else_is_not_overwritten(data, finished, tmp_path):
+    shutil.copytree(finished / "model", tmp_path / "model")
+    with pytest.raises(ValueError, match="holds a model, which would be replaced"):
+        train(tmp_path, tiny_recipe(data, {"train": {"seed": 5}}))
+    assert weights(tmp_path) == weights(finished)
+
+
+def test_a_checkpoint_that_was_set_aside_counts(data, finished, tmp_path):
+    """It was to be replaced when the run was killed."""
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    shutil.rmtree(out / "model")
+    for path in sorted((out / "checkpoints").iterdir())[:-1]:
+        shutil.rmtree(path)
+    (path,) = (out / "checkpoints").iterdir()
+    path.rename(path.with_name(f"old-{path.name}"))
+    with pytest.raises(ValueError, match="holds a run; give --resume"):
+        train(out, tiny_recipe(data))
+
+
+def test_a_second_process_is_refused_and_the_folder_is_free_after(data, tmp_path):
+    from bd3lm.data.disk import only_writer
+
+    out = tmp_path / "run"
+    out.mkdir()
+    few = tiny_recipe(data, {"train": {"steps": 1}})
+    with only_writer(out), pytest.raises(ValueError, match=f"{out} is being trained into by another process"):
+        train(out, few)
+    assert list(out.iterdir()) == []
+    train(out, few)
+
+
+def test_a_run_holds_its_folder_while_it_trains(data, tmp_path, monkeypatch):
+    from bd3lm.training import Trainer
+
+    recipe = tiny_recipe(data, {"train": {"steps": 1}})
+    plain_run = Trainer.run
+
+    def watched(trainer: Trainer) -> None:
+        with pytest.raises(ValueError, match="is being trained into by another process"):
+            train(tmp_path / "run", recipe, resume=True)
+        plain_run(trainer)
+
+    monkeypatch.setattr(Trainer, "run", watched)
+    train(tmp_path / "run", recipe)
+
+
+def test_a_start_that_is_refused_was_not_stopped(data, finished, tmp_path):
+    """A job script that finds the mark starts it again, for ever."""
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    (out / "STOPPED").touch()
+    with pytest.raises(ValueError, match="was started with another recipe"):
+        train(out, tiny_recipe(data, {"optimizer": {"lr": 0.5}}), resume=True)
+    assert not (out / "STOPPED").exists()
+
+
+@pytest.mark.parametrize(("stopped", "status"), [(False, 1), (True, 0)])
+def test_the_job_script_starts_again_only_what_was_stopped_in_it(stopped, status, tmp_path):
+    """`srun` and `scontrol` say what they were called with; the run of the job before this was stopped."""
+    out, tools = tmp_path / "run", tmp_path / "bin"
+    (out / "ar").mkdir(parents=True)
+    (out / "ar" / "STOPPED").touch()
+    tools.mkdir()
+    leave = f"touch {out}/ar/STOPPED; " if stopped else ""
+    for name, does in (("srun", f"{leave}exit {status}"), ("scontrol", 'echo "$1"')):
+        (tools / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tools / name).chmod(0o755)
+    variables = {"SLURM_JOB_NODELIST": "a", "SLURM_NNODES": "1", "SLURM_GPUS_PER_NODE": "8"}
+    done = subprocess.run(
+        ["bash", str(Path(__file__).parents[1] / "scripts" / "train.slurm"), "demo"],
+        env={"PATH": f"{tools}:{os.environ['PATH']}", "OUT": str(out), "SLURM_JOB_ID": "7", **variables},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (status, "requeue\n" if stopped else "")
+
+
+def test_a_loss_that_is_not_finite_leaves_a_model_and_says_what_works(data, tmp_path, monkeypatch):
+    from bd3lm.training import Trainer
+
+    plain_step = Trainer.train_step
+
+    def spoiled(trainer: Trainer) -> None:
+        if trainer.step == 3:
+            trainer.network.output.bias.data.fill_(float("nan"))
+        plain_step(trainer)
+
+    out, again = tmp_path / "run", tmp_path / "again"
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", spoiled)
+        with pytest.raises(FloatingPointError, match="from the model of step 2: bd3lm train ") as caught:
+            train(out, tiny_recipe(data))
+    said = f"--config {out}/recipe.yaml --optimizer.lr LOWER --out ANOTHER [--from {out}]"
+    assert said in str(caught.value)
+    stages = resolve_stages(
+        None, config=out / "recipe.yaml", overrides={"optimizer": {"lr": 1e-3}}, start_from=str(out)
+    )
+    assert train_stages(stages, again, console=quiet(), device="cpu")[-1].trainer.step == 6
+
+
 def stop_at(monkeypatch, step: int, stage: str | None = None) -> None:
     """SIGTERM comes while `step` is trained, in the folder of `stage` where one is named."""
     from bd3lm.training import Trainer
@@ -352,6 +517,69 @@ def test_the_data_of_a_later_stage_is_looked_for_before_the_first_is_trained(sta
     with pytest.raises(ValueError, match="got nowhere, which does not exist"):
         train_stages(stages, tmp_path / "out", console=quiet(), device="cpu")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": {"micro_batch": 3}}, "micro_batch must divide"),
+        ({"data": {"context": 10**6}}, "fewer than one sequence"),
+        ({"network": {"hidden": 32}}, "must have the network of this recipe, got .*ar/model"),
+    ],
+    ids=["an odd batch", "too little text", "another width"],
+)
+def test_a_mistake_in_a_later_stage_is_found_before_the_first_is_trained(changes, message, staged, tmp_path):
+    stages = resolve_stages("two", overrides={"block": changes})
+    with pytest.raises(ValueError, match=message):
+        train_stages(stages, tmp_path / "out", console=quiet(), device="cpu")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_search_without_held_out_text_is_found_before_the_first_is_trained(staged, tmp_path):
+    from bd3lm.data import byte_tokenizer, prepare
+    from tests.data_room.documents import ListCorpus, random_texts
+
+    shards = tmp_path / "shards"
+    prepare(ListCorpus({"train": random_texts(40, seed=0)}), byte_tokenizer(), shards, progress=False)
+    search = {"every": 3, "batches": 1, "widths": [0.5], "step": 0.5}
+    block = {"data": {"path": str(shards)}, "method": {"masking": {"kind": "clipped", "search": search}}}
+    with pytest.raises(ValueError, match=f"{shards} has no sequence held out"):
+        train_stages(
+            resolve_stages("two", overrides={"block": block}), tmp_path / "out", console=quiet(), device="cpu"
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_width_is_found_before_the_built_in_text_is_prepared(staged, tmp_path):
+    builtin = {"data": {"path": "builtin"}, "block": {"network": {"hidden": 32}}}
+    with pytest.raises(ValueError, match="must have the network of this recipe"):
+        train_stages(resolve_stages("two", overrides=builtin), tmp_path / "out", console=quiet())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_later_stage_that_would_be_overwritten_is_found_before_the_first_is_trained(
+    finished, staged, tmp_path
+):
+    shutil.copytree(finished / "model", tmp_path / "block" / "model")
+    with pytest.raises(ValueError, match=f"{tmp_path / 'block'} holds a model"):
+        train_stages(resolve_stages("two"), tmp_path, console=quiet(), device="cpu")
+    assert [path.name for path in tmp_path.iterdir()] == ["block"]
+
+
+def test_a_stage_whose_checkpoints_were_cleared_away_is_not_trained_again(staged, tmp_path, monkeypatch):
+    stages = resolve_stages("two")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5, "block")
+        train_stages(stages, tmp_path, console=quiet(), device="cpu")
+    shutil.rmtree(tmp_path / "ar" / "checkpoints")
+    before, console = everything(tmp_path / "ar"), quiet()
+    (run,) = train_stages(stages, tmp_path, resume=True, console=console, device="cpu")
+    assert run.trainer.step == 6
+    assert everything(tmp_path / "ar") == before
+    assert f"{tmp_path / 'ar'}: no checkpoint, and a later stage has one" in console.file.getvalue()
+    other = resolve_stages("two", overrides={"ar": {"optimizer": {"lr": 0.5}}})
+    with pytest.raises(ValueError, match=r"ar was started with another recipe.* optimizer.lr"):
+        train_stages(other, tmp_path, resume=True, console=quiet(), device="cpu")
 
 
 def test_a_run_of_two_stages_can_be_moved(staged, tmp_path, monkeypatch):

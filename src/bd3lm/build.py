@@ -1,6 +1,6 @@
 """From a recipe to a run: the only place where plain values become objects."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ from bd3lm.data import (
     train_bpe,
 )
 from bd3lm.diffusion import SCHEDULES, LevelSampler, MaskingRule, derive_seed
+from bd3lm.interop.weights import Shape, parameter_shapes
 from bd3lm.lm import corruption_bound
-from bd3lm.models import Transformer
+from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.objectives import (
     D3PM,
     Autoregressive,
@@ -71,6 +72,7 @@ from bd3lm.training import (
     WandbLog,
 )
 from bd3lm.training.distributed import whole
+from bd3lm.training.trainer import rank_rows
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,7 @@ def build_run(
     """Everything a recipe describes, writing under `out`; the built-in corpus goes to `data_folder`."""
     shards = open_data(recipe.data, data_folder or out / "data", engine)
     context = recipe.data.context
-    train = WrappedTokens(shards, "train", context, bos_eos=recipe.data.bos_eos)
-    store = CheckpointStore(
-        out / "checkpoints", keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
-    )
+    store = open_store(recipe, out)
     # A run that has a checkpoint goes on from it, and needs what it started from no more.
     network, config = _network(recipe, shards, recipe.start_from if store.latest() is None else None)
     method = recipe.method
@@ -131,9 +130,7 @@ def build_run(
     trainer = Trainer(
         network=network,
         objective=objective,
-        data=BatchStream(
-            train, rows=recipe.train.global_batch, seed=recipe.train.seed, skip=recipe.data.skip or 0
-        ),
+        data=_stream(recipe, shards),
         settings=recipe.train,
         optimizer=recipe.optimizer,
         engine=engine,
@@ -148,6 +145,51 @@ def build_run(
         },
     )
     return Run(trainer=trainer, config=config, shards=shards, out=out)
+
+
+def check_run(recipe: Recipe, out: Path, *, engine: Engine, before: Recipe | None = None) -> None:
+    """Complain of what `build_run` would, as far as that needs no network, and no corpus to be prepared.
+
+    A stage that starts from the model of `before` must also have its network and its tokenizer. Asked before
+    that one is trained, this saves hours.
+    """
+    rank_rows(recipe.train, engine)
+    open_store(recipe, out)
+    _callbacks(recipe, out, None, "")
+    data = recipe.data
+    shards = None if data.path == "builtin" else open_shards(data.path)
+    vocabulary = data.builtin_vocabulary if shards is None else shards.tokenizer.vocab_size
+    shape = _shape(recipe, vocabulary)
+    if before is not None and (before.data.path == "builtin") == (shards is None):
+        # The tokenizer of built-in text is made on the way, but how many tokens it will have is known.
+        size = before.data.builtin_vocabulary if shards is None else vocabulary
+        if shards is not None:
+            shards.require_tokenizer(open_shards(before.data.path).tokenizer)
+        _require_same_network(
+            parameter_shapes(_shape(before, size)), parameter_shapes(shape), recipe.start_from
+        )
+    if shards is not None:
+        mask_id = shards.tokenizer.mask_id
+        objective = build_objective(
+            recipe.method, context=data.context, mask_id=mask_id, vocab_size=vocabulary
+        )
+        _stream(recipe, shards)
+        held_out = HeldOut(held_out_batches(data, shards), recipe.method.score_first)
+        _validators(recipe, objective, held_out, engine)
+
+
+def open_store(recipe: Recipe, out: Path) -> CheckpointStore:
+    """The checkpoints of a run."""
+    return CheckpointStore(
+        out / "checkpoints", keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
+    )
+
+
+def _stream(recipe: Recipe, shards: TokenShards) -> BatchStream:
+    train = WrappedTokens(shards, "train", recipe.data.context, bos_eos=recipe.data.bos_eos)
+    return BatchStream(
+        train, rows=recipe.train.global_batch, seed=recipe.train.seed, skip=recipe.data.skip or 0
+    )
 
 
 def open_data(recipe: DataRecipe, builtin_folder: Path, engine: Engine) -> TokenShards:
@@ -259,12 +301,7 @@ def _network(
 ) -> tuple[Transformer, LanguageModelConfig]:
     """A fresh network, or that of `start_from`, with the config its checkpoints are released with."""
     tokenizer = shards.tokenizer
-    shape = network_config(
-        recipe.network.size,
-        vocab_size=tokenizer.vocab_size,
-        context=recipe.data.context,
-        **recipe.network.shape,
-    )
+    shape = _shape(recipe, tokenizer.vocab_size)
     config = LanguageModelConfig(
         network=shape, method=_method(recipe.method, recipe.data.context, tokenizer.mask_id)
     )
@@ -277,6 +314,12 @@ def _network(
     return network, config
 
 
+def _shape(recipe: Recipe, vocab_size: int) -> TransformerConfig:
+    return network_config(
+        recipe.network.size, vocab_size=vocab_size, context=recipe.data.context, **recipe.network.shape
+    )
+
+
 def _start_from(network: Transformer, source: str, shards: TokenShards) -> None:
     """Take another model's weights, after making sure that its tokens mean the same."""
     path = interop.resolve(source)
@@ -285,6 +328,11 @@ def _start_from(network: Transformer, source: str, shards: TokenShards) -> None:
     other, _ = interop.load(path)
     theirs = {name: tuple(p.shape) for name, p in other.named_parameters()}
     ours = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    _require_same_network(theirs, ours, source)
+    network.load_state_dict(other.state_dict())
+
+
+def _require_same_network(theirs: Mapping[str, Shape], ours: Mapping[str, Shape], source: str | None) -> None:
     if theirs != ours:
         names = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
         first = names[0]
@@ -292,7 +340,6 @@ def _start_from(network: Transformer, source: str, shards: TokenShards) -> None:
             f"start_from must have the network of this recipe, got {source}, where {len(names)} parameters "
             f"differ ({first}: {theirs.get(first, 'missing')} there, {ours.get(first, 'missing')} here)"
         )
-    network.load_state_dict(other.state_dict())
 
 
 def _method(method: MethodRecipe, context: int, mask_id: int) -> Method:

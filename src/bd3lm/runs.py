@@ -1,16 +1,18 @@
 """A training run from its command: resolve the recipe, run its stages, keep what they wrote."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
 
 from bd3lm import interop
-from bd3lm.build import Run, build_run, open_shards
+from bd3lm.build import Run, build_run, check_run, open_store
 from bd3lm.config import did_you_mean
+from bd3lm.data.disk import only_writer
 from bd3lm.interop import RUN_MODEL
 from bd3lm.presets import ONLY, Stage, preset
 from bd3lm.recipe import (
@@ -18,6 +20,7 @@ from bd3lm.recipe import (
     ClippedMasking,
     Recipe,
     merge,
+    read_settings,
     recipe_from_dict,
     recipe_to_dict,
 )
@@ -40,7 +43,7 @@ def resolve_stages(
     `start_from` only the last stage is run, from there.
     """
     stages = preset(name).stages if name is not None else (Stage(ONLY, {}),)
-    layers = [_read_yaml(config)] if config is not None else []
+    layers = [read_settings(config)] if config is not None else []
     layers.append(dict(overrides or {}))
     names = {stage.name for stage in stages} if len(stages) > 1 else set()
     for layer in layers:
@@ -118,33 +121,109 @@ def train_stages(
     Stopped by a signal, the runs so far are returned, the last one unfinished.
     """
     console = console or Console()
+    _forget_stop(out)
     _check_layout(out, [name for name, _ in stages])
     start = stages[0][1].start_from
     if start is not None and not resume:
         interop.resolve(start)  # complains before anything is written
-    for _, recipe in stages:  # those of later stages too: they would complain after hours of training
-        if recipe.data.path != "builtin":
-            open_shards(recipe.data.path)
     runs: list[Run] = []
     parallel = stages[0][1].parallel
-    with Engine.from_environment(parallel="ddp" if parallel == "auto" else parallel, device=device) as engine:
-        previous: Run | None = None
-        before: Recipe | None = None
-        for name, recipe in stages:
-            folder = out / name if len(stages) > 1 else out
-            if previous is not None and before is not None:
-                recipe = _after(before, recipe, start_from=str(previous.out / RUN_MODEL))
-            _check_recipe(folder, recipe, resume=resume, chained=previous is not None)
+    with (
+        Engine.from_environment(parallel="ddp" if parallel == "auto" else parallel, device=device) as engine,
+        _only_trainer(out, engine),
+    ):
+        for name, folder, recipe in _checked(_plan(stages, out), resume, engine, console):
             run = build_run(
                 recipe, folder, engine=engine, data_folder=out / "data", console=console, label=name
             )
-            _save_recipe(folder, recipe, engine)  # of a run that can be
-            _train(run, resume=resume, console=console)
+            _train(run, recipe, resume=resume, console=console)
             runs.append(run)
             if run.trainer.stopped_by == "signal":
                 break
-            previous, before = run, recipe
     return runs
+
+
+def _forget_stop(out: Path) -> None:
+    """Remove what an earlier run left where it was stopped: of a start that is refused it would not be true,
+    and a job script would start it again and again."""
+    for marker in [*out.glob(STOPPED_FILE), *out.glob(f"*/{STOPPED_FILE}")]:
+        marker.unlink(missing_ok=True)  # by any process of the run
+
+
+@contextmanager
+def _only_trainer(out: Path, engine: Engine) -> Iterator[None]:
+    """Hold a run's folder against a second command that would train into it, however this one ends.
+
+    A folder that was made for it, and in which nothing was written, is removed.
+    """
+    with ExitStack() as held:
+        busy = False
+        if engine.is_main:
+            is_new = not out.exists()
+            out.mkdir(parents=True, exist_ok=True)
+            try:
+                held.enter_context(only_writer(out))
+            except BlockingIOError:
+                busy = True
+            else:
+                if is_new:
+                    held.callback(_remove_if_empty, out)
+        if engine.any_true(busy):
+            raise ValueError(
+                f"{out} is being trained into by another process; wait for it, or give another --out"
+            )
+        yield
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
+class _Planned(NamedTuple):
+    """A stage, the folder it is trained in, and its recipe with what follows from the stage before it."""
+
+    name: str
+    folder: Path
+    recipe: Recipe
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return open_store(self.recipe, self.folder).latest() is not None
+
+
+def _plan(stages: Sequence[tuple[str, Recipe]], out: Path) -> list[_Planned]:
+    """Each stage goes on from the model of the one before, in a folder of its own if there are several."""
+    planned: list[_Planned] = []
+    for name, recipe in stages:
+        if planned:
+            before = planned[-1]
+            recipe = _after(before.recipe, recipe, start_from=str(before.folder / RUN_MODEL))
+        planned.append(_Planned(name, out / name if len(stages) > 1 else out, recipe))
+    return planned
+
+
+def _checked(planned: Sequence[_Planned], resume: bool, engine: Engine, console: Console) -> list[_Planned]:
+    """The stages to train, checked all of them before the first is: mistakes in later ones cost hours.
+
+    Where a later stage has a checkpoint, an earlier one that has none was done, and was cleared away.
+    """
+    checked = []
+    for index, stage in enumerate(planned):
+        before = planned[index - 1].recipe if index else None
+        if resume and not stage.has_checkpoint and any(each.has_checkpoint for each in planned[index:]):
+            if (stage.folder / RECIPE_FILE).exists():
+                _require_same(stage.folder, stage.recipe)
+            if engine.is_main:
+                console.print(
+                    f"{stage.folder}: no checkpoint, and a later stage has one: going on with that",
+                    soft_wrap=True,
+                )
+            continue
+        recipe = _check_folder(stage, resume=resume, chained=before is not None)
+        check_run(recipe, stage.folder, engine=engine, before=None if stage.has_checkpoint else before)
+        checked.append(stage._replace(recipe=recipe))
+    return checked
 
 
 def _after(before: Recipe, recipe: Recipe, *, start_from: str) -> Recipe:
@@ -192,7 +271,7 @@ def run_stages(out: Path) -> list[Path]:
 def read_recipe(folder: Path) -> Recipe:
     """The resolved recipe of a run of one stage."""
     file = folder / RECIPE_FILE
-    return recipe_from_dict(_read_yaml(file), where=str(file))
+    return recipe_from_dict(read_settings(file), where=str(file))
 
 
 def _check_layout(out: Path, stages: Sequence[str]) -> None:
@@ -211,12 +290,11 @@ def _check_layout(out: Path, stages: Sequence[str]) -> None:
         )
 
 
-def _train(run: Run, *, resume: bool, console: Console) -> None:
+def _train(run: Run, recipe: Recipe, *, resume: bool, console: Console) -> None:
     trainer = run.trainer
-    marker = run.out / STOPPED_FILE
-    if trainer.engine.is_main:
-        marker.unlink(missing_ok=True)
-    if resume and trainer.resume() and trainer.engine.is_main:
+    resumed = resume and trainer.resume()  # complains of other data than the recipe's were
+    _save_recipe(run.out, recipe, trainer.engine)  # of a run that can be
+    if resumed and trainer.engine.is_main:
         finished = trainer.step >= trainer.settings.steps
         console.print(
             f"{run.out}: {'already trained to' if finished else 'resumed at'} step {trainer.step}",
@@ -225,10 +303,14 @@ def _train(run: Run, *, resume: bool, console: Console) -> None:
     if trainer.engine.is_main and trainer.step < trainer.settings.steps:
         how = "compiled; the first step takes about a minute" if trainer.settings.compile else "not compiled"
         console.print(f"training on {trainer.engine.device} in {trainer.precision}, {how}")
-    trainer.run()
+    try:
+        trainer.run()
+    except FloatingPointError as error:
+        raise FloatingPointError(f"{error}. {_way_out(run)}") from error
     folder = run.export()
     if trainer.engine.is_main and trainer.stopped_by == "signal":
-        marker.touch()  # torchrun has one exit status for all ends but success; this tells a job script more
+        # torchrun has one exit status for all ends but success; this tells a job script more.
+        (run.out / STOPPED_FILE).touch()
         console.print(
             f"stopped at step {trainer.step} of {trainer.settings.steps}; everything is saved in "
             f"{folder.parent}, and --resume goes on",
@@ -236,22 +318,53 @@ def _train(run: Run, *, resume: bool, console: Console) -> None:
         )
 
 
-def _check_recipe(folder: Path, recipe: Recipe, *, resume: bool, chained: bool) -> None:
-    """A folder that holds a run already is resumed, with a recipe that computes the same, or refused.
+def _way_out(run: Run) -> str:
+    """What can be done about a loss that is not finite; the model of the last checkpoint is released for it.
 
-    Where a stage is `chained` its start_from follows from the run's own folder, which may have been moved.
+    Going on from there would come to the same loss again, and another learning rate makes another run.
     """
-    file = folder / RECIPE_FILE
-    if file.exists() and any((folder / "checkpoints").glob("step-*")):  # otherwise nothing would be lost
-        if not resume:
-            raise ValueError(f"{folder} holds a run; give --resume to go on with it, or another --out")
-        saved = read_recipe(folder)
-        free = _may_change(saved) | ({"start_from"} if chained else set())
-        if changed := _differences(recipe_to_dict(saved), recipe_to_dict(recipe), free):
+    command = f"bd3lm train --config {run.out / RECIPE_FILE} --optimizer.lr LOWER --out ANOTHER"
+    if not run.trainer.resume():
+        return f"Begin again: {command}"
+    run.export()
+    return f"Begin again, or from the model of step {run.trainer.step}: {command} [--from {run.out}]"
+
+
+def _check_folder(stage: _Planned, *, resume: bool, chained: bool) -> Recipe:
+    """The recipe to train a folder's run with. Refused is whatever would replace something trained.
+
+    A run is resumed with a recipe that computes the same. It began where its own recipe says, whatever is
+    said now; a stage that is `chained` to one before it began in the run's own folder, which may have moved.
+    """
+    folder, recipe = stage.folder, stage.recipe
+    model, file = folder / RUN_MODEL, folder / RECIPE_FILE
+    if not stage.has_checkpoint:
+        if model.exists():
             raise ValueError(
-                f"{folder} was started with another recipe; to go on needs one that computes the same: give "
-                f"that, or another --out. Different: {', '.join(sorted(changed))}"
+                f"{folder} holds a model, which would be replaced, and no checkpoint to go on from; give "
+                f"another --out, or move {model} away"
             )
+        return recipe
+    if not file.exists():
+        raise ValueError(
+            f"{folder} holds checkpoints without the {RECIPE_FILE} they were trained with; give another "
+            "--out, or put it back (their state.json has it, under state, run) and give --resume"
+        )
+    if not resume:
+        raise ValueError(f"{folder} holds a run; give --resume to go on with it, or another --out")
+    saved = _require_same(folder, recipe)
+    return recipe if chained else replace(recipe, start_from=saved.start_from)
+
+
+def _require_same(folder: Path, recipe: Recipe) -> Recipe:
+    """The recipe that a run was started with, after making sure that it computes the same as this one."""
+    saved = read_recipe(folder)
+    if changed := _differences(recipe_to_dict(saved), recipe_to_dict(recipe), _may_change(saved)):
+        raise ValueError(
+            f"{folder} was started with another recipe; to go on needs one that computes the same: give "
+            f"that, or another --out. Different: {', '.join(sorted(changed))}"
+        )
+    return saved
 
 
 def _save_recipe(folder: Path, recipe: Recipe, engine: Engine) -> None:
@@ -271,14 +384,16 @@ def _may_change(recipe: Recipe) -> set[str]:
     """What may differ between the parts of a run because it does not change what is computed.
 
     Micro-batches and devices change only how sums are ordered and, with dropout, which units are dropped.
+    Data may lie elsewhere: a checkpoint knows their fingerprint. Nor does it need what the run started from.
     """
     free = {"train.log_every", "train.checkpoint_every", "train.micro_batch", "train.compile"}
-    free |= {"parallel", "checkpoint", "trackers"}
+    free |= {"parallel", "checkpoint", "trackers", "data.path", "start_from"}
+    free.add("method.lean")  # of the model that is released
     if recipe.optimizer.decay == "constant":
         free.add("train.steps")
     masking = recipe.method.masking if isinstance(recipe.method, BlockDiffusionRecipe) else None
     if not (isinstance(masking, ClippedMasking) and masking.search is not None):
-        free.add("train.validate_every")
+        free |= {"train.validate_every", "data.validation_batch", "data.validation_sequences"}
     return free
 
 
@@ -292,18 +407,6 @@ def _differences(before: Any, after: Any, free: set[str], path: str = "") -> lis
             for line in _differences(before.get(key), after.get(key), free, f"{path}.{key}" if path else key)
         ]
     return [] if before == after else [f"{path} ({before!r} then, {after!r} now)"]
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"config must be a YAML file, got {path}, which does not exist") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} must hold a mapping of settings, got {type(data).__name__}")
-    return data
 
 
 def _where(name: str | None, config: Path | None, stage: str) -> str:

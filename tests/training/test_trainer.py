@@ -13,6 +13,7 @@ from bd3lm.diffusion import Counts, derive_seed
 from bd3lm.models import Transformer
 from bd3lm.objectives import Autoregressive, TokenBatch, TokenLoss
 from bd3lm.training import Engine, OptimizerSettings, Trainer, TrainSettings
+from bd3lm.training.log_window import LogWindow
 from tests.training.tiny import (
     AR,
     CLIPPED,
@@ -262,6 +263,19 @@ def test_metrics_averaged_over_several_steps_survive_a_stop_in_between(stop, tmp
     assert [row for row in rows(stopped) if row["step"] in ("5", "10")] == whole
 
 
+def test_speed_is_of_all_tokens_read_and_of_the_steps_since_the_start(monkeypatch):
+    """The sums of an earlier process came in seconds that are not known; unscored tokens are read too."""
+    now = iter(range(100))
+    monkeypatch.setattr("bd3lm.training.log_window.time.perf_counter", lambda: float(next(now)))
+    window = LogWindow()
+    window.restore([600.0, 0.0, 300.0], torch.device("cpu"))
+    window.restart()
+    window.add(torch.tensor([100.0, 0.0, 50.0], dtype=torch.float64), torch.tensor(1.0), 0.1, tokens=80)
+    averages = window.averages()  # a second for the step, and one until here
+    assert averages["tokens_per_second"] == 80 / 2
+    assert averages["train_nats"] == 700 / 350
+
+
 def test_a_second_interrupt_stops_at_once(tmp_path):
     def twice(trainer: Trainer) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -291,6 +305,25 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(damage, uninterrupte
     assert trainer.step == 4
     trainer.run()
     assert_same(tmp_path, uninterrupted["counts"])
+
+
+class _Second(Engine):
+    """The second process of a run, as far as one alone can be; the first one's texts are its own."""
+
+    is_main = False
+
+    def broadcast_text(self, text):
+        return text
+
+
+def test_every_process_resumes_the_statistics_by_name_and_one_of_them_the_sums(tmp_path):
+    """All must pool the same names: a process without them would skip a sum that the others wait for."""
+    tiny_trainer(tmp_path, LEARNED, steps=4).run()
+    first, second = resumed(tmp_path, LEARNED), resumed(tmp_path, LEARNED, engine=_Second())
+    sums, zeros = first._pooled_statistics(), second._pooled_statistics()
+    assert sums["count_moments"].any()
+    assert {name: value.shape for name, value in zeros.items()} == {n: v.shape for n, v in sums.items()}
+    assert not any(value.any() for value in zeros.values())
 
 
 def test_there_is_nothing_to_resume_in_an_empty_folder(tmp_path):
@@ -363,6 +396,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_checkpoint(
     healthy = tiny_trainer(tmp_path, AR, validate=False)
     assert healthy.resume()
     assert all(tensor.isfinite().all() for tensor in healthy.network.state_dict().values())
+
+
+def test_before_the_first_checkpoint_none_is_promised(tmp_path):
+    data = Sentences()
+    trainer = tiny_trainer(tmp_path, BadFromStep(1, "loss").objective(data), data=data, validate=False)
+    with pytest.raises(FloatingPointError, match=r"not finite \(seen at step 2\); there is no checkpoint\."):
+        trainer.run()
 
 
 def test_a_watcher_that_fails_does_not_keep_the_others_from_ending(tmp_path):

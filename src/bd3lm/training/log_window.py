@@ -15,6 +15,7 @@ class LogWindow:
         self._totals: Tensor | None = None
         self._norm: Tensor | None = None
         self._rate = 0.0
+        self._tokens = 0  # of text, scored or not, that were read in these seconds
         self._seconds = 0.0
         self._since = time.perf_counter()
 
@@ -22,9 +23,11 @@ class LogWindow:
         """Do not count the time since the last step (validation, saving) as training."""
         self._since = time.perf_counter()
 
-    def add(self, totals: Tensor, norm: Tensor, rate: float) -> None:
+    def add(self, totals: Tensor, norm: Tensor, rate: float, tokens: int) -> None:
+        """A step: its sums of nats, auxiliary nats and weights, and how many tokens of text it read."""
         self._totals = totals if self._totals is None else self._totals + totals
         self._norm, self._rate = norm, rate
+        self._tokens += tokens
         now = time.perf_counter()
         self._seconds += now - self._since
         self._since = now
@@ -33,6 +36,8 @@ class LogWindow:
         return [] if self._totals is None else self._totals.tolist()
 
     def restore(self, sums: list[float], device: torch.device) -> None:
+        """Go on from the sums of an earlier process; speed is measured anew, on this one's steps alone."""
+        self._norm, self._tokens, self._seconds = None, 0, 0.0
         self._totals = torch.tensor(sums, dtype=torch.float64, device=device) if sums else None
 
     def last_norm(self) -> float:
@@ -41,17 +46,17 @@ class LogWindow:
     def averages(self) -> Metrics:
         if self._totals is None or self._norm is None:
             raise RuntimeError("nothing was trained since the last log")
-        nats, auxiliary, tokens = self._totals.tolist()
+        nats, auxiliary, weight = self._totals.tolist()
         norm = self._norm.item()
         self._seconds += time.perf_counter() - self._since
         metrics = {
-            "train_nats": nats / max(tokens, 1.0),
+            "train_nats": nats / max(weight, 1.0),
             "learning_rate": self._rate,
             "gradient_norm": norm,
-            "tokens_per_second": tokens / max(self._seconds, 1e-9),
+            "tokens_per_second": self._tokens / max(self._seconds, 1e-9),
         }
         if auxiliary:
-            metrics["auxiliary_nats"] = auxiliary / max(tokens, 1.0)
-        self._totals, self._seconds = None, 0.0
+            metrics["auxiliary_nats"] = auxiliary / max(weight, 1.0)
+        self._totals, self._tokens, self._seconds = None, 0, 0.0
         self.restart()
         return metrics

@@ -133,7 +133,7 @@ class Trainer:
         self.stopped_by: Literal["steps", "signal"] = "steps"
         self.validation_due = False
         self._unlogged: Metrics = {}  # of a step whose validation is due
-        self._rows = _rank_rows(settings, engine)
+        self._rows = rank_rows(settings, engine)
         self.precision = _resolve(settings.precision, engine.device)
         self.objective = objective
         if settings.compile:
@@ -190,7 +190,8 @@ class Trainer:
         totals = torch.zeros(3, dtype=torch.float64, device=engine.device)
         # The exact denominator, the global sum of weights, is known only after the last micro-batch: losses
         # are divided by a nominal one, which keeps gradients at a sane scale, and corrected once at the end.
-        nominal = float(settings.global_batch * self.data.context)
+        tokens = settings.global_batch * self.data.context
+        nominal = float(tokens)
         for index, rows in enumerate(self._rows):
             batch = self._batch(rows)
             torch.manual_seed(derive_seed(settings.seed, "dropout", self.step, rows.start))
@@ -210,7 +211,7 @@ class Trainer:
             engine=engine,
         )
         self.ema.update()
-        self._window.add(totals, norm, rate)
+        self._window.add(totals, norm, rate, tokens)
         self.step += 1
 
     def _after_step(self, stopping: bool) -> None:
@@ -275,11 +276,14 @@ class Trainer:
         self.step = state["step"]
         self.validation_due, self._unlogged = state["validation_due"], state["unlogged"]
         self._window.restore(state["since_log"], self.engine.device)
-        if self.engine.is_main:
-            self._statistics = {
-                name: torch.tensor(value, dtype=torch.float64, device=self.engine.device)
-                for name, value in state["statistics"].items()
-            }
+        pooled = {
+            name: torch.tensor(value, dtype=torch.float64, device=self.engine.device)
+            for name, value in state["statistics"].items()
+        }
+        # As after pooling. Every rank has the names, since all must take part in pooling each of them again.
+        self._statistics = (
+            pooled if self.engine.is_main else {name: torch.zeros_like(it) for name, it in pooled.items()}
+        )
         self.ema.updates = state["ema_updates"]
         self.objective = self.objective.restore(state["objective"])
         return True
@@ -335,13 +339,15 @@ class Trainer:
     def require_finite(self) -> None:
         """Raise where a loss since the last log, or the last gradient, is not finite."""
         if not all(map(math.isfinite, [*self._window.sums(), self._window.last_norm()])):
+            none = self.store.latest() is None
+            kept = "there is no checkpoint" if none else "the last checkpoint is intact"
             raise FloatingPointError(
-                f"the loss or its gradient is not finite (seen at step {self.step}); the last checkpoint is "
-                "intact. Lower the learning rate, or look at the data around that step"
+                f"the loss or its gradient is not finite (seen at step {self.step}); {kept}. Lower "
+                "the learning rate, or look at the data around that step"
             )
 
 
-def _rank_rows(settings: TrainSettings, engine: Engine) -> list[slice]:
+def rank_rows(settings: TrainSettings, engine: Engine) -> list[slice]:
     """This rank's rows of the global batch, cut into micro-batches."""
     share, rest = divmod(settings.global_batch, engine.world)
     if rest:
