@@ -259,7 +259,91 @@ def test_a_misspelt_stage_suggests_the_right_one(capsys):
     assert "did you mean 'train'? " in fails(capsys, "train", "demo", "--show", "--trian.steps", "8")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "--block.start_from /nowhere",
+            "block.start_from is not for a stage that starts from the one before",
+        ),
+        (
+            "--block.parallel fsdp",
+            "parallel must be the same for all stages, which share their processes, got ",
+        ),
+        (
+            "--from a --ar.method.kind foo",
+            "with --from only the stage block is run, got flags --ar.any.field",
+        ),
+        ("--from a --start_from b", "--from says what to start from, got --start_from too: give one of them"),
+        ("--from a --block.start_from b", "--from says what to start from, got --start_from too: give one "),
+    ],
+)
+def test_a_flag_that_would_be_ignored_is_refused(words, said, capsys):
+    assert said in fails(capsys, "train", "demo", "--show", *words.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--ar.start_from a", "--start_from a", "--parallel fsdp", "--from a --block.train.steps 3"],
+)
+def test_a_flag_that_some_stage_heeds_is_taken(words, capsys):
+    assert main(["train", "demo", "--show", *words.split()]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--train.steps true", "train.steps: must be a decimal number, got True"),
+        ("--ar.train.steps 010", "train.steps: must be a decimal number, got '010'"),
+        ("--data.validation_sequences 0", "validation_sequences must be at least 1, or null for all, got 0"),
+        ("--data.builtin_vocabulary 100", "data: builtin_vocabulary must be at least 258"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_with_its_flag(words, said, capsys):
+    assert main(["train", "demo", "--show", *words.split()]) == 1
+    assert said in capsys.readouterr().err
+
+
 # --- training ---
+
+
+def test_a_network_too_large_for_memory_is_one_line(shards, tmp_path, capsys):
+    file = tmp_path / "own.yaml"
+    file.write_text(yaml.safe_dump(plain(shards, {"network": {"hidden": 4_000_000}})))
+    words = ["train", "--config", str(file), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    error = fails(capsys, *words)
+    assert re.match(r"bd3lm: out of memory at \d+ bytes more: make the batch smaller \(--train\.m", error)
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        main([*words, "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
+            "at 2.00 GiB more:",
+        ),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), "out of memory: make"),
+        (MemoryError(), "out of memory: make"),
+    ],
+    ids=["torch", "driver", "Python"],
+)
+def test_every_kind_of_too_little_memory_is_one_line(error, said, capsys, monkeypatch):
+    def run(*_: Any) -> int:
+        raise error
+
+    monkeypatch.setattr("bd3lm.cli.training.Presets.run", run)
+    assert said in fails(capsys, "presets")
+
+
+def test_another_failure_keeps_its_traceback(monkeypatch):
+    def run(*_: Any) -> int:
+        raise RuntimeError("a mistake of ours, not for lack of memory")
+
+    monkeypatch.setattr("bd3lm.cli.training.Presets.run", run)
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        main(["presets"])
 
 
 def test_train_writes_a_model_and_says_where(two, tmp_path, capsys):
@@ -623,7 +707,7 @@ def test_a_model_that_leans_writes_in_its_own_order(words, unmasking, model, tmp
 def test_steps_are_not_for_a_model_that_leans(words, model, tmp_path, capsys):
     model.with_lean(3.0).save_pretrained(tmp_path / "model")
     error = fails(capsys, "sample", str(tmp_path / "model"), "ab", *words.split())
-    assert "has no order that leans, and the model's lean is 3; use with_lean(0) (or --lean 0)" in error
+    assert "has no order that leans, and the model's lean is 3: add --lean 0" in error
 
 
 def test_one_token_a_pass_is_what_an_autoregressive_model_writes(saved, tmp_path, capsys):
@@ -778,7 +862,7 @@ def test_a_run_can_be_sampled_from(two, tmp_path, capsys):
         ),
         ("sample MODEL ab --entropy-floor 4", "prompt 0: entropy_window must be within the length 16, or"),
         ("sample MODEL ab --device nonsense", "device must be cpu, cuda or cuda:N, got 'nonsense'"),
-        ("sample SEDD ab --steps 0", "steps must be a whole number from 1 on, got 0"),
+        ("sample SEDD ab --steps 0", "--steps must be at least 1, got 0"),
         (
             "sample SEDD ab --length 24 --steps 3",
             "length must be at most 16, the network's whole context, got 24",

@@ -102,7 +102,17 @@ def test_nothing_measured_is_said_to_be_so(results: Results):
     parts = document.build(Evidence(results, ALL))
     assert sorted(parts) == sorted(document.REGIONS)
     assert not [part for each in parts.values() for part in each if isinstance(part, Plot)]
-    told = {"verdicts", "quality", "variants", "setting", "progress", "alternatives", "failures", "earlier", "cost"}
+    told = {
+        "verdicts",
+        "quality",
+        "variants",
+        "setting",
+        "progress",
+        "alternatives",
+        "failures",
+        "earlier",
+        "cost",
+    }
     for name in parts.keys() - told:
         (line,) = parts[name]
         assert re.fullmatch(r"Not measured yet: [\w -]+, \d+ runs\.", line.text)

@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -169,3 +170,8 @@ def test_derived_seeds_are_told_apart_by_every_part() -> None:
 def test_a_derived_seed_never_changes() -> None:
     """A run that is resumed by a later version must draw what it would have drawn."""
     assert derive_seed(1, "masks", 7) == 8882908330064653695
+
+
+def test_a_derived_seed_is_of_the_number_whoever_made_it() -> None:
+    assert derive_seed(np.int64(1), "masks", np.uint8(7)) == derive_seed(1, "masks", 7)
+    assert derive_seed(True) != derive_seed(1)  # as ever

@@ -1,7 +1,9 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -85,6 +87,14 @@ def test_dtype_is_kept_or_chosen(dtype: torch.dtype, tmp_path: Path) -> None:
     assert torch.equal(chosen.embedding.weight, model.embedding.weight.float())
     with pytest.raises(ValueError, match=r"dtype must be a floating-point type or None, got torch\.int8"):
         load(tmp_path, dtype=torch.int8)
+
+
+def test_nothing_is_written_of_a_config_that_json_cannot_hold(tmp_path: Path) -> None:
+    model, config = small_model()
+    odd = replace(config, method=replace(config.method, mask_id=np.int64(config.method.mask_id)))
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        save(model, odd, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_mixed_dtypes_need_a_choice(tmp_path: Path) -> None:

@@ -439,3 +439,14 @@ def test_texts_that_cannot_be_scored(method):
         noisy.log_likelihood("ab")
     with pytest.raises(ValueError, match="evaluation mode"):
         noisy.stream("ab", FEW)
+
+
+@every_baseline
+def test_weights_that_are_no_numbers_write_nothing(method):
+    model = baseline(method)
+    with torch.no_grad():
+        model.network.output.bias[7] = math.nan
+    with pytest.raises(
+        FloatingPointError, match="text 0 cannot be written: the model's probabilities are not "
+    ):
+        model.generate("a", steps=3)

@@ -391,11 +391,12 @@ def test_where_nothing_is_left_to_write_nothing_is_done(block_size):
 @every_method
 def test_a_length_that_does_not_hold_the_prompt(block_size):
     begun = ", the one that texts begin with included"
+    open_ = "got 16, by default one context; give a length"
     for model, prompts, length, said in (
         (of_bytes(block_size), ["a", "abcde"], 5, f"prompt 1: length must hold its 6 tokens{begun}, got 5"),
-        (of_bytes(block_size), "x" * 17, None, f"prompt 0: length must hold its 18 tokens{begun}, got 16"),
+        (of_bytes(block_size), "x" * 17, None, f"prompt 0: length must hold its 18 tokens{begun}, {open_}"),
         (of_bytes(block_size), ["a", Gap(5)], 6, f"prompt 0: length must hold its 7 tokens{begun}, got 6"),
-        (of_bytes(block_size), [1] * 17, None, "prompt 0: length must hold its 17 tokens, got 16"),
+        (of_bytes(block_size), [1] * 17, None, f"prompt 0: length must hold its 17 tokens, {open_}"),
         (of_bytes(block_size), [1, Gap(5)], 5, "prompt 0: length must hold its 6 tokens, got 5"),
         (of_bytes(block_size, score_first=True), "abc", 2, "prompt 0: length must hold its 3 tokens, got 2"),
     ):
@@ -596,3 +597,82 @@ def test_another_network_writes_its_own_texts():
     before, expected = model.generate("ab", seed=3), other.generate("ab", seed=3)
     model.network = other.network
     assert texts_of(model.generate("ab", seed=3)) == texts_of(expected) != texts_of(before)
+
+
+# --- kinds of numbers and of prompts, and what is no distribution ---
+
+
+def test_numpys_seeds_write_the_same_texts():
+    model = of_bytes()
+    (plain,) = model.generate("a", seed=7)
+    (found,) = model.generate("a", seed=np.int64(7))
+    assert (found, type(found.sample.seed)) == (plain, int)
+    (again,) = model.generate("a", seeds=[np.int64(plain.sample.seed)])
+    assert (again, type(again.sample.seed)) == (plain, int)
+
+
+def test_a_seed_is_not_for_texts_that_have_their_own():
+    model = of_bytes()
+    with pytest.raises(ValueError, match="seed is for texts without seeds of their own, got 5 with seeds"):
+        model.generate("a", seed=5, seeds=[1])
+    assert model.generate("a", Settings(seed=5), seeds=[1]) == model.generate("a", seeds=[1])
+
+
+def test_generations_are_compared_by_what_they_hold():
+    model = of_bytes()
+    one, other = model.generate(["a", "b"], length=9)
+    assert model.generate(["a", "b"], length=9) == [one, other]
+    assert one != other
+    assert hash(model.generate("a", length=9)[0]) == hash(one)
+    started = [next(iter(model.stream(prompt, length=9))) for prompt in ("a", "a", "b")]
+    assert started[0] == started[1] != started[2]
+
+
+def test_a_full_text_is_started_before_it_is_stopped():
+    started, stopped = of_bytes().stream("abc", length=4)
+    assert (type(started), type(stopped)) == (Started, Stopped)
+
+
+def test_an_array_of_texts_is_the_list_of_them():
+    parts = ["The ", "city"]
+    assert tokens_of(of_bytes().generate([np.array(parts)])) == tokens_of(of_bytes().generate([parts]))
+
+
+@pytest.mark.parametrize("length", [10**12, 2**30 + 1])
+def test_texts_that_no_memory_holds_are_refused(length):
+    with pytest.raises(
+        ValueError, match=f"request 0: length must be at most 1,073,741,824, .* got {length:,}"
+    ):
+        of_bytes().stream("a", length=length)
+    with pytest.raises(
+        ValueError, match="request 0: length must be at most 536,870,912, or rows for 2 texts"
+    ):
+        of_bytes().stream(["a", "a"], length=length)
+
+
+# --- how much follows a prompt ---
+
+
+@every_method
+def test_new_tokens_are_counted_after_each_prompt(block_size):
+    model, prompts = of_bytes(block_size), ["", "a", "hello", [1, 2, 3], ["a", Gap(2), "b"]]
+    found = model.generate(prompts, max_new_tokens=np.int64(5), stop_at_eos=False, seed=2)
+    assert [len(each.tokens) for each in found] == [6, 7, 11, 8, 10]
+    for index, (prompt, text) in enumerate(zip(prompts, found, strict=True)):
+        seeds = [found[index].sample.seed]
+        alone = model.generate([prompt], length=len(text.tokens), stop_at_eos=False, seeds=seeds)
+        assert tokens_of(alone) == [text.tokens]
+    stopped = [event.sample for event in model.stream("a", max_new_tokens=3) if isinstance(event, Stopped)]
+    assert len(stopped[0].tokens) <= 5
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, "8", True])
+def test_bad_numbers_of_new_tokens(value):
+    with pytest.raises(ValueError, match=f"max_new_tokens must be a whole number from 1 on, got {value!r}"):
+        of_bytes().generate("a", max_new_tokens=value)
+
+
+def test_a_length_and_new_tokens_exclude_each_other():
+    for options in ({"length": 9}, {"settings": Settings(length=9)}):
+        with pytest.raises(ValueError, match="either length or max_new_tokens may be given, got 9 and 4"):
+            of_bytes().generate("a", max_new_tokens=4, **options)

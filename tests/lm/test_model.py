@@ -1,18 +1,21 @@
 import json
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import bd3lm.lm.model
+from bd3lm.config import BlockDiffusionMethod
 from bd3lm.interop import LightningFacts
 from bd3lm.lm import LanguageModel, load
 from tests.interop.small import CONTEXT, PARITY, assert_same, small_model
 from tests.interop.test_lightning import checkpoint
-from tests.lm import BASELINES, baseline, of_bytes
+from tests.lm import BASELINES, BYTES, baseline, of_bytes
 
 
 @pytest.mark.parametrize("open_model", [load, LanguageModel.from_pretrained])
@@ -161,3 +164,75 @@ def test_push_to_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls["uploaded"]["revision"] == "v2"
     assert calls["files"] == ["config.json", "model.safetensors"]
     assert_same(calls["model"].network, model.network)
+
+
+@pytest.mark.parametrize("lean", [np.int64(1), np.float32(1.0), Fraction(1), 1], ids=repr)
+def test_a_lean_of_any_kind_of_number_is_saved(lean: Any, tmp_path: Path) -> None:
+    of_bytes(4).with_lean(lean).save_pretrained(tmp_path)
+    found = load(tmp_path).config.method
+    assert isinstance(found, BlockDiffusionMethod)
+    assert (found.lean, type(found.lean)) == (1.0, float)
+
+
+def test_a_model_without_a_tokenizer_is_not_saved_beside_anothers(tmp_path: Path) -> None:
+    of_bytes(4).save_pretrained(tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(
+        ValueError, match="folder must not hold the tokenizer of another model: this one has n"
+    ):
+        of_bytes(4, seed=1, tokenizer=None).save_pretrained(tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    of_bytes(4, seed=1).save_pretrained(tmp_path)
+
+
+def test_a_tokenizer_is_saved_with_its_model_in_a_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    of_bytes(4).save_pretrained("~/model")
+    assert load(tmp_path / "home" / "model").tokenizer == BYTES
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"lean": 0},
+            "^lean is no option of loading, allowed are device, dtype, lightning, tokenizer, revis",
+        ),
+        ({"devise": "cuda"}, r"^devise is no option of loading, did you mean 'device'\? allowed are device"),
+        ({"torch_dtype": torch.float32}, r"^torch_dtype is no option of loading, did you mean 'dtype'\?"),
+        ({"device": "gpu"}, "^device must be one of torch's, such as cpu, cuda or cuda:1, got 'gpu'"),
+        ({"device": None}, "^device must be one of torch's, such as cpu, cuda or cuda:1, got None"),
+        ({"dtype": "float31"}, "^dtype must be a floating-point type or None, got 'float31'"),
+        ({"dtype": "nn"}, "^dtype must be a floating-point type or None, got 'nn'"),
+        ({"dtype": "int8"}, "^dtype must be a floating-point type or None, got 'int8'"),
+        ({"dtype": 32}, "^dtype must be a floating-point type or None, got 32"),
+    ],
+    ids=str,
+)
+def test_bad_options_of_loading(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load("box", **options)
+
+
+def test_there_must_be_a_gpu_to_load_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        ValueError, match="device must be cpu where there is no GPU that torch can use, got 'cu"
+    ):
+        load("box", device="cuda")
+
+
+def test_dtypes_have_names() -> None:
+    for name in ("bfloat16", "torch.bfloat16"):
+        model = load(PARITY / "bd3lm-block4", dtype=name)
+        assert {p.dtype for p in model.network.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("source", [None, 3, b"box"])
+def test_what_is_no_source(source: Any) -> None:
+    with pytest.raises(ValueError, match=f"source must be an existing folder, .* got {source!r}"):
+        load(source)

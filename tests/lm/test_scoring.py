@@ -418,8 +418,15 @@ def test_networks_that_are_told_the_time_have_a_nelbo_alone(estimator):
         ),
         ({"estimator": "iw:0"}, "iw:K with K from 1 to 1,000, got 'iw:0'"),
         ({"samples": 4}, "samples is for an estimate that is drawn, and 'exact' is not, got 4"),
-        ({"samples": 0}, "samples must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"samples": 0}, "samples must be a whole number, at least 1, or None, got 0"),
+        ({"batch_size": 0}, "batch_size must be a whole number, at least 1, got 0"),
+        ({"batch_size": True}, "batch_size must be a whole number, at least 1, got True"),
+        ({"batch_size": None}, "batch_size must be a whole number, at least 1, got None"),
+        ({"samples": 2.0}, r"samples must be a whole number, at least 1, or None, got 2\.0"),
+        ({"seed": 2**70}, rf"seed must be a whole number, at least 0 and below 2\^63, got {2**70}"),
+        ({"seed": -1}, "seed must be a whole number, at least 0 .*, got -1"),
+        ({"seed": None}, "seed must be a whole number, at least 0 .*, got None"),
+        ({"estimator": None}, "estimator must be auto, exact, nelbo, counts or iw:K, got None"),
     ],
     ids=str,
 )
@@ -583,8 +590,43 @@ def test_given_tokens_split_a_likelihood_at_block_borders():
         ([1], "a number for each of 2 texts, got 1"),
         ([1, 3], r"given\[1\] .* 1 to 2, got 3"),
         ([0, 1], "given"),
+        ([1.5, 1], r"given\[0\] must be a whole number of tokens, got 1\.5"),
+        ([1, True], r"given\[1\] must be a whole number of tokens, got True"),
+        (2, "given must hold a number for each of 2 texts, got 2"),
+        ("11", "given must hold a number for each of 2 texts, got '11'"),
     ],
 )
 def test_bad_numbers_of_given_tokens(given, said):
     with pytest.raises(ValueError, match=said):
         of_four_tokens().log_likelihood([[0, 1], [0, 1, 3]], given=given)
+
+
+def test_numbers_may_be_numpys():
+    model, text = of_four_tokens(), [[0, 1, 3]]
+    plain = model.log_likelihood(text, given=[2], estimator="counts", samples=3, seed=5, batch_size=2)
+    for given in ([np.int64(2)], np.array([2])):
+        found = model.log_likelihood(
+            text,
+            given=given,
+            estimator="counts",
+            samples=np.int64(3),
+            seed=np.int32(5),
+            batch_size=np.int64(2),
+        )
+        assert found == plain
+
+
+def test_what_are_no_texts_is_named_so():
+    with pytest.raises(ValueError, match=r"^texts must be a text, token ids, .* got None$"):
+        of_bytes().log_likelihood(None)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "estimator"), [(None, "auto"), (2, "exact"), (2, "counts"), (2, "iw:2")]
+)
+def test_likelihoods_that_are_no_numbers(block_size, estimator):
+    model = of_four_tokens(block_size)
+    with torch.no_grad():
+        model.network.output.bias[1] = math.nan
+    with pytest.raises(FloatingPointError, match="the model's probabilities are not finite"):
+        model.log_likelihood([[0, 1, 3]], estimator=estimator)

@@ -415,6 +415,9 @@ def test_settings_that_would_do_nothing(block_size, changes, said):
         of_bytes(block_size).stream("a", **changes)
 
 
+NEVER_NONE = ("seed", "batch_size", "temperature", "entropy_window", "redraws")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -425,6 +428,17 @@ def test_settings_that_would_do_nothing(block_size, changes, said):
         ),
         ({"temperature": 0.0}, "temperature must be positive and finite, got 0.0; top_k=1 always takes"),
         ({"temperature": math.inf}, "temperature must be positive and finite, got inf"),
+        *(
+            ({"temperature": value}, rf"temperature must lie in \[0\.001, 1000\], .* got {value}; top_k=1")
+            for value in (1e-40, 1e-300, 1e-4, 1e5)
+        ),
+        *(({name: None}, rf"^{name} must be a .*number.*, got None$") for name in NEVER_NONE),
+        ({"temperature": True}, "temperature must be a number, got True"),
+        *(
+            ({name: value}, f"^{name} must be True or False, got {value!r}$")
+            for name in ("cache", "stop_at_eos")
+            for value in ("no", None, 0)
+        ),
         ({"nucleus_p": 0.0}, r"nucleus_p must lie in \(0, 1\], got 0.0"),
         ({"nucleus_p": 1.5}, r"nucleus_p must lie in \(0, 1\], got 1.5"),
         ({"nucleus_rule": "exclude"}, "nucleus_rule must be 'inclusive' or 'exclusive', got 'exclude'"),
@@ -495,3 +509,24 @@ def test_a_network_in_training_is_refused():
     model.network.train()
     with pytest.raises(ValueError, match=r"model must be in evaluation mode \(model\.eval\(\)\)"):
         model.stream("a")
+
+
+def test_the_other_settings_may_be_none():
+    """As the annotations have it."""
+    for field in fields(Settings):
+        if "None" in str(field.type):
+            assert getattr(Settings(**{field.name: None}), field.name) is None
+
+
+@every_method
+@pytest.mark.parametrize("rule", [None, MostConfident(), EntropyBound(1.0)], ids=str)
+def test_weights_that_are_no_numbers_write_nothing(block_size, rule):
+    if block_size is None and rule is not None:
+        return
+    model = of_bytes(block_size)
+    with torch.no_grad():
+        model.network.output.bias[7] = math.nan
+    with pytest.raises(
+        FloatingPointError, match="text 0 cannot be written: the model's probabilities are not "
+    ):
+        model.generate(["a", "b"], unmasking=rule)

@@ -135,6 +135,8 @@ def test_impossible_tokens_are_never_drawn():
         ({"temperature": -1.0}, "temperature must be positive and finite, got -1.0"),
         ({"temperature": math.inf}, "temperature must be positive and finite, got inf"),
         ({"temperature": math.nan}, "temperature must be positive and finite, got nan"),
+        ({"temperature": 1e-40}, r"temperature must lie in \[0\.001, 1000\], .* got 1e-40; top_k=1"),
+        ({"temperature": 1e300}, r"temperature must lie in \[0\.001, 1000\], .* got 1e\+300; top_k=1"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
         ({"nucleus_p": 0.0}, r"nucleus_p must lie in \(0, 1\], got 0.0"),
         ({"nucleus_p": 1.01}, r"nucleus_p must lie in \(0, 1\], got 1.01"),

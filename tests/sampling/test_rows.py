@@ -5,6 +5,7 @@ import weakref
 from itertools import pairwise
 
 import pytest
+import torch
 
 from bd3lm.sampling import Request, sample
 from tests.sampling.test_loop import (
@@ -69,3 +70,24 @@ def test_rows_that_were_left_are_used_again_where_they_fit(monkeypatch):
     assert all(left is not None for left in rows)
     same = [before[0] is after[0] for before, after in pairwise(rows)]
     assert same == [False, True, False, False]  # of another width, alike, fewer, more
+
+
+@every_writer
+def test_the_width_is_the_end_of_the_piece_that_holds_the_last_token(make):
+    """Which may be found piece by piece, where texts are short."""
+    writer = make(MODEL)
+    for length in range(1, 60):
+        end = 0
+        while end < length:
+            end = writer.piece_end(end)
+        assert writer.width(length) == end
+    assert writer.width(10**15) >= 10**15
+
+
+def test_requests_are_compared_by_what_they_hold():
+    one = Request(torch.tensor([1, 2]), 3, 8)
+    assert one == Request(torch.tensor([1, 2]), 3, 8)
+    assert hash(one) == hash(Request(torch.tensor([1, 2]), 3, 8))
+    for other in (Request(torch.tensor([1, 0]), 3, 8), Request(torch.tensor([1]), 3, 8), (1, 2)):
+        assert one != other
+    assert one != Request(torch.tensor([1, 2]), 4, 8)

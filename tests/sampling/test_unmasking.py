@@ -4,8 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -427,8 +429,29 @@ def test_the_last_bit_of_a_probability_decides_nothing(rule):
         (lambda: MostConfident(tokens_per_pass=0), "tokens_per_pass must be at least 1, got 0"),
         (lambda: EntropyBound(-1.0), "bound must not be negative, got -1.0"),
         (lambda: EntropyBound(math.nan), "bound must not be negative, got nan"),
+        *(
+            (partial(make, value), rf"{name} must be a whole number, got {value!r}")
+            for make, name in (
+                (FirstHitting, "tokens_per_pass"),
+                (lambda value: MostConfident(tokens_per_pass=value), "tokens_per_pass"),
+                (Ancestral, "steps"),
+                (lambda value: Remasking(steps=value), "steps"),
+            )
+            for value in (1.5, "2", None, True, math.nan, math.inf)
+        ),
+        (lambda: Remasking(steps=3, eta="0.1"), r"eta must lie in \[0, 1\], got '0.1'"),
+        (lambda: MostConfident(threshold="0.9"), r"threshold must lie in \(0, 1\], got '0.9'"),
+        (lambda: MostConfident(threshold=True), r"threshold must lie in \(0, 1\], got True"),
+        (lambda: EntropyBound("1"), "bound must be a number of nats, got '1'"),
+        (lambda: EntropyBound(None), "bound must be a number of nats, got None"),
     ],
 )
 def test_impossible_rules_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_numbers_may_be_numpys():
+    assert FirstHitting(np.int64(2)) == FirstHitting(2)
+    assert Ancestral(np.int32(7)) == Ancestral(7)
+    assert MostConfident(threshold=np.float32(0.5)).threshold == 0.5

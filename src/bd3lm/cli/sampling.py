@@ -73,6 +73,7 @@ class SampleCommand:
         if self.count < 1:
             raise ValueError(f"--count must be at least 1, got {self.count}")
         self._check_ways()
+        self._check_numbers()
         named = self.model or ""
         if any(each.isspace() for each in named) and not Path(named).exists():
             raise ValueError(
@@ -91,6 +92,12 @@ class SampleCommand:
         if self.lean is not None:
             model = model.with_lean(self.lean)
         in_blocks = model.config.method.kind == "block_diffusion"
+        lean = getattr(model.config.method, "lean", 0.0)
+        if self.steps is not None and lean:
+            raise ValueError(
+                f"--steps {self.steps} has no order that leans, and the model's lean is {lean:g}: "
+                "add --lean 0"
+            )
         settings = Settings(
             length=self.length,
             seed=self.seed,
@@ -129,6 +136,21 @@ class SampleCommand:
         if self.lean is not None and chosen and chosen != ["--tokens-per-pass"] and not is_uniform:
             allowed = ", which --lean 0 allows" if chosen == ["--steps"] else ""
             raise ValueError(f"--lean is for an order that is drawn, and {chosen[0]} has its own{allowed}")
+
+    def _check_numbers(self) -> None:
+        """In the words of the flags, where Python's arguments have other names."""
+        for name, count in (("--steps", self.steps), ("--tokens-per-pass", self.tokens_per_pass)):
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
+        if self.batch < 1:
+            raise ValueError(f"--batch must be a whole number from 1 on, got {self.batch}")
+        for name, share in (("--nucleus", self.nucleus), ("--confidence", self.confidence)):
+            if share is not None and not 0.0 < share <= 1.0:
+                raise ValueError(f"{name} must lie in (0, 1], got {share}")
+        if self.remask is not None and not 0.0 <= self.remask <= 1.0:
+            raise ValueError(f"--remask must lie in [0, 1], got {self.remask}")
+        if self.entropy_bound is not None and not self.entropy_bound >= 0.0:
+            raise ValueError(f"--entropy-bound must not be negative, got {self.entropy_bound}")
 
     def _unmasking(self, method: Any) -> Any:
         """What the flags say of the order of reveal; to methods with steps of their own --steps is those."""

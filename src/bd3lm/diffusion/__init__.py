@@ -1,6 +1,7 @@
 """The mathematics of block diffusion: functions on tensors, with no network, no configuration, no I/O."""
 
 from bd3lm.diffusion.categorical import gumbel, gumbel_max, nucleus, temper, top_k
+from bd3lm.diffusion.checks import is_number, is_whole
 from bd3lm.diffusion.counter import Purpose, counter_uniform, derive_seed
 from bd3lm.diffusion.counts import Counts, learned_proposal
 from bd3lm.diffusion.draws import Draws, LevelSampler, blocks_in
@@ -71,6 +72,8 @@ __all__ = [
     "derive_seed",
     "gumbel",
     "gumbel_max",
+    "is_number",
+    "is_whole",
     "learned_proposal",
     "log_reveal_rates",
     "log_reveal_times",

@@ -7,6 +7,7 @@ Flood): a 64-bit mixing function over a Weyl sequence. int64 arithmetic wraps, s
 
 import hashlib
 from enum import IntEnum
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -61,6 +62,12 @@ def counter_uniform(
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed for a generator, as a function of what it is for: derive_seed(seed, "masks", step)."""
-    digest = hashlib.sha256(repr(parts).encode()).digest()
+    """A 63-bit seed for a generator, as a function of what it is for: derive_seed(seed, "masks", step).
+
+    An integer of numpy's is the number it stands for, though its repr is another.
+    """
+    plain = tuple(
+        int(part) if isinstance(part, Integral) and not isinstance(part, int) else part for part in parts
+    )
+    digest = hashlib.sha256(repr(plain).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

@@ -9,10 +9,10 @@ Nothing is asked of the network but to ignore time: any order of reveal makes a 
 and a bound of its own.
 """
 
-from numbers import Real
-
 import torch
 from torch import Tensor
+
+from bd3lm.diffusion.checks import is_number
 
 MOST_LEAN = 1e6  # far past left to right; lean·(n − 1) stays finite for any block
 _SOONEST = -64.0  # stands for log 0 at u = 1; the next number below 1 gives −36.7
@@ -20,8 +20,7 @@ _SOONEST = -64.0  # stands for log 0 at u = 1; the next number below 1 gives −
 
 def check_lean(lean: float) -> None:
     """Refuse what is no lean. `bd3lm.config.lean_problems` says the same, and may not import this."""
-    is_number = isinstance(lean, Real) and not isinstance(lean, bool)
-    if not is_number or not 0.0 <= lean <= MOST_LEAN:
+    if not is_number(lean) or not 0.0 <= lean <= MOST_LEAN:
         raise ValueError(f"lean must be a number from 0 to 1e6, got {lean!r}")
 
 

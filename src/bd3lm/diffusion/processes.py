@@ -172,7 +172,7 @@ class Uniform(ForwardProcess):
         alpha_s, alpha_t = alpha_s.unsqueeze(-1), alpha_t.unsqueeze(-1)
         alpha_ts = alpha_t / alpha_s
         evidence = alpha_t * seen + (1.0 - alpha_t) / v  # q(x_t | x), as a function of x
-        weighted = torch.where(p_x0 > 0, p_x0 / evidence, 0.0)
+        weighted = torch.where(p_x0 == 0, 0.0, p_x0 / evidence)  # NaN stays what it is
         forward = alpha_ts * seen + (1.0 - alpha_ts) / v  # q(x_t | x_s), as a function of x_s
         return forward * (alpha_s * weighted + (1.0 - alpha_s) / v * weighted.sum(-1, keepdim=True))
 

@@ -22,7 +22,7 @@ from bd3lm.interop.sources import (
     refuse_file,
     resolve,
 )
-from bd3lm.interop.weights import check_config
+from bd3lm.interop.weights import check_config, check_device, floating_dtype
 from bd3lm.models import Transformer
 
 __all__ = [
@@ -32,7 +32,9 @@ __all__ = [
     "HubOptions",
     "LightningFacts",
     "check_config",
+    "check_device",
     "check_folder",
+    "floating_dtype",
     "hub_id",
     "load",
     "resolve",
@@ -45,7 +47,7 @@ def load(
     source: str | Path,
     *,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     lightning: LightningFacts | None = None,
     **hub: Unpack[HubOptions],
 ) -> tuple[Transformer, LanguageModelConfig]:
@@ -54,6 +56,7 @@ def load(
     A folder or a hub repository may be ours or in the layout of the reference's published weights; its
     config.json tells. `lightning` says what a `.ckpt` leaves open. Without a dtype weights keep theirs.
     """
+    device, dtype = check_device(device), floating_dtype(dtype)
     path = resolve(source, **hub)
     if path.is_file():
         if path.suffix != ".ckpt":

@@ -28,10 +28,11 @@ FORMAT, VERSION = "bd3lm", 1
 def save(network: Transformer, config: LanguageModelConfig, folder: str | Path) -> None:
     """Save a model; the config is written last, so that a new folder with a config is a whole one."""
     check_config(network, config)
+    data = {"format": FORMAT, "version": VERSION, **config_to_dict(config)}
+    text = json.dumps(data, indent=2) + "\n"  # what cannot be said in JSON is known before a file is written
     path = make_folder(folder)
     write_tensors(path / WEIGHTS_NAME, dict(network.named_parameters()))  # a tied matrix comes once
-    data = {"format": FORMAT, "version": VERSION, **config_to_dict(config)}
-    write_text(path / CONFIG_NAME, json.dumps(data, indent=2) + "\n")
+    write_text(path / CONFIG_NAME, text)
 
 
 def recognises(data: Mapping[str, Any]) -> bool:

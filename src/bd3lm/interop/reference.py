@@ -176,10 +176,10 @@ def to_reference_state(network: Transformer) -> dict[str, Tensor]:
 def save(network: Transformer, config: LanguageModelConfig, folder: str | Path) -> None:
     """Save a model as the reference's published weights are, for its own code to load."""
     check_config(network, config)
-    data = to_reference_config(config)
+    text = json.dumps(to_reference_config(config), indent=2) + "\n"
     path = make_folder(folder)
     write_tensors(path / WEIGHTS_NAME, to_reference_state(network))
-    write_text(path / CONFIG_NAME, json.dumps(data, indent=2) + "\n")
+    write_text(path / CONFIG_NAME, text)
 
 
 def recognises(data: Mapping[str, Any]) -> bool:

@@ -4,10 +4,13 @@ import difflib
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from huggingface_hub import snapshot_download
+
+from bd3lm.config import did_you_mean
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -20,6 +23,8 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _PATTERNS = ("*.json", "*.safetensors")  # all that is ever downloaded: nothing in them can run
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 _FILE_SUFFIXES = (*PICKLE_SUFFIXES, ".safetensors", ".json", ".gguf")
+
+_OTHER_OPTIONS = ("device", "dtype", "lightning", "tokenizer")  # those of load, which it keeps to itself
 
 _NO_PICKLES = (
     "pickles are not loaded, because they can run any code. Load it once with the program that wrote it, "
@@ -43,13 +48,16 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
     "box" is the model that comes with this package; a folder of that name is ./box, or a Path.
     Only a hub id is ever downloaded: "hf://owner/name", or "owner/name" where no folder here has such a name.
     """
+    _check_options(hub)
+    allowed = f"an existing folder, a .ckpt file, a hub id 'owner/name' or {BOX!r}"
+    if not isinstance(source, str | Path):
+        raise ValueError(f"source must be {allowed}, got {source!r}")
     path = _box_folder() if source == BOX else _local(source)
     if source != "" and path.exists():  # the path of an empty string would be the working folder
         if hub.get("revision") is not None:
             raise ValueError(f"revision is for a hub id, got {hub['revision']!r} with the local path {path}")
         released = path / RUN_MODEL
         return released if (released / CONFIG_NAME).is_file() else path
-    allowed = f"an existing folder, a .ckpt file, a hub id 'owner/name' or {BOX!r}"
     asked = hub_id("source", source, allowed=allowed)
     try:
         return Path(snapshot_download(asked, allow_patterns=list(_PATTERNS), **hub))
@@ -78,6 +86,17 @@ def check_folder(argument: str, folder: Path) -> None:
     """Refuse what is no folder here, where nothing else will do."""
     if not folder.is_dir():
         raise ValueError(f"{_not_here(argument, folder)} It must be an existing folder")
+
+
+def _check_options(hub: Mapping[str, object]) -> None:
+    """Refuse keywords that are no options of the hub: a local source would never look at them."""
+    options = tuple(HubOptions.__annotations__)
+    for name in hub:
+        if name not in options:
+            hint = did_you_mean(name, (*_OTHER_OPTIONS, *options)) or ","
+            raise ValueError(
+                f"{name} is no option of loading{hint} allowed are {', '.join((*_OTHER_OPTIONS, *options))}"
+            )
 
 
 def _local(source: str | Path) -> Path:

@@ -2,8 +2,9 @@
 
 import math
 from dataclasses import dataclass, fields, replace
-from numbers import Integral, Real
 from typing import Any, Literal
+
+import numpy as np
 
 from bd3lm.config import (
     AutoregressiveMethod,
@@ -23,6 +24,8 @@ from bd3lm.diffusion import (
     Projection,
     Sampling,
     Uniform,
+    is_number,
+    is_whole,
     named_process,
 )
 from bd3lm.diffusion.categorical import NucleusRule
@@ -48,6 +51,7 @@ from bd3lm.sampling import (
 )
 
 _PROJECTIONS = ("sampling", "greedy", "multi_hot")
+_MAY_BE_NONE = ("length", "top_k", "nucleus_p", "steps", "eos_id", "entropy_floor", "stride")
 _NUCLEUS = {"score_entropy": 0.99, "simplex": 0.95}  # Suppl. C.5
 _NUCLEUS_OF_MOST = 0.9
 
@@ -92,16 +96,20 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("length", "batch_size", "top_k", "steps", "entropy_window", "stride"):
             value = getattr(self, name)
-            if value is not None and (not is_whole(value) or value < 1):
+            if not _is_left_open(name, value) and (not is_whole(value) or value < 1):
                 raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
         for name in ("seed", "redraws", "eos_id"):
             value = getattr(self, name)
-            if value is not None and not is_whole(value):
+            if not _is_left_open(name, value) and not is_whole(value):
                 raise ValueError(f"{name} must be a whole number, got {value!r}")
         for name in ("temperature", "nucleus_p", "entropy_floor"):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, Real):
+            if not _is_left_open(name, value) and not is_number(value):
                 raise ValueError(f"{name} must be a number, got {value!r}")
+        for name in ("stop_at_eos", "cache"):
+            value = getattr(self, name)
+            if not isinstance(value, bool | np.bool_):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
         if not isinstance(self.unmasking, Planned | Adaptive | None):
             raise ValueError(
                 f"unmasking must be a rule of bd3lm.sampling such as FirstHitting() or Ancestral(5000), got "
@@ -326,9 +334,9 @@ def _projection(settings: Settings, nucleus_p: float) -> Projection:
             return Sampling(nucleus_p)
 
 
-def is_whole(value: object) -> bool:
-    """Whether it is an integer, of Python's or of numpy's, and no bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+def _is_left_open(name: str, value: object) -> bool:
+    """Whether it is None where that says to do as usual."""
+    return value is None and name in _MAY_BE_NONE
 
 
 def _refuse(settings: Settings, *names: str, why: str) -> None:

@@ -4,6 +4,7 @@ huggingface_hub's ModelHubMixin is not used: it deletes config.json before it sa
 fields of config.json to `__init__` by name, `network` among them. Its three methods are here instead.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from huggingface_hub import HfApi
 from bd3lm import interop
 from bd3lm.config import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.data import Tokenizer, load_tokenizer, saved_tokenizer
+from bd3lm.data.tokenizers import TOKENIZER_FILE
+from bd3lm.diffusion import check_lean
 from bd3lm.interop import HubOptions, LightningFacts, check_config
 from bd3lm.lm.generation import Generation, Settings, build_writer
 from bd3lm.lm.prompts import Prompt, build_requests, given_tokens, listed
@@ -56,7 +59,8 @@ class LanguageModel:
         method = self.config.method
         if not isinstance(method, BlockDiffusionMethod):
             raise ValueError(f"lean is for block diffusion, whose order can be chosen, got {method.kind}")
-        config = replace(self.config, method=replace(method, lean=lean))
+        check_lean(lean)
+        config = replace(self.config, method=replace(method, lean=float(lean)))  # as config.json can hold it
         return type(self)(self.network, config, self.tokenizer)
 
     @classmethod
@@ -65,7 +69,7 @@ class LanguageModel:
         source: str | Path,
         *,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         lightning: LightningFacts | None = None,
         tokenizer: str | Path | None = None,
         **hub: Unpack[HubOptions],
@@ -74,8 +78,10 @@ class LanguageModel:
 
         A training run's folder is one too, and "box" is the model that comes with this package. `lightning`
         says what a `.ckpt` leaves open. Without a dtype weights keep theirs, but half precision becomes
-        float32 on a CPU, where it is slow. `tokenizer` names one for a model that was saved without.
+        float32 on a CPU, where it is slow; one may be given by its name. `tokenizer` names one for a model
+        that was saved without.
         """
+        device, dtype = interop.check_device(device), interop.floating_dtype(dtype)  # before any download
         path = interop.resolve(source, **hub)
         network, config = interop.load(path, device=device, dtype=dtype, lightning=lightning)
         weight = network.embedding.weight
@@ -89,14 +95,18 @@ class LanguageModel:
         settings: Settings | None = None,
         *,
         seeds: Sequence[int] | None = None,
+        max_new_tokens: int | None = None,
         **changes: Any,
     ) -> list[Generation]:
         """Continue each prompt: a text, token ids, or a template of texts and `Gap`s to fill.
 
         `settings`, or any field of `Settings` by name, say how. Each text has its own seed, derived from
-        `settings.seed` and its place unless `seeds` are given, and does not depend on the others.
+        `settings.seed` and its place unless `seeds` are given, and does not depend on the others. In place of
+        a `length`, `max_new_tokens` may say how many tokens at most follow what is given of each.
         """
-        events = self.stream(prompts, settings, seeds=seeds, watch=False, **changes)
+        events = self.stream(
+            prompts, settings, seeds=seeds, max_new_tokens=max_new_tokens, watch=False, **changes
+        )
         samples = [event.sample for event in events if isinstance(event, Stopped)]
         return [self.generation(sample) for sample in sorted(samples, key=lambda sample: sample.index)]
 
@@ -106,6 +116,7 @@ class LanguageModel:
         settings: Settings | None = None,
         *,
         seeds: Sequence[int] | None = None,
+        max_new_tokens: int | None = None,
         watch: bool = True,
         **changes: Any,
     ) -> Iterator[Event]:
@@ -115,11 +126,17 @@ class LanguageModel:
         and `BlockFinished`, at last `Stopped` with the sample. Without `watch` only when a text is stopped or
         drawn again, which does not hold the device up after every pass.
         """
+        if seeds is not None and "seed" in changes:
+            raise ValueError(
+                f"seed is for texts without seeds of their own, got {changes['seed']!r} with seeds"
+            )
         settings = Settings.of(settings, changes)
         settings.check_floor(self.config.network.vocab_size)
         return write(
             self._writer(settings),
-            build_requests(listed(prompts), seeds, self.config, self.tokenizer, settings),
+            build_requests(
+                listed(prompts), seeds, self.config, self.tokenizer, settings, max_new_tokens=max_new_tokens
+            ),
             stopping=settings.stopping(self.tokenizer),
             batch_size=settings.batch_size,
             device=self.network.embedding.weight.device,
@@ -158,7 +175,7 @@ class LanguageModel:
         text are given instead: the likelihood is then of the rest, after them.
         """
         rows = []
-        for index, text in enumerate(listed(texts)):
+        for index, text in enumerate(listed(texts, argument="texts")):
             try:
                 rows.append(given_tokens(text, self.config, self.tokenizer))
             except ValueError as error:
@@ -179,10 +196,20 @@ class LanguageModel:
         return Generation(None if self.tokenizer is None else self.tokenizer.decode(sample.tokens), sample)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save in a folder, in our own format, the tokenizer with it."""
-        interop.save(self.network, self.config, folder)
+        """Save in a folder, in our own format, the tokenizer with it.
+
+        A model without one is not saved beside another's tokenizer, which it would be loaded with; nor is
+        that deleted, since nothing says that it was ours.
+        """
+        path = Path(os.path.expanduser(folder))
+        if self.tokenizer is None and (path / TOKENIZER_FILE).exists():
+            raise ValueError(
+                "folder must not hold the tokenizer of another model: this one has none, and would be loaded "
+                f"with it; choose another folder or remove the file first, got {path / TOKENIZER_FILE}"
+            )
+        interop.save(self.network, self.config, path)
         if self.tokenizer is not None:
-            self.tokenizer.save(folder)
+            self.tokenizer.save(path)
 
     def push_to_hub(
         self,

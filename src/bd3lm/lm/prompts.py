@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bd3lm.config import LanguageModelConfig
 from bd3lm.data import Tokenizer
-from bd3lm.diffusion import derive_seed
-from bd3lm.lm.generation import Settings, is_whole
+from bd3lm.diffusion import derive_seed, is_whole
+from bd3lm.lm.generation import Settings
 from bd3lm.sampling import Request
 
 
@@ -29,7 +29,7 @@ Prompt = str | Sequence[int] | Sequence[str | int | Gap] | Tensor
 """Text, token ids, or a template: texts or ids with gaps."""
 
 
-def listed(prompts: Any) -> Sequence[Prompt]:
+def listed(prompts: Any, *, argument: str = "prompts") -> Sequence[Prompt]:
     """Several prompts; one on its own, of whatever kind, is taken as a list of one."""
     if isinstance(prompts, str):
         return [prompts]
@@ -37,7 +37,7 @@ def listed(prompts: Any) -> Sequence[Prompt]:
         prompts = prompts.tolist()
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise ValueError(
-            f"prompts must be a text, token ids, a template, or a list of these, got {prompts!r}"
+            f"{argument} must be a text, token ids, a template, or a list of these, got {prompts!r}"
         )
     if any(isinstance(part, Gap) or is_whole(part) for part in prompts):
         return [prompts]
@@ -50,8 +50,16 @@ def build_requests(
     config: LanguageModelConfig,
     tokenizer: Tokenizer | None,
     settings: Settings,
+    *,
+    max_new_tokens: int | None = None,
 ) -> list[Request]:
     """A request for each prompt; all that is wrong with one is said before anything is written."""
+    if max_new_tokens is not None and (not is_whole(max_new_tokens) or max_new_tokens < 1):
+        raise ValueError(f"max_new_tokens must be a whole number from 1 on, got {max_new_tokens!r}")
+    if max_new_tokens is not None and settings.length is not None:
+        raise ValueError(
+            f"either length or max_new_tokens may be given, got {settings.length} and {max_new_tokens}"
+        )
     if not len(prompts):
         raise ValueError('prompts must hold at least one prompt ("" starts from nothing), got none')
     if seeds is not None and hasattr(seeds, "tolist"):
@@ -67,7 +75,7 @@ def build_requests(
     requests = []
     for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
         try:
-            requests.append(_request(prompt, seed, config, tokenizer, settings))
+            requests.append(_request(prompt, int(seed), config, tokenizer, settings, max_new_tokens))
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from None
     return requests
@@ -79,14 +87,20 @@ def _request(
     config: LanguageModelConfig,
     tokenizer: Tokenizer | None,
     settings: Settings,
+    max_new_tokens: int | None,
 ) -> Request:
     given = given_tokens(prompt, config, tokenizer)
     mask_id, length = config.method.mask_id, settings.length
+    if max_new_tokens is not None:
+        length = len(given) + max_new_tokens
     if length is None:
         length = len(given) if mask_id in given else config.network.context
     if len(given) > length:
         begun = "" if not _begins(prompt, config, tokenizer) else ", the one that texts begin with included"
-        raise ValueError(f"length must hold its {len(given)} tokens{begun}, got {length}")
+        got = f"got {length}"
+        if settings.length is None:  # and so no max_new_tokens either, which hold every prompt
+            got += ", by default one context; give a length"
+        raise ValueError(f"length must hold its {len(given)} tokens{begun}, {got}")
     if settings.entropy_floor is not None and length < settings.entropy_window:
         raise ValueError(
             f"entropy_window must be within the length {length}, or entropy_floor does nothing, got "
@@ -94,7 +108,7 @@ def _request(
         )
     if not config.method.score_first and (not given or given[0] == mask_id):
         raise ValueError("the first token of a text must be given: this model was not trained to predict it")
-    return Request(torch.tensor(given, dtype=torch.long), seed, length)
+    return Request(torch.tensor(given, dtype=torch.long), seed, int(length))
 
 
 def given_tokens(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | None) -> list[int]:
@@ -103,9 +117,7 @@ def given_tokens(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer 
     Before a text stands the token that texts begin with, unless the network predicts first tokens itself.
     """
     mask_id, vocab_size = config.method.mask_id, config.network.vocab_size
-    parts = [prompt] if isinstance(prompt, str) else prompt
-    if hasattr(parts, "tolist"):
-        parts = parts.tolist()
+    parts = _parts(prompt)
     if not isinstance(parts, Sequence) or isinstance(parts, bytes | bytearray):
         raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {prompt!r}")
     tokens = _begins(prompt, config, tokenizer)
@@ -130,9 +142,16 @@ def given_tokens(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer 
     return tokens
 
 
+def _parts(prompt: Any) -> Any:
+    """What a prompt is made of, where it is one; an array or a tensor is as the list of it."""
+    if isinstance(prompt, str):
+        return [prompt]
+    return prompt.tolist() if hasattr(prompt, "tolist") else prompt
+
+
 def _begins(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | None) -> list[int]:
     """The token that texts begin with, where one is put before this prompt."""
-    parts = [prompt] if isinstance(prompt, str) else prompt
+    parts = _parts(prompt)
     if not isinstance(parts, Sequence) or not parts:
         return []
     has_text = any(isinstance(part, str) for part in parts)

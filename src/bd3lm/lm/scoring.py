@@ -18,7 +18,7 @@ from bd3lm.config import (
     SimplexMethod,
     did_you_mean,
 )
-from bd3lm.diffusion import SCHEDULES, Counts, Draws, MaskingRule, Times, named_process
+from bd3lm.diffusion import SCHEDULES, Counts, Draws, MaskingRule, Times, is_whole, named_process
 from bd3lm.evaluation import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
 from bd3lm.models import Transformer, require_evaluation_mode
@@ -144,9 +144,7 @@ def score(
     batch_size: int,
 ) -> list[TextLikelihood]:
     """The likelihood of each text, given its first token unless the model predicts that too, or `given`."""
-    for name, value, least in (("samples", samples, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
-        if value is not None and (not isinstance(value, int) or value < least):
-            raise ValueError(f"{name} must be at least {least}, got {value!r}")
+    _check_numbers(samples, batch_size, seed)
     require_evaluation_mode(network)
     chosen = build_estimator(network, config, estimator)
     if samples is not None and not chosen.is_random:
@@ -166,11 +164,23 @@ def score(
             nats = _mean_of_draws(network, chosen, batch, draws, seed, batch_size)
         else:
             nats = chosen.nats(network, batch, ())[0]
+        values = nats.tolist()
+        if any(map(math.isnan, values)):
+            raise FloatingPointError("the model's probabilities are not finite; its weights may hold NaN")
         scores += [
             TextLikelihood(-nll, tokens, figure)
-            for nll, tokens in zip(nats.tolist(), batch.scored.sum(1).tolist(), strict=True)
+            for nll, tokens in zip(values, batch.scored.sum(1).tolist(), strict=True)
         ]
     return scores
+
+
+def _check_numbers(samples: int | None, batch_size: int, seed: int) -> None:
+    if samples is not None and (not is_whole(samples) or samples < 1):
+        raise ValueError(f"samples must be a whole number, at least 1, or None, got {samples!r}")
+    if not is_whole(batch_size) or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number, at least 1, got {batch_size!r}")
+    if not is_whole(seed) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be a whole number, at least 0 and below 2^63, got {seed!r}")
 
 
 def _mean_of_draws(
@@ -183,7 +193,7 @@ def _mean_of_draws(
         absent=None if batch.absent is None else batch.absent.expand(draws, -1),
     )
     device = batch.tokens.device
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(int(seed))
     drawn: tuple[Draws, ...] = estimator.draw(*copies.tokens.shape, generator=generator, device=device)
     total = torch.zeros(1, dtype=torch.float64, device=device)
     for start in range(0, draws, batch_size):
@@ -194,6 +204,8 @@ def _mean_of_draws(
 
 def _orders(name: str) -> int | None:
     """K of iw:K; None for the other names."""
+    if not isinstance(name, str):
+        raise ValueError(f"estimator must be {ESTIMATORS}, got {name!r}")
     if name in ("auto", "exact", "nelbo", "counts"):
         return None
     found = re.fullmatch(r"iw:(\d{1,9})", name)
@@ -209,14 +221,20 @@ def _prompts(
     least = int(not config.method.score_first)
     if given is None:
         return [least] * len(texts)
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray):
+        raise ValueError(f"given must hold a number for each of {len(texts)} texts, got {given!r}")
     if len(given) != len(texts):
         raise ValueError(f"given must hold a number for each of {len(texts)} texts, got {len(given)}")
     for index, (number, text) in enumerate(zip(given, texts, strict=True)):
+        if not is_whole(number):
+            raise ValueError(f"given[{index}] must be a whole number of tokens, got {number!r}")
         if not least <= number < len(text):
             raise ValueError(
                 f"given[{index}] must leave something to score, {least} to {len(text) - 1}, got {number}"
             )
-    return list(given)
+    return [int(number) for number in given]
 
 
 def _check(texts: Sequence[Sequence[int]], config: LanguageModelConfig) -> None:

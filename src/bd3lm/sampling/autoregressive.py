@@ -44,9 +44,6 @@ class AutoregressiveWriter(Writer):
     def piece_end(self, start: int) -> int:
         return start + 1
 
-    def width(self, length: int) -> int:
-        return length
-
     def check(self, request: Request) -> None:
         if not self.score_first and (not len(request.given) or request.given[0] == self.mask_id):
             raise ValueError(

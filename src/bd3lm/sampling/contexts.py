@@ -15,7 +15,7 @@ from bd3lm.diffusion import (
     counter_uniform,
 )
 from bd3lm.models import Bidirectional, Denoiser, send
-from bd3lm.sampling.drawing import Sharpening
+from bd3lm.sampling.drawing import Sharpening, or_mask
 from bd3lm.sampling.rows import Request, Reveal, Rows, Writer, read_at
 
 
@@ -96,7 +96,7 @@ class ContextWriter(Writer):
             alpha_s, alpha_t = ((1.0 - rate).to(text.device).expand(text.shape) for rate in (rate_s, rate_t))
             chance, log_p = self.moves(logits, text, alpha_s, alpha_t)
             uniform = counter_uniform(seeds.unsqueeze(1), positions, Purpose.ORDER, 1, repeat=step)
-            moved = waiting & (uniform.squeeze(-1) <= chance)
+            moved = waiting & ~(uniform.squeeze(-1) > chance)  # so that NaN moves, and is found out
             drawn = text.masked_scatter(moved, self._draw(log_p, moved, seeds, positions, step))
             changed = drawn != text
             text = drawn
@@ -126,9 +126,8 @@ class ContextWriter(Writer):
         """What becomes of the tokens that move, (moved,)."""
         row = moved.nonzero()[:, 0]
         log_moved = log_p[moved].unsqueeze(1)
-        return self.sharpening.draw(
-            log_moved, seeds[row], positions[moved].unsqueeze(1), repeat=step
-        ).squeeze(1)
+        drawn = self.sharpening.draw(log_moved, seeds[row], positions[moved].unsqueeze(1), repeat=step)
+        return or_mask(drawn, log_moved, self.mask_id).squeeze(1)
 
 
 def split(p: Tensor, x_t: Tensor) -> tuple[Tensor, Tensor]:

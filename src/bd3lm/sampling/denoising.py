@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bd3lm.diffusion import subs_at_masks
 from bd3lm.models import Denoiser, embed_with_previous, send
-from bd3lm.sampling.drawing import Sharpening
+from bd3lm.sampling.drawing import Sharpening, or_mask
 from bd3lm.sampling.rows import Reveal, Rows
 from bd3lm.sampling.unmasking import Adaptive, Pass, Planned, Unmasking
 
@@ -127,6 +127,7 @@ class Denoising:
         states = evaluate(positions, self._shown(piece, rows, positions), rate)
         log_p = subs_at_masks(self.model.head(states), self.mask_id)
         tokens = self.sharpening.draw(log_p, rows.noise_seeds, positions, repeat=turn)
+        tokens = or_mask(tokens, log_p, self.mask_id)
         chosen = rule.choose(log_p, tokens, hidden)
         rows.write(positions, tokens, where=chosen)
         return tokens, chosen

@@ -11,6 +11,8 @@ from bd3lm.diffusion import Purpose, counter_uniform, gumbel_max, nucleus, subs_
 from bd3lm.diffusion.categorical import NucleusRule
 from bd3lm.models import runs_kernels
 
+_COLDEST, _HOTTEST = 1e-3, 1e3  # where log-probabilities over a temperature surely stay finite
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sharpening:
@@ -26,6 +28,11 @@ class Sharpening:
             raise ValueError(
                 f"temperature must be positive and finite, got {self.temperature}; "
                 "top_k=1 always takes the likeliest token"
+            )
+        if not _COLDEST <= self.temperature <= _HOTTEST:
+            raise ValueError(
+                f"temperature must lie in [{_COLDEST:g}, {_HOTTEST:g}], so that probabilities stay finite, "
+                f"got {self.temperature}; top_k=1 always takes the likeliest token"
             )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {self.top_k}")
@@ -57,7 +64,8 @@ class Sharpening:
         """
         by_kernel = runs_kernels(logits.device) and self.top_k is None and logits.dtype != torch.float64
         if not by_kernel:
-            return self.draw(subs_at_masks(logits, mask_id), seeds, positions, repeat=repeat)
+            log_p = subs_at_masks(logits, mask_id)
+            return or_mask(self.draw(log_p, seeds, positions, repeat=repeat), log_p, mask_id)
         from bd3lm.sampling import drawing_kernel  # elsewhere there may be no Triton
 
         if not isinstance(repeat, Tensor):
@@ -75,6 +83,16 @@ class Sharpening:
                 inclusive=self.nucleus_rule == "inclusive",
             )
         return tokens.view(rows, places)
+
+
+def or_mask(tokens: Tensor, log_p: Tensor, mask_id: int) -> Tensor:
+    """The mask in place of tokens whose log_p (..., vocabulary) is NaN, and so is no distribution.
+
+    A softmax is NaN everywhere or nowhere, so one entry tells. No text may end with a mask, which the loop
+    sees when it reads a finished one: nobody has to ask the device sooner. (The drawing kernel of a GPU does
+    not tell: there NaN still comes out as some token.)
+    """
+    return torch.where(log_p[..., int(mask_id == 0)].isnan(), mask_id, tokens)
 
 
 @lru_cache(maxsize=64)

@@ -1,10 +1,10 @@
 """What happens while texts are written, and what is left of each: the sample."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from bd3lm.sampling.rows import Request
+from bd3lm.sampling.rows import Request, equal_values
 from bd3lm.sampling.stopping import StoppedBy
 
 
@@ -13,7 +13,7 @@ class Sample:
     """A finished text and what it cost."""
 
     index: int  # which request it answers
-    tokens: Tensor  # (length,) what was given and what was written, on the CPU
+    tokens: Tensor = field(hash=False)  # (length,) what was given and what was written, on the CPU
     given: int  # how many of them were given
     seed: int  # that of the last redraw, where there was one
     evaluations: int  # passes that wrote this text, also the tokens that were dropped at its end
@@ -21,6 +21,9 @@ class Sample:
     stopped_by: StoppedBy
     redraws: int = 0  # how often it fell below the entropy floor and was drawn again
     redrawn_passes: int = 0  # what those attempts cost, both kinds of passes
+
+    def __eq__(self, other: object) -> bool:
+        return equal_values(self, other)
 
     @property
     def written(self) -> int:

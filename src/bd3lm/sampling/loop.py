@@ -23,6 +23,8 @@ from bd3lm.sampling.events import (
 from bd3lm.sampling.rows import Request, Reveal, Rows, Writer
 from bd3lm.sampling.stopping import StoppedBy, Stopping
 
+_MOST_TOKENS = 2**30  # of all rows together: 8 GiB of ids
+
 
 @dataclass(frozen=True)
 class _Seat:
@@ -129,6 +131,8 @@ class _Table:
         while self.waiting and len(entering) < len(empty):
             seat = self.waiting.popleft()
             if seat.request.is_full(self.writer.mask_id):
+                if self.watch:
+                    yield Started(seat.index, seat.request)
                 yield Stopped(seat.index, seat.finished(seat.request.given.cpu().clone(), 0, 0, "length"))
             else:
                 entering.append(seat)
@@ -189,6 +193,11 @@ class _Table:
             self.waiting.appendleft(seat.again(evaluations + fill_passes))
             return Redrawn(seat.index)
         tokens = rows.text[place, :length].cpu().clone()
+        if (tokens == self.writer.mask_id).any():  # see `or_mask`
+            raise FloatingPointError(
+                f"text {seat.index} cannot be written: the model's probabilities are not finite; its weights "
+                "may hold NaN"
+            )
         return Stopped(seat.index, seat.finished(tokens, evaluations, fill_passes, stopped_by))
 
     def _block_started(self, place: int) -> BlockStarted:
@@ -224,3 +233,11 @@ def _check(writer: Writer, requests: Sequence[Request], batch_size: int) -> None
             writer.check(request)
         except ValueError as error:
             raise ValueError(f"request {index}: {error}") from None
+    side_by_side = min(batch_size, len(requests))
+    most = _MOST_TOKENS // side_by_side
+    for index, request in enumerate(requests):
+        if request.length > most:
+            raise ValueError(
+                f"request {index}: length must be at most {most:,}, or rows for {side_by_side} texts side by "
+                f"side cannot be held, got {request.length:,}"
+            )

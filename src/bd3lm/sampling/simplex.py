@@ -18,6 +18,7 @@ from bd3lm.diffusion import (
 )
 from bd3lm.models import Denoiser, send
 from bd3lm.sampling.blocks import BlockwiseWriter
+from bd3lm.sampling.drawing import or_mask
 from bd3lm.sampling.rows import Reveal, Rows
 
 
@@ -80,7 +81,7 @@ class SimplexWriter(BlockwiseWriter):
                 rows.evaluations += gaps.any(1)
                 if turn < self.steps:
                     w = self._step(rows, positions, log_p, alpha_bar[turn], turn)
-            block = torch.where(hidden, log_p.argmax(-1), block)
+            block = torch.where(hidden, or_mask(log_p.argmax(-1), log_p, self.mask_id), block)
             rows.text.scatter_(1, positions, block)
             yield Reveal(positions, block, hidden)
         rows.start = rows.start + self.block_size

@@ -22,6 +22,8 @@ from bd3lm.diffusion import (
     Purpose,
     check_lean,
     counter_uniform,
+    is_number,
+    is_whole,
     log_reveal_times,
 )
 
@@ -74,8 +76,7 @@ class FirstHitting(Planned):
     lean: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.tokens_per_pass < 1:
-            raise ValueError(f"tokens_per_pass must be at least 1, got {self.tokens_per_pass}")
+        _check_count("tokens_per_pass", self.tokens_per_pass)
         check_lean(self.lean)
 
     def __repr__(self) -> str:
@@ -108,8 +109,7 @@ class Ancestral(Planned):
     schedule: NoiseSchedule = field(default_factory=Linear)
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        _check_count("steps", self.steps)
 
     def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
         hit = self.schedule.time_of_mask_rate(_hitting_rates(seeds, positions))
@@ -141,10 +141,9 @@ class Remasking(Planned):
     schedule: NoiseSchedule = field(default_factory=Linear)
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
-        if not 0.0 <= self.eta <= 1.0:
-            raise ValueError(f"eta must lie in [0, 1], got {self.eta}")
+        _check_count("steps", self.steps)
+        if not is_number(self.eta) or not 0.0 <= self.eta <= 1.0:
+            raise ValueError(f"eta must lie in [0, 1], got {self.eta!r}")
 
     def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
         times = torch.linspace(1.0, 0.0, self.steps + 1, dtype=torch.float64)
@@ -187,10 +186,10 @@ class MostConfident(Adaptive):
     tokens_per_pass: int = 1
 
     def __post_init__(self) -> None:
-        if self.threshold is not None and not 0.0 < self.threshold <= 1.0:
-            raise ValueError(f"threshold must lie in (0, 1], got {self.threshold}")
-        if self.tokens_per_pass < 1:
-            raise ValueError(f"tokens_per_pass must be at least 1, got {self.tokens_per_pass}")
+        threshold = self.threshold
+        if threshold is not None and (not is_number(threshold) or not 0.0 < threshold <= 1.0):
+            raise ValueError(f"threshold must lie in (0, 1], got {threshold!r}")
+        _check_count("tokens_per_pass", self.tokens_per_pass)
 
     def choose(self, log_p: Tensor, drawn: Tensor, hidden: Tensor) -> Tensor:
         confidence = log_p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1).exp()
@@ -214,6 +213,8 @@ class EntropyBound(Adaptive):
     bound: float
 
     def __post_init__(self) -> None:
+        if not is_number(self.bound):
+            raise ValueError(f"bound must be a number of nats, got {self.bound!r}")
         if not self.bound >= 0.0:
             raise ValueError(f"bound must not be negative, got {self.bound}")
 
@@ -225,6 +226,13 @@ class EntropyBound(Adaptive):
         within = before.nan_to_num(torch.inf) <= self.bound
         within[:, 0] = True
         return torch.zeros_like(hidden).scatter_(1, order, within) & hidden
+
+
+def _check_count(name: str, value: int) -> None:
+    if not is_whole(value):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def _hitting_rates(seeds: Tensor, positions: Tensor) -> Tensor:
