@@ -11,15 +11,16 @@ from rich.console import Console
 
 from bd3lm.cli import main
 from bd3lm.commands.corpora import open_sequences
-from bd3lm.commands.perplexities import measure_perplexity, report_perplexities, report_zero_shot
+from bd3lm.commands.perplexities import OWN, measure_perplexity, report_perplexities, report_zero_shot
 from bd3lm.commands.records import FOLDER, kept
 from bd3lm.commands.subjects import Subject
+from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import byte_tokenizer, train_bpe
-from bd3lm.lm import load
+from bd3lm.lm import LanguageModel, load
 from bd3lm.reports import perplexity_text
 from bd3lm.runs import resolve_stages, train_stages
 from tests.data_room.documents import random_texts
-from tests.lm import BYTES, CONTEXT, D3PM, END, SEDD, SSD, baseline, of_bytes
+from tests.lm import BYTES, CONTEXT, D3PM, END, SEDD, SSD, baseline, of_bytes, of_method
 from tests.tiny_recipes import BLOCK, plain, prepared
 
 QUIET = Console(quiet=True)
@@ -133,9 +134,45 @@ def test_replicates_tell_what_the_draws_add(run, capsys):
     assert "not known" not in printed
 
 
+def test_replicates_are_for_the_models_that_draw(tmp_path, capsys):
+    """What the legend advises does not fail for the exact figures beside it."""
+    models = [
+        str(saved(of_bytes(size, context=16), tmp_path / name)) for name, size in (("ar", None), ("one", 16))
+    ]
+    words = [*models, "--data", str(documents(tmp_path)), "--sequences", "3", "--device", "cpu"]
+    out = tmp_path / "records.json"
+    for command in ("eval", "zeroshot"):
+        assert main([command, *words, "--replicates", "4", "--out", str(out)]) == 0
+        exact, drawn = json.loads(out.read_text())
+        out.unlink()
+        assert (exact["settings"]["estimator"], exact["settings"]["replicates"]) == ("exact", 1)
+        assert (drawn["settings"]["estimator"], drawn["settings"]["replicates"]) == ("counts", 4)
+        assert drawn["result"]["figures"][0]["monte_carlo_error"] > 0
+        capsys.readouterr()
+        assert main([command, models[0], *words[2:], "--replicates", "4"]) == 1
+        error = capsys.readouterr().err
+        assert error == "bd3lm: replicates must be 1 for exact, which draws nothing, got 4\n"
+
+
 def test_the_papers_estimator_is_named_with_its_weakness(run, capsys):
     assert main(["eval", str(run), "--estimator", "nelbo", "--sequences", "4", "--device", "cpu"]) == 0
-    assert "no finite variance" in capsys.readouterr().out
+    assert "no finite variance" in (printed := capsys.readouterr().out)
+    assert "; counts is the same bound with less noise." in printed
+
+
+@pytest.mark.parametrize("command", ["eval", "zeroshot"])
+def test_counts_is_advised_only_to_models_that_may_be_measured_by_it(command, tmp_path, capsys):
+    told = BlockDiffusionMethod(mask_id=BYTES.mask_id, block_size=4)
+    models = {"sedd": baseline(SEDD), "told": baseline(told), "block": of_bytes(4)}
+    folders = {name: str(saved(model, tmp_path / name)) for name, model in models.items()}
+    flags = ["--estimator", "nelbo", "--sequences", "3", "--device", "cpu"]
+    words = ["--data", str(documents(tmp_path)), *flags]
+    assert main([command, folders["sedd"], folders["told"], *words]) == 0
+    printed = capsys.readouterr().out
+    assert "no finite variance" in printed
+    assert "counts is" not in printed
+    assert main([command, *folders.values(), *words]) == 0
+    assert f"; counts is the same bound with less noise for {folders['block']}." in capsys.readouterr().out
 
 
 def test_models_on_the_same_text_share_a_table(data, tmp_path):
@@ -146,10 +183,43 @@ def test_models_on_the_same_text_share_a_table(data, tmp_path):
     console = Console(file=io.StringIO(), width=120)
     records = report_perplexities(subjects, [str(data)], console=console)
     printed = console.file.getvalue()
-    assert printed.count("tokens scored") == 1
+    assert " ".join(printed.split()).count("tokens scored") == 1
     assert len(records) == 2
     assert all(subject.name.rpartition("/")[2] in printed for subject in subjects)
     assert not list(tmp_path.glob(f"*/{FOLDER}"))  # no run, so nothing is kept beside it
+
+
+OTHERS = {
+    "context": lambda: of_bytes(2, context=8),
+    "tokenizer": lambda: merged(2),
+    "first token": lambda: of_bytes(2, score_first=True),
+}
+
+
+def merged(block_size: int) -> LanguageModel:
+    """A model of text whose tokens are not bytes."""
+    tokenizer = train_bpe(random_texts(40), 300)
+    method = BlockDiffusionMethod(mask_id=tokenizer.mask_id, block_size=block_size)
+    return of_method(method, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_models_on_other_sequences_of_a_text_have_tables_of_their_own(other, limit, tmp_path):
+    """The name of the text is the same, and none takes the place of another."""
+    models = {"one": of_bytes(2), "two": other(), "three": of_bytes(4)}
+    subjects = [Subject.open(saved(model, tmp_path / name), device="cpu") for name, model in models.items()]
+    console = Console(file=io.StringIO(), width=400)
+    records = report_perplexities(subjects, [str(documents(tmp_path))], console=console, limit=limit)
+    tables = console.file.getvalue().split("tokens scored")
+    assert len(tables) == 3
+    for record in records:
+        index = 2 if record["model"].endswith("two") else 1
+        assert record["model"] in tables[index]
+        result, context = record["result"], record["settings"]["context"]
+        scored = f"text.jsonl: {result['sequences']:,} sequences of {context}, {result['tokens']:,} "
+        assert tables[index - 1].endswith(scored)
+        assert all(perplexity_text(figure) in tables[index] for figure in result["figures"])
 
 
 @pytest.mark.parametrize("method", [SEDD, D3PM], ids=lambda method: method.kind)
@@ -408,12 +478,121 @@ def test_bytes_of_merged_tokens():
 
 def test_one_bad_corpus_does_not_lose_the_others(tmp_path, capsys):
     folder = saved(of_bytes(2), tmp_path / "model")
-    (tmp_path / "short.txt").write_text("too short")
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
     good = documents(tmp_path)
-    assert main(["zeroshot", str(folder), "--data", str(tmp_path / "short.txt"), str(good)]) == 1
-    captured = capsys.readouterr()
-    assert "tokens scored" in captured.out
-    assert "must hold at least one sequence" in captured.err
+    assert main(["zeroshot", str(folder), "--data", str(short), str(good)]) == 0
+    printed = capsys.readouterr().out
+    assert "tokens scored" in printed
+    assert f"– {folder} on {short}: {short} must hold at least one sequence of 16 tokens" in printed
+
+
+def test_a_model_that_a_corpus_is_too_short_for_does_not_lose_the_figures_of_others(tmp_path, capsys):
+    small, large = (
+        str(saved(of_bytes(2, context=context), tmp_path / name))
+        for name, context in (("small", 8), ("large", 64))
+    )
+    short, out = tmp_path / "short.txt", tmp_path / "records.json"
+    short.write_text("twenty bytes of text")
+    words = ["--data", str(short), str(documents(tmp_path)), "--out", str(out), "--device", "cpu"]
+    assert main(["zeroshot", small, large, *words]) == 0
+    printed = capsys.readouterr().out
+    records = json.loads(out.read_text())
+    assert [(each["model"], Path(each["settings"]["data"]).stem) for each in records] == [
+        (small, "short"),
+        (small, "text"),
+        (large, "text"),
+    ]
+    assert all(perplexity_text(each["result"]["figures"][0]) in printed for each in records)
+    (line,) = (line for line in printed.splitlines() if line.startswith("– "))
+    assert line.startswith(f"– {large} on {short}: {short} must hold at least one sequence of 64 tokens")
+
+
+def test_zero_shot_without_a_figure_fails_with_each_reason_once(tmp_path, capsys):
+    models = [
+        str(saved(of_bytes(2, context=context), tmp_path / name))
+        for name, context in (("one", 64), ("two", 64), ("three", 32))
+    ]
+    short = tmp_path / "short.txt"
+    short.write_text("twenty bytes of text")
+    assert main(["zeroshot", *models, "--data", str(short), "--device", "cpu"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"bd3lm: {models[0]}, {models[1]} on {short}: ")
+    assert error.count("must hold at least one sequence of") == 2
+    assert main(["zeroshot", *models, "--data", str(short), "--batch", "0", "--device", "cpu"]) == 1
+    assert capsys.readouterr().err == "bd3lm: batch must be at least 1, got 0\n"
+
+
+# --- weights that are no numbers ---
+
+
+def test_nan_weights_are_named(tmp_path, capsys):
+    broken = of_bytes(2)
+    with torch.no_grad():
+        broken.network.output.weight[0, 0] = torch.nan
+    models = [str(saved(broken, tmp_path / "broken")), str(saved(of_bytes(2), tmp_path / "sound"))]
+    file = str(documents(tmp_path))
+    said = "nats by exact must be numbers, got NaN for 16 of the 16 sequences of batch 0"
+    assert said in refused(capsys, *models, "--data", file)
+    assert main(["zeroshot", *models, "--data", file, "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert f"– {models[0]} on {file}: {said}" in printed
+    assert "∞" not in printed
+
+
+def test_text_that_cannot_be_has_an_infinite_perplexity(tmp_path):
+    """Which a record has as null."""
+    model = of_bytes(None)
+    with torch.no_grad():
+        model.network.output.bias[ord("e")] = -torch.inf
+    subject = Subject.open(saved(model, tmp_path / "model"), device="cpu")
+    console = Console(file=io.StringIO(), width=200)
+    (record,) = report_perplexities([subject], [str(documents(tmp_path))], console=console)
+    assert record["result"]["figures"][0]["nats"] is None
+    assert "∞" in console.file.getvalue()
+
+
+# --- a folder of a name that means something ---
+
+
+def test_a_folder_called_own_is_not_the_data_of_a_run(run, tmp_path, monkeypatch):
+    (tmp_path / OWN).mkdir()
+    documents(tmp_path / OWN)
+    monkeypatch.chdir(tmp_path)
+    subject = Subject.open(run, device="cpu")
+    console = Console(file=io.StringIO(), width=200)
+    (record,) = report_perplexities([subject], [OWN], console=console, limit=2)
+    assert record["settings"]["data"] == "./own"
+    assert "./own, split train" in console.file.getvalue()
+    assert measure_perplexity(subject, limit=2, console=QUIET)["settings"]["data"] == OWN
+
+
+# --- sequences between BOS and EOS ---
+
+
+def test_a_run_on_framed_sequences_is_measured_on_such_whatever_the_text(data, tmp_path, capsys):
+    out = tmp_path / "framed"
+    stages = resolve_stages(None, overrides=plain(data, BLOCK, {"data": {"bos_eos": True}}))
+    train_stages(stages, out, console=QUIET, device="cpu")
+    subject = Subject.open(out, device="cpu")
+    for source in (None, str(data), str(documents(tmp_path))):
+        with open_sequences(subject, source, limit=5) as text:
+            (batch,) = text.batches(subject, 8)
+            whole = len(text.rows)
+            tokens = text.rows.shards.split(text.split).tokens
+        assert (batch.tokens[:, [0, -1]] == END).all()
+        assert whole == tokens // 14  # of a context of 16
+        record = measure_perplexity(subject, data=source, limit=5, console=QUIET)
+        assert record["settings"]["bos_eos"] is True
+    other = Subject.open(saved(of_bytes(2), tmp_path / "other"), device="cpu")
+    console = Console(file=io.StringIO(), width=400)
+    report_perplexities([subject, other], [str(data)], console=console, limit=5)
+    printed = console.file.getvalue()
+    assert "5 sequences of 16 with BOS and EOS, 75 tokens scored" in printed
+    assert "5 sequences of 16, 75 tokens scored" in printed
+    (tmp_path / "short.txt").write_text("too short")
+    error = refused(capsys, str(out), "--data", str(tmp_path / "short.txt"))
+    assert "one sequence of 14 tokens, the network's context less BOS and EOS, got 10" in error
 
 
 def test_corpora_of_one_name_are_told_apart(tmp_path):

@@ -205,3 +205,19 @@ def test_replicates_must_mean_something():
         only(COUNTS, corpus(), replicates=0)
     with pytest.raises(ValueError, match="replicates must be 1 for exact, which draws nothing, got 4"):
         only(CHAIN, corpus(), replicates=4)
+
+
+@pytest.mark.parametrize("estimator", [CHAIN, ENUMERATED, COUNTS], ids=lambda each: each.name)
+def test_nan_is_no_likelihood(estimator):
+    broken = tiny_transformer(41)
+    with torch.no_grad():
+        broken.output.weight[0, 0] = torch.nan
+    with pytest.raises(
+        FloatingPointError, match=rf"nats by {estimator.name} must be numbers, got NaN for 5 of"
+    ):
+        corpus_likelihood(broken, estimator, corpus())
+
+
+def test_perplexity_of_nan_is_not_infinite():
+    found = CorpusLikelihood(Figure("exact", "exact"), math.nan, None, 0.0, 1, 1, 1)
+    assert math.isnan(found.perplexity)

@@ -26,6 +26,8 @@ class Sequences:
     rows: WrappedTokens
     number: int
     eos_between_documents: bool
+    bos_eos: bool = False
+    """Whether each sequence stands between BOS and EOS, both of which take a place of the context."""
 
     @property
     def fingerprint(self) -> str:
@@ -62,14 +64,13 @@ def open_sequences(
     name, which is tokenized for the occasion, with EOS after each document unless told otherwise.
 
     `split` is by default what was held out, else all there is; `limit` takes the first sequences only.
+    A run that was trained on sequences between BOS and EOS is measured on such, whatever the text.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"sequences must be at least 1, got {limit}")
     with TemporaryDirectory() as scratch:
-        bos_eos = False
         if data is None:
             shards = subject.shards()
-            bos_eos = subject.recipe is not None and subject.recipe.data.bos_eos
         elif (Path(data) / META_FILE).is_file():
             shards = TokenShards(data)
         else:
@@ -80,14 +81,16 @@ def open_sequences(
         _check_eos(shards, eos_between_documents, name)
         split = split or next((each for each in HELD_OUT if each in shards.splits), shards.splits[0])
         context = subject.model.config.network.context
+        bos_eos = subject.recipe is not None and subject.recipe.data.bos_eos
         rows = WrappedTokens(shards, split, context, bos_eos=bos_eos)
         if not len(rows):
+            frame = " less BOS and EOS" if bos_eos else ""
             raise ValueError(
-                f"{name} must hold at least one sequence of {context} tokens, the network's context, got "
-                f"{shards.split(split).tokens} tokens in split {split!r}"
+                f"{name} must hold at least one sequence of {context - 2 * bos_eos} tokens, the network's "
+                f"context{frame}, got {shards.split(split).tokens} tokens in split {split!r}"
             )
         number = len(rows) if limit is None else min(limit, len(rows))
-        yield Sequences(name, split, rows, number, shards.meta.inputs.eos_between_documents)
+        yield Sequences(name, split, rows, number, shards.meta.inputs.eos_between_documents, bos_eos)
 
 
 def _tokenize(

@@ -14,10 +14,11 @@ from bd3lm.commands.subjects import Subject
 from bd3lm.evaluation import CorpusLikelihood, corpus_likelihood
 from bd3lm.lm import build_estimator
 from bd3lm.reports import leaning, perplexity_text, plain
+from bd3lm.reports.content import OWN as OWN
 
-OWN = "own"  # the text that a run held out
 # The paper's zero-shot corpora, in its order.
 ZERO_SHOT = ("ptb", "wikitext103", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
+_MISSING = "–"  # in place of a figure that could not be had
 
 
 def measure_perplexity(
@@ -56,7 +57,7 @@ def measure_perplexity(
             subject,
             "perplexity",
             settings={
-                "data": data or OWN,
+                "data": _recorded(data),
                 "text": text.fingerprint,
                 "split": text.split,
                 "estimator": chosen.name,
@@ -68,6 +69,7 @@ def measure_perplexity(
                 "batch_size": batch_size,
                 "dtype": subject.dtype,
                 "limit": limit,
+                **({"bos_eos": True} if text.bos_eos else {}),
             },
             result={
                 "sequences": found[0].sequences,
@@ -77,7 +79,8 @@ def measure_perplexity(
             },
         )
     settings = record["settings"]
-    keep(subject, record_name("perplexity", settings, data or OWN, settings["split"], chosen.name), record)
+    words = (settings["data"], settings["split"], chosen.name)
+    keep(subject, record_name("perplexity", settings, *words), record)
     return record
 
 
@@ -85,15 +88,14 @@ def report_perplexities(
     subjects: Sequence[Subject], data: Sequence[str | None], *, console: Console, **options: Any
 ) -> list[dict[str, Any]]:
     """Measure every model on every text, and print a table of all figures."""
+    each = _options(subjects, options)
     records = [
-        measure_perplexity(subject, data=source, console=console, **options)
+        measure_perplexity(subject, data=source, console=console, **own)
         for source in data
-        for subject in subjects
+        for subject, own in zip(subjects, each, strict=True)
     ]
-    for text, group in _by_text(records).items():
-        first = group[0]["result"]
-        scored = f"{first['sequences']:,} sequences, {first['tokens']:,} tokens scored"
-        table = Table(title=f"{text}: {scored}")
+    for title, group in _by_text(records):
+        table = Table(title=title)
         table.add_column("model", overflow="fold")
         drawn = any(figure["monte_carlo_error"] for record in group for figure in record["result"]["figures"])
         for heading in ("estimator", "perplexity", *_of_draws(drawn), "bits/token", "bits/byte"):
@@ -105,7 +107,8 @@ def report_perplexities(
                 )
         console.print(table)
     figures = [figure for record in records for figure in record["result"]["figures"]]
-    console.print(_legend(figures, _leans(records)), soft_wrap=True)
+    legend = _legend(figures, _leans(records), _less_noise(subjects, records))
+    console.print(legend, soft_wrap=True, markup=False)
     return records
 
 
@@ -114,47 +117,76 @@ def report_zero_shot(
 ) -> list[dict[str, Any]]:
     """Models against corpora, sequences wrapped to the context and no EOS between them (Suppl. C.4).
 
-    What went wrong with one corpus is said after all the others are measured and shown.
+    What cannot be measured is a dash in the table, with the reason below it, and costs no other figure; it is
+    an error only where there is no figure at all.
     """
-    measured: dict[str, list[dict[str, Any]]] = {}
-    problems = []
-    for source in data:
-        try:
-            measured[source] = [
-                measure_perplexity(
-                    subject, data=source, eos_between_documents=False, console=console, **options
+    each = _options(subjects, options)
+    measured: dict[tuple[str, int], dict[str, Any]] = {}
+    problems: dict[tuple[str, str], list[str]] = {}  # by corpus and reason: the models
+    for source in dict.fromkeys(data):
+        for index, subject in enumerate(subjects):
+            try:
+                measured[source, index] = measure_perplexity(
+                    subject, data=source, eos_between_documents=False, console=console, **each[index]
                 )
-                for subject in subjects
-            ]
-        except (ValueError, OSError) as error:
-            problems.append(str(error))
+            except (ValueError, OSError, FloatingPointError) as error:
+                reason = " ".join(str(error).split())  # one line
+                problems.setdefault((source, reason), []).append(subject.name)
+    reasons = list(dict.fromkeys(reason for _, reason in problems))
+    lines = [f"{', '.join(names)} on {source}: {reason}" for (source, reason), names in problems.items()]
+    if problems and not measured:
+        raise ValueError(reasons[0] if len(reasons) == 1 else "; ".join(lines))
     if measured:
-        _print_zero_shot(subjects, measured, console)
-    if problems:
-        raise ValueError("; ".join(problems))
-    return [record for records in measured.values() for record in records]
+        _print_zero_shot(subjects, list(dict.fromkeys(data)), measured, console)
+    for line in lines:
+        console.print(f"{_MISSING} {line}", soft_wrap=True, markup=False, highlight=False)
+    return list(measured.values())
 
 
 def _print_zero_shot(
-    subjects: Sequence[Subject], measured: Mapping[str, Sequence[dict[str, Any]]], console: Console
+    subjects: Sequence[Subject],
+    data: Sequence[str],
+    measured: Mapping[tuple[str, int], dict[str, Any]],
+    console: Console,
 ) -> None:
     table = Table(title="Zero-shot perplexity")
     table.add_column("model", overflow="fold")
     table.add_column("estimator")
-    names = [Path(source).name.partition(".")[0] or source for source in measured]
-    for source, name in zip(measured, names, strict=True):
+    names = [Path(source).name.partition(".")[0] or source for source in data]
+    for source, name in zip(data, names, strict=True):
         table.add_column(name if names.count(name) == 1 else source, justify="right", overflow="fold")
     for index, subject in enumerate(subjects):
-        mine = [records[index] for records in measured.values()]
-        cells = [perplexity_text(record["result"]["figures"][0]) for record in mine]
-        estimator = mine[0]["settings"]["estimator"] + leaning(subject.lean)
-        table.add_row(f"{subject.name} ({subject.title})", estimator, *cells)
-        scored = [f"{record['result']['tokens']:,}" for record in mine]
+        mine = [measured.get((source, index)) for source in data]
+        cells = [perplexity_text(each["result"]["figures"][0]) if each else _MISSING for each in mine]
+        ways = [each["settings"]["estimator"] + leaning(subject.lean) for each in mine if each]
+        table.add_row(f"{subject.name} ({subject.title})", ways[0] if ways else _MISSING, *cells)
+        scored = [f"{each['result']['tokens']:,}" if each else _MISSING for each in mine]
         table.add_row("  tokens scored", "", *scored, style="dim")
     console.print(table)
-    every = [record for records in measured.values() for record in records]
+    every = list(measured.values())
     shown = [record["result"]["figures"][0] for record in every]
-    console.print(_legend(shown, _leans(every)), soft_wrap=True)
+    legend = _legend(shown, _leans(every), _less_noise(subjects, every))
+    console.print(legend, soft_wrap=True, markup=False)
+
+
+def _options(subjects: Sequence[Subject], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The options for each model: replicates are of draws, so a model beside others that draws nothing is
+    measured once; they are refused where no model draws."""
+    replicates = options.get("replicates", 1)
+    if replicates < 1:
+        raise ValueError(f"replicates must be at least 1, got {replicates}")
+    drawn = [_is_drawn(subject, options.get("estimator", "auto")) for subject in subjects]
+    if replicates > 1 and subjects and not any(drawn):
+        raise ValueError(f"replicates must be 1 for exact, which draws nothing, got {replicates}")
+    return [{**options, "replicates": replicates if random else 1} for random in drawn]
+
+
+def _is_drawn(subject: Subject, estimator: str) -> bool:
+    """Whether the figures of a model are drawn; measuring says why, where the estimator is not for it."""
+    try:
+        return build_estimator(subject.model.network, subject.model.config, estimator).is_random
+    except ValueError:
+        return True
 
 
 def figure_record(found: CorpusLikelihood, text_bytes: int | None) -> dict[str, Any]:
@@ -181,19 +213,40 @@ def _leans(records: Sequence[dict[str, Any]]) -> bool:
 
 
 def _cells(figure: dict[str, Any], lean: float, drawn: bool) -> list[str]:
-    noise, bits = figure["monte_carlo_error"], figure["bits_per_byte"]
+    """Of one row. Records have null for what is not finite, and for bits a byte that are not known."""
+    noise, bits = figure["monte_carlo_error"], figure["bits_per_token"]
+    known = figure["bits_per_byte"] is not None
     return [
         figure["name"] + leaning(lean),
         perplexity_text(figure),
         *_of_draws(
             drawn, f"± {plain(noise * figure['perplexity'])}" if noise and figure["perplexity"] else ""
         ),
-        f"{figure['bits_per_token']:.3f}",
-        "" if bits is None else f"{bits:.3f}",
+        "∞" if bits is None else f"{bits:.3f}",
+        f"{figure['bits_per_byte']:.3f}" if known else "",
     ]
 
 
-def _legend(figures: Sequence[dict[str, Any]], leans: bool) -> str:
+def _less_noise(subjects: Sequence[Subject], records: Sequence[dict[str, Any]]) -> str:
+    """The advice to take counts instead of a drawn nelbo, for the models that may."""
+    drawn = {record["model"] for record in records if record["settings"]["estimator"] == "nelbo"}
+    allowed = {subject.name: _has_counts(subject) for subject in subjects if subject.name in drawn}
+    names = [name for name, has in allowed.items() if has]
+    if not names:
+        return ""
+    which = "" if all(allowed.values()) else f" for {', '.join(names)}"
+    return f"; counts is the same bound with less noise{which}"
+
+
+def _has_counts(subject: Subject) -> bool:
+    try:
+        build_estimator(subject.model.network, subject.model.config, "counts")
+    except ValueError:
+        return False
+    return True
+
+
+def _legend(figures: Sequence[dict[str, Any]], leans: bool, less_noise: str) -> str:
     """What the signs in a table of figures mean, and what a lean, where one has one."""
     lines = ["± is one standard error over sequences, neighbours taken to be alike as far as they are."]
     drawn = [figure for figure in figures if figure["monte_carlo_error"] != 0.0]
@@ -213,8 +266,8 @@ def _legend(figures: Sequence[dict[str, Any]], leans: bool) -> str:
         lines.append("With one draw of each text the part of draws is not known: --replicates 4 tells it.")
     if any(figure["name"] == "nelbo" for figure in drawn):
         lines.append(
-            "Mask rates near 0 give nelbo no finite variance, so its errors come out too small now and then; "
-            "counts is the same bound with less noise."
+            "Mask rates near 0 give nelbo no finite variance, so its errors come out too small now and then"
+            f"{less_noise}."
         )
     if leans:
         lines.append(
@@ -224,14 +277,32 @@ def _legend(figures: Sequence[dict[str, Any]], leans: bool) -> str:
     return " ".join(lines)
 
 
-def _by_text(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Records by what they were measured on: runs that held out the same text stand in one table."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+def _by_text(records: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(Title, records) for each text: runs that held out the same one stand in one table.
+
+    A title says how much was scored, so a table holds only models that were scored on as much: another
+    context, a first token that is scored, or BOS and EOS around each sequence makes another table, though it
+    may have the same name.
+    """
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for record in records:
         settings, result = record["settings"], record["result"]
-        key = f"{settings['text']} {settings['split']} {result['sequences']}"
+        cut = (settings["context"], settings.get("bos_eos", False))
+        key = (settings["text"], settings["split"], *cut, result["sequences"], result["tokens"])
         groups.setdefault(key, []).append(record)
-    return {_name(group[0]["settings"]): group for group in groups.values()}
+    return [(_title(group[0]), group) for group in groups.values()]
+
+
+def _title(record: dict[str, Any]) -> str:
+    settings, result = record["settings"], record["result"]
+    cut = f"{result['sequences']:,} sequences of {settings['context']:,}"
+    frame = " with BOS and EOS" if settings.get("bos_eos") else ""
+    return f"{_name(settings)}: {cut}{frame}, {result['tokens']:,} tokens scored"
+
+
+def _recorded(data: str | None) -> str:
+    """As a record names a text: a path is never the bare word that stands for the run's own data."""
+    return OWN if data is None else f"./{data}" if data == OWN else data
 
 
 def _name(settings: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ class CorpusLikelihood:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nats) if self.nats < 700 else math.inf
+        return math.inf if self.nats >= 700 else math.exp(self.nats)
 
     @property
     def perplexity_error(self) -> float | None:
@@ -61,7 +61,8 @@ def corpus_likelihood(
     """Each figure of an estimator over a corpus: one draw a text (Suppl. C.4), or the mean of replicates.
 
     A replicate draws afresh for every batch, within which noise levels are spread evenly. Batches come in the
-    order of the text: that is how sequences are known to be neighbours.
+    order of the text: that is how sequences are known to be neighbours. Nats that are no number, as those of
+    a training that diverged, are refused with a FloatingPointError at the first batch that has them.
     """
     if replicates < 1:
         raise ValueError(f"replicates must be at least 1, got {replicates}")
@@ -77,6 +78,7 @@ def corpus_likelihood(
             draws = estimator.draw(*batch.tokens.shape, generator=generator, device=batch.tokens.device)
             turns.append(estimator.nats(model, batch, draws).cpu())
         nats.append(torch.stack(turns))
+        _check_numbers(nats[-1], estimator, index)
         tokens.append(batch.scored.sum(1).double().cpu())
     lengths = torch.cat(tokens) if tokens else torch.zeros(1)
     if not lengths.sum():
@@ -94,6 +96,16 @@ def corpus_likelihood(
         )
         for figure, rows in zip(estimator.figures(model), each.unbind(1), strict=True)
     )
+
+
+def _check_numbers(nats: Tensor, estimator: Estimator, index: int) -> None:
+    """A likelihood may be zero, of infinite nats; NaN is none at all."""
+    wrong = nats.isnan().flatten(0, 1).any(0)
+    if wrong.any():
+        raise FloatingPointError(
+            f"nats by {estimator.name} must be numbers, got NaN for {wrong.sum()} of the {len(wrong)} "
+            f"sequences of batch {index}: the network's weights or activations are not finite"
+        )
 
 
 def ratio_error(totals: Tensor, sizes: Tensor, *, neighbours: int = 0) -> float | None:
