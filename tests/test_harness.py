@@ -455,7 +455,8 @@ def test_ssd_lm_has_no_likelihood():
         ({"lean": -1.0}, "lean must be a number from 0 to 1e6, got -1.0"),
         ({"lean": "abc"}, "lean must be a number from 0 to 1e6, got 'abc'"),
         ({"lean": 2.0, "estimator": "nelbo"}, "must be exact, counts or iw:K for an order that leans"),
-        ({"batch_size": "auto"}, "batch_size must be a whole number from 1 on, got 'auto'"),
+        ({"batch_size": "many"}, "batch_size must be a whole number from 1 on, got 'many'; auto is 8"),
+        ({"max_batch_size": 0}, "max_batch_size must be a whole number from 1 on, got 0"),
         ({"batch_size": 0}, "batch_size must be a whole number from 1 on, got 0"),
         ({"device": "cpu"}, "device, dtype and tokenizer are for a model that is yet to be loaded"),
     ],
@@ -485,6 +486,30 @@ def test_bad_options_of_a_request(options, message):
         write(HarnessLM(of_bytes(4)), ["ab"], **options)
 
 
+@pytest.mark.parametrize(
+    ("asked_for", "most", "size"),
+    [("auto", None, 8), ("auto:4", None, 8), ("auto", 64, 8), ("auto", "2", 2), (16, 4, 16), ("3", None, 3)],
+)
+def test_an_automatic_batch_size_is_the_default_one(asked_for, most, size):
+    assert HarnessLM(of_bytes(4), batch_size=asked_for, max_batch_size=most).batch_size == size
+
+
+def test_a_top_k_of_0_is_off():
+    lm = HarnessLM(of_letters(4))
+    assert lm._options({"do_sample": True, "top_k": 0})[0].top_k is None
+    assert write(lm, ["ab"], do_sample=True, top_k=0, max_gen_toks=3)
+
+
+def test_after_texts_alone_there_are_no_likelihoods_to_speak_of():
+    lm = HarnessLM(of_letters(4))
+    assert lm.figure is not None
+    write(lm, ["ab"], max_gen_toks=3)
+    assert lm.figure is None
+    assert lm.get_model_info()["likelihoods"] is None
+    score(lm, PAIRS[:1])
+    assert lm.figure.meaning == "exact"
+
+
 def test_a_model_needs_a_tokenizer():
     with pytest.raises(ValueError, match="saved without a tokenizer; name one with tokenizer="):
         HarnessLM(of_bytes(4, tokenizer=None))
@@ -504,5 +529,11 @@ def test_the_harness_knows_it_by_name(tmp_path):
     assert lm.get_model_info()["model_dtype"] == "float32"
     assert lm.model.tokenizer == BYTES
     assert lm.model.config.method.lean == 2.0
+    automatic = get_model("bd3lm").create_from_arg_string(
+        f"pretrained={tmp_path / 'model'},dtype=auto",
+        {"batch_size": "auto", "max_batch_size": 4, "device": "cpu"},
+    )
+    assert automatic.batch_size == 4
+    assert automatic.get_model_info()["model_dtype"] == "float64"  # as it was saved
     with pytest.raises(ValueError, match="dtype must be one of float32, bfloat16, float64, got 'int8'"):
         HarnessLM(tmp_path / "model", dtype="int8")

@@ -35,6 +35,8 @@ except ImportError as error:
     sys.exit(f"bd3lm.harness needs the package lm_eval: pip install 'bd3lm[harness]' ({error})")
 
 DTYPES = ("float32", "bfloat16", "float64")
+_AUTO = "auto"  # what the harness calls a choice that is left to the model
+_BATCH_SIZE = 8
 _MAX_NEW_TOKENS = 256  # where a task does not say, as for the harness's own models
 _OPTIONS = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "num_beams")
 
@@ -54,7 +56,8 @@ class HarnessLM(LM):
     `pretrained` is a run, model folder or hub id, or a model in memory; `estimator`, `samples` and `seed` are
     those of `LanguageModel.log_likelihood`, `steps` those of a sampler that has its own, `lean` replaces that
     of a block diffusion model. A context begins as all texts of the model do, with the token that texts begin
-    with. What does not fit into the network's context is left off on the left.
+    with. What does not fit into the network's context is left off on the left. The batch size "auto" is 8, or
+    `max_batch_size` where that is less; the dtype "auto" is that which none gives.
     """
 
     def __init__(
@@ -66,30 +69,35 @@ class HarnessLM(LM):
         lean: float | None = None,
         steps: int | None = None,
         seed: int = 0,
-        batch_size: int | str = 8,
+        batch_size: int | str = _BATCH_SIZE,
+        max_batch_size: int | str | None = None,
         device: str | None = None,
         dtype: str | None = None,
         tokenizer: str | None = None,
     ) -> None:
         super().__init__()
-        model = _open(pretrained, device, dtype, tokenizer)
+        model = _open(pretrained, device, None if dtype == _AUTO else dtype, tokenizer)
         if lean is not None:
             model = model.with_lean(lean)
         if model.tokenizer is None:
             raise ValueError("the model was saved without a tokenizer; name one with tokenizer=")
-        if not str(batch_size).isdecimal() or int(batch_size) < 1:
-            raise ValueError(f"batch_size must be a whole number from 1 on, got {batch_size!r}")
         self.model, self.text_tokenizer, self.method = model, model.tokenizer, model.config.method
         self.context = model.config.network.context
         self.estimator, self.samples, self.seed = estimator, samples, seed
-        self.batch_size = int(batch_size)
+        self.batch_size = _batch_size(batch_size, max_batch_size)
         self.settings = Settings(steps=steps, batch_size=self.batch_size)
         self.begin = self._begin()
         writer = build_writer(model.network, model.config, self.settings)  # refuses steps that nobody takes
         self.writes_past_context = not isinstance(writer, ContextWriter)
-        self.figure: Figure | None = None  # what the likelihoods are; SSD-LM has none
+        self._figure: Figure | None = None  # SSD-LM has none
         if not isinstance(self.method, SimplexMethod) or estimator != "auto":
-            self.figure = build_estimator(model.network, model.config, estimator).figures(model.network)[0]
+            self._figure = build_estimator(model.network, model.config, estimator).figures(model.network)[0]
+        self._has_scored = self._has_written = False
+
+    @property
+    def figure(self) -> Figure | None:
+        """What the likelihoods are; None where there are none, as after tasks that only asked for texts."""
+        return None if self._has_written and not self._has_scored else self._figure
 
     # --- what the harness asks ---
 
@@ -120,6 +128,7 @@ class HarnessLM(LM):
 
         A context has a seed of its own, whatever else is asked; the same request again has another.
         """
+        self._has_written = True
         texts, seeds, repeats = [""] * len(requests), [], Counter[str]()
         alike: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
@@ -207,6 +216,7 @@ class HarnessLM(LM):
 
     def _score(self, texts: Sequence[_Text], disable_tqdm: bool) -> list[float]:
         """log p of what is scored in each text; texts of like lengths go together, the longest first."""
+        self._has_scored = True
         order = sorted(range(len(texts)), key=lambda index: -len(texts[index].tokens))
         scores = [0.0] * len(texts)
         for some in self._track(self._batches(order), "scoring texts", disable_tqdm):
@@ -273,7 +283,7 @@ class HarnessLM(LM):
         if options["do_sample"] and temperature:
             drawing = {
                 "temperature": temperature,
-                "top_k": options.get("top_k"),
+                "top_k": options.get("top_k") or None,  # for Hugging Face 0 is off
                 "nucleus_p": options.get("top_p", 1.0),
             }
         return Settings.of(self.settings, drawing), options["until"], options["max_gen_toks"]
@@ -307,6 +317,18 @@ class HarnessLM(LM):
             if len(texts) == len(prompts):
                 break
         return [postprocess_generated_text(texts[i], until, None) for i in range(len(prompts))]
+
+
+def _batch_size(asked: int | str, most: int | str | None) -> int:
+    """The batch size that is asked for; where that is "auto", or "auto:N", our own, at most `most`."""
+    for name, value in (("batch_size", asked), ("max_batch_size", most)):
+        automatic = name == "batch_size" and str(value).partition(":")[0] == _AUTO
+        if value is not None and not automatic and not (str(value).isdecimal() and int(value) >= 1):
+            also = f"; {_AUTO} is {_BATCH_SIZE}" if name == "batch_size" else ""
+            raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}{also}")
+    if str(asked).isdecimal():
+        return int(asked)
+    return _BATCH_SIZE if most is None else min(_BATCH_SIZE, int(most))
 
 
 def _open(

@@ -1,8 +1,59 @@
-"""`bd3lm convert`: a model that is there already is not written over."""
+"""`bd3lm convert`: a model that is there already is not written over, and a .ckpt is read as what it is."""
+
+import json
+
+import pytest
+import torch
 
 from bd3lm.cli import main
 from tests.data_room.documents import contents
+from tests.interop.small import CONTEXT, small_model
+from tests.interop.test_lightning import checkpoint
 from tests.lm import of_bytes
+
+
+@pytest.fixture
+def convert(tmp_path, capsys):
+    """Converts a checkpoint into a new folder; returns its config, or what was said on failure."""
+
+    def run(*words, **network):
+        torch.save(checkpoint(small_model(**network)[0]), tmp_path / "model.ckpt")
+        out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+        command = ["convert", str(tmp_path / "model.ckpt"), str(out), "--context", str(CONTEXT), *words]
+        failed = main(command)
+        said = capsys.readouterr().err
+        assert not failed or said.count("\n") == 1, said
+        return said if failed else json.loads((out / "config.json").read_text())
+
+    return run
+
+
+def test_a_ckpt_with_a_noise_embedding_needs_to_be_told_what_it_is_fed(convert):
+    assert "--time-conditioning or --no-time-conditioning" in convert(adaln=True)
+    assert convert("--time-conditioning", adaln=True)["network"]["time_conditioning"] is True
+    assert convert("--no-time-conditioning", adaln=True)["network"]["time_conditioning"] is False
+    assert convert()["network"]["time_conditioning"] is False
+    assert "must not both be given" in convert("--time-conditioning", "--no-time-conditioning", adaln=True)
+
+
+def test_a_causal_ckpt_has_no_block_size(convert):
+    assert convert("--causal")["method"]["kind"] == "autoregressive"
+    assert convert("--block-size", "4")["method"]["block_size"] == 4
+    assert convert()["method"]["block_size"] == CONTEXT
+    said = "either block_size must be given (the context for MDLM) or causal=True"
+    assert said in convert("--causal", "--block-size", "4")
+    assert "block_size must" in convert("--block-size", "0")
+
+
+def test_facts_of_a_ckpt_are_not_for_folders(tmp_path, capsys):
+    assert main(["convert", str(tmp_path), str(tmp_path / "out"), "--no-time-conditioning"]) == 1
+    assert "are for a .ckpt file" in capsys.readouterr().err
+
+
+def test_other_commands_say_to_convert_first(tmp_path, capsys):
+    torch.save(checkpoint(small_model()[0]), tmp_path / "model.ckpt")
+    assert main(["sample", str(tmp_path / "model.ckpt")]) == 1
+    assert "run `bd3lm convert` first" in capsys.readouterr().err
 
 
 def test_convert_writes_into_a_new_or_empty_folder_only(tmp_path, capsys):

@@ -377,6 +377,30 @@ def test_the_baselines(method, missing, data, tmp_path, monkeypatch):
     assert set(listed) == {names[kind] for kind in missing}
 
 
+def test_a_network_that_is_told_the_noise_level(data, tmp_path):
+    timed = merge(BLOCK, TIMED, {"method": {"masking": {"kind": "times"}}, "train": {"steps": 2}})
+    out = trained(Preset("", (Stage("run", plain(data, timed)),)), tmp_path / "run")
+    make_report([out], samples=1, device="cpu", console=QUIET)
+    (record,) = kept(Subject.open(out, device="cpu"), "variance")
+    masks = [row["masks"] for row in record["result"]["rows"]]
+    assert "linear U[0, 1]" in masks
+    assert "counts" not in masks
+
+
+def test_one_measurement_that_fails_does_not_cost_the_page(run, monkeypatch):
+    shutil.rmtree(run / "block" / "measured")
+
+    def fail(*_, **__):
+        raise ValueError("too dark\nto see")
+
+    for name in ("measure_perplexity", "measure_variances", "record_film"):
+        monkeypatch.setattr(reports, name, fail)
+    page = text_of(make_report([run], samples=2, device="cpu", console=QUIET))
+    for kind in ("Perplexity of held-out text", "Variance of the loss", "A film of a text being written"):
+        assert f"{kind} (block diffusion, blocks of 4), too dark to see: bd3lm" in page
+    assert kept(Subject.open(run / "block", device="cpu"), "samples")
+
+
 def test_progress_is_said_line_by_line(run, capsys):
     shutil.rmtree(run / "block" / "measured")
     assert main(["report", str(run), "--samples", "2", "--device", "cpu"]) == 0

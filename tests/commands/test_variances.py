@@ -6,14 +6,18 @@ import math
 import shutil
 
 import pytest
+import torch
 import yaml
 from rich.console import Console
 
 from bd3lm.cli import main
 from bd3lm.commands import variances
 from bd3lm.commands.variances import RULES, report_variances
+from bd3lm.diffusion import ClippedTimes, Counts, Times
 from bd3lm.evaluation import Spread
+from bd3lm.recipe import merge, recipe_from_dict
 from bd3lm.reports import with_error
+from bd3lm.reports.trainings import NO_FINITE_VARIANCE
 from bd3lm.runs import resolve_stages, train_stages
 
 TINY = {
@@ -78,6 +82,60 @@ def test_a_smaller_last_batch_has_no_part_in_the_gradient(run, tmp_path):
     few = copied(run, tmp_path / "few", validation_sequences=7)
     with pytest.raises(ValueError, match=r"at least 2 batches of 4 sequences held out .*, got 1"):
         report_variances([few], gradients=2, console=Console(quiet=True))
+
+
+def told_the_noise(run, out):
+    """A run of one step whose network is told the noise level, on the same text."""
+    timed = {
+        "network": {"adaln": True, "time_conditioning": True},
+        "method": {"masking": {"kind": "times"}, "causal_clean": False, "next_token": 0.0},
+        "train": {"steps": 1},
+    }
+    recipe = yaml.safe_load((run / "block" / "recipe.yaml").read_text())
+    stage = recipe_from_dict(merge(recipe | {"start_from": None}, timed), where="timed")
+    train_stages([("timed", stage)], out, console=Console(quiet=True))
+    return out
+
+
+def test_rules_that_draw_no_time_are_left_out_where_the_network_is_told_the_noise(run, tmp_path):
+    timed, console = told_the_noise(run, tmp_path / "timed"), Console(file=io.StringIO(), width=200)
+    record, other = report_variances([timed, run / "block"], batches=1, gradients=2, console=console)
+    assert [row["masks"] for row in record["result"]["rows"]] == [name for name in RULES if name != "counts"]
+    assert [row["masks"] for row in other["result"]["rows"]] == list(RULES)
+    row = next(line for line in console.file.getvalue().splitlines() if "counts" in line)
+    cells = [cell.strip() for cell in row.split("│")[1:-1]]
+    assert cells[:3] == ["counts", "–", "–"]
+    assert float(cells[3]) > 0
+    assert cells[-1] == "yes"
+    alone = Console(file=io.StringIO(), width=200)
+    report_variances([timed], batches=1, console=alone)
+    row = next(line for line in alone.file.getvalue().splitlines() if "counts" in line)
+    assert [cell.strip() for cell in row.split("│")[1:-1]] == ["counts", "–", "–"]
+
+
+def second_moment(rule: Times | ClippedTimes, least: float) -> float:
+    """E[weight²; hidden, t > least] of one token, by the midpoint rule in log t."""
+    edges = torch.logspace(math.log10(least), 0, 20_001, dtype=torch.float64)
+    t, dt = (edges[1:] * edges[:-1]).sqrt(), edges.diff()
+    if isinstance(rule, ClippedTimes):
+        rate = rule.low + (rule.high - rule.low) * t
+        return float((dt / rate).sum())
+    rate = rule.schedule.mask_rate(t)
+    return float((dt * rule.schedule.elbo_weight(t) ** 2 * rate).sum())
+
+
+def test_the_rules_that_are_said_to_have_no_finite_variance_are_those(run, capsys):
+    moments = {
+        name: (second_moment(rule, 1e-4), second_moment(rule, 1e-6))
+        for name, rule in RULES.items()
+        if not isinstance(rule, Counts)
+    }
+    diverging = {name for name, (cut, less_cut) in moments.items() if less_cut > 1.1 * cut}
+    assert diverging == set(NO_FINITE_VARIANCE)
+    assert moments["square"][1] == pytest.approx(4.0, rel=1e-3)
+    assert moments["cosine"][1] == pytest.approx(4.04, abs=0.01)
+    assert main(["variance", str(run / "block"), "--batches", "1"]) == 0
+    assert ", ".join(NO_FINITE_VARIANCE) in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_was_not_asked_for_is_not_infinite(run, monkeypatch):

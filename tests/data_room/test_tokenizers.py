@@ -234,6 +234,37 @@ def test_a_damaged_file_is_one_clear_line(tmp_path: Path, text: str) -> None:
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (b"[]", r"tokenizer_config\.json of .* must hold a JSON object, got \[\]"),
+        (b"{", r"tokenizer_config\.json of .* must be valid JSON"),
+        (b"[" * 100_000, r"tokenizer_config\.json of .* must be valid JSON"),
+        (b"\xff", r"tokenizer_config\.json must be UTF-8 text"),
+        (
+            b'{"eos_token": {"x": 1}}',
+            r"eos_token in tokenizer_config\.json of .* must be a token, .* got {'x'",
+        ),
+        (
+            b'{"mask_token": ["a"]}',
+            r"mask_token in tokenizer_config\.json of .* must be a token, .* got \['a'",
+        ),
+    ],
+    ids=["a list", "torn", "too deep", "bytes", "no content", "a list of tokens"],
+)
+def test_a_damaged_configuration_is_one_clear_line(tmp_path: Path, config: bytes, message: str) -> None:
+    gpt_like(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_bytes(config)
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(tmp_path)
+
+
+def test_a_file_of_other_bytes_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe{")
+    with pytest.raises(ValueError, match=r"tokenizer\.json must be UTF-8 text"):
+        load_tokenizer(tmp_path)
+
+
 def test_a_special_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
     gpt_like(tmp_path, {"eos_token": "<end>"})
     with pytest.raises(ValueError, match="names '<end>' as eos_token, which its vocabulary does not hold"):

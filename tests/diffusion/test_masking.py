@@ -537,7 +537,7 @@ def second_moment_of_times(table: np.ndarray, floor: float) -> float:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_counts_vary_less_than_linear_times(n: int) -> None:
-    """Even with t cut off at 0.01, which only lowers it: a Times estimate has no finite variance at all."""
+    """Even with t cut off at 0.01, which only lowers it: by linear Times it has no finite variance."""
     for seed in range(5):
         table = random_table(n, np.random.default_rng(seed))
         draws = product_draws(midpoints(n), every_order(n))

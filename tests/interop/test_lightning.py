@@ -9,6 +9,7 @@ import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from bd3lm.interop.reference import to_reference_state
 from bd3lm.models import Transformer
 from tests.interop.small import CONTEXT, assert_same, small_model
 
-FACTS = LightningFacts(context=CONTEXT, block_size=4)
+FACTS = LightningFacts(context=CONTEXT, block_size=4, time_conditioning=False)
 
 
 def reference_order(model: Transformer) -> "OrderedDict[str, Tensor]":
@@ -98,7 +99,7 @@ class TestWeights:
         raw, average = small_model(seed=1, adaln=True)[0], small_model(seed=2, adaln=True)[0]
         torch.save(checkpoint(raw, average), file)
         for weights, expected in ((None, average), ("ema", average), ("raw", raw)):
-            facts = LightningFacts(context=CONTEXT, block_size=4, weights=weights)  # type: ignore[arg-type]
+            facts = replace(FACTS, weights=weights)  # type: ignore[arg-type]
             assert_same(expected, load(file, lightning=facts)[0])
 
     def test_no_average(self, file: Path) -> None:
@@ -214,6 +215,15 @@ class TestFacts:
         torch.save(checkpoint(small_model()[0]), file)
         with pytest.raises(ValueError, match="time_conditioning needs adaln"):
             load(file, lightning=facts)
+
+    def test_time_conditioning_must_be_said_where_there_is_a_noise_embedding(self, file: Path) -> None:
+        facts = LightningFacts(context=CONTEXT, block_size=4)
+        torch.save(checkpoint(small_model(adaln=True)[0]), file)
+        with pytest.raises(ValueError, match=r"time_conditioning must be given for .*model\.ckpt, which has"):
+            load(file, lightning=facts)
+        assert not load(file, lightning=FACTS)[0].uses_noise
+        torch.save(checkpoint(small_model()[0]), file)
+        assert not load(file, lightning=facts)[0].uses_noise
 
     @pytest.mark.parametrize("arguments", [{}, {"block_size": 4, "causal": True}])
     def test_the_method_is_named_once(self, arguments: dict[str, Any]) -> None:

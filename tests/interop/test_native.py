@@ -212,6 +212,25 @@ class TestWeightsThatDoNotFit:
         with pytest.raises(ValueError, match="of another shape"):
             load(tmp_path)
 
+    def test_more_layers_than_tensors_are_refused_before_they_are_built(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        edit(saved(tmp_path), network={"layers": 10**9})
+        monkeypatch.setattr(weights_module, "_skeleton", lambda _: pytest.fail("a network was built"))
+        with pytest.raises(ValueError, match=r"of 1000000000 layers, got \d+ tensors in all"):
+            load(tmp_path)
+
+    def test_types_that_torch_does_not_compute_in(self, tmp_path: Path) -> None:
+        path = saved(tmp_path) / "model.safetensors"
+        save_file({name: tensor.to(torch.float8_e4m3fn) for name, tensor in load_file(path).items()}, path)
+        for dtype in (None, torch.float32):
+            with pytest.raises(ValueError, match=r"got torch\.float8_e4m3fn; allowed are float16, bfloat16"):
+                load(tmp_path, dtype=dtype)
+        with pytest.raises(
+            ValueError, match=r"dtype must be .*, got torch\.float8_e5m2; allowed are float16"
+        ):
+            load(saved(tmp_path), dtype=torch.float8_e5m2)
+
     def test_no_safetensors(self, tmp_path: Path) -> None:
         path = saved(tmp_path) / "model.safetensors"
         path.write_text("version https://git-lfs.github.com/spec/v1")
@@ -259,6 +278,11 @@ class TestConfigsThatAreWrong:
     def test_no_json_object(self, text: str, tmp_path: Path) -> None:
         (saved(tmp_path) / "config.json").write_bytes(text.encode("latin-1"))
         with pytest.raises(ValueError, match=r"config\.json must (be valid JSON|hold a JSON object)"):
+            load(tmp_path)
+
+    def test_nested_too_deeply(self, tmp_path: Path) -> None:
+        (saved(tmp_path) / "config.json").write_text("[" * 100_000 + "]" * 100_000)
+        with pytest.raises(ValueError, match=r"config\.json must be valid JSON: .*recursion"):
             load(tmp_path)
 
     def test_none(self, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import OmitArgPrefixes, Positional, subcommand
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, subcommand
 
 from bd3lm.cli.flags import DType
 
@@ -129,6 +129,11 @@ class Convert:
     """Block size, for a .ckpt of a block diffusion model; by default one block (MDLM)."""
     causal: bool = False
     """Whether a .ckpt is of an autoregressive model."""
+    time_conditioning: Annotated[bool, FlagCreatePairsOff] = False
+    """The network of a .ckpt is told the noise level. One with a noise embedding (sigma_map) does not say, so
+    give this there, or the next."""
+    no_time_conditioning: Annotated[bool, FlagCreatePairsOff] = False
+    """It is told a constant instead, as published models are."""
     weights: Literal["ema", "raw"] | None = None
     """Which weights of a .ckpt to take; by default the EMA's where there are any."""
     dtype: DType | None = None
@@ -147,13 +152,18 @@ class Convert:
                 raise ValueError("--context must be given for a .ckpt, which does not say it")
             lightning = interop.LightningFacts(
                 context=self.context,
-                block_size=None if self.causal else self.block_size or self.context,
+                block_size=self.context if self.block_size is None and not self.causal else self.block_size,
                 causal=self.causal,
+                time_conditioning=self._is_told_the_noise(),
                 weights=self.weights,
             )
-        elif self.context or self.block_size or self.causal or self.weights:
+        elif self.causal or any(
+            given is not None
+            for given in (self.context, self.block_size, self._is_told_the_noise(), self.weights)
+        ):
             raise ValueError(
-                f"--context, --block-size, --causal and --weights are for a .ckpt file, got {self.source}"
+                "--context, --block-size, --causal, --[no-]time-conditioning and --weights are for a .ckpt "
+                f"file, got {self.source}"
             )
         _check_folder(self.out)
         path = interop.resolve(self.source)
@@ -164,6 +174,12 @@ class Convert:
         parameters = sum(p.numel() for p in network.parameters())
         print(f"wrote {self.out}: {config.title}, {parameters:,} parameters")
         return 0
+
+    def _is_told_the_noise(self) -> bool | None:
+        """What the two flags say; None where neither is given, which a pair of one field could not tell."""
+        if self.time_conditioning and self.no_time_conditioning:
+            raise ValueError("--time-conditioning and --no-time-conditioning must not both be given")
+        return self.time_conditioning if self.time_conditioning or self.no_time_conditioning else None
 
 
 def _check_folder(out: Path, *, may_hold: Sequence[str] = ()) -> None:

@@ -2,12 +2,14 @@
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -16,7 +18,7 @@ from bd3lm.commands.corpora import HELD_OUT, open_sequences
 from bd3lm.commands.perplexities import OWN, measure_perplexity
 from bd3lm.commands.records import keep, kept, new_record
 from bd3lm.commands.subjects import Subject
-from bd3lm.commands.variances import RULES, measure_variances
+from bd3lm.commands.variances import measurable_rules, measure_variances
 from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, Method, SimplexMethod
 from bd3lm.data import Tokenizer
 from bd3lm.evaluation import Enumerated, corpus_likelihood
@@ -217,7 +219,10 @@ def _measure(subject: Subject, samples: int, console: Console) -> dict[str, str]
     left_out: dict[str, str] = {}
     if not isinstance(subject.model.config.method, SimplexMethod):
         left_out |= _measure_likelihoods(subject, console)
-    _draw(subject, samples, console)
+    with _failing_alone(left_out, "samples"):
+        _draw_samples(subject, samples, console)
+    with _failing_alone(left_out, "denoising"):
+        _draw_film(subject, console)
     return left_out
 
 
@@ -238,7 +243,7 @@ def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
         if measured >= sequences and not wants_variance:
             return {}
         speed = _Speed.measure(subject)
-    except (ValueError, OSError) as error:  # its data is gone, or has nothing held out
+    except (ValueError, OSError, FloatingPointError) as error:  # its data is gone, or its weights are NaN
         return dict.fromkeys(("perplexity", "variance"), str(error))
     affordable = min(sequences, int(_AFFORDABLE / speed.perplexity))
     if affordable < min(_FEWEST_SEQUENCES, sequences):
@@ -246,15 +251,26 @@ def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
     elif measured < sequences and measured < _AS_MUCH * affordable:
         _say(console, subject, "perplexity of held-out text")
         limit = _validation_sequences(subject) if affordable == sequences else affordable
-        measure_perplexity(subject, limit=limit, console=_bars(console))
+        with _failing_alone(left_out, "perplexity"):
+            measure_perplexity(subject, limit=limit, console=_bars(console))
     if wants_variance:
         _say(console, subject, "variance of the loss")
         affordable = min(_VARIANCE_BATCHES, int(_AFFORDABLE / speed.variance))
         if affordable < 1:
             left_out["variance"] = _too_long(speed.variance * _VARIANCE_BATCHES)
         else:
-            measure_variances(subject, batches=affordable, console=_bars(console))
+            with _failing_alone(left_out, "variance"):
+                measure_variances(subject, batches=affordable, console=_bars(console))
     return left_out
+
+
+@contextmanager
+def _failing_alone(left_out: dict[str, str], kind: str) -> Iterator[None]:
+    """One measurement that cannot be made is left out, with why, and does not cost the page all others."""
+    try:
+        yield
+    except (ValueError, OSError, FloatingPointError, torch.OutOfMemoryError) as error:
+        left_out[kind] = " ".join(str(error).split())
 
 
 def _is_held_out(record: dict[str, Any]) -> bool:
@@ -297,7 +313,7 @@ class _Speed:
         seconds = min(trials)
         chosen = build_estimator(network, config, "auto")
         passes = 2**chosen.block_size - 1 if isinstance(chosen, Enumerated) else 1
-        batch = len(RULES) * data.validation_batch
+        batch = len(measurable_rules(network)) * data.validation_batch
         return cls(passes * seconds, batch * seconds)
 
 
@@ -308,28 +324,42 @@ def _in_one_pass(method: Method, uses_noise: bool) -> str:
     return "counts" if isinstance(method, BlockDiffusionMethod) and not uses_noise else "nelbo"
 
 
-def _draw(subject: Subject, samples: int, console: Console) -> None:
-    """Samples to be read and a film to be watched, both from the beginnings of held-out documents."""
-    method = subject.model.config.method
-    if subject.model.tokenizer is None:
-        raise ValueError(f"{subject.name} was saved without a tokenizer, so what it writes cannot be read")
-    steps = _STEPS if method.kind in ("score_entropy", "d3pm", "simplex") else None
+def _draw_samples(subject: Subject, samples: int, console: Console) -> None:
+    """Samples to be read, from the beginnings of held-out documents."""
+    method, tokenizer = subject.model.config.method, _reader(subject)
     context = subject.model.config.network.context
     if not any(len(record["result"]["texts"]) == samples for record in kept(subject, "samples")):
         _say(console, subject, f"{samples} samples")
-        settings = Settings(length=min(context, _SAMPLE_TOKENS), steps=steps).for_method(method)
-        prompts = _prompts(subject, subject.model.tokenizer, samples)
+        settings = Settings(length=min(context, _SAMPLE_TOKENS), steps=_steps(method)).for_method(method)
+        prompts = _prompts(subject, tokenizer, samples)
         written = subject.model.generate(prompts, settings)
         texts = [_sample(prompt, text) for prompt, text in zip(prompts, written, strict=True)]
         _keep(subject, "samples", settings, {"texts": texts})
+
+
+def _draw_film(subject: Subject, console: Console) -> None:
+    """A film to be watched, from the beginning of a held-out document."""
+    method, tokenizer = subject.model.config.method, _reader(subject)
+    context = subject.model.config.network.context
     rewrites = isinstance(method, SimplexMethod) or getattr(method, "process", None) == "uniform"
     if not rewrites and not kept(subject, "denoising"):
         _say(console, subject, "a film of a text being written")
-        settings = Settings(length=min(context, _FILM_TOKENS), steps=steps, stop_at_eos=False)
+        settings = Settings(length=min(context, _FILM_TOKENS), steps=_steps(method), stop_at_eos=False)
         settings = settings.for_method(method)
-        events = subject.model.stream(_prompts(subject, subject.model.tokenizer, 1), settings)
-        film = record_film(events, subject.model.tokenizer.decode, mask_id=method.mask_id)
+        events = subject.model.stream(_prompts(subject, tokenizer, 1), settings)
+        film = record_film(events, tokenizer.decode, mask_id=method.mask_id)
         _keep(subject, "denoising", settings, film.to_json())
+
+
+def _reader(subject: Subject) -> Tokenizer:
+    """The tokenizer that makes what a model writes readable."""
+    if subject.model.tokenizer is None:
+        raise ValueError(f"{subject.name} was saved without a tokenizer, so what it writes cannot be read")
+    return subject.model.tokenizer
+
+
+def _steps(method: Method) -> int | None:
+    return _STEPS if method.kind in ("score_entropy", "d3pm", "simplex") else None
 
 
 def _sample(prompt: str, generation: Generation) -> dict[str, Any]:

@@ -26,8 +26,10 @@ from bd3lm.diffusion import (
 from bd3lm.evaluation import gradient_variance, nelbo_variance
 from bd3lm.interop import check_folder
 from bd3lm.lm import block_loss
+from bd3lm.models import Transformer
 from bd3lm.objectives import TokenBatch
 from bd3lm.reports import with_error
+from bd3lm.reports.trainings import NO_FINITE_VARIANCE
 
 # The rows of the paper's tables of mask ranges and of noise schedules, and ours.
 RULES: dict[str, MaskingRule] = {
@@ -45,11 +47,19 @@ RULES: dict[str, MaskingRule] = {
 }
 
 
+def measurable_rules(network: Transformer) -> dict[str, MaskingRule]:
+    """The rules whose masks a network can be asked about: one that is told the noise level needs rules that
+    draw a time, and counts draw none."""
+    return {
+        name: rule for name, rule in RULES.items() if not (network.uses_noise and isinstance(rule, Counts))
+    }
+
+
 def measure_variances(
     subject: Subject, *, batches: int = 20, gradients: int = 0, seed: int = 0, console: Console | None = None
 ) -> dict[str, Any]:
     """The variance of the loss over blocks and of the gradient over batches (eq. 10), as a record that is
-    kept beside the run."""
+    kept beside the run; it has a row for each of `measurable_rules`."""
     if batches < 1 or gradients < 0 or gradients == 1:
         raise ValueError(
             f"batches must be at least 1 and gradients 0 or at least 2, got {batches}, {gradients}"
@@ -75,7 +85,8 @@ def measure_variances(
             f"measure gradients on, got {len(full)}"
         )
     found = []
-    for name, rule in track(RULES.items(), subject.title, console=console or Console(), transient=True):
+    rules = measurable_rules(network)
+    for name, rule in track(rules.items(), subject.title, console=console or Console(), transient=True):
         objective = block_loss(method, rule)
         loss = nelbo_variance(network, objective, some[:batches], block_size=method.block_size, seed=seed)
         gradient = gradient_variance(network, objective, full, seed=seed) if gradients else None
@@ -132,19 +143,30 @@ def report_variances(
             of = f"gradient of {settings['gradients']} × {settings['batch_size']} sequences"
             table.add_column(name + Text(of), justify="right")
     table.add_column("unbiased")
-    for rows in zip(*(record["result"]["rows"] for record in records), strict=True):
+    by_rule = [{row["masks"]: row for row in record["result"]["rows"]} for record in records]
+    for masks in RULES:
+        rows = [found.get(masks) for found in by_rule]
         cells = [
-            with_error(row[what], row[f"{what}_error"])
+            "–" if row is None else with_error(row[what], row[f"{what}_error"])
             for row in rows
             for what in ("loss", *(("gradient",) if gradients else ()))
         ]
-        sure = "yes" if all(row["unbiased"] for row in rows) else "no"
-        table.add_row(rows[0]["masks"], *cells, sure)
+        table.add_row(masks, *cells, _unbiased([row for row in rows if row is not None]))
     console.print(table)
+    if any(len(found) < len(RULES) for found in by_rule):
+        console.print("–: counts draw no time, which a network that is told the noise level needs.")
     console.print(
         "Over blocks for the loss, over batches for the gradient, where it depends on the size of a batch; "
-        "lower is quieter. ± is one standard error over batches, a rough one. Schedules that draw rates near "
-        "0 have no finite variance: theirs is that of this sample, and so is its error.",
+        "lower is quieter. ± is one standard error over batches, a rough one. These have no finite variance, "
+        f"since rates near 0 weigh too much: {', '.join(NO_FINITE_VARIANCE)}. Theirs is that of this sample, "
+        "and so is its error.",
         soft_wrap=True,
     )
     return records
+
+
+def _unbiased(rows: Sequence[dict[str, Any]]) -> str:
+    """Whether a rule's loss has the bound as its mean on all the runs that it was measured on."""
+    if not rows:
+        return "–"
+    return "yes" if all(row["unbiased"] for row in rows) else "no"

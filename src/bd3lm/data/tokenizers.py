@@ -143,9 +143,7 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
         if not file.is_file():
             raise FileNotFoundError(f"{folder} is no tokenizer: it holds no {TOKENIZER_FILE}")
         config = folder / CONFIG_FILE
-        return _from_json(
-            file.read_text("utf-8"), config.read_text("utf-8") if config.is_file() else "{}", source
-        )
+        return _from_json(_text_of(file), _text_of(config) if config.is_file() else "{}", source)
     if (
         isinstance(source, Path)
         or folder.is_absolute()
@@ -206,12 +204,34 @@ def _with_own_specials(spec: dict[str, Any]) -> Tokenizer:
     return Tokenizer(_canonical(spec), mask_id=mask, eos_id=eos, bos_id=eos)
 
 
-def _from_json(text: str, config_text: str, source: str | Path) -> Tokenizer:
+def _text_of(file: Path) -> str:
+    """The text of a file; Python's error would not name the file."""
     try:
-        spec, config = json.loads(text), json.loads(config_text)
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} must be UTF-8 text: {error}") from error
+
+
+def _config_of(text: str, source: str | Path) -> dict[str, Any]:
+    """What a tokenizer_config.json says."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{CONFIG_FILE} of {source} must be valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{CONFIG_FILE} of {source} must hold a JSON object, got {config!r:.80}")
+    return config
+
+
+def _from_json(text: str, config_text: str, source: str | Path) -> Tokenizer:
+    config = _config_of(config_text, source)
+    try:
+        spec = json.loads(text)
         vocabulary = Backend.from_str(_canonical(spec)).get_vocab(with_added_tokens=True)
     except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{source} holds no tokenizer that can be read: {error}") from error
+        raise ValueError(
+            f"{source} holds no tokenizer that can be read, in {TOKENIZER_FILE}: {error}"
+        ) from error
     mask = _special(vocabulary, config, _MASK_KEYS, _MASK_NAMES, source)
     eos = _special(vocabulary, config, _EOS_KEYS, _EOS_NAMES, source)
     bos = _special(vocabulary, config, _BOS_KEYS, _BOS_NAMES, source)
@@ -256,9 +276,14 @@ def _special(
     """The id of a special token: the one the configuration names, or else a well-known name."""
     for key in keys:
         token = config.get(key)
-        content = token["content"] if isinstance(token, dict) else token
-        if content is None:
+        if token is None:
             continue
+        content = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(content, str):
+            raise ValueError(
+                f"{key} in {CONFIG_FILE} of {source} must be a token, or an object with its content, got "
+                f"{token!r:.80}"
+            )
         if content not in vocabulary:
             raise ValueError(
                 f"{CONFIG_FILE} of {source} names {content!r} as {key}, which its vocabulary does not hold"

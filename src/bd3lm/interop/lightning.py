@@ -34,12 +34,14 @@ class LightningFacts:
     """What a Lightning checkpoint does not say of its model.
 
     A model is either `causal`, an autoregressive one, or has a `block_size`: that of the context for MDLM.
+    `time_conditioning` must be given where the network has a noise embedding, which is fed the noise level in
+    some models and a constant in others, with tensors of the same names and shapes.
     """
 
     context: int
     block_size: int | None = None
     causal: bool = False
-    time_conditioning: bool = False
+    time_conditioning: bool | None = None
     weights: Weights | None = None
     """The moving average or the raw weights; by default the average where there is one."""
 
@@ -64,6 +66,7 @@ def load(
     if facts is None:
         raise ValueError(
             f"lightning must be given for {path}, which does not say its context or its method: "
+            "run `bd3lm convert` first, and name the folder that it writes; or in Python "
             "lightning=LightningFacts(context=..., block_size=...), or causal=True instead of block_size"
         )
     state = _weights(read(path), facts.weights, where=str(path))
@@ -164,6 +167,12 @@ def _config(state: Mapping[str, Tensor], facts: LightningFacts, *, where: str) -
         raise ValueError(f"{FREQUENCIES} in {where} must have half a head of the {hidden} units, got {pairs}")
     mlp, _ = dimensions(reference_name("layers.0.mlp_in.weight"), 2)
     noise = reference_name("noise_embedding.first.weight")
+    if noise in state and facts.time_conditioning is None:
+        raise ValueError(
+            f"time_conditioning must be given for {where}, which has a noise embedding ({noise}) and does "
+            "not say whether it is fed the noise level or a constant: True or False, with `bd3lm convert` "
+            "--time-conditioning or --no-time-conditioning (published models are of a constant)"
+        )
     block_prefix = f"{PREFIX}blocks."
     blocks = {
         name.removeprefix(block_prefix).split(".")[0] for name in state if name.startswith(block_prefix)
@@ -180,7 +189,7 @@ def _config(state: Mapping[str, Tensor], facts: LightningFacts, *, where: str) -
                 heads=hidden // (2 * pairs),
                 mlp_ratio=mlp // hidden,
                 context=facts.context,
-                time_conditioning=facts.time_conditioning,
+                time_conditioning=bool(facts.time_conditioning),
                 rotary_base=ROTARY_BASE,
                 **shape,
             ),

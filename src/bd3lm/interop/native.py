@@ -12,6 +12,7 @@ from bd3lm.interop.sources import CONFIG_NAME, WEIGHTS_NAME, read_config, weight
 from bd3lm.interop.weights import (
     build,
     check_config,
+    check_layers,
     check_shapes,
     make_folder,
     parameter_shapes,
@@ -46,8 +47,10 @@ def load(
     """What `save` saved, on a device; without a dtype in the one it was saved in."""
     config = _read(folder)
     path = weights_file(folder)
+    found = read_shapes(path)
+    check_layers(found, config.network, where=str(path))
     expected = parameter_shapes(config.network)
-    check_shapes(read_shapes(path), expected, where=str(path))
+    check_shapes(found, expected, where=str(path))
     state = read_tensors(path, expected)
     return build(config.network, state, device=device, dtype=dtype, where=str(path)), config
 

@@ -19,6 +19,7 @@ from bd3lm.interop.weights import (
     Shape,
     build,
     check_config,
+    check_layers,
     check_shapes,
     make_folder,
     parameter_shapes,
@@ -201,6 +202,7 @@ def load(
 
 def check_reference_shapes(found: Mapping[str, Shape], network: TransformerConfig, *, where: str) -> None:
     """Refuse weights, by the reference's names, that are not those of the config; buffers may be absent."""
+    check_layers(found, network, where=where)
     expected = {reference_name(name): shape for name, shape in parameter_shapes(network).items()}
     expected |= {FREQUENCIES: (network.head_dim // 2,)} if FREQUENCIES in found else {}
     known = {name: shape for name, shape in found.items() if name == FREQUENCIES or name not in BUFFERS}

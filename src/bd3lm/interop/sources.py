@@ -155,7 +155,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"folder {folder} must hold a {CONFIG_NAME}, got none")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
         raise ValueError(f"{path} must be valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise ValueError(f"{path} must hold a JSON object, got {data!r:.80}")

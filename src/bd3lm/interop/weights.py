@@ -20,6 +20,8 @@ from bd3lm.models import Transformer, TransformerConfig
 
 Shape = tuple[int, ...]
 
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # those that torch computes in
+_ALLOWED = "allowed are float16, bfloat16, float32 and float64"
 _LISTED = 5  # how many tensors of each sort an error names
 
 
@@ -60,6 +62,16 @@ def check_shapes(found: Mapping[str, Shape], expected: Mapping[str, Shape], *, w
         raise ValueError(f"weights in {where} must be those of its config; {'; '.join(told)}")
 
 
+def check_layers(found: Mapping[str, Shape], config: TransformerConfig, *, where: str) -> None:
+    """Refuse a config of more layers than there are tensors before a network of so many is built, which may
+    take for ever; what else does not fit `check_shapes` names."""
+    if config.layers > len(found):
+        raise ValueError(
+            f"weights in {where} must be those of its config: of {config.layers} layers, got {len(found)} "
+            "tensors in all"
+        )
+
+
 def check_config(network: Transformer, config: LanguageModelConfig) -> None:
     """Refuse a config that is not the network's own."""
     if network.config != config.network:
@@ -82,8 +94,8 @@ def check_device(device: torch.device | str) -> torch.device:
 def floating_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """A floating-point type, or the one of that name; None stays."""
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
-        raise ValueError(f"dtype must be a floating-point type or None, got {dtype!r}")
+    if dtype is not None and found not in _DTYPES:
+        raise ValueError(f"dtype must be a floating-point type or None, got {dtype!r}; {_ALLOWED}")
     return found
 
 
@@ -100,12 +112,11 @@ def build(
     Without a dtype the weights keep the one they are stored in.
     """
     stored = sorted({str(tensor.dtype) for tensor in state.values()})
-    if not all(tensor.is_floating_point() for tensor in state.values()) or (
-        dtype is None and len(stored) > 1
-    ):
+    known = all(tensor.dtype in _DTYPES for tensor in state.values())
+    if not known or (dtype is None and len(stored) > 1):
         raise ValueError(
             f"weights in {where} must be of one floating-point type (or of several, with dtype= to choose), "
-            f"got {', '.join(stored)}"
+            f"got {', '.join(stored)}; {_ALLOWED}"
         )
     # A copy: what a file's reader gives may be a view of the file, which someone may write over.
     weights = {name: tensor.to(device=device, dtype=dtype, copy=True) for name, tensor in state.items()}

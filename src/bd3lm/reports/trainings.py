@@ -9,6 +9,11 @@ from bd3lm.reports.document import Part, Plot, Prose, Table
 from bd3lm.reports.numbers import with_error
 from bd3lm.reports.reproduction import commands
 
+# Of the ways to draw masks, by the names in a record: those whose loss has an infinite second moment. With a
+# rate of t^p near 0 it is the integral of p²·t^(p − 2), which converges for p > 1 alone: for the square and
+# the cosine schedule (p = 2), not for these. Counts have finitely many weights.
+NO_FINITE_VARIANCE = ("linear U[0, 1]", "logarithmic", "square root", "clipped U[0, 0.5]")
+
 _LOGGED = "From `metrics.csv`, which `bd3lm train` writes."
 
 
@@ -141,7 +146,8 @@ def variance_parts(report: Report) -> Iterator[Part]:
     by_rule = [{row["masks"]: row for row in found} for found in measured.values()]
     yield Table(
         "The same in figures. An unbiased estimate has the bound as its mean; the others have a mean that is "
-        "no bound. Schedules that draw rates near 0 have no finite variance: theirs is that of this sample. "
+        "no bound. These have no finite variance, since rates near 0 weigh too much: "
+        f"{', '.join(NO_FINITE_VARIANCE)}. Theirs is that of this sample. "
         "± is one standard error over batches, rough where a few large losses decide.",
         [
             "masks",
