@@ -307,16 +307,6 @@ def test_a_value_that_makes_no_sense_is_refused_with_its_flag(words, said, capsy
 # --- training ---
 
 
-def test_a_network_too_large_for_memory_is_one_line(shards, tmp_path, capsys):
-    file = tmp_path / "own.yaml"
-    file.write_text(yaml.safe_dump(plain(shards, {"network": {"hidden": 4_000_000}})))
-    words = ["train", "--config", str(file), "--out", str(tmp_path / "run"), "--device", "cpu"]
-    error = fails(capsys, *words)
-    assert re.match(r"bd3lm: out of memory at \d+ bytes more: make the batch smaller \(--train\.m", error)
-    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
-        main([*words, "--debug"])
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -325,9 +315,13 @@ def test_a_network_too_large_for_memory_is_one_line(shards, tmp_path, capsys):
             "at 2.00 GiB more:",
         ),
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), "out of memory: make"),
+        (
+            RuntimeError("[enforce fail at x.cpp:1] DefaultCPUAllocator: can't allocate 64 bytes."),
+            "at 64 bytes more: make the batch smaller (--train.micro_batch",
+        ),
         (MemoryError(), "out of memory: make"),
     ],
-    ids=["torch", "driver", "Python"],
+    ids=["torch", "driver", "CPU", "Python"],
 )
 def test_every_kind_of_too_little_memory_is_one_line(error, said, capsys, monkeypatch):
     def run(*_: Any) -> int:
@@ -335,6 +329,8 @@ def test_every_kind_of_too_little_memory_is_one_line(error, said, capsys, monkey
 
     monkeypatch.setattr("bd3lm.cli.training.Presets.run", run)
     assert said in fails(capsys, "presets")
+    with pytest.raises(type(error)):
+        main(["presets", "--debug"])
 
 
 def test_another_failure_keeps_its_traceback(monkeypatch):

@@ -46,13 +46,22 @@ class Results:
         self.file = file
         self.samples = file.with_name(file.name.replace(".jsonl", "-samples.jsonl.gz"))
         files = dict.fromkeys([*earlier, *([file] if file.exists() else [])])
-        self.lines = list(read_lines(files))
+        self.lines: list[Line] = []
+        self._found: dict[
+            tuple[str, str], list[Line]
+        ] = {}  # by digest and kind: a page asks thousands of times
+        for line in read_lines(files):
+            self._keep(line)
 
     def add(self, kind: str, run: Run, **fields: Any) -> None:
         line = plain({"kind": kind, "run": run.name, "seed": run.seed, "digest": run.digest, **fields})
-        self.lines.append(line)
+        self._keep(line)
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def _keep(self, line: Line) -> None:
+        self.lines.append(line)
+        self._found.setdefault((line["digest"], line["kind"]), []).append(line)
 
     def add_samples(self, run: Run, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Texts once, not also as tokens: `documents` is what is judged."""
@@ -63,7 +72,7 @@ class Results:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def of(self, run: Run, kind: str) -> list[Line]:
-        return [line for line in self.lines if line["digest"] == run.digest and line["kind"] == kind]
+        return list(self._found.get((run.digest, kind), ()))
 
     def failed(self, run: Run) -> bool:
         """Whether it, or what it starts from, was trained in vain: it is not tried again."""

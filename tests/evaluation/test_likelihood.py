@@ -67,6 +67,7 @@ def test_a_seed_decides_the_figure_and_each_batch_draws_anew():
     assert only(COUNTS, batches[:1]).nats != one
 
 
+@pytest.mark.slow
 def test_over_many_draws_it_is_the_exact_bound():
     exact, bound = corpus_likelihood(MODEL, ENUMERATED, corpus())
     for estimator in (NELBO, COUNTS):

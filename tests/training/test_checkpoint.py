@@ -345,6 +345,7 @@ def test_everything_is_on_disk_before_it_gets_its_name(
     ]
 
 
+@pytest.mark.slow
 def test_a_save_killed_at_any_moment_leaves_complete_checkpoints(tmp_path: Path) -> None:
     """kill -9 before and after every call that changes the disk, when saving step 3, and step 2 again."""
     base = tmp_path / "base"
@@ -437,6 +438,7 @@ def test_any_number_of_processes_reads_what_any_other_wrote(tmp_path: Path) -> N
         assert fingerprint(one.groups()) == original
 
 
+@pytest.mark.slow
 def test_processes_share_their_misfortunes(tmp_path: Path) -> None:
     """A full disk or a damaged file that one rank meets is an error, or a step back, for all."""
     first, second = run_processes("tests.training.scenarios.misfortunes", str(tmp_path), world=2)

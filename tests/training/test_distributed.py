@@ -52,6 +52,7 @@ def test_processes_talk() -> None:
         }
 
 
+@pytest.mark.slow
 def test_a_lost_process_ends_the_others_and_no_checkpoint(tmp_path: Path) -> None:
     survivor, _ = run_processes("tests.training.scenarios.lose_a_rank", str(tmp_path), world=2, may_die=[1])
     assert survivor == {
