@@ -148,6 +148,7 @@ def test_it_ends_with_where_everything_is_and_three_commands_that_work(finished,
     assert f"start_from: {folder / 'ar'}" in shown
 
 
+@pytest.mark.slow
 def test_the_second_suggestion_trains(finished, tmp_path, capsys):
     """Blocks of 8 from the autoregressive model; what it says at the end is about its own folder."""
     folder, _ = finished
@@ -209,6 +210,7 @@ def test_without_held_out_text_it_trains_and_says_that_nothing_is_measured(tmp_p
     assert (out / "block" / "model" / "config.json").is_file()
 
 
+@pytest.mark.slow
 def test_the_papers_recipe_reports_both_stages(tmp_path, capsys):
     """One block of 32 has no exact likelihood; blocks of 4 have, after a clip search."""
     words = ["train", "demo-paper", "--out", str(tmp_path / "paper"), "--device", "cpu"]

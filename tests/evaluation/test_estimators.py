@@ -83,6 +83,7 @@ def test_enumeration_and_drawn_estimates_of_an_order_that_leans(lean):
         assert estimator.figures(MODEL) == (Figure(estimator.name, "bound"),)
 
 
+@pytest.mark.slow
 def test_more_orders_are_tighter_and_stay_above():
     few, many = (
         mean_and_error(ImportanceWeighted(block_size=BLOCK, mask_id=MASK, orders=k), TEXTS[2]) for k in (1, 8)

@@ -155,6 +155,7 @@ def compiled_like_eager(backend: str) -> None:
         torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_traced_it_drops_the_same_elements_forwards_and_backwards():
     compiled_like_eager("aot_eager_decomp_partition")
 
@@ -165,6 +166,7 @@ def test_compiled_it_drops_the_same_elements_forwards_and_backwards():
     compiled_like_eager("inductor")
 
 
+@pytest.mark.slow
 def test_compiled_no_mask_is_stored_for_the_backward_pass():
     """Compilers like to: what all layers share (the numbers of rows) made them store 23 masks of 24."""
     model, layout = (

@@ -146,6 +146,7 @@ def test_block_mask_skips_most_of_a_long_layout():
 
 
 @pytest.mark.parametrize("layout", ODD, ids=str)
+@pytest.mark.slow
 def test_flex_attention_on_a_cpu_is_dense_attention(layout):
     generator = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 2, layout.size, 8, generator=generator, dtype=torch.float64)

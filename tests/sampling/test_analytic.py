@@ -142,6 +142,7 @@ def test_masked_samples_follow_another_schedule_too():
     assert p_value(texts, masked_law(logits, 3, 2)) < 0.05  # the schedule matters
 
 
+@pytest.mark.slow
 def test_as_steps_grow_masked_samples_are_of_the_language_and_few_steps_are_not():
     language, logits = random_language(3, 0), masked_logits(3)
     writer = absorbing(fixed(logits), context=3, steps=256)
@@ -173,6 +174,7 @@ def test_uniform_samples_follow_the_law_of_their_steps(steps):
     assert (texts != MASK).all()
 
 
+@pytest.mark.slow
 def test_as_steps_grow_uniform_samples_are_of_the_language_and_few_steps_are_not():
     language = random_language(2, 0)
     assert p_value(drawn(uniform(knows_the_noise(2), context=2, steps=128), 2), language) > SURE
