@@ -33,6 +33,8 @@ TUNING_STEPS = 200  # of the tables of mask ranges and schedules
 RATES = (1e-3, 2e-3, 4e-3)
 INITIALISATIONS = ("gpt2", "identity")
 
+# The presets of Wikipedia say the same (tests/test_presets.py). They are not read here: whatever is added to
+# them would change the digests by which results are known.
 COMMON: Mapping[str, Any] = {
     "data": {"path": TRAINED_ON, "context": 256, "validation_batch": 64, "validation_sequences": 512},
     "network": {

@@ -11,7 +11,7 @@ from rich.table import Table
 from bd3lm.commands.corpora import HELD_OUT, open_sequences
 from bd3lm.commands.records import keep, new_record, record_name
 from bd3lm.commands.subjects import Subject
-from bd3lm.evaluation import CorpusLikelihood, corpus_likelihood
+from bd3lm.evaluation import CorpusLikelihood, Estimator, corpus_likelihood
 from bd3lm.lm import build_estimator
 from bd3lm.reports import leaning, perplexity_text, plain
 from bd3lm.reports.content import OWN as OWN
@@ -175,18 +175,19 @@ def _options(subjects: Sequence[Subject], options: Mapping[str, Any]) -> list[di
     replicates = options.get("replicates", 1)
     if replicates < 1:
         raise ValueError(f"replicates must be at least 1, got {replicates}")
-    drawn = [_is_drawn(subject, options.get("estimator", "auto")) for subject in subjects]
+    chosen = [_estimator(subject, options.get("estimator", "auto")) for subject in subjects]
+    drawn = [each is None or each.is_random for each in chosen]
     if replicates > 1 and subjects and not any(drawn):
         raise ValueError(f"replicates must be 1 for exact, which draws nothing, got {replicates}")
     return [{**options, "replicates": replicates if random else 1} for random in drawn]
 
 
-def _is_drawn(subject: Subject, estimator: str) -> bool:
-    """Whether the figures of a model are drawn; measuring says why, where the estimator is not for it."""
+def _estimator(subject: Subject, name: str) -> Estimator | None:
+    """An estimator for a model; None where it is not for that, which measuring says in words."""
     try:
-        return build_estimator(subject.model.network, subject.model.config, estimator).is_random
+        return build_estimator(subject.model.network, subject.model.config, name)
     except ValueError:
-        return True
+        return None
 
 
 def figure_record(found: CorpusLikelihood, text_bytes: int | None) -> dict[str, Any]:
@@ -230,20 +231,16 @@ def _cells(figure: dict[str, Any], lean: float, drawn: bool) -> list[str]:
 def _less_noise(subjects: Sequence[Subject], records: Sequence[dict[str, Any]]) -> str:
     """The advice to take counts instead of a drawn nelbo, for the models that may."""
     drawn = {record["model"] for record in records if record["settings"]["estimator"] == "nelbo"}
-    allowed = {subject.name: _has_counts(subject) for subject in subjects if subject.name in drawn}
+    allowed = {
+        subject.name: _estimator(subject, "counts") is not None
+        for subject in subjects
+        if subject.name in drawn
+    }
     names = [name for name, has in allowed.items() if has]
     if not names:
         return ""
     which = "" if all(allowed.values()) else f" for {', '.join(names)}"
     return f"; counts is the same bound with less noise{which}"
-
-
-def _has_counts(subject: Subject) -> bool:
-    try:
-        build_estimator(subject.model.network, subject.model.config, "counts")
-    except ValueError:
-        return False
-    return True
 
 
 def _legend(figures: Sequence[dict[str, Any]], leans: bool, less_noise: str) -> str:
