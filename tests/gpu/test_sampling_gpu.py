@@ -47,6 +47,7 @@ def writers(model: Transformer) -> dict[str, Writer]:
         for n in (1, 4)
         for rule in [*rules, EntropyBound(0.2)]
     }
+    found["blocks of 16"] = BlockWriter(model, block_size=16, mask_id=MASK, context=CONTEXT)
     found["causal clean"] = BlockWriter(model, block_size=4, mask_id=MASK, context=CONTEXT, causal_clean=True)
     found["with the token before"] = BlockWriter(
         model, block_size=4, mask_id=MASK, context=CONTEXT, previous_token=True
