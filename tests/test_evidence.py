@@ -116,6 +116,7 @@ def test_a_child_starts_from_its_parent_and_nothing_is_done_twice(place: Place, 
     assert found == ["perplexity", "variance"]
 
 
+@pytest.mark.slow
 def test_weights_that_are_gone_are_trained_again(place: Place, data: Path, tmp_path: Path):
     file = tmp_path / "evidence.jsonl"
     first, second = small("range-4-0.3-0.8/0"), small("range-4-0.5-1/0")
@@ -273,6 +274,7 @@ def test_data_come_back_from_their_file(data: Path, tmp_path: Path):
         assert after.fingerprint == before.fingerprint
 
 
+@pytest.mark.slow
 def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]):
     main(["--tiny", "--list", "--only", "ssd-lm"])
     assert "| ssd-lm/0 | ssd-lm |" in capsys.readouterr().out

@@ -159,6 +159,7 @@ def test_the_document_is_made_checked_and_shown(results: Results, tmp_path: Path
         document.stale(file, parts)
 
 
+@pytest.mark.slow
 def test_plots_that_are_no_longer_shown_go(results: Results, tmp_path: Path):
     file = tmp_path / "results.md"
     file.write_text(document.DOCUMENT.read_text("utf-8"))

@@ -279,6 +279,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.slow
 def test_kill_9_loses_nothing_finished_and_leaves_no_worker(
     tmp_path: Path, expected: dict[str, bytes], workers: int
 ) -> None:

@@ -52,6 +52,7 @@ def test_places_are_permuted_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.slow
 def test_every_permutation_of_a_few_is_as_likely(size: int) -> None:
     seen = Counter(tuple(permute(np.arange(size), size, (seed, 0)).tolist()) for seed in range(720))
     counts = [seen[order] for order in permutations(range(size))]
