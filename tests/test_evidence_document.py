@@ -46,7 +46,7 @@ def test_tables_show_what_was_measured(results: Results):
     add(results, "ar/0", valid, exact=70.0)
     evidence = Evidence(Results(results.file), ALL)
     main = tables.main_table(evidence)
-    assert row(main, "ar")[1:8] == ["2 of 3", "–", "–", "40.99 ± 1.41", "–", "22.83", "–"]
+    assert row(main, "ar")[1:8] == ["2 of 4", "–", "–", "40.99 ± 1.41", "–", "22.83", "–"]
     cells = row(main, "bd3lm-4")
     assert [cells[place] for place in (2, 4, 6, 7)] == ["≤ 49.19 ± 1.70", "43.04 ± 1.48", "28.23", "+23.7 %"]
     assert cells[3].startswith("+20.0 % ±")

@@ -169,10 +169,11 @@ def test_what_diverged_is_no_choice(results: Results):
 def test_other_settings_are_compared_once_all_are_known(results: Results):
     valid = replace(EXACT, split="valid", sequences=256)
     perplexities = {"ar": 50.0, "ar-rate-0.001": 52.0, "counts-4": 60.0, "counts-4-rate-0.001": 58.0}
-    for name, value in {**perplexities, "ar-identity": 51.0, "counts-4-gpt2": 90.0}.items():
+    others = {"ar-identity": 51.0, "counts-4-gpt2": 90.0, "ar-tied": 53.0, "counts-4-tied": 61.0}
+    for name, value in {**perplexities, **others}.items():
         add(results, f"{name}/0", valid, exact=value)
     (bound,) = validated(None)
-    for name in ("mdlm", "mdlm-rate-0.001", "mdlm-rate-0.004", "mdlm-gpt2"):
+    for name in ("mdlm", "mdlm-rate-0.001", "mdlm-rate-0.004", "mdlm-gpt2", "mdlm-tied"):
         add(results, f"{name}/0", bound, counts=80.0 - len(name))
     add(results, "counts-4-rate-0.004/0", valid, exact=70.0)
     assert list(findings.alternatives_findings(Evidence(results, ALL))) == [

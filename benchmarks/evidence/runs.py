@@ -228,6 +228,11 @@ def decoding(size: int) -> tuple[Measure, ...]:
     return tuple(Texts(unmasking=rule, floor=None, count=64) for rule in rules)
 
 
+def leaning_texts() -> tuple[Measure, ...]:
+    """One token a pass in the orders that a preset might write in."""
+    return tuple(Texts(unmasking=FirstHitting(1, lean), floor=None, count=64) for lean in (0.0, 2.0, 4.0))
+
+
 def _main() -> Iterator[Run]:
     """The paper's main tables."""
     for seed in (0, 1):
@@ -269,26 +274,29 @@ def _longer() -> Iterator[Run]:
     """Twice as many steps, which diffusion of whole contexts needs more than others do."""
     fall = {"optimizer": {"decay_steps": 600}}
 
-    def of(
-        name: str, changes: Mapping[str, Any], measures: Sequence[Measure] = (), parent: Run | None = None
-    ) -> Run:
-        return Run(name=LONG + name, table="long", changes=changes, parent=parent, measures=tuple(measures))
+    def of(name: str, changes: Mapping[str, Any], *measures: Measure, parent: Run | None = None) -> Run:
+        return Run(name=LONG + name, table="long", changes=changes, parent=parent, measures=measures)
 
     base = of("base", merge(MDLM, steps(LONG_STEPS * 85 // 100), FIRST_STAGE))
-    half = of("ar-half", merge(AR, steps(LONG_STEPS // 2), FIRST_STAGE))
-    yield of("ar", merge(AR, steps(LONG_STEPS), fall), EXACT)
-    yield of("mdlm", merge(MDLM, steps(LONG_STEPS), fall), perplexities(None))
+    yield of("ar", merge(AR, steps(LONG_STEPS), fall), *EXACT)
+    yield of("mdlm", merge(MDLM, steps(LONG_STEPS), fall), *perplexities(None))
     second = _later(LONG_STEPS - base.recipe.train.steps, validate_every=90)
     for size in (4, 16):
         search = {"kind": "clipped", "redraw": True, "search": {"every": 90, "batches": 3}}
-        yield of(f"bd3lm-{size}", merge(block(size, search), second), perplexities(size)[:1], base)
+        yield of(f"bd3lm-{size}", merge(block(size, search), second), perplexities(size)[0], parent=base)
     copies = {"kind": "counts", "complementary": True}
-    second = merge(_later(LONG_STEPS // 2), fall)
-    for name, variant in (
-        ("from-ar-copies-4", block(4, copies, **NEXT, **PREVIOUS)),
-        ("from-ar-heavy-flat-4", block(4, {**copies, "weight": "flat"}, **HEAVY, **PREVIOUS)),
+    heavy = block(4, {**copies, "weight": "flat"}, **HEAVY, **PREVIOUS)
+    half, quarter = (
+        of(f"ar-{part}", merge(AR, steps(number), FIRST_STAGE))
+        for part, number in (("half", LONG_STEPS // 2), ("quarter", LONG_STEPS // 4))
+    )
+    for name, variant, start in (
+        ("from-ar-copies-4", block(4, copies, **NEXT, **PREVIOUS), half),
+        ("from-ar-heavy-flat-4", heavy, half),
+        (f"{PRESET}-4", heavy, quarter),
     ):
-        yield of(name, merge(variant, second), (*EXACT, *leaning(4)), half)
+        second = merge(_later(LONG_STEPS - start.recipe.train.steps), fall)
+        yield of(name, merge(variant, second), *EXACT, *leaning(4), parent=start)
 
 
 def _base(seed: int) -> Run:
@@ -358,28 +366,29 @@ _SEEDS: Mapping[str, Mapping[int, int]] = {
     "counts": {4: 2, 16: 1},
     "clipped": {4: 2, 16: 1},
     "linear": {4: 1, 16: 1},
-    "proposal": {4: 1, 16: 0},
-    "copies": {4: 1, 16: 0},
-    "next": {4: 1, 16: 0},
-    "previous": {4: 1, 16: 0},
+    "proposal": {4: 1, 16: 1},
+    "copies": {4: 1, 16: 1},
+    "next": {4: 1, 16: 1},
+    "previous": {4: 1, 16: 1},
     "both": {4: 1, 16: 1},
-    "from-mdlm": {4: 1, 16: 0},
+    "from-mdlm": {4: 1, 16: 1},
     "from-ar-next": {4: 1, 16: 0},
     "from-ar": {4: 3, 16: 1},
     "from-ar-late": {4: 1, 16: 0},
-    "from-ar-copies": {4: 3, 16: 0},
+    "from-ar-copies": {4: 3, 16: 1},
     "from-ar-clipped": {4: 1, 16: 0},
     "from-ar-flat": {4: 1, 16: 0},
     "from-ar-lean": {4: 1, 16: 0},
     "from-ar-heavy": {4: 1, 16: 0},
     "from-ar-late-heavy": {4: 1, 16: 0},
     "from-ar-heavy-flat": {4: 2, 16: 0},
-    "from-ar-early": {4: 1, 16: 0},
-    "time-copies": {4: 1, 16: 0},
-    "time-both": {4: 1, 16: 0},
-    "time-from-ar": {4: 1, 16: 0},
+    "from-ar-early": {4: 4, 16: 1},
+    "time-copies": {4: 1, 16: 1},
+    "time-both": {4: 1, 16: 1},
+    "time-from-ar": {4: 1, 16: 1},
 }
 DECODED = "from-ar"  # the variant whose decoding is measured
+PRESET = "from-ar-early"  # what the presets *-block-* are
 # The variants whose likelihood is measured in other orders too, and how much these lean.
 _ENDS = (1.0, 4.0)
 _ORDERS: Mapping[str, Sequence[float]] = {
@@ -392,7 +401,7 @@ _ORDERS: Mapping[str, Sequence[float]] = {
     "from-ar-heavy": _ENDS,
     "from-ar-late-heavy": _ENDS,
     "from-ar-heavy-flat": _ENDS,
-    "from-ar-early": _ENDS,
+    PRESET: LEANS,
     DECODED: LEANS,
 }
 
@@ -453,6 +462,8 @@ def _past(size: int) -> Iterator[Run]:
             if name == DECODED and seed == 0:
                 estimator = "exact" if size == 4 else "counts"
                 measures += (*zero_shot(estimator), *BOTH_LENGTHS, Documents(), *decoding(size))
+            if name == PRESET and seed == 0:
+                measures += leaning_texts()
             by_name[name, seed] = Run(
                 name=f"{name}-{size}",
                 table="past",
@@ -489,7 +500,12 @@ COMPARED: Mapping[str, Mapping[str, Any]] = {"ar": AR, "counts-4": block(4, COUN
 ALTERNATIVES: Mapping[str, Mapping[str, Any]] = {
     **{f"rate-{rate:g}": {"optimizer": {"lr": rate}} for rate in RATES},
     **{start: {"network": {"initialisation": start}} for start in INITIALISATIONS},
+    "tied": {"network": {"tied": True}},
 }
+
+
+# What else is measured of one: AR with the first weights of blocks of one token, to be compared with them.
+_AFTER: Mapping[tuple[str, str], tuple[Measure, ...]] = {("ar", "identity"): EXACT}
 
 
 def is_used(name: str, setting: str) -> bool:
@@ -507,7 +523,7 @@ def _tried() -> Iterator[Run]:
                     name=f"{name}-{setting}",
                     table="alternatives",
                     changes=merge(changes, other),
-                    measures=validated(None if name == "mdlm" else 4),
+                    measures=(*validated(None if name == "mdlm" else 4), *_AFTER.get((name, setting), ())),
                 )
 
 
@@ -519,9 +535,11 @@ def all_runs() -> list[Run]:
 
 def _more_seeds() -> Iterator[Run]:
     """Of what most others are compared with, and of what most others begin as."""
-    yield Run(name="ar", table="main", changes=AR, seed=2, measures=AR_MEASURES)
     for seed in (2, 3):
+        yield Run(name="ar", table="main", changes=AR, seed=seed, measures=AR_MEASURES)
         yield Run(name="mdlm", table="main", changes=MDLM, seed=seed, measures=perplexities(None))
+    slower = merge(MDLM, ALTERNATIVES["rate-0.001"])
+    yield Run(name="mdlm-rate-0.001", table="alternatives", changes=slower, seed=1, measures=validated(None))
 
 
 def _rank(run: Run) -> int:

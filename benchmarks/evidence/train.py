@@ -208,7 +208,8 @@ def _averaged(built: build.Run, device: torch.device) -> Transformer:
     """A network that holds the averaged weights, not compiled, in evaluation mode."""
     with device:
         network = Transformer(built.config.network)
-    network.load_state_dict(built.trainer.ema.tensors())
+    # Tied, the head is the embedding, which is averaged once.
+    network.load_state_dict(built.trainer.ema.tensors(), strict=not built.config.network.tied)
     return network.eval().requires_grad_(False)
 
 

@@ -113,6 +113,15 @@ def test_bfloat16_writes_past_the_context_without_a_mask_left():
             assert not (text.tokens == MASK).any(), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_that_are_no_numbers_are_found_out(dtype):
+    model = tiny_transformer(5, context=CONTEXT, hidden=64, heads=2, dtype=dtype).cuda()
+    model.final_norm.weight.data[3] = torch.nan
+    for writer in writers(model).values():
+        with pytest.raises(FloatingPointError, match="cannot be written"):
+            sample(writer, requests(64), device="cuda")
+
+
 @pytest.mark.parametrize("previous_token", [False, True])
 @pytest.mark.parametrize(
     "rule", [FirstHitting(), FirstHitting(2, lean=1.0), Ancestral(7), Remasking(steps=9)], ids=str

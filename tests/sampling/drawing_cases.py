@@ -82,7 +82,10 @@ def assert_equal_tokens(case: Case) -> None:
 
 
 def assert_it_ends_whatever_the_logits_are(device: torch.device) -> None:
-    """No rows at all, and rows in which some or all are no numbers or infinite: some token is drawn."""
+    """No rows at all, and rows in which some or all are no numbers or infinite.
+
+    Some token is drawn, the mask where no logit is a number above −∞.
+    """
     from bd3lm.sampling import drawing_kernel
 
     spoilt = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
@@ -90,13 +93,15 @@ def assert_it_ends_whatever_the_logits_are(device: torch.device) -> None:
         spoilt[row, 3] = spoilt[row + 3] = value
     for logits in (spoilt, spoilt[:0]):
         numbers = torch.arange(len(logits), device=device)
-        for inclusive in (True, False):
+        for nucleus_p, inclusive in ((0.5, True), (0.5, False), (1.0, True)):
             tokens = drawing_kernel.draw(
                 *(logits.to(device), numbers, numbers, numbers),
                 mask_id=9,
                 temperature=1.0,
-                nucleus_p=0.5,
+                nucleus_p=nucleus_p,
                 inclusive=inclusive,
             )
             assert tokens.shape == (len(logits),)
             assert all(0 <= token < 10 for token in tokens.tolist())
+            assert all(tokens[row] == 9 for row in (3, 5) if row < len(logits))
+            assert all(tokens[row] != 9 for row in (0, 1, 2) if row < len(logits))

@@ -89,8 +89,8 @@ def or_mask(tokens: Tensor, log_p: Tensor, mask_id: int) -> Tensor:
     """The mask in place of tokens whose log_p (..., vocabulary) is NaN, and so is no distribution.
 
     A softmax is NaN everywhere or nowhere, so one entry tells. No text may end with a mask, which the loop
-    sees when it reads a finished one: nobody has to ask the device sooner. (The drawing kernel of a GPU does
-    not tell: there NaN still comes out as some token.)
+    sees when it reads a finished one: nobody has to ask the device sooner. The drawing kernel of a GPU has no
+    softmax, and tells where all logits are NaN, as those of a hidden state that is.
     """
     return torch.where(log_p[..., int(mask_id == 0)].isnan(), mask_id, tokens)
 

@@ -149,7 +149,7 @@ def _settle(
     at = row * chunks + part
     score = tl.load(scores + at, mask=part < chunks, other=-float("inf"))
     first = tl.load(candidates + at, mask=part < chunks, other=0)
-    _, candidate = _highest(score, first)
+    highest, candidate = _highest(score, first)
     if NUCLEUS:
         top = tl.max(tl.load(largest + at, mask=part < chunks, other=-float("inf")), 0)
         key = _key(seeds, positions, repeat, row, repeat_stride)
@@ -181,7 +181,8 @@ def _settle(
                         scaled = tl.where(eligible, scaled, -float("inf"))
                         best, best_at = _better(best, best_at, scaled, start + column, key)
                 _, candidate = _highest(best, best_at)
-    tl.store(tokens + row, candidate.to(tl.int64))
+    # Nothing is higher than −∞ where all logits are NaN, or −∞: no distribution, see `or_mask`.
+    tl.store(tokens + row, tl.where(highest > -float("inf"), candidate, mask_id).to(tl.int64))
 
 
 @triton.jit
