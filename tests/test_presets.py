@@ -126,7 +126,7 @@ def test_the_recommended_recipe(corpus: str, size: int) -> None:
     assert (method.block_size, method.next_token, method.causal_clean) == (size, 4.0, True)
     assert method.previous_token
     assert method.masking == CountsMasking(complementary=True, weight="flat")
-    assert method.lean == 2.0
+    assert method.lean == 4.0
 
 
 # --- the experiments of docs/results.md ---
@@ -146,6 +146,7 @@ def test_the_recommended_recipe(corpus: str, size: int) -> None:
         ("bd3lm-1", "block-1/0"),
         ("bd3lm-1-full", "block-1-full/0"),
         ("block-4", "from-ar-early-4/0"),
+        ("block-16", "from-ar-early-16/0"),
     ],
 )
 def test_the_presets_of_wikipedia_train_what_the_results_are_of(name: str, run: str) -> None:

@@ -24,7 +24,7 @@ from benchmarks.evidence.figures import (
 )
 from benchmarks.evidence.measures import ZERO_SHOT
 from benchmarks.evidence.noise import NOT_MEASURED, Difference, Nats
-from benchmarks.evidence.runs import COMPARED, LEANS, LONG, Run, is_used, range_name
+from benchmarks.evidence.runs import COMPARED, LEANS, LONG, PRESET, Run, is_used, range_name
 from benchmarks.evidence.tables import (
     CORPORA,
     by_setting,
@@ -159,7 +159,8 @@ def long_findings(evidence: Evidence) -> Iterator[str]:
         yield ordering(
             LONG + high, LONG + low, evidence.difference(*nats), _printed(CORPORA, high, low), what
         )
-    for name, lean in product((f"{LONG}from-ar-copies-4", f"{LONG}from-ar-heavy-flat-4"), (0.0, *LEANS)):
+    starts = ("from-ar-copies-4", "from-ar-heavy-flat-4", f"{PRESET}-4")
+    for name, lean in product((f"{LONG}{start}" for start in starts), (0.0, *LEANS)):
         if nats_at := evidence.exact(name, lean=lean):
             above = evidence.above_ar(nats_at, ar=f"{LONG}ar")
             yield _aim(above, f"`{name}` at lean {lean:g}", ar=f"{LONG}ar")
@@ -203,6 +204,8 @@ def case_findings(evidence: Evidence) -> Iterator[str]:
     ):
         ours = evidence.difference(evidence.best(name), evidence.best(other))
         yield ordering(name, other, ours, _printed({"LM1B": paper.CASE_STUDY}, name, other))
+    ours = evidence.difference(evidence.best("block-1-full"), evidence.best("ar-identity"))
+    yield compared("block-1-full", "ar-identity", ours, ", which begin with the same first weights")
     uniform, full = paper.CASE_VARIANCE
     for name in ("block-1", "block-1-full"):
         found = evidence.variances(name)
@@ -327,7 +330,8 @@ def _chosen(evidence: Evidence, size: int, names: Sequence[str]) -> Iterator[str
 
 
 def order_findings(evidence: Evidence, size: int) -> Iterator[str]:
-    """What a lean is worth to the same weights, and how near to AR the largest brings them."""
+    """What a lean is worth to the same weights, and how near to AR the largest brings them; what the presets
+    train, each."""
     for name in ordered_names(evidence, size):
         known = evidence.in_orders(name)
         if 0.0 not in known or len(known) < 2:
@@ -340,8 +344,8 @@ def order_findings(evidence: Evidence, size: int) -> Iterator[str]:
         bounds = ", bounds, which are tighter the more an order leans" if known[most].is_bound else ""
         yield f"`{name}` at lean {most:g} against lean 0, the same weights{bounds}: {shown(less)}."
         if size == 4:
-            above = evidence.above_ar(known[most])
-            yield _aim(above, f"`{name}` at lean {most:g}")
+            for lean in sorted(known) if name == f"{PRESET}-4" else (most,):
+                yield _aim(evidence.above_ar(known[lean]), f"`{name}` at lean {lean:g}")
 
 
 def _aim(above: Difference | None, what: str, ar: str = "ar") -> str:

@@ -16,7 +16,17 @@ from benchmarks.evidence.figures import (
 )
 from benchmarks.evidence.measures import ZERO_SHOT, Documents, Variance
 from benchmarks.evidence.noise import NOT_MEASURED, Difference, Estimate, Nats, comparable
-from benchmarks.evidence.runs import ALTERNATIVES, COMPARED, DECODED, LEANS, LONG, Run, is_used, range_name
+from benchmarks.evidence.runs import (
+    ALTERNATIVES,
+    COMPARED,
+    DECODED,
+    LEANS,
+    LONG,
+    PRESET,
+    Run,
+    is_used,
+    range_name,
+)
 
 from bd3lm.recipe import BlockDiffusionRecipe, ClippedMasking, CountsMasking, MaskingRecipe
 from bd3lm.reports.document import Table
@@ -50,9 +60,9 @@ SUMMARY: Sequence[tuple[str, str, float | None]] = (
     ("masks by count, two complementary copies", "copies-4", None),
     ("half of the steps AR, then masks by count and a next-token loss", "from-ar-4", 2.0),
     ("the same with two copies", "from-ar-copies-4", 2.0),
-    ("the presets `*-block-4`: a quarter AR, two copies, four times that loss", "from-ar-early-4", 4.0),
+    ("the presets `*-block-4`: a quarter AR, two copies, four times that loss", f"{PRESET}-4", 4.0),
     ("autoregressive, twice the steps", f"{LONG}ar", None),
-    ("half AR, two copies, twice the steps", f"{LONG}from-ar-copies-4", 2.0),
+    ("the presets, twice the steps", f"{LONG}{PRESET}-4", 4.0),
 )
 
 
