@@ -104,7 +104,8 @@ def _printed(tables: Mapping[str, Mapping[str, float]], name: str, other: str) -
 
 
 def alternatives_findings(evidence: Evidence) -> Iterator[str]:
-    """The best setting of each method, once all are known, and how far it is from what is used."""
+    """The best setting of each method, once all are known, and how far it is from what is used; so are tied
+    embeddings for all of them."""
     best, better = [], []
     for name in COMPARED:
         found = by_setting(evidence, name)
@@ -118,7 +119,7 @@ def alternatives_findings(evidence: Evidence) -> Iterator[str]:
         if not any(is_used(name, setting) for setting in settings):
             better += [(f"{name}-{setting}", name) for setting in settings]
     yield f"Best on validation text: {'; '.join(best)}."
-    for run, name in better:
+    for run, name in dict.fromkeys((*better, *((f"{name}-tied", name) for name in COMPARED))):
         ours = evidence.difference(*(evidence.best(each, split="valid") for each in (run, name)))
         yield compared(run, name, ours, ", validation text")
 
@@ -330,8 +331,8 @@ def _chosen(evidence: Evidence, size: int, names: Sequence[str]) -> Iterator[str
 
 
 def order_findings(evidence: Evidence, size: int) -> Iterator[str]:
-    """What a lean is worth to the same weights, and how near to AR the largest brings them; what the presets
-    train, each."""
+    """What a lean is worth to the same weights, and how near to AR the largest brings them; of what the
+    presets train, every lean."""
     for name in ordered_names(evidence, size):
         known = evidence.in_orders(name)
         if 0.0 not in known or len(known) < 2:

@@ -504,8 +504,8 @@ ALTERNATIVES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-# What else is measured of one: AR with the first weights of blocks of one token, to be compared with them.
-_AFTER: Mapping[tuple[str, str], tuple[Measure, ...]] = {("ar", "identity"): EXACT}
+# What is measured besides: AR with the first weights of blocks of one token, to be compared with them.
+_BESIDES: Mapping[tuple[str, str], tuple[Measure, ...]] = {("ar", "identity"): EXACT}
 
 
 def is_used(name: str, setting: str) -> bool:
@@ -523,7 +523,7 @@ def _tried() -> Iterator[Run]:
                     name=f"{name}-{setting}",
                     table="alternatives",
                     changes=merge(changes, other),
-                    measures=(*validated(None if name == "mdlm" else 4), *_AFTER.get((name, setting), ())),
+                    measures=(*validated(None if name == "mdlm" else 4), *_BESIDES.get((name, setting), ())),
                 )
 
 
@@ -534,7 +534,7 @@ def all_runs() -> list[Run]:
 
 
 def _more_seeds() -> Iterator[Run]:
-    """Of what most others are compared with, and of what most others begin as."""
+    """Of what most others are compared with or begin as, and of a rate that may suit the latter better."""
     for seed in (2, 3):
         yield Run(name="ar", table="main", changes=AR, seed=seed, measures=AR_MEASURES)
         yield Run(name="mdlm", table="main", changes=MDLM, seed=seed, measures=perplexities(None))

@@ -60,9 +60,9 @@ SUMMARY: Sequence[tuple[str, str, float | None]] = (
     ("masks by count, two complementary copies", "copies-4", None),
     ("half of the steps AR, then masks by count and a next-token loss", "from-ar-4", 2.0),
     ("the same with two copies", "from-ar-copies-4", 2.0),
-    ("the presets `*-block-4`: a quarter AR, two copies, four times that loss", f"{PRESET}-4", 4.0),
+    ("the preset `wikipedia-block-4`: a quarter AR, two copies, four times that loss", f"{PRESET}-4", 4.0),
     ("autoregressive, twice the steps", f"{LONG}ar", None),
-    ("the presets, twice the steps", f"{LONG}{PRESET}-4", 4.0),
+    ("the same, twice the steps", f"{LONG}{PRESET}-4", 4.0),
 )
 
 
@@ -165,7 +165,10 @@ def alternatives_table(evidence: Evidence) -> Table:
         [setting, *(shown(found[name][setting]) + " (used)" * is_used(name, setting) for name in COMPARED)]
         for setting in ALTERNATIVES
     ]
-    title = "Perplexity of validation text with other settings, one at a time, first seed."
+    title = (
+        "Perplexity of validation text with other settings, one at a time, first seed; the differences below "
+        "are over the seeds that both have."
+    )
     return Table(title, ["setting", *COMPARED], rows)
 
 
@@ -205,6 +208,8 @@ def case_table(evidence: Evidence) -> Table:
         missing = NOT_MEASURED if draws else NONE
         spreads = [str(found.get(rule, missing)) for rule in paper.CASE_VARIANCE]
         rows.append([name, str(evidence.best(name)), number(theirs), *spreads])
+        if name == "ar":
+            rows.append(["ar-identity", str(evidence.best("ar-identity")), NONE, NONE, NONE])
     rows.append(["the paper's Var", NONE, NONE, *map(number, paper.CASE_VARIANCE.values())])
     return Table(
         "Perplexity of the test split, and the variance of the loss with masks at uniform rates and with all "
@@ -278,7 +283,8 @@ def past_names(evidence: Evidence, size: int) -> list[str]:
 
 
 def variant_table(evidence: Evidence) -> Table:
-    """What the names of the variants stand for, read off their recipes at blocks of 4."""
+    """What the names of the variants stand for, read off their recipes; other block sizes differ in the rates
+    of clipped masks alone."""
     rows = []
     for name in past_names(evidence, 4)[1:]:
         run = evidence.named(name)[0]
@@ -294,7 +300,7 @@ def variant_table(evidence: Evidence) -> Table:
             [
                 name.removesuffix("-4"),
                 start,
-                _mask_words(masking),
+                "; ".join(_masks_by_size(evidence, name)),
                 "2" if getattr(masking, "complementary", False) else "1",
                 f"{method.next_token:g}" if method.next_token else NONE,
                 "yes" if method.previous_token else NONE,
@@ -302,6 +308,23 @@ def variant_table(evidence: Evidence) -> Table:
         )
     headings = ["variant", "starts from", "masks", "copies", "next-token loss", "token before"]
     return Table("What the variants are.", headings, rows, text_columns=[1, 2])
+
+
+def _masks_by_size(evidence: Evidence, name: str) -> list[str]:
+    """How a variant draws masks at blocks of 4, and at those of 16 where that is otherwise."""
+    methods = [
+        (size, run.recipe.method)
+        for size in (4, 16)
+        for run in evidence.runs
+        if run.key == f"{name.removesuffix('-4')}-{size}/0"
+    ]
+    words = {
+        size: _mask_words(method.masking)
+        for size, method in methods
+        if isinstance(method, BlockDiffusionRecipe)
+    }
+    others = [f"blocks of {size}: {each}" for size, each in words.items() if each != words[4]]
+    return [words[4], *others]
 
 
 def _mask_words(masking: MaskingRecipe) -> str:
@@ -372,12 +395,13 @@ def order_table(evidence: Evidence, size: int) -> Table:
             lean: f"{nats} ({evidence.above_ar(nats)})" for lean, nats in evidence.in_orders(name).items()
         }
         missing = {lean: NOT_MEASURED if lean in asked else NONE for lean in (0.0, *LEANS)}
-        rows.append([name, *(missing | known).values()])
+        seeds = "/".join(dict.fromkeys(str(len(nats.values)) for nats in evidence.in_orders(name).values()))
+        rows.append([name, seeds or NONE, *(missing | known).values()])
     return Table(
         f"Blocks of {size}: perplexity of the test split, {'exact' if size == 4 else 'a bound'}, by how much "
         "the order of reveal leans to the left, and how far it lies above AR; a row is of the trainings that "
         "were measured in all of its orders.",
-        ["run", "lean 0", *(f"{lean:g}" for lean in LEANS)],
+        ["run", "seeds", "lean 0", *(f"{lean:g}" for lean in LEANS)],
         rows,
     )
 
