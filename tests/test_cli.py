@@ -601,6 +601,7 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
             "index": index,
             "prompt": prompts[index],
             "text": found.text,
+            "completion": found.text.removeprefix(prompts[index]),
             "documents": [found.text],
             "tokens": found.tokens,
             "length": len(found.tokens),
@@ -617,6 +618,7 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
                 **asdict(settings),
                 "nucleus_p": 0.9,
                 "unmasking": "FirstHitting(tokens_per_pass=1)",
+                "stop": [],
             },
         }
         assert f"text {index}: {len(found.tokens)} tokens, stopped by {found.sample.stopped_by} " in printed
@@ -642,6 +644,8 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
         ("--confidence 0.4", {"unmasking": MostConfident(threshold=0.4)}),
         ("--entropy-bound 0", {"unmasking": EntropyBound(0.0)}),
         ("--no-eos", {"stop_at_eos": False}),
+        ("--stop a", {"stop": "a"}),
+        ("--stop a bc", {"stop": ("a", "bc")}),
         ("--entropy-floor 0.5 --length 300", {"entropy_floor": 0.5, "length": 300}),
         (
             "--entropy-floor 1.9 --entropy-window 8 --redraws 2",
@@ -656,9 +660,30 @@ def test_every_flag_is_a_setting(words, changes, saved, model, tmp_path, capsys)
     settings = Settings(**changes)
     (record,) = records(out)
     used = settings.for_method(model.config.method)
-    assert record["settings"] == {**asdict(used), "unmasking": repr(used.unmasking)}
+    assert record["settings"] == {
+        **asdict(used),
+        "unmasking": repr(used.unmasking),
+        "stop": list(used.stop),
+    }
     assert record["settings"]["nucleus_p"] == changes.get("nucleus_p", 0.9)
     assert record["tokens"] == model.generate("ab", settings)[0].tokens
+
+
+def test_sample_stops_before_a_string(saved, model, tmp_path, capsys):
+    (whole,) = model.generate("ab", length=40, stop_at_eos=False)
+    out, string = tmp_path / "texts.jsonl", next(c for c in whole.completion[3:] if c.isprintable())
+    words = ["sample", saved, "ab", "--length", "40", "--no-eos", "--stop", string, "--out", str(out)]
+    assert main(words) == 0
+    (record,) = records(out)
+    assert record["stopped_by"] == "string"
+    assert record["text"] == "ab" + record["completion"] == "ab" + whole.completion.partition(string)[0]
+    assert whole.tokens[: record["length"]] == record["tokens"]
+    printed = capsys.readouterr()
+    assert printed.out == f"{record['text']}\n"
+    assert printed.err.splitlines()[0].endswith("Stopped: 1 by string.")
+    assert "stop must hold strings, none of them empty, got ''" in fails(
+        capsys, "sample", saved, "--stop", ""
+    )
 
 
 @pytest.mark.parametrize(

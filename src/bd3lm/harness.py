@@ -20,7 +20,6 @@ from bd3lm.diffusion import derive_seed
 from bd3lm.evaluation import Figure
 from bd3lm.lm import Gap, LanguageModel, Settings, build_estimator, load
 from bd3lm.lm.generation import build_writer
-from bd3lm.sampling import BlockFinished, Stopped, TokenRevealed
 from bd3lm.sampling.contexts import ContextWriter
 from bd3lm.training import pick_device
 
@@ -28,7 +27,7 @@ try:
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
-    from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+    from lm_eval.models.utils import normalize_gen_kwargs
 except ImportError as error:
     if __name__ != "__main__":
         raise
@@ -296,27 +295,14 @@ class HarnessLM(LM):
         settings: Settings,
         seeds: Sequence[int],
     ) -> list[str]:
-        """What follows each prompt up to its stop; over as soon as all of them have met theirs."""
-        texts: dict[int, str] = {}
-        tokens = [[*prompt, *[self.method.mask_id] * length] for prompt in prompts]
-        events = self.model.stream(
-            [[*prompt, Gap(length)] for prompt in prompts], settings, seeds=list(seeds)
+        """What follows each prompt up to its stop."""
+        written = self.model.generate(
+            [[*prompt, Gap(length)] for prompt in prompts],
+            settings,
+            seeds=list(seeds),
+            stop=[string for string in until if string],
         )
-        for event in events:
-            match event:
-                case TokenRevealed(index=index, position=position, token=token):
-                    tokens[index][position] = token
-                case BlockFinished(index=index, stop=end) if index not in texts:
-                    ids = tokens[index][len(prompts[index]) : end]
-                    written = self.text_tokenizer.decode(ids)
-                    ended = self.text_tokenizer.eos_id in ids  # then `Stopped` follows, and says where
-                    if not ended and any(string and string in written for string in until):
-                        texts[index] = written
-                case Stopped(index=index, sample=sample) if index not in texts:
-                    texts[index] = self.text_tokenizer.decode(sample.tokens[len(prompts[index]) :])
-            if len(texts) == len(prompts):
-                break
-        return [postprocess_generated_text(texts[i], until, None) for i in range(len(prompts))]
+        return [each.completion or "" for each in written]
 
 
 def _batch_size(asked: int | str, most: int | str | None) -> int:

@@ -249,10 +249,13 @@ def test_a_run_whose_data_is_gone_is_measured_alone_and_that_is_said(shards, tmp
 def test_bad_input_is_one_line(shards, tmp_path, capsys):
     run = as_run(tmp_path / "run", shards)
     other = prepared(tmp_path / "other", train_bpe(["a text of words"] * 3, 260))
-    prompted, broken, endless = (tmp_path / f"{name}.jsonl" for name in ("prompted", "broken", "endless"))
+    prompted, broken, endless, cut = (
+        tmp_path / f"{name}.jsonl" for name in ("prompted", "broken", "endless", "cut")
+    )
     options = ["--length", "20", "--device", "cpu"]
     assert main(["sample", str(run), "ab", *options, "--out", str(prompted)]) == 0
     assert main(["sample", str(run), "--no-eos", *options, "--out", str(endless)]) == 0
+    assert main(["sample", str(run), *options, "--stop", "a", "--out", str(cut)]) == 0
     broken.write_text('{"text": "no sample"}\n')
     of_bytes(None).save_pretrained(tmp_path / "ar")
     capsys.readouterr()
@@ -266,6 +269,7 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
         ([str(run), str(prompted)], "sample 0 of"),
         ([str(prompted)], "written from nothing, without a prompt"),
         ([str(endless)], f"{endless} must hold documents, and its samples were written on past their end"),
+        ([str(cut)], f"{cut} must hold documents, and its samples were ended at strings, ['a']"),
         ([str(broken)], "line 1 must be a sample as `bd3lm sample --out` writes it"),
         ([str(tmp_path / "none.jsonl")], "there is no file"),
         ([str(prompted), "--count", "7"], "--count is for models that write"),

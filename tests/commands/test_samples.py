@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -226,11 +226,11 @@ def test_an_animation_decodes_no_more_than_a_screen_holds(monkeypatch):
     model, prompt = of_letters(4), "x" * 2500
     monkeypatch.setattr(type(BYTES), "decode", watched)
     _, (found,) = shown(terminal(), model, [prompt], Settings(stop_at_eos=False, length=2512))
-    *drawn, shown_whole = sorted(decoded)
+    *drawn, prompt_alone, shown_whole = sorted(decoded)
     assert found.text.startswith(prompt)
     assert max(drawn) <= 2000
     assert 2000 in decoded
-    assert shown_whole == 2512
+    assert (prompt_alone, shown_whole) == (2501, 2512)
 
 
 @pytest.mark.usefixtures("_every_frame")
@@ -370,7 +370,7 @@ def test_one_text_in_a_pipe_is_all_there_is():
 
 def test_the_summary_counts():
     model = of_letters(4, end_logit=1.0)
-    settings = Settings(length=40, entropy_floor=1.3, entropy_window=8, redraws=1)
+    settings = Settings(length=40, entropy_floor=1.3, entropy_window=8, redraws=1, stop="ee")
     printed, found = shown(pipe(), model, ["one", "two", "three"] * 6, settings)
     kept = [each.sample for each in found]
     summary = printed.splitlines()[-1]
@@ -389,8 +389,9 @@ def test_the_summary_counts():
     assert int(fills) == sum(sample.fill_passes for sample in kept)
     assert int(redraws) == sum(sample.redraws for sample in kept) > 0
     reasons = [sample.stopped_by for sample in kept]
-    assert ends == ", ".join(f"{reasons.count(by)} by {by}" for by in ("eos", "entropy", "length"))
-    assert min(reasons.count(by) for by in ("eos", "entropy", "length")) > 0  # otherwise this says little
+    rules = ("eos", "string", "entropy", "length")
+    assert ends == ", ".join(f"{reasons.count(by)} by {by}" for by in rules)
+    assert min(reasons.count(by) for by in rules) > 0  # otherwise this says little
 
 
 def test_it_returns_what_generate_does():
@@ -432,6 +433,7 @@ def test_a_line_a_text(block_size, screen, tmp_path):
             "index": sample.index,
             "prompt": prompts[sample.index],
             "text": found.text,
+            "completion": found.text.removeprefix(prompts[sample.index]),
             "documents": [found.text] if found.text else [],
             "tokens": found.tokens,
             "length": len(found.tokens),
@@ -448,6 +450,7 @@ def test_a_line_a_text(block_size, screen, tmp_path):
                 **asdict(settings),
                 "nucleus_p": 0.9,
                 "unmasking": "FirstHitting(tokens_per_pass=1)" if block_size else None,
+                "stop": [],
             },
         }
         again = model.generate([record["prompt"]], settings, seeds=[record["seed"]])
@@ -464,6 +467,29 @@ def test_documents_are_the_text_cut_at_its_end_tokens(tmp_path):
         assert record["documents"] == [part for part in marked.split("<|endoftext|>") if part]
         assert len(record["documents"]) > 1
         assert "".join(record["documents"]) == record["text"]
+
+
+def test_documents_end_before_a_stop_string_as_the_text_does(tmp_path):
+    """Also where end tokens stand inside the string, which the text does not show."""
+    model, out = of_letters(end_logit=3.0), tmp_path / "texts.jsonl"
+    settings = Settings(stop_at_eos=False, length=64, seed=1)
+    whole = model.generate(["one", "two"], settings)
+    marked = [BYTES.decode(each.tokens, skip_special=False) for each in whole]
+    across = [re.search(r"(\w)(?:<\|endoftext\|>)+(\w)", each.split("e", 1)[1]) for each in marked]
+    strings = [whole[0].completion[5:7], *("".join(found.groups()) for found in across)]
+    cut = 0
+    for string in strings:
+        shown(pipe(), model, ["one", "two"], replace(settings, stop=(string,)), out=out)
+        for line in out.read_text().splitlines():
+            record = json.loads(line)
+            end = BYTES.decode(record["tokens"]).find(string, len(record["prompt"]))
+            assert record["stopped_by"] == ("length" if end < 0 else "string")
+            assert record["text"] == BYTES.decode(record["tokens"])[: None if end < 0 else end]
+            assert "".join(record["documents"]) == record["text"] == record["prompt"] + record["completion"]
+            assert all(record["documents"])
+            cut += end >= 0
+        out.unlink()
+    assert cut >= 3  # otherwise this says little
 
 
 def test_without_show_only_the_speed_is_said(tmp_path):

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
-from bd3lm.data import train_bpe
+from bd3lm.data import Tokenizer, train_bpe
 from bd3lm.lm import Gap, Generation, LanguageModel, Settings, load
 from bd3lm.sampling import (
     Ancestral,
@@ -576,6 +578,68 @@ def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path):
     of_four_tokens().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="tokenizer must have the network's 4 tokens, got 258"):
         load(tmp_path, tokenizer="bytes")
+
+
+# --- what follows the prompt ---
+
+
+@every_method
+def test_a_completion_is_the_text_without_its_prompt(block_size):
+    model = of_bytes(block_size, end_logit=2.0)
+    for settings in (Settings(), Settings(stop_at_eos=False, length=24), Settings(stop="a", length=24)):
+        for prompt, found in zip(PROMPTS, model.generate(PROMPTS, settings), strict=True):
+            assert found.text == prompt + found.completion
+    (full,) = model.generate("abc", length=4)
+    assert (full.text, full.completion) == ("abc", "")
+    (nothing,) = of_bytes(block_size, tokenizer=None).generate([[END, 97]])
+    assert nothing.completion is None
+
+
+@every_method
+def test_the_completion_of_a_template_follows_its_first_text(block_size):
+    for model, template, given in (
+        (of_bytes(block_size), ["ab", Gap(3), "cd", Gap(2), "é"], "ab"),
+        (of_bytes(block_size), [Gap(3), "cd"], ""),
+        (of_bytes(block_size), ["ab", "cd", Gap(3)], "abcd"),
+        (of_bytes(block_size, score_first=True), [Gap(3), "cd"], ""),
+        (of_bytes(block_size, score_first=True), ["ab", Gap(3), "cd"], "ab"),
+    ):
+        (found,) = model.generate([template], stop_at_eos=False)
+        begin = 0 if model.config.method.score_first else 1
+        assert found.text == given + found.completion
+        assert found.completion == BYTES.decode(found.tokens[begin + len(given) :])
+        assert len(found.completion) >= 3
+
+
+def test_a_character_that_a_prompt_begins_is_of_the_completion():
+    first, second, third = "☂".encode()
+    model = of_bytes(4)
+    with torch.no_grad():
+        model.network.output.bias[third] += 1e3
+    (found,) = model.generate([[END, 97, first, second, Gap(1), 98]])
+    assert (found.text, found.completion) == ("a☂b", "☂b")
+    (broken,) = model.generate([[END, 97, first, Gap(1), 98]])
+    assert (broken.text, broken.completion) == ("a�b", "b")
+    (found,) = model.generate([[END, 97, first, second]], length=6, stop="☂")  # which the prompt begins
+    assert (found.text, found.completion, found.sample.stopped_by) == ("a☂�", "☂�", "length")
+
+
+def test_a_completion_keeps_the_space_it_begins_with():
+    """Which its tokens alone, decoded as a text of their own, would not have."""
+    words = ["▁a", "▁b", "c", "</s>", "<mask>"]
+    backend = Backend(models.BPE({word: index for index, word in enumerate(words)}, []))
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens(words[3:])
+    tokenizer = Tokenizer(backend.to_str(), mask_id=4, eos_id=3, bos_id=None)
+    bare = of_four_tokens(4, vocab_size=5, mask_id=4, context=CONTEXT)
+    model = LanguageModel(bare.network, bare.config, tokenizer)
+    with torch.no_grad():
+        model.network.output.bias[1] += 1e3
+    (found,) = model.generate([[0]], length=4)
+    assert tokenizer.decode(found.tokens[1:]) == "b b b"
+    assert (found.text, found.completion) == ("a b b b", " b b b")
+    (found,) = model.generate([[0]], length=4, stop=" b b")
+    assert (found.text, found.completion, found.tokens) == ("a", "", [0, 1, 1])
 
 
 # --- the writer that is kept ---

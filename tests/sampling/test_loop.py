@@ -729,6 +729,8 @@ def test_nothing_to_write_costs_nothing(make):
     assert facts(text) == {
         "tokens": prompt(9).tolist(),
         "given": 9,
+        "prompt": 9,
+        "written_from": 9,
         "seed": 5,
         "evaluations": 0,
         "fill_passes": 0,

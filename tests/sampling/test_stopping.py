@@ -1,4 +1,4 @@
-"""Where a text ends: at a sampled end token, before a stretch of low entropy, or at its length."""
+"""Where a text ends: at an end token or what it was to end at, before low entropy, or at its length."""
 
 import math
 from collections import Counter
@@ -27,6 +27,7 @@ from bd3lm.sampling import (
     token_entropy,
     write,
 )
+from bd3lm.sampling.stopping import Met
 from tests.oracles.networks import MASK, tiny_transformer
 
 EOS, VOCAB = 3, 8
@@ -141,6 +142,107 @@ def test_an_end_token_past_the_length_is_not_seen():
 def test_an_end_token_at_the_very_end_ends_the_text():
     text = write_one(blocks(0, 0, 0, 0, 0, EOS), [], 6, eos_id=EOS)
     assert (text.tokens.tolist(), text.stopped_by) == ([0, 0, 0, 0, 0, EOS], "eos")
+
+
+# --- what a text is asked whether it has met ---
+
+
+def ends_after(*wanted: int) -> Met:
+    """At the first place, among the new tokens or not, where these tokens stand one after the other."""
+
+    def met(tokens: Tensor, written_from: int, new_from: int) -> int | None:
+        written = tokens.tolist()
+        ends = range(written_from + len(wanted), len(written) + 1)
+        return next((end for end in ends if tuple(written[end - len(wanted) : end]) == wanted), None)
+
+    return met
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("place", range(2, 9))
+def test_a_text_ends_where_it_has_met_what_it_is_to_end_at(block_size, place):
+    wishes = [0] * (place - 2) + [1, 4] + [0] * (8 - place)
+    text = write_one(blocks(*wishes, block_size=block_size), [], 8, met=ends_after(1, 4))
+    assert (text.tokens.tolist(), text.stopped_by) == (wishes[:place], "string")
+    assert text.evaluations == -(-place // block_size) * block_size  # the whole block was paid for
+
+
+def test_every_writer_asks():
+    network = Wishes(0, 1, 1, 4, 1, 1, 1, 1)
+    for writer in (
+        AutoregressiveWriter(network, mask_id=MASK, context=8, score_first=True, cache=False),
+        BlockWriter(network, mask_id=MASK, block_size=2, context=8, cache=False),
+        SlidingWriter(network, mask_id=MASK, context=8),
+    ):
+        text = write_one(writer, [], 8, met=ends_after(1, 4))
+        assert (text.tokens.tolist(), text.stopped_by) == ([0, 1, 1, 4], "string")
+
+
+def test_each_new_token_of_a_row_is_asked_about_once():
+    asked: list[tuple[list[int], int, int]] = []
+
+    def never(tokens: Tensor, written_from: int, new_from: int) -> None:
+        assert tokens.device.type == "cpu"
+        asked.append((tokens.tolist(), written_from, new_from))
+
+    wishes = [0, 1, 4, 5, 6, 7, 0, 1, 4, 5]
+    write_one(blocks(*wishes), [0, MASK, 4, 5, 6], 10, met=never)
+    assert asked == [(wishes[:8], 5, 5), (wishes, 5, 8)]
+    asked.clear()
+    write_one(blocks(*wishes), [0, MASK, 4, MASK, 6], 5, met=never)
+    assert asked == []  # nothing is written after what was given
+
+
+def test_a_row_at_rest_is_not_asked():
+    """As on a GPU, where rows that have ended stay in the batch for a while."""
+    asked: list[int] = []
+
+    def met(tokens: Tensor, *_: int) -> None:
+        asked.append(int(tokens[0]))
+
+    places = {"written_from": torch.zeros(3).long(), "piece_start": torch.zeros(3).long()}
+    ends = {"piece_end": torch.full((3,), 2), "stop": torch.full((3,), 4)}
+    text = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1], [4, 1, 1, 1]])
+    assert Stopping(met=met).ends(text, **places, **ends, taken=[0, 2]) == [None] * 3
+    assert asked == [0, 4]
+    assert Stopping(met=met).ends(text, **places, **ends) == [None] * 3
+    assert asked == [0, 4, 0, 1, 4]
+
+
+def test_what_comes_first_ends_a_text_and_the_end_token_if_both_do():
+    wishes = [0, 1, 4, EOS, 1, 5, 0, 0]
+    for wanted, expected in (
+        ((1, 4), (wishes[:3], "string")),
+        ((4, EOS), (wishes[:4], "eos")),
+        ((1, 5), (wishes[:4], "eos")),
+    ):
+        text = write_one(blocks(*wishes, block_size=8), [], 8, met=ends_after(*wanted), eos_id=EOS)
+        assert (text.tokens.tolist(), text.stopped_by) == expected
+
+
+def test_low_entropy_comes_after_what_a_text_has_met_in_its_block():
+    rules = {"entropy_floor": 1.0, "entropy_window": 4, "redraws": 3}
+    met = write_one(blocks(7, 7, 7, 7), [], 8, met=ends_after(7, 7, 7), **rules)
+    assert (met.tokens.tolist(), met.stopped_by, met.redraws) == ([7, 7, 7], "string", 0)
+    not_yet = write_one(blocks(7, 7, 7, 7, 1, 4), [], 8, met=ends_after(1, 4), **rules)
+    assert (not_yet.tokens.tolist(), not_yet.stopped_by, not_yet.redraws) == ([], "entropy", 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "length", "prompt", "written_from"),
+    [
+        ([], 8, 0, 0),
+        ([0, 1], 8, 2, 2),
+        ([0, 1, MASK, 5], 8, 2, 4),
+        ([MASK, 1, MASK, 5, MASK], 5, 0, 4),
+        ([MASK] * 3, 8, 0, 0),
+        ([0, 1, 4, 5], 4, 4, 4),
+    ],
+)
+def test_a_sample_says_where_what_was_given_ends(given, length, prompt, written_from):
+    text = write_one(blocks(0, 1, 4, 5, 6, 7, 0, 1), given, length)
+    assert (text.prompt, text.written_from) == (prompt, written_from)
+    assert text.given == sum(token != MASK for token in given)
 
 
 # --- entropy ---

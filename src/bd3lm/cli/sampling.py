@@ -45,6 +45,8 @@ class SampleCommand:
     """Reveal tokens together while their entropies bound the error by so many nats."""
     eos: bool = True
     """End a text at the end token."""
+    stop: tuple[str, ...] = ()
+    """End a text before the first of these strings that it writes after its prompt."""
     entropy_floor: float | None = None
     """End a text whose last 256 tokens have less entropy, in nats; 4 in the paper."""
     entropy_window: int = 256
@@ -110,6 +112,7 @@ class SampleCommand:
             steps=None if in_blocks else self.steps,
             projection=self.projection,
             stop_at_eos=self.eos,
+            stop=self.stop,
             entropy_floor=self.entropy_floor,
             entropy_window=self.entropy_window,
             redraws=self.redraws,

@@ -148,6 +148,11 @@ def _document_lengths(samples: Samples) -> list[int]:
             f"{samples.name} must hold documents, and its samples were written on past their end tokens: "
             f"`bd3lm sample --no-eos` writes no documents"
         )
+    if stop := samples.settings.get("stop"):
+        raise ValueError(
+            f"{samples.name} must hold documents, and its samples were ended at strings, {stop}: "
+            f"`bd3lm sample --stop` writes no documents"
+        )
     for index, record in enumerate(samples.records):
         if not isinstance(record.get("tokens"), list):
             raise ValueError(f"sample {index} of {samples.name} must have tokens, got none")

@@ -65,17 +65,17 @@ def run_sample(
         for event in events:
             display.show(event)
             if isinstance(event, Stopped):
-                generation = model.generation(event.sample)
+                generation = model.generation(event.sample, settings.stop)
                 done.append(generation)
                 if file is not None:  # first of all, in case it cannot be shown
                     record = sample_record(generation, prompts[event.index], settings, model)
                     file.write(json.dumps(record, ensure_ascii=False) + "\n")
                     file.flush()
                 if show and not watch:
-                    _print(console, generation, prompts[event.index], many=len(prompts) > 1)
+                    _print(console, generation, many=len(prompts) > 1)
     seconds = time.perf_counter() - begun
     if watch:
-        _print(console, done[0], prompts[0], many=False)
+        _print(console, done[0], many=False)
     if partial is not None and out is not None:
         partial.replace(out)
     notes.print(Text(_summary(done, seconds)), soft_wrap=True)
@@ -198,9 +198,9 @@ class _Bar:
             self.progress.advance(self.task)
 
 
-def _print(console: Console, generation: Generation, prompt: str, *, many: bool) -> None:
+def _print(console: Console, generation: Generation, *, many: bool) -> None:
     """A text as it is into a file or a pipe; in a terminal without what would steer the terminal."""
-    text = generation.text or ""
+    text, written = generation.text or "", generation.completion or ""
     sample = generation.sample
     if many:
         title = f"text {sample.index}: {len(sample.tokens)} tokens, stopped by {sample.stopped_by}"
@@ -208,7 +208,6 @@ def _print(console: Console, generation: Generation, prompt: str, *, many: bool)
     if not console.is_terminal:
         console.file.write(text + "\n")
         return
-    written = text.removeprefix(prompt)
     given = text[: len(text) - len(written)]
     console.print(Text.assemble((_printable(given), "dim"), _printable(written)), soft_wrap=True)
 
@@ -226,7 +225,8 @@ def sample_record(
         "index": sample.index,
         "prompt": prompt,
         "text": generation.text,
-        "documents": _documents(generation.tokens, model.tokenizer),
+        "completion": generation.completion,
+        "documents": _documents(generation, model.tokenizer),
         "tokens": generation.tokens,
         "length": len(sample.tokens),
         "given": sample.given,
@@ -244,16 +244,28 @@ def sample_record(
 
 def settings_record(settings: Settings) -> dict[str, Any]:
     """Settings as JSON has them."""
-    return {**asdict(settings), "unmasking": None if settings.unmasking is None else repr(settings.unmasking)}
+    return {
+        **asdict(settings),
+        "unmasking": None if settings.unmasking is None else repr(settings.unmasking),
+        "stop": list(settings.stop),
+    }
 
 
-def _documents(tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
+def _documents(generation: Generation, tokenizer: Tokenizer | None) -> list[str]:
     """The text cut at its end tokens, which the text itself does not show."""
-    if tokenizer is None:
+    if tokenizer is None or generation.text is None:
         return []
+    tokens = generation.tokens
     ends = [place for place, token in enumerate(tokens) if token == tokenizer.eos_id]
     pieces = (tokens[start + 1 : stop] for start, stop in pairwise([-1, *ends, len(tokens)]))
-    return [document for piece in pieces if (document := tokenizer.decode(piece))]
+    documents = [document for piece in pieces if (document := tokenizer.decode(piece))]
+    left_off = len(tokenizer.decode(tokens)) - len(generation.text)  # from a stop string on
+    while left_off and documents:
+        last = documents.pop()
+        if len(last) > left_off:
+            documents.append(last[:-left_off])
+        left_off -= min(left_off, len(last))
+    return documents
 
 
 def _summary(done: Sequence[Generation], seconds: float) -> str:
@@ -266,7 +278,8 @@ def _summary(done: Sequence[Generation], seconds: float) -> str:
     evaluations = sum(sample.evaluations for sample in samples)
     fills = sum(sample.fill_passes for sample in samples)
     reasons = {
-        reason: sum(s.stopped_by == reason for s in samples) for reason in ("eos", "entropy", "length")
+        reason: sum(s.stopped_by == reason for s in samples)
+        for reason in ("eos", "string", "entropy", "length")
     }
     ends = ", ".join(f"{count} by {reason}" for reason, count in reasons.items() if count)
     redraws, wasted = (sum(getattr(s, name) for s in samples) for name in ("redraws", "redrawn_passes"))

@@ -29,6 +29,7 @@ from bd3lm.diffusion import (
     named_process,
 )
 from bd3lm.diffusion.categorical import NucleusRule
+from bd3lm.lm.stops import StopStrings, shared_start, stop_strings, written_text
 from bd3lm.models import Transformer
 from bd3lm.sampling import (
     Adaptive,
@@ -83,6 +84,9 @@ class Settings:
     """End a text at the end token."""
     eos_id: int | None = None
     """The end token; by default the tokenizer's."""
+    stop: tuple[str, ...] = ()
+    """End a text where one of these strings appears in what is written after all that was given. One string
+    or any sequence of them may be given."""
     entropy_floor: float | None = None
     """End a text whose last tokens have less entropy, in nats; 4 in the paper."""
     entropy_window: int = 256
@@ -106,6 +110,7 @@ class Settings:
             value = getattr(self, name)
             if not _is_left_open(name, value) and not is_number(value):
                 raise ValueError(f"{name} must be a number, got {value!r}")
+        object.__setattr__(self, "stop", stop_strings(self.stop))
         for name in ("stop_at_eos", "cache"):
             value = getattr(self, name)
             if not isinstance(value, bool | np.bool_):
@@ -153,11 +158,20 @@ class Settings:
             "batch_size",
             "stop_at_eos",
             "eos_id",
+            "stop",
             "entropy_floor",
             "entropy_window",
             "redraws",
         )
         return replace(self, **{name: getattr(plain, name) for name in aside})
+
+    def check_stop(self, tokenizer: Tokenizer | None) -> None:
+        """Refuse strings where there is no text to find them in."""
+        if self.stop and tokenizer is None:
+            raise ValueError(
+                f"stop needs a tokenizer, and this model was saved without one, got {self.stop!r}; eos_id "
+                "ends texts at a token"
+            )
 
     def check_floor(self, vocab_size: int) -> None:
         """Refuse an entropy floor below which every text of such a vocabulary is."""
@@ -184,6 +198,7 @@ class Settings:
             eos_id = tokenizer.eos_id
         return Stopping(
             eos_id=eos_id,
+            met=StopStrings(tokenizer, self.stop) if self.stop and tokenizer is not None else None,
             entropy_floor=self.entropy_floor,
             entropy_window=self.entropy_window,
             redraws=self.redraws,
@@ -192,10 +207,33 @@ class Settings:
 
 @dataclass(frozen=True)
 class Generation:
-    """A text that was written, and what it cost. `text` is None for a model without a tokenizer."""
+    """A text that was written, and what it cost. Without a tokenizer there are tokens and no text.
+
+    A text that was stopped by a string ends before that string, as with OpenAI and vLLM; its tokens end with
+    the one that completes it.
+    """
 
     text: str | None
+    """What was given and what was written."""
+    completion: str | None
+    """The text without its prompt: all from the first token on that was written. Of a template that is what
+    follows the first run of given tokens, the texts after its gaps included."""
     sample: Sample
+
+    @classmethod
+    def of(cls, sample: Sample, tokenizer: Tokenizer | None, stop: tuple[str, ...] = ()) -> "Generation":
+        """A sample with its text; `stop` are the strings that it was to end at."""
+        if tokenizer is None:
+            return cls(None, None, sample)
+        tokens = sample.tokens.tolist()
+        text = tokenizer.decode(tokens)
+        if sample.stopped_by == "string":
+            written = written_text(tokenizer, tokens, sample.written_from)
+            place = StopStrings(tokenizer, stop).first(written)
+            text = text if place is None else text[: len(text) - len(written) + place]
+        # Where a prompt ends inside a character, the character is of the completion.
+        prompt = shared_start(tokenizer.decode(tokens[: sample.prompt]), text)
+        return cls(text, text[prompt:], sample)
 
     @property
     def tokens(self) -> list[int]:

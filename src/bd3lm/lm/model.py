@@ -23,6 +23,7 @@ from bd3lm.interop import HubOptions, LightningFacts, check_config
 from bd3lm.lm.generation import Generation, Settings, build_writer
 from bd3lm.lm.prompts import Prompt, build_requests, given_tokens, listed
 from bd3lm.lm.scoring import TextLikelihood, score
+from bd3lm.lm.stops import stop_strings
 from bd3lm.models import Transformer
 from bd3lm.sampling import Event, Sample, Stopped, Writer, write
 
@@ -108,7 +109,8 @@ class LanguageModel:
             prompts, settings, seeds=seeds, max_new_tokens=max_new_tokens, watch=False, **changes
         )
         samples = [event.sample for event in events if isinstance(event, Stopped)]
-        return [self.generation(sample) for sample in sorted(samples, key=lambda sample: sample.index)]
+        stop = Settings.of(settings, changes).stop
+        return [self.generation(sample, stop) for sample in sorted(samples, key=lambda sample: sample.index)]
 
     def stream(
         self,
@@ -124,13 +126,14 @@ class LanguageModel:
 
         `Started`, then for each block `BlockStarted`, `TokenRevealed` (and `TokenHidden` under remasking)
         and `BlockFinished`, at last `Stopped` with the sample. Without `watch` only when a text is stopped or
-        drawn again, which does not hold the device up after every pass.
+        drawn again, which does not hold the device up after every pass. `generation` gives a sample its text.
         """
         if seeds is not None and "seed" in changes:
             raise ValueError(
                 f"seed is for texts without seeds of their own, got {changes['seed']!r} with seeds"
             )
         settings = Settings.of(settings, changes)
+        settings.check_stop(self.tokenizer)
         settings.check_floor(self.config.network.vocab_size)
         return write(
             self._writer(settings),
@@ -191,9 +194,10 @@ class LanguageModel:
             batch_size=batch_size,
         )
 
-    def generation(self, sample: Sample) -> Generation:
-        """A sample with its text."""
-        return Generation(None if self.tokenizer is None else self.tokenizer.decode(sample.tokens), sample)
+    def generation(self, sample: Sample, stop: str | Sequence[str] = ()) -> Generation:
+        """A sample with its text; `stop` are the strings of the settings it was written with, before the
+        first of which the text ends."""
+        return Generation.of(sample, self.tokenizer, stop_strings(stop))
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save in a folder, in our own format, the tokenizer with it.

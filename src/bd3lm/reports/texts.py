@@ -49,6 +49,7 @@ def sample_parts(report: Report) -> Iterator[Part]:
 
 _ENDS = {
     "eos": "ended by itself",
+    "string": "ended at a string",
     "entropy": "ended for repeating itself",
     "length": "cut off at its length",
 }

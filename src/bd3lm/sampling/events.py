@@ -15,6 +15,8 @@ class Sample:
     index: int  # which request it answers
     tokens: Tensor = field(hash=False)  # (length,) what was given and what was written, on the CPU
     given: int  # how many of them were given
+    prompt: int  # how many of these stand before the first that was written
+    written_from: int  # from here on none was given; only a template has gaps before it
     seed: int  # that of the last redraw, where there was one
     evaluations: int  # passes that wrote this text, also the tokens that were dropped at its end
     fill_passes: int  # passes that only read what was given

@@ -48,11 +48,14 @@ class _Seat:
 
     def finished(self, tokens: Tensor, evaluations: int, fill_passes: int, by: StoppedBy) -> Sample:
         given = self.request.given.cpu()[: len(tokens)]  # a template may end inside its last gap
+        is_given = (given == tokens[: len(given)]).tolist()  # a gap never holds the mask any more
         return Sample(
             index=self.index,
             tokens=tokens,
             seed=self.request.seed,
-            given=int((given == tokens[: len(given)]).sum()),  # a gap never holds the mask any more
+            given=sum(is_given),
+            prompt=is_given.index(False) if False in is_given else len(is_given),
+            written_from=max((place + 1 for place, known in enumerate(is_given) if known), default=0),
             evaluations=evaluations,
             fill_passes=fill_passes,
             stopped_by=by,
@@ -173,7 +176,12 @@ class _Table:
         # Once the last gap is filled what follows it is all given, and nobody has to read it.
         end = torch.where(rows.start >= rows.written_to, rows.stop, rows.start)
         ends = self.stopping.ends(
-            rows.text, written_from=rows.written_from, piece_start=begin, piece_end=end, stop=rows.stop
+            rows.text,
+            written_from=rows.written_from,
+            piece_start=begin,
+            piece_end=end,
+            stop=rows.stop,
+            taken=taken,
         )
         until = end.tolist() if self.watch else []
         for place in taken:

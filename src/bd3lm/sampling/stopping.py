@@ -1,6 +1,7 @@
-"""When a text ends: an end token, entropy too low, or its length."""
+"""When a text ends: an end token, a string, entropy too low, or its length."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,7 +10,14 @@ from torch import Tensor
 
 from bd3lm.models import send
 
-StoppedBy = Literal["eos", "entropy", "length"]
+StoppedBy = Literal["eos", "string", "entropy", "length"]
+
+Met = Callable[[Tensor, int, int], int | None]
+"""Says how long a text is once it has met what it is to end at, or None while it has not.
+
+It is given the tokens (length,) of one text on the host, from where on they were written (what was given ends
+there), and from where on they are new: those before were asked about already.
+"""
 
 _ROUNDING = 1e-9  # an entropy is a sum of logarithms; equal ones may differ by this much
 
@@ -19,6 +27,8 @@ class Stopping:
     """The paper's rules (Suppl. C.5), for each row on its own. Nothing stops a text inside what was given.
 
     - `eos_id`: the text ends with the first such token that was sampled (not the one a text may begin with).
+    - `met`: asked at the end of a block; a text that has met what it is to end at is cut there. Whichever of
+      this and the end token leaves fewer tokens ends the text, and the end token where they leave as many.
     - `entropy_floor`: at the end of a block, once there are `entropy_window` tokens (given ones count), the
       entropy in nats of the token frequencies of the last `entropy_window` of them must not be strictly
       below the floor (4 in the paper); otherwise those of them that were written are dropped, and the text
@@ -28,6 +38,7 @@ class Stopping:
     """
 
     eos_id: int | None = None
+    met: Met | None = None
     entropy_floor: float | None = None
     entropy_window: int = 256
     redraws: int = 0
@@ -45,22 +56,35 @@ class Stopping:
             raise ValueError(f"eos_id must be a token id, got {self.eos_id}")
 
     def ends(
-        self, text: Tensor, *, written_from: Tensor, piece_start: Tensor, piece_end: Tensor, stop: Tensor
+        self,
+        text: Tensor,
+        *,
+        written_from: Tensor,
+        piece_start: Tensor,
+        piece_end: Tensor,
+        stop: Tensor,
+        taken: Sequence[int] | None = None,
     ) -> list[tuple[StoppedBy, int] | None]:
         """For each row, what ends its text and how long that leaves it, or None while it goes on.
 
         text is (rows, width); the rest (rows,), on the host. Tokens at `written_from` and later are not given
         ones; the last piece is piece_start..piece_end − 1, and the text never reaches past `stop`. Where
-        nothing but its length ends a text, its device is not asked.
+        nothing but its length ends a text, its device is not asked. `taken` are the rows whose verdict is
+        wanted, by default all; of the others `met` is not asked.
         """
-        after_eos = self._after_eos(text, torch.maximum(written_from, piece_start), piece_end)
+        new_from = torch.maximum(written_from, piece_start)
+        after_eos = self._after_eos(text, new_from, piece_end)
+        until = torch.where(after_eos > 0, after_eos, piece_end)
+        after_string = self._after_string(text, written_from, new_from, until, taken)
         low = self._low_entropy(text, written_from, piece_end)
-        rows = torch.stack((after_eos, low.long(), written_from, piece_end, stop), dim=1).tolist()
+        rows = torch.stack((after_eos, after_string, low.long(), written_from, piece_end, stop), 1).tolist()
         return [self._verdict(*row) for row in rows]
 
     def _verdict(
-        self, after_eos: int, low: int, written_from: int, end: int, stop: int
+        self, after_eos: int, after_string: int, low: int, written_from: int, end: int, stop: int
     ) -> tuple[StoppedBy, int] | None:
+        if after_string and not 0 < after_eos <= after_string:
+            return "string", after_string
         if after_eos:
             return "eos", after_eos
         if low:
@@ -77,6 +101,25 @@ class Stopping:
         tokens = _tokens_at(text, position)
         found = (tokens == self.eos_id) & (position < end.unsqueeze(1))
         return torch.where(found.any(1), start + found.int().argmax(1) + 1, 0)
+
+    def _after_string(
+        self,
+        text: Tensor,
+        written_from: Tensor,
+        new_from: Tensor,
+        end: Tensor,
+        taken: Sequence[int] | None,
+    ) -> Tensor:
+        """How long the texts are that have met what they are to end at, before `end`; 0 for the others."""
+        after = torch.zeros_like(end)
+        if self.met is None:
+            return after
+        tokens = text[:, : int(end.max())].cpu()
+        for row in range(len(tokens)) if taken is None else taken:
+            if new_from[row] < end[row]:
+                found = self.met(tokens[row, : end[row]], int(written_from[row]), int(new_from[row]))
+                after[row] = found or 0
+        return after
 
     def _low_entropy(self, text: Tensor, written_from: Tensor, end: Tensor) -> Tensor:
         window = self.entropy_window
