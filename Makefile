@@ -21,7 +21,9 @@ TEST_THREADS ?= 1
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
-PYTEST := OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -n $(PYTEST_JOBS)
+# Each process begins with a half of the tests in their order, so that most files set up once, and takes from the
+# other when it is done: some slow tests take minutes.
+PYTEST := OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -n $(PYTEST_JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -138,7 +138,14 @@ def test_a_mistyped_command_is_one_line_with_the_nearest_and_all_there_are(words
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", ["presets", "prove --samples 100", "train --help"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "presets",
+        pytest.param("prove --samples 100", marks=pytest.mark.slow),
+        pytest.param("train --help", marks=pytest.mark.slow),
+    ],
+)
 def test_a_reader_that_has_seen_enough_is_no_failure(words):
     """Of plain lines, of rich's and of tyro's: the status of a closed pipe, and not a word."""
     reading, writing = os.pipe()

@@ -126,6 +126,7 @@ def test_nothing_measured_is_said_to_be_so(results: Results):
     assert NOT_MEASURED in row(table, "linear-16")
 
 
+@pytest.mark.slow
 def test_the_document_is_made_checked_and_shown(results: Results, tmp_path: Path):
     verdicts = {"real-x1": judged(30.0), "real-x2": judged(29.0)}
     fill(results, verdicts)

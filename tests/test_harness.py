@@ -237,7 +237,7 @@ def test_pairs_are_encoded_as_the_harness_does_for_its_own_models():
 # --- greedy texts ---
 
 
-@pytest.mark.parametrize("context", ["", "ab", "hello"])
+@pytest.mark.parametrize("context", ["", "hello"])
 @every_method
 def test_greedy_is_what_the_model_writes_with_the_likeliest_tokens(block_size, context):
     """The text written at once is greedy, whatever pieces it is compared in; with any letter changed it is

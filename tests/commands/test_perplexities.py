@@ -61,8 +61,7 @@ def by_hand(model, texts: list[str], *, eos: bool) -> tuple[float, int, int]:
     return -sum(score.log_p for score in scores), sum(score.tokens for score in scores), size
 
 
-@pytest.mark.parametrize("eos", [True, False])
-@pytest.mark.parametrize("block_size", [None, 1, 4])
+@pytest.mark.parametrize(("block_size", "eos"), [(None, True), (None, False), (1, True), (4, False)])
 def test_text_is_wrapped_and_scored_as_by_hand(block_size, eos, tmp_path):
     model = of_bytes(block_size)
     subject = Subject.open(saved(model, tmp_path / "model"), device="cpu")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.once import made_once
 from tests.oracles.decoding_cases import CASES
 
 pytestmark = [
@@ -21,7 +22,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def failures() -> dict[str, str]:
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    found: dict[str, str] = made_once(tmp_path_factory, "decoding-kernels", interpret_all)
+    return found
+
+
+def interpret_all() -> dict[str, str]:
     """All cases in one process of their own, where Triton was told to interpret before it was imported."""
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root), str(root / "src")])

@@ -194,6 +194,7 @@ def test_a_loss_that_does_not_change_can_be_drawn():
     )
 
 
+@pytest.mark.slow
 def test_bd3lm_is_imported_without_matplotlib():
     script = "import sys, bd3lm, bd3lm.reports, bd3lm.cli; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

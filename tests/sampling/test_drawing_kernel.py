@@ -38,16 +38,23 @@ def interpreted() -> Iterator[Callable[..., None]]:
         yield call
 
 
-@every_nucleus
-@pytest.mark.parametrize("logits", ["random", "flat", "ties", "peaked"])
+@pytest.mark.parametrize(
+    ("logits", "rule"),
+    [("random", rule) for rule in NUCLEI]
+    + [(logits, rule) for logits in ("flat", "ties", "peaked") for rule in (NUCLEI[2], NUCLEI[5])],
+    ids=str,
+)
 def test_tokens_are_those_of_the_plain_draw(logits, rule, interpreted):
     """200 tokens in four tiles of two chunks, the last tile not full."""
     case = Case(rows=4, vocabulary=200, mask_id=199, rule=rule, logits=logits, tiles=(64, 128), programs=8)
     interpreted(assert_equal_tokens, case)
 
 
-@pytest.mark.parametrize("temperature", [0.3, 0.7, 2.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "temperature"),
+    [(torch.float32, 0.3), (torch.float32, 2.0), (torch.float16, 0.7), (torch.bfloat16, 2.0)],
+    ids=str,
+)
 def test_any_temperature_and_precision(dtype, temperature, interpreted):
     rule = Sharpening(temperature=temperature, nucleus_p=0.8)
     case = Case(rows=6, vocabulary=200, mask_id=0, rule=rule, dtype=dtype, tiles=(32, 64))

@@ -347,8 +347,10 @@ LONG = [
 both_caches = pytest.mark.parametrize("cache", [True, False], ids=["cached", "uncached"])
 
 
-@pytest.mark.parametrize("previous_token", [False, True])
-@pytest.mark.parametrize(("n", "causal_clean"), [(1, False), (2, False), (4, False), (4, True)])
+@pytest.mark.parametrize(
+    ("n", "causal_clean", "previous_token"),
+    [(1, False, True), (2, False, False), (4, False, True), (4, True, False)],
+)
 @pytest.mark.parametrize("model", [MODEL, TIMED], ids=["untimed", "timed"])
 @both_caches
 @torch.no_grad()

@@ -58,9 +58,13 @@ def alphas(schedule: NoiseSchedule, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "schedule", [Linear(), Cosine(), Floored(Linear(), 0.2)], ids=lambda s: type(s).__name__
+    ("steps", "schedule"),
+    [
+        *((steps, Linear()) for steps in (1, 2, 4)),
+        *((3, schedule) for schedule in (Cosine(), Floored(Linear(), 0.2))),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else type(value).__name__,
 )
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_uniform_samples_follow_the_enumerated_chain(steps, schedule):
     table = logits(2)
     texts = drawn(writer_of(fixed(table), context=2, steps=steps, schedule=schedule), 2)

@@ -4,7 +4,6 @@ import gc
 import weakref
 from itertools import pairwise
 
-import pytest
 import torch
 
 from bd3lm.sampling import Request, sample
@@ -22,10 +21,9 @@ from tests.sampling.test_loop import (
 
 
 @every_writer
-@pytest.mark.parametrize("batch_size", [4, 16])
-def test_rows_at_rest_change_nothing(make, batch_size, monkeypatch):
+def test_rows_at_rest_change_nothing(make, monkeypatch):
     """On a GPU seats that become free stay in the batch until half of them are."""
-    writer = make(MODEL)
+    writer, batch_size = make(MODEL), 16
     requests = suited(REQUESTS, writer)
     expected = [facts(text) for text in sample(writer, requests, stopping=EARLY, batch_size=batch_size)]
     monkeypatch.setattr(

@@ -5,7 +5,6 @@ Without dropout, since its noise is drawn for each micro-batch. Sums run in anot
 """
 
 import json
-import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 from safetensors.torch import load
 
 from bd3lm.diffusion import Absorbing, Uniform
 from bd3lm.objectives import D3PM, ScoreEntropy, SimplexDiffusionLoss
 from bd3lm.training import Engine
 from bd3lm.training.distributed import whole
+from tests.once import made_once
 from tests.training.processes import run_processes
 from tests.training.tiny import (
     AR,
@@ -35,6 +34,7 @@ from tests.training.tiny import (
     tiny_trainer,
 )
 
+pytestmark = pytest.mark.slow  # processes that each import torch; `test_distributed.py` is the quick part
 CASES = {
     "next token": NEXT_TOKEN,
     "clip search": CLIPPED,
@@ -86,20 +86,17 @@ def alone(tmp_path_factory) -> Path:
     return folder
 
 
-EACH = ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)]
-
-
-@pytest.fixture(scope="module", params=EACH)
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
 def together(request, tmp_path_factory) -> tuple[str, Path, list[dict[str, Any]]]:
-    """Made once, also where several workers share the tests."""
-    base = tmp_path_factory.getbasetemp()
-    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder, done = root / request.param, root / f"{request.param}.json"
-    with FileLock(root / f"{request.param}.lock"):
-        if not done.exists():
-            found = run_processes("tests.training.test_scale.on_rank", request.param, str(folder), world=2)
-            done.write_text(json.dumps(found))
-    return request.param, folder, json.loads(done.read_text())
+    parallel = request.param
+
+    def train_together() -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp(parallel)
+        found = run_processes("tests.training.test_scale.on_rank", parallel, str(folder), world=2)
+        return {"folder": str(folder), "found": found}
+
+    made = made_once(tmp_path_factory, parallel, train_together)
+    return parallel, Path(made["folder"]), made["found"]
 
 
 def tensors(folder: Path, tmp_path: Path, case: str) -> dict[str, torch.Tensor]:
@@ -118,11 +115,7 @@ def worst_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 
 @pytest.mark.parametrize(
     ("together", "case"),
-    [
-        pytest.param(parallel, case, marks=[pytest.mark.slow] if parallel == "fsdp" else [])
-        for parallel, cases in PARALLEL.items()
-        for case in cases
-    ],
+    [(parallel, case) for parallel, cases in PARALLEL.items() for case in cases],
     indirect=["together"],
 )
 def test_two_processes_train_as_one(case, alone, together, tmp_path):
@@ -197,7 +190,6 @@ def back_on_two(parallel: str, folder: str) -> int:
         return before
 
 
-@pytest.mark.slow
 def test_a_run_of_one_process_goes_on_with_two(alone, tmp_path):
     """Stopped after 5 steps, with statistics of the proposal in flight."""
     tiny_trainer(tmp_path / "run", LEARNED, dropout=0.0, steps=5).run()
@@ -222,7 +214,6 @@ def demo_on_rank(parallel: str, folder: str) -> int:
     return main(["train", "demo", "--out", folder, "--device", "cpu", "--parallel", parallel, *small])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_the_command_trains_the_demo_on_two_processes(parallel, tmp_path):
     """Two stages, and the report at the end."""
