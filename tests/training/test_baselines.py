@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 DRAWS = 16  # one draw of a whole text's noise level says little: its standard deviation is about 0.2 nats
 
-STEPS = {"demo-sedd": 300, "demo-d3pm": 300, "demo-ssd-lm": 240}  # of which the presets have as many, or more
+STEPS = {"demo-sedd": 300, "demo-d3pm": 300, "demo-ssd-lm": 200}  # of which the presets have as many, or more
 
 
 def run_of(name: str, out: Path) -> Run:

@@ -79,7 +79,7 @@ def trained(objective: Objective, folder: Path, *, seed: int, steps: int) -> Tra
     return network.eval()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_blocks_of_one_by_counts_reach_what_autoregression_reaches(seed, tmp_path):
     """Held-out NLL within 2 %, both exact: every token of a block of one is always hidden, with weight 1.
 
