@@ -47,9 +47,8 @@ class Results:
         self.samples = file.with_name(file.name.replace(".jsonl", "-samples.jsonl.gz"))
         files = dict.fromkeys([*earlier, *([file] if file.exists() else [])])
         self.lines: list[Line] = []
-        self._found: dict[
-            tuple[str, str], list[Line]
-        ] = {}  # by digest and kind: a page asks thousands of times
+        # By digest and kind: a page asks thousands of times.
+        self._found: dict[tuple[str, str], list[Line]] = {}
         for line in read_lines(files):
             self._keep(line)
 

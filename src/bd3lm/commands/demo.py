@@ -167,10 +167,9 @@ def _print_sample(run: Run, console: Console, *, length_in_contexts: int = 2) ->
     if isinstance(method, ScoreEntropyMethod) or getattr(method, "process", None) == "uniform":
         length_in_contexts = 1  # they write no more than one context
     (sample,) = model.generate([prompt], length=length_in_contexts * context, stop_at_eos=False, seed=7)
-    given = run.tokenizer.decode(prompt)
     console.print(
         Panel(
-            f"[dim]{escape(given)}[/dim] ▸ {escape((sample.text or '').removeprefix(given))}",
+            f"[dim]{escape(run.tokenizer.decode(prompt))}[/dim] ▸ {escape(sample.completion or '')}",
             title=f"{length_in_contexts * context} tokens, {length_in_contexts} contexts (prompt ▸ sample)",
         )
     )

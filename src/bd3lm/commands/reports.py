@@ -331,10 +331,8 @@ def _draw_samples(subject: Subject, samples: int, console: Console) -> None:
     if not any(len(record["result"]["texts"]) == samples for record in kept(subject, "samples")):
         _say(console, subject, f"{samples} samples")
         settings = Settings(length=min(context, _SAMPLE_TOKENS), steps=_steps(method)).for_method(method)
-        prompts = _prompts(subject, tokenizer, samples)
-        written = subject.model.generate(prompts, settings)
-        texts = [_sample(prompt, text) for prompt, text in zip(prompts, written, strict=True)]
-        _keep(subject, "samples", settings, {"texts": texts})
+        written = subject.model.generate(_prompts(subject, tokenizer, samples), settings)
+        _keep(subject, "samples", settings, {"texts": [_sample(text) for text in written]})
 
 
 def _draw_film(subject: Subject, console: Console) -> None:
@@ -362,9 +360,8 @@ def _steps(method: Method) -> int | None:
     return _STEPS if method.kind in ("score_entropy", "d3pm", "simplex") else None
 
 
-def _sample(prompt: str, generation: Generation) -> dict[str, Any]:
-    sample, text = generation.sample, generation.text or ""
-    written = text.removeprefix(prompt)
+def _sample(generation: Generation) -> dict[str, Any]:
+    sample, text, written = generation.sample, generation.text or "", generation.completion or ""
     return {
         "given": text[: len(text) - len(written)],
         "written": written,
