@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # The figures of docs/performance.md, on one GPU with nothing beside it:
 #
-#   benchmarks/gpu.sh OUT COMMIT {train|claims|sample|lengths|growth|parity} [DATA]
+#   benchmarks/gpu.sh OUT COMMIT {train|claims|sample|lengths|growth|undone|parity} [DATA]
 #
-# Appends JSON lines to OUT/PART.jsonl, the first of each run saying what was measured. parity compares the losses of
-# the fast step with those of the plain one on real text, DATA, a folder of `bd3lm data prepare`.
+# Appends JSON lines to OUT/PART.jsonl, the first of each run saying what was measured. undone times the training step
+# without each of its optimisations. parity compares the losses of the fast step with those of the plain one on real
+# text, DATA, a folder of `bd3lm data prepare`.
 set -u
 out=$1 commit=$2 part=$3 data=${4:-}
 case $part in
-train | claims | sample | lengths | growth) ;;
+train | claims | sample | lengths | growth | undone) ;;
 parity) : "${data:?must be the folder of the data}" ;;
-*) echo "the part must be train, claims, sample, lengths, growth or parity, got $part" >&2; exit 1 ;;
+*) echo "the part must be train, claims, sample, lengths, growth, undone or parity, got $part" >&2; exit 1 ;;
 esac
 failed=0
 run() { echo "== $*" >&2; python -m bd3lm bench "$@" --out "$out/$part.jsonl" || failed=1; }
@@ -18,9 +19,9 @@ printf '{"commit": "%s", "part": "%s", "when": "%s"}\n' "$commit" "$part" "$(dat
 
 case $part in
 train)
-    run train --block-size 4
-    run train --method mdlm
-    run train --method ar --dropout 0 --variants no-ema
+    run train --block-size 4 --profile
+    run train --method mdlm --profile
+    run train --method ar --dropout 0 --variants no-ema --profile
     ;;
 claims)
     run train --block-size 4 --variants compiled two-pass dense
@@ -28,9 +29,9 @@ claims)
     ;;
 sample)
     for batch in 1 256; do
-        run sample --block-size 4 --batch $batch --repeats 5
-        run sample --block-size 16 --batch $batch --repeats 5
-        run sample --method ar --batch $batch --repeats 5
+        run sample --block-size 4 --batch $batch --repeats 5 --profile
+        run sample --block-size 16 --batch $batch --repeats 5 --profile
+        run sample --method ar --batch $batch --repeats 5 --profile
     done
     run sample --block-size 4 --repeats 1 --variants plain
     ;;
@@ -49,6 +50,9 @@ growth)
         run sample --block-size 4 --batch $batch
         run sample --block-size 16 --batch $batch
     done
+    ;;
+undone)
+    python benchmarks/undone.py --commit "$commit" --out "$out/$part.jsonl" || failed=1
     ;;
 parity)
     python benchmarks/training_parity.py "$data" --steps 200 --out "$out/$part.jsonl" || failed=1

@@ -36,6 +36,23 @@ def test_a_mistake_is_one_line(words: str, said: str, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.count("\n") > 3
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "sample --stop a --stop b --stop=c",
+            "--stop takes several values at once and must be given once, got",
+        ),
+        ("bench train --variants eager --variants dense", "--variants takes several values at once"),
+    ],
+)
+def test_a_list_given_in_parts_is_refused_rather_than_cut(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err.startswith(f"bd3lm: {said}")
+
+
 def test_what_is_said_of_a_command_that_can_be_read_is_passed_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

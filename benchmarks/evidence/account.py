@@ -27,7 +27,7 @@ def setting(evidence: Evidence) -> Listing:
         [
             f"Network: {network.layers} layers of {network.hidden}, {network.heads} heads, context {context}"
             f"{_vocabulary(evidence)}{_parameters(evidence, run)}, dropout {network.dropout:g}."
-            f"{_timed(evidence)}",
+            f"{_timed(evidence)}{_tied(evidence)}",
             f"First weights: {_first_weights(evidence)}.",
             f"Training: {train.steps:,} steps of {train.global_batch} sequences, {tokens / 1e6:.1f} M tokens"
             f"{_read(evidence, tokens)}.{_other_tokens(evidence, tokens)}",
@@ -112,6 +112,12 @@ def _timed(evidence: Evidence) -> str:
         return ""
     told = ", and told the time" if all(run.recipe.network.time_conditioning for run in runs) else ""
     return f" With adaptive norms{_parameters(evidence, runs[0])}{told}: {_kinds(runs)}."
+
+
+def _tied(evidence: Evidence) -> str:
+    """Whose embedding is the head too; alternatives are told apart by their names."""
+    runs = [run for run in evidence.runs if run.recipe.network.tied and run.table != "alternatives"]
+    return f" Tied{_parameters(evidence, runs[0])}: {_kinds(runs)}." if runs else ""
 
 
 def _vocabulary(evidence: Evidence) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.evidence import account, decoding, findings, plots, tables
 from benchmarks.evidence.figures import Evidence, is_decoding
 from benchmarks.evidence.measures import ZERO_SHOT, Documents, Measure, Texts
-from benchmarks.evidence.runs import DECODED, Run
+from benchmarks.evidence.runs import DECODED, TIED_PRESET, Run
 from benchmarks.evidence.samples import RESULTS
 
 from bd3lm.reports.document import Document, Listing, Part, Plot, Prose, Section
@@ -132,6 +132,11 @@ REGIONS: Mapping[str, Region] = {
     "past-4": _once_measured("variants at blocks of 4", _of_table("past", "-4"), _past(4)),
     "past-16": _once_measured("variants at blocks of 16", _of_table("past", "-16"), _past(16)),
     "orders": _once_measured("orders that lean", lambda _, each: bool(getattr(each, "lean", 0.0)), _orders),
+    "tied": _once_measured(
+        "blocks from a tied AR model",
+        lambda run, _: run.name.startswith(f"{TIED_PRESET}-"),
+        _region(tables.tied_table, None, findings.tied_findings),
+    ),
     "texts": _once_measured(
         "texts as in the paper",
         lambda _, each: isinstance(each, Texts) and not is_decoding(each),

@@ -24,7 +24,17 @@ from benchmarks.evidence.figures import (
 )
 from benchmarks.evidence.measures import ZERO_SHOT
 from benchmarks.evidence.noise import NOT_MEASURED, Difference, Nats
-from benchmarks.evidence.runs import COMPARED, LEANS, LONG, PRESET, Run, is_used, range_name
+from benchmarks.evidence.runs import (
+    COMPARED,
+    LEANS,
+    LONG,
+    PRESET,
+    TIED_AR,
+    TIED_PRESET,
+    Run,
+    is_used,
+    range_name,
+)
 from benchmarks.evidence.tables import (
     CORPORA,
     by_setting,
@@ -284,8 +294,12 @@ PAIRS = (
     ("from-ar-heavy-flat", "from-ar-heavy"),
     ("from-ar-heavy-flat", "from-ar-flat"),
     ("from-ar-early", "from-ar-heavy-flat"),
+    ("from-ar-early", "both-heavy-flat"),
+    ("from-ar-early-tied", "from-ar-early"),
     ("time-copies", "counts"),
+    ("time-next", "counts"),
     ("time-both", "counts"),
+    ("time-from-mdlm", "counts"),
     ("time-from-ar", "counts"),
 )
 """Variants against what they differ from in one thing, and against counts in its time."""
@@ -347,6 +361,19 @@ def order_findings(evidence: Evidence, size: int) -> Iterator[str]:
         if size == 4:
             for lean in sorted(known) if name == f"{PRESET}-4" else (most,):
                 yield _aim(evidence.above_ar(known[lean]), f"`{name}` at lean {lean:g}")
+
+
+def tied_findings(evidence: Evidence) -> Iterator[str]:
+    """What tying is worth to AR and to blocks that start from it, in every order, and the aim among tied
+    models."""
+    yield compared(TIED_AR, "ar", evidence.difference(evidence.exact(TIED_AR), evidence.exact("ar")))
+    for size, lean in product((4, 16), (0.0, *LEANS)):
+        tied, untied = (evidence.best(f"{name}-{size}", lean=lean) for name in (TIED_PRESET, PRESET))
+        ours = evidence.difference(tied, untied)
+        yield compared(f"{TIED_PRESET}-{size}", f"{PRESET}-{size}", ours, f", both at lean {lean:g}")
+    for lean, nats in evidence.in_orders(f"{TIED_PRESET}-4").items():
+        above = evidence.above_ar(nats, ar=TIED_AR)
+        yield _aim(above, f"`{TIED_PRESET}-4` at lean {lean:g}", ar=TIED_AR)
 
 
 def _aim(above: Difference | None, what: str, ar: str = "ar") -> str:

@@ -153,6 +153,7 @@ COUNTS = {"kind": "counts"}
 NEXT = {"causal_clean": True, "next_token": 1.0}
 HEAVY = {**NEXT, "next_token": 4.0}
 PREVIOUS = {"previous_token": True}
+TIED = {"network": {"tied": True}}
 
 
 def clipped(low: float, high: float) -> dict[str, Any]:
@@ -244,7 +245,7 @@ def _main() -> Iterator[Run]:
         yield Run(name="mdlm", table="main", changes=MDLM, seed=seed, measures=more)
         base = _base(seed)
         yield base
-        for size in (4, 16, 8) if first else (4, 16):
+        for size in (4, 16, 8):
             search = {"kind": "clipped", "redraw": True, "search": {"every": 45, "batches": 3}}
             changes = merge(block(size, search), _later(STEPS - base.recipe.train.steps, validate_every=45))
             more = (*zero_shot("exact" if size == 4 else "counts"), *BOTH_LENGTHS) if first else ()
@@ -263,8 +264,10 @@ def _main() -> Iterator[Run]:
         "d3pm": ({"method": {"kind": "d3pm", "steps": 1000}}, (Texts(steps=1000, count=64),)),
     }
     for name, (method, texts) in baselines.items():
-        measures = (nelbo, *zero_shot("nelbo"), *texts)
-        yield Run(name=name, table="main", changes=merge(TIMED, method), measures=measures)
+        for seed in (0, 1):
+            measures = (nelbo, *zero_shot("nelbo"), *texts) if seed == 0 else (nelbo,)
+            changes = merge(TIMED, method)
+            yield Run(name=name, table="main", changes=changes, seed=seed, measures=measures)
 
 
 LONG = "long-"
@@ -307,12 +310,13 @@ def _base(seed: int) -> Run:
 
 def _case_study() -> Iterator[Run]:
     """Blocks of one token, beside `ar`."""
-    random_batch = merge(AR, {"method": {"random_batch": True}})
-    yield Run(name="ar-random-batch", table="case", changes=random_batch, measures=EXACT)
     variance = Variance(rules=("linear U[0, 1]", "fully masked", "counts"))
-    for name, masking in (("block-1", {"kind": "times"}), ("block-1-full", clipped(1.0, 1.0))):
-        measures = (*perplexities(1), variance)
-        yield Run(name=name, table="case", changes=block(1, masking), measures=measures)
+    for seed in (0, 1):
+        random_batch = merge(AR, {"method": {"random_batch": True}})
+        yield Run(name="ar-random-batch", table="case", changes=random_batch, seed=seed, measures=EXACT)
+        for name, masking in (("block-1", {"kind": "times"}), ("block-1-full", clipped(1.0, 1.0))):
+            measures = (*perplexities(1), variance)
+            yield Run(name=name, table="case", changes=block(1, masking), seed=seed, measures=measures)
 
 
 RANGES = ((0.0, 0.5), (0.3, 0.8), (0.5, 1.0), (0.0, 1.0))
@@ -371,6 +375,7 @@ _SEEDS: Mapping[str, Mapping[int, int]] = {
     "next": {4: 1, 16: 1},
     "previous": {4: 1, 16: 1},
     "both": {4: 1, 16: 1},
+    "both-heavy-flat": {4: 1, 16: 0},
     "from-mdlm": {4: 1, 16: 1},
     "from-ar-next": {4: 1, 16: 0},
     "from-ar": {4: 3, 16: 1},
@@ -383,12 +388,16 @@ _SEEDS: Mapping[str, Mapping[int, int]] = {
     "from-ar-late-heavy": {4: 1, 16: 0},
     "from-ar-heavy-flat": {4: 2, 16: 0},
     "from-ar-early": {4: 4, 16: 1},
+    "from-ar-early-tied": {4: 4, 16: 1},
     "time-copies": {4: 1, 16: 1},
+    "time-next": {4: 1, 16: 1},
     "time-both": {4: 1, 16: 1},
+    "time-from-mdlm": {4: 1, 16: 1},
     "time-from-ar": {4: 1, 16: 1},
 }
 DECODED = "from-ar"  # the variant whose decoding is measured
 PRESET = "from-ar-early"  # what the presets *-block-* are
+TIED_PRESET, TIED_AR = f"{PRESET}-tied", "ar-tied"
 # The variants whose likelihood is measured in other orders too, and how much these lean.
 _ENDS = (1.0, 4.0)
 _ORDERS: Mapping[str, Sequence[float]] = {
@@ -401,7 +410,9 @@ _ORDERS: Mapping[str, Sequence[float]] = {
     "from-ar-heavy": _ENDS,
     "from-ar-late-heavy": _ENDS,
     "from-ar-heavy-flat": _ENDS,
+    "both-heavy-flat": LEANS,
     PRESET: LEANS,
+    TIED_PRESET: LEANS,
     DECODED: LEANS,
 }
 
@@ -423,6 +434,7 @@ def _past(size: int) -> Iterator[Run]:
         "both-clipped": block(size, papers_best, **NEXT, **PREVIOUS),
         "both-heavy": block(size, copies, **HEAVY, **PREVIOUS),
         "both-heavy-flat": block(size, {**copies, "weight": "flat"}, **HEAVY, **PREVIOUS),
+        "both-heavy-flat-tied": merge(block(size, {**copies, "weight": "flat"}, **HEAVY, **PREVIOUS), TIED),
         "both-lean": block(size, {"kind": "counts", "lean": 1.0}, **NEXT, **PREVIOUS),
         "proposal": block(size, {"kind": "counts", "learn_proposal": True}),
     }
@@ -439,6 +451,7 @@ def _past(size: int) -> Iterator[Run]:
         "from-ar-late-heavy": (_most, "both-heavy"),
         "from-ar-heavy-flat": (_half, "both-heavy-flat"),
         "from-ar-early": (_quarter, "both-heavy-flat"),
+        "from-ar-early-tied": (_tied_quarter, "both-heavy-flat-tied"),
     }
     by_name: dict[tuple[str, int], Run] = {}
     for name, seeds in _SEEDS.items():
@@ -448,8 +461,9 @@ def _past(size: int) -> Iterator[Run]:
                 start, variant = starts[name]
                 parent = start(seed)
                 changes = merge(variants[variant], _later(STEPS - parent.recipe.train.steps))
-            elif name == "time-from-ar":
-                variant, same, parent = "both", by_name["counts", seed], _half(seed)
+            elif name.startswith("time-from-"):
+                start, variant = starts[name.removeprefix("time-")]
+                same, parent = by_name["counts", seed], start(seed)
                 changes = merge(variants[variant], _later(STEPS))
             elif name.startswith("time-"):
                 variant, same = name.removeprefix("time-"), by_name["counts", seed]
@@ -462,7 +476,7 @@ def _past(size: int) -> Iterator[Run]:
             if name == DECODED and seed == 0:
                 estimator = "exact" if size == 4 else "counts"
                 measures += (*zero_shot(estimator), *BOTH_LENGTHS, Documents(), *decoding(size))
-            if name == PRESET and seed == 0:
+            if name in (PRESET, TIED_PRESET) and seed == 0:
                 measures += leaning_texts()
             by_name[name, seed] = Run(
                 name=f"{name}-{size}",
@@ -485,6 +499,12 @@ def _quarter(seed: int) -> Run:
     return Run(name="ar-quarter", table="past", changes=changes, seed=seed)
 
 
+def _tied_quarter(seed: int) -> Run:
+    """Beside `ar-tied`, as `ar-quarter` beside `ar`."""
+    changes = merge(AR, TIED, steps(STEPS // 4), FIRST_STAGE)
+    return Run(name="ar-quarter-tied", table="past", changes=changes, seed=seed)
+
+
 def _half_mdlm(seed: int) -> Run:
     changes = merge(MDLM, steps(STEPS // 2), FIRST_STAGE)
     return Run(name="mdlm-half", table="past", changes=changes, seed=seed)
@@ -500,12 +520,18 @@ COMPARED: Mapping[str, Mapping[str, Any]] = {"ar": AR, "counts-4": block(4, COUN
 ALTERNATIVES: Mapping[str, Mapping[str, Any]] = {
     **{f"rate-{rate:g}": {"optimizer": {"lr": rate}} for rate in RATES},
     **{start: {"network": {"initialisation": start}} for start in INITIALISATIONS},
-    "tied": {"network": {"tied": True}},
+    "tied": TIED,
 }
 
 
-# What is measured besides: AR with the first weights of blocks of one token, to be compared with them.
-_BESIDES: Mapping[tuple[str, str], tuple[Measure, ...]] = {("ar", "identity"): EXACT}
+# What is measured besides: AR with the first weights of blocks of one token, to be compared with them, and
+# tied, to be compared with blocks that start from such a model; and in how many seeds.
+_BESIDES: Mapping[tuple[str, str], tuple[Measure, ...]] = {("ar", "identity"): EXACT, ("ar", "tied"): EXACT}
+_SETTING_SEEDS: Mapping[tuple[str, str], int] = {
+    ("ar", "identity"): 2,
+    ("ar", "tied"): 4,
+    ("mdlm", "rate-0.001"): 2,
+}
 
 
 def is_used(name: str, setting: str) -> bool:
@@ -518,11 +544,14 @@ def _tried() -> Iterator[Run]:
     """Other settings, for the methods that everything else lies between."""
     for setting, other in ALTERNATIVES.items():
         for name, changes in COMPARED.items():
-            if not is_used(name, setting):
+            if is_used(name, setting):
+                continue
+            for seed in range(_SETTING_SEEDS.get((name, setting), 1)):
                 yield Run(
                     name=f"{name}-{setting}",
                     table="alternatives",
                     changes=merge(changes, other),
+                    seed=seed,
                     measures=(*validated(None if name == "mdlm" else 4), *_BESIDES.get((name, setting), ())),
                 )
 
@@ -534,12 +563,10 @@ def all_runs() -> list[Run]:
 
 
 def _more_seeds() -> Iterator[Run]:
-    """Of what most others are compared with or begin as, and of a rate that may suit the latter better."""
+    """Of what most others are compared with or begin as."""
     for seed in (2, 3):
         yield Run(name="ar", table="main", changes=AR, seed=seed, measures=AR_MEASURES)
         yield Run(name="mdlm", table="main", changes=MDLM, seed=seed, measures=perplexities(None))
-    slower = merge(MDLM, ALTERNATIVES["rate-0.001"])
-    yield Run(name="mdlm-rate-0.001", table="alternatives", changes=slower, seed=1, measures=validated(None))
 
 
 def _rank(run: Run) -> int:

@@ -23,6 +23,8 @@ from benchmarks.evidence.runs import (
     LEANS,
     LONG,
     PRESET,
+    TIED_AR,
+    TIED_PRESET,
     Run,
     is_used,
     range_name,
@@ -293,9 +295,9 @@ def variant_table(evidence: Evidence) -> Table:
             continue
         masking, start = method.masking, "nothing"
         if run.parent is not None:
-            start = (
-                f"{run.parent.recipe.train.steps} steps of {'MDLM' if run.parent.kind == 'mdlm' else 'AR'}"
-            )
+            method_before = "MDLM" if run.parent.kind == "mdlm" else "AR"
+            tied = ", tied" * run.parent.recipe.network.tied
+            start = f"{run.parent.recipe.train.steps} steps of {method_before}{tied}"
         rows.append(
             [
                 name.removesuffix("-4"),
@@ -388,20 +390,39 @@ def ordered_names(evidence: Evidence, size: int) -> list[str]:
 
 
 def order_table(evidence: Evidence, size: int) -> Table:
-    rows = []
-    for name in ordered_names(evidence, size):
-        asked = {getattr(each, "lean", 0.0) for run in evidence.named(name) for each in run.measures}
-        known = {
-            lean: f"{nats} ({evidence.above_ar(nats)})" for lean, nats in evidence.in_orders(name).items()
-        }
-        missing = {lean: NOT_MEASURED if lean in asked else NONE for lean in (0.0, *LEANS)}
-        seeds = "/".join(dict.fromkeys(str(len(nats.values)) for nats in evidence.in_orders(name).values()))
-        rows.append([name, seeds or NONE, *(missing | known).values()])
     return Table(
         f"Blocks of {size}: perplexity of the test split, {'exact' if size == 4 else 'a bound'}, by how much "
         "the order of reveal leans to the left, and how far it lies above AR; a row is of the trainings that "
         "were measured in all of its orders.",
-        ["run", "seeds", "lean 0", *(f"{lean:g}" for lean in LEANS)],
+        ["run", "seeds", *_LEAN_HEADINGS],
+        [_order_row(evidence, name) for name in ordered_names(evidence, size)],
+    )
+
+
+_LEAN_HEADINGS = ["lean 0", *(f"{lean:g}" for lean in LEANS)]
+
+
+def _order_row(evidence: Evidence, name: str, *, ar: str = "ar") -> list[str]:
+    asked = {getattr(each, "lean", 0.0) for run in evidence.named(name) for each in run.measures}
+    known = {
+        lean: f"{nats} ({evidence.above_ar(nats, ar=ar)})" for lean, nats in evidence.in_orders(name).items()
+    }
+    missing = {lean: NOT_MEASURED if lean in asked else NONE for lean in (0.0, *LEANS)}
+    seeds = "/".join(dict.fromkeys(str(len(nats.values)) for nats in evidence.in_orders(name).values()))
+    return [name, seeds or NONE, *(missing | known).values()]
+
+
+def tied_table(evidence: Evidence) -> Table:
+    """The recipe of the presets and AR, as they are and tied, each beside its like."""
+    rows = []
+    for ar, recipe in (("ar", PRESET), (TIED_AR, TIED_PRESET)):
+        nats = evidence.exact(ar)
+        rows.append([ar, str(len(nats.values)), str(nats), *[NONE] * len(LEANS)])
+        rows += [_order_row(evidence, f"{recipe}-{size}", ar=ar) for size in (4, 16)]
+    return Table(
+        "Perplexity of the test split by how much the order of reveal leans to the left, exact for blocks of "
+        "4 and a bound for those of 16, and how far it lies above that AR which is tied or not as they are.",
+        ["run", "seeds", *_LEAN_HEADINGS],
         rows,
     )
 

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 import bd3lm
-from bd3lm.bench import AttentionCase, SamplingCase, Shape, Timing, TrainingCase
+from bd3lm.bench import AttentionCase, Kernel, Profile, SamplingCase, Shape, Timing, TrainingCase
 from bd3lm.cli import main
 from bd3lm.commands import benchmarks
 from bd3lm.commands.benchmarks import bench_attention, bench_sampling, bench_training
@@ -236,6 +236,61 @@ def test_passes_of_attention_are_compared_with_their_like(measured, console):
     assert rows[3]["tokens_per_second"] == 6 * 8 / 4.0
 
 
+# --- profiles ---
+
+
+@pytest.fixture
+def profiled(monkeypatch) -> None:
+    """Everything takes two seconds, and its kernels one more, as they overlap."""
+
+    def measure(case, *, device, profile, **repeats):
+        assert profile
+        on_gpu = device.type == "cuda"
+        found = Profile(
+            calls=1,
+            seconds=2.0,
+            groups={"matrix products": 2.25, "attention": 0.75},
+            kernels=(Kernel("nvjet", "matrix products", 2.25, 3.0),),
+            idle=0.125 if on_gpu else None,
+        )
+        return Timing((2.0,), 2**31 if on_gpu else None, found)
+
+    for name in ("measure_training", "measure_sampling"):
+        monkeypatch.setattr(benchmarks, name, measure)
+    monkeypatch.setattr(benchmarks, "matrix_rate", lambda device: 1e9)
+
+
+def test_a_profile_is_printed_by_groups_and_kept(profiled, console, monkeypatch, tmp_path):
+    on_a("Some GPU", monkeypatch)
+    out = tmp_path / "bench.jsonl"
+    bench_training(TrainingCase(), ["compiled"], device=CUDA, profile=True, out=out, console=console)
+    table = cells(console)
+    assert table["matrix products"] == ["2250.00", "75%"]
+    assert table["all of them"] == ["3000.00", ""]
+    assert table["step without the profiler"] == ["2000.00", ""]
+    assert table["no kernel runs"] == ["", "12%"]
+    assert headings(console) == ["kernels", "ms", "share"]
+    assert "Where the time of a step goes, compiled" in prose(console)
+    assert "profiled: 3 more steps of each variant; ms are of the kernels of one step" in prose(console)
+    assert "together may take longer than it where they overlap" in prose(console)
+    kept = json.loads(out.read_text("utf-8"))["profile"]
+    assert kept["groups"] == {"matrix products": 2.25, "attention": 0.75}
+    assert kept["kernels"] == [
+        {"name": "nvjet", "group": "matrix products", "seconds": 2.25, "launches": 3.0}
+    ]
+    assert (kept["calls"], kept["seconds"], kept["idle"]) == (1, 2.0, 0.125)
+
+
+def test_of_long_texts_it_is_said_that_shorter_ones_are_profiled(profiled, console):
+    (row,) = bench_sampling(SamplingCase(), device=CPU, profile=True, console=console)
+    assert row["profile"]["length"] == 128
+    assert "one more run of each variant, of 1 text of 128 tokens and not 512, to keep it" in prose(console)
+    assert headings(console) == ["operators", "ms", "share"]
+    assert "no kernel runs" not in prose(console)
+    bench_sampling(SamplingCase(length=100), device=CPU, profile=True, console=console)
+    assert "of 1 text of 100 tokens; ms are of the operators of one run" in prose(console)
+
+
 # --- the command ---
 
 
@@ -258,6 +313,23 @@ def test_the_command_times_sampling(capsys, tmp_path):
     assert (cached["case"]["cache"], uncached["case"]["cache"]) == (True, False)
     assert (cached["case"]["nucleus_p"], cached["case"]["shape"]["vocabulary"]) == (0.8, 11)
     assert "uncached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("train", {"batch": 2, "steps": 1}), ("sample", {"length": 8, "repeats": 1})]
+)
+def test_the_command_profiles(kind, options, capfd, tmp_path):
+    """And torch's profiler says nothing of its own."""
+    out = tmp_path / "bench.jsonl"
+    given = words(**SHAPE, **NETWORK, **options, device="cpu", out=out)
+    assert main(["bench", kind, *given, "--profile"]) == 0
+    printed = capfd.readouterr()
+    assert "│ matrix products " in printed.out
+    assert "Where the time of a" in printed.out
+    assert printed.err == ""
+    profile = json.loads(out.read_text("utf-8"))["profile"]
+    assert profile["groups"]["matrix products"] > 0
+    assert profile["idle"] is None
 
 
 def test_the_command_times_attention(capsys):
@@ -312,7 +384,9 @@ def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, kind, options, mes
     monkeypatch.setattr(benchmarks, "matrix_rate", lambda device: 1e9)
     network = {} if kind == "attention" else NETWORK
     default = {"train": "eager", "sample": "cached", "attention": "dense"}[kind]
-    given = [*words(**SHAPE, **network, device="cpu"), "--variants", default]
+    given = words(**SHAPE, **network, device="cpu")
+    if "--variants" not in options:
+        given += ["--variants", default]
     assert main(["bench", kind, *given, *options]) == 1
     printed = capsys.readouterr()
     assert message in printed.err

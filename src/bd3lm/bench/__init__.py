@@ -1,13 +1,17 @@
 """What `bd3lm bench` times: training steps, sampling and attention, each variant beside its baseline."""
 
 from bd3lm.bench.attention import AttentionCase, measure_attention
+from bd3lm.bench.profile import Kernel, Profile
 from bd3lm.bench.sampling import SamplingCase, measure_sampling
 from bd3lm.bench.shapes import Shape
 from bd3lm.bench.timing import Timing, matrix_rate
-from bd3lm.bench.training import TrainingCase, measure_training
+from bd3lm.bench.training import PROFILED_STEPS, TrainingCase, measure_training
 
 __all__ = [
+    "PROFILED_STEPS",
     "AttentionCase",
+    "Kernel",
+    "Profile",
     "SamplingCase",
     "Shape",
     "Timing",

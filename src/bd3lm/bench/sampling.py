@@ -1,16 +1,21 @@
 """Sampling: texts written side by side by a network of random weights."""
 
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, Self
 
 import torch
 
+from bd3lm.bench.profile import profile_calls
 from bd3lm.bench.shapes import Shape
 from bd3lm.bench.timing import Timing, time_calls
-from bd3lm.lm import LanguageModel, Settings
+from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models import Transformer
 from bd3lm.sampling import without_replays
+
+_MOST_PROFILED = 128  # tokens of a text: a profiler keeps every launch, of which each token has hundreds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +44,36 @@ class SamplingCase:
         """Written in one go: the first token of each text is given."""
         return self.batch * (self.length - 1)
 
+    @property
+    def profiled_length(self) -> int:
+        """Tokens of a text that a profile is taken of."""
+        return min(self.length, _MOST_PROFILED)
+
     def as_computed(self, device: torch.device) -> Self:
         """Equal for cases that are the same computation on a device."""
         return replace(self, fused=self.fused and device.type == "cuda")
 
 
 def measure_sampling(
-    case: SamplingCase, *, device: torch.device, warmup: int = 1, repeats: int = 3
+    case: SamplingCase, *, device: torch.device, warmup: int = 1, repeats: int = 3, profile: bool = False
 ) -> Timing:
-    """Seconds to write all texts, from one given token each, first-hitting, one evaluation a token."""
+    """Seconds to write all texts, from one given token each, first-hitting, one evaluation a token.
+
+    Profiled is one more run, in which texts have at most 128 tokens.
+    """
+    with sampling_run(case, device=device) as run:
+        timing = time_calls(lambda: run(case.length), device=device, warmup=warmup, repeats=repeats)
+        if not profile:
+            return timing
+        shorter, seconds = partial(run, case.profiled_length), timing.median
+        if case.profiled_length < case.length:  # it takes less time, and a GPU is yet to record its passes
+            seconds = time_calls(shorter, device=device, warmup=1, repeats=1).median
+        return replace(timing, profile=profile_calls(shorter, device=device, calls=1, seconds=seconds))
+
+
+@contextmanager
+def sampling_run(case: SamplingCase, *, device: torch.device) -> Iterator[Callable[[int], list[Generation]]]:
+    """All texts of a case, written to a length that may be another than its own."""
     torch.manual_seed(0)
     config = case.shape.config()
     network = Transformer(config.network).to(device, getattr(torch, case.dtype)).eval()
@@ -63,6 +89,4 @@ def measure_sampling(
         network.attention_backend = "dense"
     prompts = [[0]] * case.batch
     with nullcontext() if case.fused else without_replays():
-        return time_calls(
-            lambda: model.generate(prompts, settings), device=device, warmup=warmup, repeats=repeats
-        )
+        yield lambda length: model.generate(prompts, replace(settings, length=length))

@@ -8,13 +8,19 @@ from statistics import median
 
 import torch
 
+from bd3lm.bench.profile import Profile
+
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each of several calls, and the most memory that was held meanwhile, in bytes (GPU only)."""
+    """Seconds of each of several calls, and the most memory that was held meanwhile, in bytes (GPU only).
+
+    `profile` says where the time of further calls went, if that was asked for.
+    """
 
     seconds: tuple[float, ...]
     peak_bytes: int | None
+    profile: Profile | None = None
 
     @property
     def median(self) -> float:

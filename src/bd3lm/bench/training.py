@@ -1,5 +1,7 @@
 """Training steps, as the trainer makes them: forward, backward, clipping, AdamW and EMA, on random tokens."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,12 +10,15 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from bd3lm.bench.profile import profile_calls
 from bd3lm.bench.shapes import Shape
 from bd3lm.bench.timing import Timing, time_calls
 from bd3lm.diffusion import Counts, MaskingRule, Times
 from bd3lm.models import Backend, Transformer
 from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, Objective
 from bd3lm.training import CheckpointStore, Engine, OptimizerSettings, Trainer, TrainSettings
+
+PROFILED_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +68,23 @@ class _RandomTokens:
         return self._tokens[rows or slice(None)]
 
 
-def measure_training(case: TrainingCase, *, device: torch.device, warmup: int = 3, steps: int = 20) -> Timing:
-    """Seconds of each step, and the memory that training holds."""
+def measure_training(
+    case: TrainingCase, *, device: torch.device, warmup: int = 3, steps: int = 20, profile: bool = False
+) -> Timing:
+    """Seconds of each step, and the memory that training holds; a profile is of three further steps."""
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
+    with training_step(case, device=device, steps=warmup + steps) as step:
+        timing = time_calls(step, device=device, warmup=warmup, repeats=steps)
+        if profile:
+            found = profile_calls(step, device=device, calls=PROFILED_STEPS, seconds=timing.median)
+            timing = replace(timing, profile=found)
+    return timing
+
+
+@contextmanager
+def training_step(case: TrainingCase, *, device: torch.device, steps: int) -> Iterator[Callable[[], None]]:
+    """A step of a run of `steps`, which may be made more often; an error in the end if one was not finite."""
     torch.manual_seed(0)
     network = Transformer(case.shape.config().network)
     network.attention_backend = case.attention
@@ -76,7 +94,7 @@ def measure_training(case: TrainingCase, *, device: torch.device, warmup: int = 
             objective=case.objective(),
             data=_RandomTokens(case.batch, case.shape),
             settings=TrainSettings(
-                steps=warmup + steps,
+                steps=steps,
                 global_batch=case.batch,
                 compile=case.compile,
                 ema_decay=0.9999 if case.ema else 0.0,
@@ -85,7 +103,7 @@ def measure_training(case: TrainingCase, *, device: torch.device, warmup: int = 
             engine=Engine(device=device),
             store=CheckpointStore(Path(folder)),
         )
-        timing = time_calls(trainer.train_step, device=device, warmup=warmup, repeats=steps)
+        yield trainer.train_step
         try:
             trainer.require_finite()
         except FloatingPointError:  # its message is for a run that has checkpoints
@@ -93,4 +111,3 @@ def measure_training(case: TrainingCase, *, device: torch.device, warmup: int = 
                 f"the loss of {case.shape.title} or its gradient is not finite: what a broken step takes "
                 "is no speed"
             ) from None
-        return timing

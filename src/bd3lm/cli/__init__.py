@@ -8,9 +8,10 @@ import select
 import signal
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, Protocol, get_args
 
 import tyro
@@ -108,6 +109,9 @@ def _main(words: list[str]) -> int:
             print(box if debug else f"bd3lm: {in_one_line(box)}", file=sys.stderr)
         raise
     print(said.getvalue(), end="", file=sys.stderr)  # what is said of a command that can be read
+    if (wrong := _given_twice(parsed, words)) is not None:
+        print(f"bd3lm: {wrong}", file=sys.stderr)
+        return 2
     command: _Command = replace(parsed, overrides=tuple(overrides)) if isinstance(parsed, Train) else parsed
     warnings.showwarning = _warn
     try:
@@ -161,6 +165,18 @@ def _mistyped(words: Sequence[str]) -> str | None:
             return f"{said} needs a command, {' or '.join(_names(said))}; see {said} --help"
     if said == "bd3lm sample" and {"--prompt", "--prompts"} & {word.partition("=")[0] for word in words}:
         return 'bd3lm sample takes prompts after the model, without a flag: bd3lm sample MODEL "Once upon"'
+    return None
+
+
+def _given_twice(command: Any, words: Sequence[str]) -> str | None:
+    """What to say of a flag for several values that was given more than once: tyro would keep the last."""
+    given = Counter(word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--"))
+    for field in fields(command):
+        flag, value = f"--{field.name.replace('_', '-')}", getattr(command, field.name)
+        if isinstance(value, tuple) and given[flag] > 1:
+            return f"{flag} takes several values at once and must be given once, got it {given[flag]} times"
+        if is_dataclass(value) and (wrong := _given_twice(value, words)) is not None:
+            return wrong
     return None
 
 

@@ -44,6 +44,8 @@ class BenchTrain(_Bench):
     dropout: float = 0.1
     steps: int = 20
     """Steps to time, after three to warm up."""
+    profile: bool = False
+    """Also tell where the time goes, from three more steps of each variant under torch's profiler."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether variants that do not say so are compiled; auto is on a GPU."""
     variants: tuple[str, ...] | None = None
@@ -60,7 +62,7 @@ class BenchTrain(_Bench):
         shape = self._shape(layers=self.layers, vocabulary=self.vocabulary, dropout=self.dropout)
         case = TrainingCase(shape=shape, batch=self.batch, compile=compile)
         variants = self.variants if self.variants is not None else ("compiled" if compile else "eager",)
-        bench_training(case, variants, steps=self.steps, **options)
+        bench_training(case, variants, steps=self.steps, profile=self.profile, **options)
         return 0
 
 
@@ -76,6 +78,9 @@ class BenchSample(_Bench):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the weights; auto is bfloat16 on a GPU."""
     repeats: int = 3
+    profile: bool = False
+    """Also tell where the time goes, from one more run of each variant under torch's profiler, in which texts
+    have at most 128 tokens."""
     variants: tuple[str, ...] | None = None
     """Of cached, plain (on a GPU: no fused kernels, nothing replayed), uncached; by default cached, or
     uncached for MDLM, which has nothing to cache."""
@@ -93,7 +98,7 @@ class BenchSample(_Bench):
             nucleus_p=self.nucleus,
             dtype=("bfloat16" if on_gpu else "float32") if self.dtype == "auto" else self.dtype,
         )
-        bench_sampling(case, self.variants, repeats=self.repeats, **options)
+        bench_sampling(case, self.variants, repeats=self.repeats, profile=self.profile, **options)
         return 0
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 import bd3lm
 from bd3lm.bench import (
+    PROFILED_STEPS,
     AttentionCase,
     SamplingCase,
     Timing,
@@ -56,6 +57,7 @@ def bench_training(
     *,
     device: torch.device,
     steps: int = 20,
+    profile: bool = False,
     out: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
@@ -69,12 +71,13 @@ def bench_training(
     rows = []
     for name, variant in chosen.items():
         with console.status(f"training: {case.shape.title}, {name}"):
-            timing = measure_training(variant, device=device, steps=steps)
+            timing = measure_training(variant, device=device, steps=steps, profile=profile)
         record = _record("train", name, variant, timing, device)
         record |= {
             "tokens_per_second": tokens / timing.median,
             "utilisation": flops / timing.median / rate,
             "matrix_tflops": rate / 1e12,
+            **_profile(timing),
         }
         _keep(out, record)
         rows.append(record)
@@ -90,6 +93,7 @@ def bench_training(
         more=f"used is what the matrix products of the method are of {rate / 1e12:,.3g} TFLOP/s, which a "
         "large one reached in this run",
     )
+    _print_profiles(console, rows, device, "step", f"{PROFILED_STEPS} more steps of each variant")
     return rows
 
 
@@ -99,6 +103,7 @@ def bench_sampling(
     *,
     device: torch.device,
     repeats: int = 3,
+    profile: bool = False,
     out: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
@@ -111,9 +116,12 @@ def bench_sampling(
     rows = []
     for name, variant in chosen.items():
         with console.status(f"sampling: {case.shape.title}, {name}"):
-            timing = measure_sampling(variant, device=device, repeats=repeats)
+            timing = measure_sampling(variant, device=device, repeats=repeats, profile=profile)
         record = _record("sample", name, variant, timing, device)
-        record |= {"tokens_per_second": variant.tokens / timing.median}
+        record |= {
+            "tokens_per_second": variant.tokens / timing.median,
+            **_profile(timing, length=variant.profiled_length),
+        }
         _keep(out, record)
         rows.append(record)
     reference = sampling_reference(case) if _on_the_card(device) else None
@@ -121,6 +129,12 @@ def bench_sampling(
     texts = f"{_number(case.batch, 'text')} of {case.length} tokens"
     _print(console, f"Sampling, {case.shape.title}: {texts}, {case.dtype}", rows, beside, device)
     _explain(console, rows, beside, timed="run", tokens="those written, of all texts together")
+    profiled = (
+        f"one more run of each variant, of {_number(case.batch, 'text')} of {case.profiled_length} tokens"
+    )
+    if case.profiled_length < case.length:
+        profiled += f" and not {case.length}, to keep it small"
+    _print_profiles(console, rows, device, "run", profiled)
     return rows
 
 
@@ -204,6 +218,10 @@ def _record(kind: str, name: str, case: Any, timing: Timing, device: torch.devic
     }
 
 
+def _profile(timing: Timing, **more: Any) -> dict[str, Any]:
+    return {} if timing.profile is None else {"profile": asdict(timing.profile) | more}
+
+
 def _keep(out: Path | None, record: Mapping[str, Any]) -> None:
     if out is not None:
         with out.open("a", encoding="utf-8") as file:
@@ -267,6 +285,42 @@ def _explain(
     console.print("; ".join(columns) + ".", soft_wrap=True, highlight=False)
     for name, *_ in reference:
         console.print(f"'{name}' {PROVENANCE}.", soft_wrap=True, highlight=False)
+
+
+def _print_profiles(
+    console: Console, rows: Sequence[Mapping[str, Any]], device: torch.device, unit: str, profiled: str
+) -> None:
+    """Where the time of a step or a run goes, a table for each variant; nothing where none was profiled."""
+    profiles = {row["variant"]: row["profile"] for row in rows if "profile" in row}
+    on_gpu = device.type == "cuda"
+    for variant, profile in profiles.items():
+        total = sum(profile["groups"].values())
+        table = Table(title=f"Where the time of a {unit} goes, {variant}")
+        table.add_column("kernels" if on_gpu else "operators")
+        table.add_column("ms", justify="right")
+        table.add_column("share", justify="right")
+        for group, seconds in profile["groups"].items():
+            table.add_row(group, f"{1e3 * seconds:.2f}", f"{seconds / total:.0%}")
+        table.add_section()
+        table.add_row("all of them", f"{1e3 * total:.2f}", "")
+        table.add_row(f"{unit} without the profiler", f"{1e3 * profile['seconds']:.2f}", "")
+        if on_gpu:
+            table.add_row("no kernel runs", "", f"{profile['idle']:.0%}")
+        console.print(table)
+    if not profiles:
+        return
+    lines = [f"profiled: {profiled}"]
+    if on_gpu:
+        lines += [
+            f"ms are of the kernels of one {unit}, which together may take longer than it where they overlap",
+            "no kernel runs for that share of the time from the first to the last, in which the profiler "
+            "slows the host",
+        ]
+    else:
+        lines.append(
+            f"ms are of the operators of one {unit}, slowed by the profiler and without Python's share"
+        )
+    console.print("; ".join(lines) + ".", soft_wrap=True, highlight=False)
 
 
 def _number(count: int, thing: str) -> str:
