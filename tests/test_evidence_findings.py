@@ -298,6 +298,40 @@ def test_a_lean_is_compared_with_none_and_with_the_aim(results: Results):
     assert "the aim, `both-4` at lean 4 less than 5 % over `ar`, +12" in said[1]
 
 
+def test_what_is_tied_is_held_against_tied_ar(results: Results):
+    """And the worth of tying is told for each order: AR gains by it, and so do blocks."""
+    for seed in range(3):
+        noise = 1 + 0.002 * seed
+        add(results, f"ar/{seed}", exact=40.0 * noise)
+        add(results, f"ar-tied/{seed}", exact=36.0 * noise)
+        for lean, untied, tied in ((0.0, 50.0, 45.0), (4.0, 41.0, 36.36)):
+            for name, perplexity in (("from-ar-early-4", untied), ("from-ar-early-tied-4", tied)):
+                add(
+                    results, f"{name}/{seed}", replace(EXACT, lean=lean), exact=perplexity * noise, nelbo=60.0
+                )
+    evidence = Evidence(results, ALL)
+    assert [evidence.ar_beside(name) for name in ("counts-4", "from-ar-early-tied-16", "long-mdlm")] == [
+        "ar",
+        "ar-tied",
+        "long-ar",
+    ]
+    said = list(findings.order_findings(evidence, 4))
+    assert any("`from-ar-early-4` at lean 4 less than 5 % over `ar`, +2.5 %" in each for each in said)
+    assert any(
+        "`from-ar-early-tied-4` at lean 4 less than 5 % over `ar-tied`, +1.0 %" in each for each in said
+    )
+    assert row(tables.past_table(evidence, 4), "from-ar-early-tied-4")[6].startswith("+25.0 %")
+    assert row(tables.past_table(evidence, 4), "ar-tied")[5:7] == ["36.07 ± 0.07", "–"]
+    found = tables.tied_table(evidence)
+    assert row(found, "ar-tied")[2] == "36.07 ± 0.07"
+    assert row(found, "from-ar-early-tied-4")[6].startswith("36.43 ± 0.07 (+1.0 %")
+    assert row(found, "from-ar-early-tied-16")[2] == NOT_MEASURED
+    ar, uniform, *_ = findings.tied_findings(evidence)
+    assert "`ar-tied` against `ar`, −10.0 %" in ar
+    assert "`from-ar-early-tied-4` against `from-ar-early-4`, both at lean 0, −10.0 %" in uniform
+    assert "from-ar-early-tied-4" in plots.order_plot(evidence, 4).alt
+
+
 def test_a_lean_is_compared_on_the_same_weights(results: Results):
     """A seed that was measured in one order alone does not count."""
     add(results, "from-ar-4/0", exact=50.0)

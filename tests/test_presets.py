@@ -119,6 +119,8 @@ def test_the_recommended_recipe(corpus: str, size: int) -> None:
     paper = preset(f"{corpus}-bd3lm-{size}").stages
     steps = sum(recipe_from_dict(stage.recipe, where=corpus).train.steps for stage in paper)
     assert 4 * first.train.steps == first.train.steps + second.train.steps == steps
+    assert first.network.tied
+    assert second.network.tied
     assert isinstance(first.method, AutoregressiveRecipe)
     assert first.optimizer.decay == "constant"
     method = second.method
@@ -145,8 +147,8 @@ def test_the_recommended_recipe(corpus: str, size: int) -> None:
         ("ar-random-batch", "ar-random-batch/0"),
         ("bd3lm-1", "block-1/0"),
         ("bd3lm-1-full", "block-1-full/0"),
-        ("block-4", "from-ar-early-4/0"),
-        ("block-16", "from-ar-early-16/0"),
+        ("block-4", "from-ar-early-tied-4/0"),
+        ("block-16", "from-ar-early-tied-16/0"),
     ],
 )
 def test_the_presets_of_wikipedia_train_what_the_results_are_of(name: str, run: str) -> None:

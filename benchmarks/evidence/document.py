@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.evidence import account, decoding, findings, plots, tables
 from benchmarks.evidence.figures import Evidence, is_decoding
 from benchmarks.evidence.measures import ZERO_SHOT, Documents, Measure, Texts
-from benchmarks.evidence.runs import DECODED, TIED_PRESET, Run
+from benchmarks.evidence.runs import DECODED, PRESET, Run
 from benchmarks.evidence.samples import RESULTS
 
 from bd3lm.reports.document import Document, Listing, Part, Plot, Prose, Section
@@ -134,7 +134,7 @@ REGIONS: Mapping[str, Region] = {
     "orders": _once_measured("orders that lean", lambda _, each: bool(getattr(each, "lean", 0.0)), _orders),
     "tied": _once_measured(
         "blocks from a tied AR model",
-        lambda run, _: run.name.startswith(f"{TIED_PRESET}-"),
+        lambda run, _: run.name.startswith(f"{PRESET}-"),
         _region(tables.tied_table, None, findings.tied_findings),
     ),
     "texts": _once_measured(

@@ -25,7 +25,7 @@ from benchmarks.evidence.noise import (
 )
 from benchmarks.evidence.real import REAL, real_name
 from benchmarks.evidence.results import PATTERN, Line, Results
-from benchmarks.evidence.runs import LEANS, Run, all_runs
+from benchmarks.evidence.runs import LEANS, LONG, TIED_AR, Run, all_runs
 from benchmarks.evidence.samples import JUDGED, read_verdicts, text_name
 
 from bd3lm.recipe import BlockDiffusionRecipe
@@ -225,6 +225,13 @@ class Evidence:
     def above_ar(self, nats: Nats, *, part: bool = False, ar: str = "ar") -> Difference | None:
         """Above the likelihood of AR on the same text."""
         return self.difference(nats, self.exact(ar, part=part))
+
+    def ar_beside(self, name: str) -> str:
+        """The autoregressive run that another is held against: of as many steps, and tied where it is."""
+        run = self.named(name)[0]
+        if run.table == "long":
+            return f"{LONG}ar"
+        return TIED_AR if run.recipe.network.tied else "ar"
 
     def variances(self, name: str, seeds: Collection[int] | None = None) -> dict[str, Estimate]:
         """Of the loss, by rule, the mean over seeds, or over some of them, and that of their errors."""

@@ -30,7 +30,7 @@ from benchmarks.evidence.runs import (
     LONG,
     PRESET,
     TIED_AR,
-    TIED_PRESET,
+    UNTIED,
     Run,
     is_used,
     range_name,
@@ -170,11 +170,10 @@ def long_findings(evidence: Evidence) -> Iterator[str]:
         yield ordering(
             LONG + high, LONG + low, evidence.difference(*nats), _printed(CORPORA, high, low), what
         )
-    starts = ("from-ar-copies-4", "from-ar-heavy-flat-4", f"{PRESET}-4")
+    starts = ("from-ar-copies-4", "from-ar-heavy-flat-4", f"{UNTIED}-4")
     for name, lean in product((f"{LONG}{start}" for start in starts), (0.0, *LEANS)):
         if nats_at := evidence.exact(name, lean=lean):
-            above = evidence.above_ar(nats_at, ar=f"{LONG}ar")
-            yield _aim(above, f"`{name}` at lean {lean:g}", ar=f"{LONG}ar")
+            yield _aim(evidence, name, nats_at, f" at lean {lean:g}")
 
 
 def _clips(evidence: Evidence, size: int) -> str:
@@ -332,16 +331,17 @@ def _chosen(evidence: Evidence, size: int, names: Sequence[str]) -> Iterator[str
     if unknown := [name for name, gap in gaps.items() if gap and gap.error is None]:
         near += f"; {_UNKNOWN} for {_quoted(unknown)}"
     test = evidence.best(best)
-    above = evidence.above_ar(test)
+    ar = evidence.ar_beside(best)
+    above = evidence.above_ar(test, ar=ar)
     kind = "bound" if test.is_bound else "exact"
     yield (
         f"Best on validation text{so_far}: `{best}`; {near}. On the test split it lies {shown(above)} over "
-        f"`ar` ({kind})."
+        f"`{ar}` ({kind})."
     )
     paper_recipe = evidence.best(f"bd3lm-{size}")
     yield compared(best, f"bd3lm-{size}", evidence.difference(test, paper_recipe), ", equal tokens")
     if size == 4:
-        yield _aim(above, f"`{best}`")
+        yield _aim(evidence, best, test)
 
 
 def order_findings(evidence: Evidence, size: int) -> Iterator[str]:
@@ -359,28 +359,26 @@ def order_findings(evidence: Evidence, size: int) -> Iterator[str]:
         bounds = ", bounds, which are tighter the more an order leans" if known[most].is_bound else ""
         yield f"`{name}` at lean {most:g} against lean 0, the same weights{bounds}: {shown(less)}."
         if size == 4:
-            for lean in sorted(known) if name == f"{PRESET}-4" else (most,):
-                yield _aim(evidence.above_ar(known[lean]), f"`{name}` at lean {lean:g}")
+            for lean in sorted(known) if name in (f"{UNTIED}-4", f"{PRESET}-4") else (most,):
+                yield _aim(evidence, name, known[lean], f" at lean {lean:g}")
 
 
 def tied_findings(evidence: Evidence) -> Iterator[str]:
-    """What tying is worth to AR and to blocks that start from it, in every order, and the aim among tied
-    models."""
+    """What tying is worth to AR, and in every order to the presets' blocks that start from it."""
     yield compared(TIED_AR, "ar", evidence.difference(evidence.exact(TIED_AR), evidence.exact("ar")))
     for size, lean in product((4, 16), (0.0, *LEANS)):
-        tied, untied = (evidence.best(f"{name}-{size}", lean=lean) for name in (TIED_PRESET, PRESET))
+        tied, untied = (evidence.best(f"{name}-{size}", lean=lean) for name in (PRESET, UNTIED))
         ours = evidence.difference(tied, untied)
-        yield compared(f"{TIED_PRESET}-{size}", f"{PRESET}-{size}", ours, f", both at lean {lean:g}")
-    for lean, nats in evidence.in_orders(f"{TIED_PRESET}-4").items():
-        above = evidence.above_ar(nats, ar=TIED_AR)
-        yield _aim(above, f"`{TIED_PRESET}-4` at lean {lean:g}", ar=TIED_AR)
+        yield compared(f"{PRESET}-{size}", f"{UNTIED}-{size}", ours, f", both at lean {lean:g}")
 
 
-def _aim(above: Difference | None, what: str, ar: str = "ar") -> str:
-    """Whether the aim is met, by the noise of the difference."""
+def _aim(evidence: Evidence, name: str, nats: Nats, how: str = "") -> str:
+    """Whether the aim is met, by the noise of the difference, and against AR of the same kind."""
+    ar = evidence.ar_beside(name)
+    above = evidence.above_ar(nats, ar=ar)
     return said(
         verdict(above and above.above(_AIM), [-1.0]),
-        f"the aim, {what} less than {100 * _AIM:g} % over `{ar}`, {shown(above)}.",
+        f"the aim, `{name}`{how} less than {100 * _AIM:g} % over `{ar}`, {shown(above)}.",
     )
 
 

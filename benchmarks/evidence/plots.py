@@ -8,6 +8,7 @@ from benchmarks.evidence import paper
 from benchmarks.evidence.decoding import breaks, curves, decoding_sets, rule_family
 from benchmarks.evidence.figures import Evidence, Written
 from benchmarks.evidence.noise import Difference
+from benchmarks.evidence.runs import PRESET, UNTIED
 from benchmarks.evidence.tables import CORPORA, documents, ordered_names, past_names
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -134,7 +135,7 @@ def past_plot(evidence: Evidence, size: int) -> Plot | None:
     """A row for each variant, at equal tokens and, where that was trained, in equal time."""
     rows: dict[str, dict[str, Difference]] = {}
     for name in past_names(evidence, size):
-        if above := evidence.above_ar(evidence.best(name)):
+        if above := evidence.above_ar(evidence.best(name), ar=evidence.ar_beside(name)):
             when = "equal time" if name.startswith("time-") else "equal tokens"
             rows.setdefault(name.removeprefix("time-"), {})[when] = above
     if not rows:
@@ -164,12 +165,12 @@ def past_plot(evidence: Evidence, size: int) -> Plot | None:
         f"past-{size}",
         svg(),
         f"Perplexity above AR by variant: {'; '.join(words)}.",
-        f"Blocks of {size}, perplexity above the exact one of AR. Bars are one standard error, where it is "
-        f"known. Equal time is that of `counts-{size}`.",
+        f"Blocks of {size}, perplexity above the exact one of AR, which is tied where a run is. Bars are one "
+        f"standard error, where it is known. Equal time is that of `counts-{size}`.",
     )
 
 
-_LEANING = ("both", "from-ar", "from-ar-late", "from-ar-copies", "from-ar-heavy-flat", "from-ar-early")
+_LEANING = ("both", "from-ar", "from-ar-late", "from-ar-copies", UNTIED, PRESET)
 
 
 def order_plot(evidence: Evidence, size: int) -> Plot | None:
@@ -178,8 +179,8 @@ def order_plot(evidence: Evidence, size: int) -> Plot | None:
     for name in ordered_names(evidence, size):
         if name.removesuffix(f"-{size}") not in _LEANING:
             continue
-        found = evidence.in_orders(name).items()
-        known = {lean: above for lean, nats in found if (above := evidence.above_ar(nats))}
+        found, ar = evidence.in_orders(name).items(), evidence.ar_beside(name)
+        known = {lean: above for lean, nats in found if (above := evidence.above_ar(nats, ar=ar))}
         if len(known) > 1:
             lines[name] = known
     if not lines:
@@ -199,7 +200,8 @@ def order_plot(evidence: Evidence, size: int) -> Plot | None:
         svg(),
         f"Perplexity above AR by the lean of the order. {'; '.join(words)}.",
         f"Blocks of {size}, perplexity ({'exact' if size == 4 else 'bound'}) above the exact one of AR, the "
-        "dashed line, of some rows. Bars are one standard error, where it is known.",
+        "dashed line, tied where a row is; some rows of the table. Bars are one standard error, where it is "
+        "known.",
     )
 
 

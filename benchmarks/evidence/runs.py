@@ -296,7 +296,7 @@ def _longer() -> Iterator[Run]:
     for name, variant, start in (
         ("from-ar-copies-4", block(4, copies, **NEXT, **PREVIOUS), half),
         ("from-ar-heavy-flat-4", heavy, half),
-        (f"{PRESET}-4", heavy, quarter),
+        (f"{UNTIED}-4", heavy, quarter),
     ):
         second = merge(_later(LONG_STEPS - start.recipe.train.steps), fall)
         yield of(name, merge(variant, second), *EXACT, *leaning(4), parent=start)
@@ -396,8 +396,9 @@ _SEEDS: Mapping[str, Mapping[int, int]] = {
     "time-from-ar": {4: 1, 16: 1},
 }
 DECODED = "from-ar"  # the variant whose decoding is measured
-PRESET = "from-ar-early"  # what the presets *-block-* are
-TIED_PRESET, TIED_AR = f"{PRESET}-tied", "ar-tied"
+UNTIED = "from-ar-early"
+PRESET = f"{UNTIED}-tied"  # what the presets *-block-* are
+TIED_AR = "ar-tied"
 # The variants whose likelihood is measured in other orders too, and how much these lean.
 _ENDS = (1.0, 4.0)
 _ORDERS: Mapping[str, Sequence[float]] = {
@@ -411,8 +412,8 @@ _ORDERS: Mapping[str, Sequence[float]] = {
     "from-ar-late-heavy": _ENDS,
     "from-ar-heavy-flat": _ENDS,
     "both-heavy-flat": LEANS,
+    UNTIED: LEANS,
     PRESET: LEANS,
-    TIED_PRESET: LEANS,
     DECODED: LEANS,
 }
 
@@ -476,7 +477,7 @@ def _past(size: int) -> Iterator[Run]:
             if name == DECODED and seed == 0:
                 estimator = "exact" if size == 4 else "counts"
                 measures += (*zero_shot(estimator), *BOTH_LENGTHS, Documents(), *decoding(size))
-            if name in (PRESET, TIED_PRESET) and seed == 0:
+            if name in (UNTIED, PRESET) and seed == 0:
                 measures += leaning_texts()
             by_name[name, seed] = Run(
                 name=f"{name}-{size}",

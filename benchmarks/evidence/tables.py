@@ -24,7 +24,7 @@ from benchmarks.evidence.runs import (
     LONG,
     PRESET,
     TIED_AR,
-    TIED_PRESET,
+    UNTIED,
     Run,
     is_used,
     range_name,
@@ -62,9 +62,11 @@ SUMMARY: Sequence[tuple[str, str, float | None]] = (
     ("masks by count, two complementary copies", "copies-4", None),
     ("half of the steps AR, then masks by count and a next-token loss", "from-ar-4", 2.0),
     ("the same with two copies", "from-ar-copies-4", 2.0),
-    ("the preset `wikipedia-block-4`: a quarter AR, two copies, four times that loss", f"{PRESET}-4", 4.0),
+    ("the same, but a quarter AR and four times that loss", f"{UNTIED}-4", 4.0),
+    ("autoregressive, embeddings tied", TIED_AR, None),
+    ("the preset `wikipedia-block-4`: as the last but one, embeddings tied", f"{PRESET}-4", 4.0),
     ("autoregressive, twice the steps", f"{LONG}ar", None),
-    ("the same, twice the steps", f"{LONG}{PRESET}-4", 4.0),
+    ("as the preset but untied, twice the steps", f"{LONG}{UNTIED}-4", 4.0),
 )
 
 
@@ -72,21 +74,20 @@ def summary_table(evidence: Evidence) -> Table:
     """Of blocks of 4, exact."""
     rows = []
     for words, name, lean in SUMMARY:
-        ar = f"{LONG}ar" if name.startswith(LONG) else "ar"
         uniform = evidence.exact(name)
         leaning = [NONE, NONE]
         if lean:
             nats = evidence.exact(name, lean=lean).of_trainings(uniform.trainings)
-            figure, above = _cells(evidence, name, nats, ar=ar)
+            figure, above = _cells(evidence, name, nats)
             leaning = [f"{figure} (lean {lean:g}, {len(nats.values)})", above]
-        cells = _cells(evidence, name, uniform, ar=ar)
+        cells = _cells(evidence, name, uniform)
         rows.append([words, f"{cells[0]} ({len(uniform.values)})", cells[1], *leaning])
     tokens = trained_tokens(evidence.named("ar")[0]) / 1e6
     return Table(
-        f"Blocks of 4 on Wikipedia, 77 M parameters, {tokens:.0f} M tokens in 1,000 steps: exact perplexity "
-        "of test text, ± the standard deviation over seeds (their number in brackets), and how far it lies "
-        "over that of AR after as many steps by the seeds that both have, ± a standard error where it is "
-        "known, or its interval where it is large.",
+        f"Blocks of 4 on Wikipedia, 77 M parameters, tied 51 M, {tokens:.0f} M tokens in 1,000 steps: exact "
+        "perplexity of test text, ± the standard deviation over seeds (their number in brackets), and how "
+        "far it lies over that of AR after as many steps, tied where it is, by the seeds that both have, ± a "
+        "standard error where it is known, or its interval where it is large.",
         ["trained as", "uniform order", "over AR", "leaning order", "over AR"],
         rows,
     )
@@ -94,10 +95,10 @@ def summary_table(evidence: Evidence) -> Table:
 
 def long_table(evidence: Evidence) -> Table:
     """Beside what the same gave in half of the steps."""
-    ar, rows = f"{LONG}ar", []
+    rows = []
     for name in _names(evidence, lambda run: run.table == "long"):
         short = name.removeprefix(LONG)
-        rows.append([name, *_both(evidence, name, ar=ar), *_both(evidence, short)[1::2]])
+        rows.append([name, *_both(evidence, name), *_both(evidence, short)[1::2]])
     return Table(
         "Perplexity of the test split after twice the steps of the other tables, one seed, how far it lies "
         "above that of AR after as many, and how far the same lies above AR in the other tables.",
@@ -117,14 +118,16 @@ def _seeds(evidence: Evidence, name: str) -> str:
     return f"{known}, {DIVERGED}" if evidence.diverged(name) else known
 
 
-def _both(evidence: Evidence, name: str, *, ar: str = "ar") -> list[str]:
+def _both(evidence: Evidence, name: str) -> list[str]:
     """The bound and the exact figure, each with its distance from AR."""
     has_bound, has_exact = _has(evidence, name)
-    least = _cells(evidence, name, evidence.bound(name), ar=ar) if has_bound else [NONE, NONE]
-    return least + (_cells(evidence, name, evidence.exact(name), ar=ar) if has_exact else [NONE, NONE])
+    least = _cells(evidence, name, evidence.bound(name)) if has_bound else [NONE, NONE]
+    return least + (_cells(evidence, name, evidence.exact(name)) if has_exact else [NONE, NONE])
 
 
-def _cells(evidence: Evidence, name: str, nats: Nats, *, part: bool = False, ar: str = "ar") -> list[str]:
+def _cells(evidence: Evidence, name: str, nats: Nats, *, part: bool = False) -> list[str]:
+    """A figure and its distance from AR, of which only one was measured on a part of the text."""
+    ar = "ar" if part else evidence.ar_beside(name)
     above = NONE if name == ar else shown(evidence.above_ar(nats, part=part, ar=ar))
     return [str(nats), above]
 
@@ -343,7 +346,7 @@ def _mask_words(masking: MaskingRecipe) -> str:
 
 def past_table(evidence: Evidence, size: int) -> Table:
     rows = []
-    for name in ("ar", *past_names(evidence, size)):
+    for name in ("ar", TIED_AR, *past_names(evidence, size)):
         is_candidate = name != f"bd3lm-{size}"
         valid = str(evidence.best(name, split="valid")) if is_candidate else NONE
         cells = [_seeds(evidence, name), valid, *_both(evidence, name), _head(evidence, name)]
@@ -351,8 +354,9 @@ def past_table(evidence: Evidence, size: int) -> Table:
     return Table(
         f"Blocks of {size}: perplexity at equal tokens, of runs called time- in the time of counts-{size}. "
         "Variants are chosen by the validation column; the others are of the test split. The next-token head "
-        "is the same network as an autoregressive one, first tokens aside. Steps are of the first seed, of "
-        "all stages; minutes are those steps at the median pace of such steps alone on the device.",
+        "is the same network as an autoregressive one, first tokens aside. AR is tied where a run is. Steps "
+        "are of the first seed, of all stages; minutes are those steps at the median pace of such alone on "
+        "the device.",
         [
             *("run", "seeds", "validation", "bound", "over AR", "exact", "over AR"),
             *("next-token head", "steps", "minutes"),
@@ -392,8 +396,8 @@ def ordered_names(evidence: Evidence, size: int) -> list[str]:
 def order_table(evidence: Evidence, size: int) -> Table:
     return Table(
         f"Blocks of {size}: perplexity of the test split, {'exact' if size == 4 else 'a bound'}, by how much "
-        "the order of reveal leans to the left, and how far it lies above AR; a row is of the trainings that "
-        "were measured in all of its orders.",
+        "the order of reveal leans to the left, and how far it lies above AR, tied where the row is; a row "
+        "is of the trainings that were measured in all of its orders.",
         ["run", "seeds", *_LEAN_HEADINGS],
         [_order_row(evidence, name) for name in ordered_names(evidence, size)],
     )
@@ -402,8 +406,9 @@ def order_table(evidence: Evidence, size: int) -> Table:
 _LEAN_HEADINGS = ["lean 0", *(f"{lean:g}" for lean in LEANS)]
 
 
-def _order_row(evidence: Evidence, name: str, *, ar: str = "ar") -> list[str]:
+def _order_row(evidence: Evidence, name: str) -> list[str]:
     asked = {getattr(each, "lean", 0.0) for run in evidence.named(name) for each in run.measures}
+    ar = evidence.ar_beside(name)
     known = {
         lean: f"{nats} ({evidence.above_ar(nats, ar=ar)})" for lean, nats in evidence.in_orders(name).items()
     }
@@ -415,10 +420,10 @@ def _order_row(evidence: Evidence, name: str, *, ar: str = "ar") -> list[str]:
 def tied_table(evidence: Evidence) -> Table:
     """The recipe of the presets and AR, as they are and tied, each beside its like."""
     rows = []
-    for ar, recipe in (("ar", PRESET), (TIED_AR, TIED_PRESET)):
+    for ar, recipe in (("ar", UNTIED), (TIED_AR, PRESET)):
         nats = evidence.exact(ar)
         rows.append([ar, str(len(nats.values)), str(nats), *[NONE] * len(LEANS)])
-        rows += [_order_row(evidence, f"{recipe}-{size}", ar=ar) for size in (4, 16)]
+        rows += [_order_row(evidence, f"{recipe}-{size}") for size in (4, 16)]
     return Table(
         "Perplexity of the test split by how much the order of reveal leans to the left, exact for blocks of "
         "4 and a bound for those of 16, and how far it lies above that AR which is tied or not as they are.",
