@@ -11,13 +11,11 @@ fields of `bd3lm bench train`.
 import argparse
 import gc
 import json
-import platform
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,8 +29,14 @@ from torch import Tensor
 from torch._inductor.choices import InductorChoices
 from torch.nn import functional as F
 
-import bd3lm
-from bd3lm.bench import Shape, Timing, TrainingCase, matrix_rate, measure_training
+from bd3lm.bench import (
+    Shape,
+    TrainingCase,
+    device_name,
+    matrix_rate,
+    measure_training,
+    training_record,
+)
 from bd3lm.diffusion import Masks
 from bd3lm.models import (
     BlockDiffusion,
@@ -311,8 +315,7 @@ def measure_all(
 
     One that fails has an `error` and no time, and the others go on.
     """
-    rate, device_name = matrix_rate(device), _device_name(device)
-    tokens, flops = case.batch * case.shape.context, case.shape.training_flops(case.batch)
+    rate = matrix_rate(device)
     records: list[dict[str, Any]] = []
     for variant, name in [
         ("as it is", None),
@@ -322,28 +325,17 @@ def measure_all(
         print(f"== {variant}", file=sys.stderr, flush=True)
         optimisation = UNCHANGED if name is None else OPTIMISATIONS[name]
         timed = replace(case, **optimisation.changes)
-        record: dict[str, Any] = {
-            "bench": "train",
-            "variant": variant,
-            "undone": name,
-            "instead": optimisation.instead,
-            "case": asdict(timed),
-            "device": device_name,
-            "torch": torch.__version__,
-            "bd3lm": bd3lm.__version__,
-            "commit": commit,
-        }
+        record: dict[str, Any] = {"undone": name, "instead": optimisation.instead, "commit": commit}
         try:
             with without(optimisation):
                 timing = measure_training(timed, device=device, steps=steps)
         except Exception as error:
             traceback.print_exc()
-            record["error"] = _first_line(error)
+            record = {"bench": "train", "variant": variant, **record, "error": _first_line(error)}
         else:
-            record |= _figures(timing, tokens, flops, rate)
+            record = training_record(variant, timed, timing, device, rate=rate) | record
             first = (records or [record])[0].get("seconds")
             record["ratio"] = None if first is None else timing.median / first["median"]
-        record["measured"] = datetime.now(UTC).isoformat(timespec="seconds")
         if out is not None:
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
@@ -351,25 +343,9 @@ def measure_all(
     return records
 
 
-def _figures(timing: Timing, tokens: int, flops: float, rate: float) -> dict[str, Any]:
-    least, most = timing.spread
-    return {
-        "seconds": {"median": timing.median, "least": least, "most": most},
-        "repeats": len(timing.seconds),
-        "peak_gib": None if timing.peak_bytes is None else timing.peak_bytes / 2**30,
-        "tokens_per_second": tokens / timing.median,
-        "utilisation": flops / timing.median / rate,
-        "matrix_tflops": rate / 1e12,
-    }
-
-
 def _first_line(error: Exception) -> str:
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
 
 
 def _print(console: Console, title: str, records: Sequence[Mapping[str, Any]]) -> None:
@@ -444,7 +420,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records = measure_all(
         case, names, device=device, steps=options.steps, out=options.out, commit=options.commit
     )
-    _print(console, f"{shape.title}, batch {case.batch}, on {_device_name(device)}", records)
+    _print(console, f"{shape.title}, batch {case.batch}, on {device_name(device)}", records)
     return int(any("error" in record for record in records))
 
 

@@ -115,8 +115,8 @@ def _timed(evidence: Evidence) -> str:
 
 
 def _tied(evidence: Evidence) -> str:
-    """Whose embedding is the head too; alternatives are told apart by their names."""
-    runs = [run for run in evidence.runs if run.recipe.network.tied and run.table != "alternatives"]
+    """Whose embedding is the head too."""
+    runs = [run for run in evidence.runs if run.recipe.network.tied]
     return f" Tied{_parameters(evidence, runs[0])}: {_kinds(runs)}." if runs else ""
 
 

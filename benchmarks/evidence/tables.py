@@ -61,12 +61,12 @@ SUMMARY: Sequence[tuple[str, str, float | None]] = (
     ("masks by count", "counts-4", None),
     ("masks by count, two complementary copies", "copies-4", None),
     ("half of the steps AR, then masks by count and a next-token loss", "from-ar-4", 2.0),
-    ("the same with two copies", "from-ar-copies-4", 2.0),
-    ("the same, but a quarter AR and four times that loss", f"{UNTIED}-4", 4.0),
+    ("half of the steps AR, then two copies and that loss", "from-ar-copies-4", 2.0),
+    ("a quarter AR, then two copies and four times that loss", f"{UNTIED}-4", 4.0),
     ("autoregressive, embeddings tied", TIED_AR, None),
-    ("the preset `wikipedia-block-4`: as the last but one, embeddings tied", f"{PRESET}-4", 4.0),
+    ("`wikipedia-block-4`: a quarter AR, two copies, four times that loss, tied", f"{PRESET}-4", 4.0),
     ("autoregressive, twice the steps", f"{LONG}ar", None),
-    ("as the preset but untied, twice the steps", f"{LONG}{UNTIED}-4", 4.0),
+    ("a quarter AR, two copies, four times that loss, twice the steps", f"{LONG}{UNTIED}-4", 4.0),
 )
 
 
@@ -126,8 +126,8 @@ def _both(evidence: Evidence, name: str) -> list[str]:
 
 
 def _cells(evidence: Evidence, name: str, nats: Nats, *, part: bool = False) -> list[str]:
-    """A figure and its distance from AR, of which only one was measured on a part of the text."""
-    ar = "ar" if part else evidence.ar_beside(name)
+    """A figure and its distance from AR."""
+    ar = evidence.ar_beside(name)
     above = NONE if name == ar else shown(evidence.above_ar(nats, part=part, ar=ar))
     return [str(nats), above]
 

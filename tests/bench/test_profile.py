@@ -218,9 +218,10 @@ def test_a_profile_of_training_on_a_cpu_has_all_its_operators(method, watched):
         assert profile.groups[group] > 0, group
     total = sum(event.self_cpu_time_total for event in watched[0].key_averages())
     assert sum(profile.groups.values()) == pytest.approx(1e-6 * total / 3, rel=1e-6)
-    assert profile.groups.get(OTHER, 0.0) < 0.5 * sum(profile.groups.values())
     assert list(profile.groups.values()) == sorted(profile.groups.values(), reverse=True)
-    assert len(profile.kernels) == 10
+    assert len(profile.kernels[:10]) == 10  # and what else is of no group
+    assert all(kernel.group == OTHER for kernel in profile.kernels[10:])
+    assert profile.groups.get(OTHER, 0.0) < 0.2 * sum(profile.groups.values())
     assert list(profile.kernels) == sorted(profile.kernels, key=lambda kernel: -kernel.seconds)
 
 

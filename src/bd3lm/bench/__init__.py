@@ -2,6 +2,7 @@
 
 from bd3lm.bench.attention import AttentionCase, measure_attention
 from bd3lm.bench.profile import Kernel, Profile
+from bd3lm.bench.records import device_name, timing_record, training_record
 from bd3lm.bench.sampling import SamplingCase, measure_sampling
 from bd3lm.bench.shapes import Shape
 from bd3lm.bench.timing import Timing, matrix_rate
@@ -16,8 +17,11 @@ __all__ = [
     "Shape",
     "Timing",
     "TrainingCase",
+    "device_name",
     "matrix_rate",
     "measure_attention",
     "measure_sampling",
     "measure_training",
+    "timing_record",
+    "training_record",
 ]

@@ -48,7 +48,7 @@ _KERNELS = [
         (OPTIMIZER, r"^triton_for_"),
         (ELEMENTWISE, r"^triton_"),
         (COPIES, r"^(memcpy|memset)"),
-        (ATTENTION, r"flash|fmha|sdpa|attention|flex_decoding"),
+        (ATTENTION, r"flash|fmha|sdpa|attention|flex_decoding|cudnn"),  # cuDNN's own is used for nothing else
         (OPTIMIZER, r"multi_tensor_apply|fused_?adam|foreach|lp_?norm|lerp"),
         (PRODUCTS, r"gemm|gemv|nvjet|cutlass|xmma|split_?k|cublas|dot_kernel"),
         (LOSS, r"log_?softmax|nll_loss|cross_?entropy"),
@@ -103,7 +103,7 @@ _ATEN = {
 _OWNERS = (ATTENTION, OPTIMIZER, LOSS)
 # Spans over several kernels, and waiting, which the profiler lists as if they were kernels.
 _NO_KERNEL = re.compile(r"^(##|ProfilerStep|Torch-Compiled Region|Optimizer\.)|(^| )Sync$|^Stream Wait")
-_LONGEST, _NAME = 10, 80  # kernels that are kept, and characters of their names
+_LONGEST, _UNKNOWN, _NAME = 10, 3, 80  # kernels that are kept, also of no group; characters of their names
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,9 @@ def _summed(
         groups[group] += took / calls
         totals[name, group] += took / calls
         launches[name, group] += 1
-    longest = sorted(totals, key=lambda key: -totals[key])[:_LONGEST]
+    by_time = sorted(totals, key=lambda key: -totals[key])
+    unknown = [key for key in by_time[_LONGEST:] if key[1] == OTHER][:_UNKNOWN]
+    longest = by_time[:_LONGEST] + unknown
     return Profile(
         calls=calls,
         seconds=seconds,

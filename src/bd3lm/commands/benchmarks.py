@@ -1,10 +1,8 @@
 """`bd3lm bench`: how fast, beside the baseline, in one run; a table for people and JSON lines for later."""
 
 import json
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,17 +10,19 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import bd3lm
 from bd3lm.bench import (
     PROFILED_STEPS,
     AttentionCase,
     SamplingCase,
     Timing,
     TrainingCase,
+    device_name,
     matrix_rate,
     measure_attention,
     measure_sampling,
     measure_training,
+    timing_record,
+    training_record,
 )
 from bd3lm.bench.reference import CARD, PROVENANCE, sampling_reference, training_reference
 
@@ -67,18 +67,11 @@ def bench_training(
     _check_folder(out)
     chosen = _without_repetitions(chosen, device, console)
     rate = matrix_rate(device)
-    tokens, flops = case.batch * case.shape.context, case.shape.training_flops(case.batch)
     rows = []
     for name, variant in chosen.items():
         with console.status(f"training: {case.shape.title}, {name}"):
             timing = measure_training(variant, device=device, steps=steps, profile=profile)
-        record = _record("train", name, variant, timing, device)
-        record |= {
-            "tokens_per_second": tokens / timing.median,
-            "utilisation": flops / timing.median / rate,
-            "matrix_tflops": rate / 1e12,
-            **_profile(timing),
-        }
+        record = training_record(name, variant, timing, device, rate=rate) | _profile(timing)
         _keep(out, record)
         rows.append(record)
     reference = training_reference(case) if _on_the_card(device) else None
@@ -117,7 +110,7 @@ def bench_sampling(
     for name, variant in chosen.items():
         with console.status(f"sampling: {case.shape.title}, {name}"):
             timing = measure_sampling(variant, device=device, repeats=repeats, profile=profile)
-        record = _record("sample", name, variant, timing, device)
+        record = timing_record("sample", name, variant, timing, device)
         record |= {
             "tokens_per_second": variant.tokens / timing.median,
             **_profile(timing, length=variant.profiled_length),
@@ -159,7 +152,7 @@ def bench_attention(
             with console.status(f"attention, {passes}: {case.title}, {name}"):
                 timed = replace(variant, backward=backward)
                 timing = measure_attention(timed, device=device, repeats=repeats)
-            record = _record("attention", name, timed, timing, device)
+            record = timing_record("attention", name, timed, timing, device)
             record |= {"tokens_per_second": case.batch * case.shape.context / timing.median}
             _keep(out, record)
             alike.append(record)
@@ -203,21 +196,6 @@ def _check_folder(out: Path | None) -> None:
         raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
 
 
-def _record(kind: str, name: str, case: Any, timing: Timing, device: torch.device) -> dict[str, Any]:
-    return {
-        "bench": kind,
-        "variant": name,
-        "case": asdict(case),
-        "seconds": {"median": timing.median, "least": timing.spread[0], "most": timing.spread[1]},
-        "repeats": len(timing.seconds),
-        "peak_gib": None if timing.peak_bytes is None else timing.peak_bytes / 2**30,
-        "device": _device_name(device),
-        "torch": torch.__version__,
-        "bd3lm": bd3lm.__version__,
-        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
 def _profile(timing: Timing, **more: Any) -> dict[str, Any]:
     return {} if timing.profile is None else {"profile": asdict(timing.profile) | more}
 
@@ -253,7 +231,7 @@ def _print(
         )
     for name, rate, memory in reference:
         lines.append((name, "", "", f"{rate:,.0f}", "", _gibibytes(memory), ""))
-    table = Table(title=f"{title}, on {_device_name(device)}")
+    table = Table(title=f"{title}, on {device_name(device)}")
     headings, *body = zip(*(column for column in zip(*lines, strict=True) if any(column[1:])), strict=True)
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "variant" else "right")
@@ -333,9 +311,3 @@ def _gibibytes(memory: float | None) -> str:
 
 def _on_the_card(device: torch.device) -> bool:
     return device.type == "cuda" and CARD in torch.cuda.get_device_name(device)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {_number(torch.get_num_threads(), 'thread')}"
