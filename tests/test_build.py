@@ -164,8 +164,9 @@ def test_models_are_judged_by_the_papers_bound_whatever_trained_them():
         next_token=1.0,
     )
     assert validation_objective(clipped) == BlockDiffusionLoss(
-        block_size=4, mask_id=9, masking=Times(), causal_clean=True, previous_token=True
+        block_size=4, mask_id=9, masking=Counts(), causal_clean=True, previous_token=True
     )
+    assert validation_objective(clipped, uses_noise=True).masking == Times()
     discrete = BlockDiffusionLoss(block_size=4, mask_id=9, masking=DiscreteTimes(steps=5))
     assert validation_objective(discrete) == discrete
     d3pm = D3PM(process=Uniform(12), mask_id=9, steps=7, auxiliary=0.5)
@@ -228,7 +229,7 @@ def test_a_run_may_be_trained_for_an_order_that_leans(data, tmp_path):
     counts = {"method": {"masking": {"kind": "counts", "lean": 0.7}}}
     run = build(data, tmp_path, BLOCK, counts)
     assert run.trainer.objective.masking == Counts(lean=0.7)
-    assert validation_objective(run.trainer.objective).masking == Times()
+    assert validation_objective(run.trainer.objective).masking == Counts()
     assert run.config.method.lean == 0.0
     run.trainer.run()
     assert float(rows(tmp_path)[-1]["valid_nats"]) > 0
@@ -335,6 +336,9 @@ def test_another_shape_is_refused_with_the_parameters_that_differ(data, ar, tmp_
         build(data, tmp_path, BLOCK, {"start_from": str(ar), "network": {"hidden": 32}})
     with pytest.raises(ValueError, match=r"layers\.1.*missing there"):
         build(data, tmp_path, BLOCK, {"start_from": str(ar), "network": {"layers": 2}})
+    tied = r"1 parameter differs .*; its embeddings are untied and those of this recipe tied: network\.tied"
+    with pytest.raises(ValueError, match=tied):
+        build(data, tmp_path, BLOCK, {"start_from": str(ar), "network": {"tied": True}})
 
 
 def test_another_tokenizer_is_refused(data, ar, tmp_path):

@@ -260,6 +260,16 @@ def test_a_flag_that_one_stage_has_says_which(capsys):
     assert "the stage" not in capsys.readouterr().err  # which none has
 
 
+def test_a_flag_that_every_stage_knows_is_of_no_single_one(capsys):
+    """Though only one may find its value wrong; and a value may be wrong for the one that knows a flag."""
+    assert main(["train", "demo", "--show", "--data.context", "30"]) == 1
+    error = capsys.readouterr().err
+    assert "method.block_size must divide data.context 30, got 4" in error
+    assert "the stage" not in error.partition("\n")[2]
+    assert main(["train", "demo", "--show", "--method.block_size", "5"]) == 1
+    assert capsys.readouterr().err.endswith("\n  the stage block has it: --block.method.block_size\n")
+
+
 def test_a_misspelt_stage_suggests_the_right_one(capsys):
     error = fails(capsys, "train", "demo", "--show", "--blok.method.block_size", "8")
     assert "blok: unknown key, did you mean 'block'? allowed are the stages ar, block, and train, m" in error
@@ -511,7 +521,7 @@ def test_data_prepare_and_train_tokenizer(tmp_path, capsys):
     texts = random_texts(40)
     source = str(write_jsonl(tmp_path / "corpus.jsonl", texts))
     assert main(["data", "train-tokenizer", source, str(tmp_path / "bpe"), "--vocabulary", "300"]) == 0
-    assert f"wrote {tmp_path / 'bpe'}: 300 tokens" in capsys.readouterr().out
+    assert f"wrote {tmp_path / 'bpe'}: 300 tokens\n" in capsys.readouterr().out
     tokenizer = load_tokenizer(tmp_path / "bpe")
     assert tokenizer.vocab_size == 300
     words = ["data", "prepare", source, str(tmp_path / "out"), "--tokenizer", str(tmp_path / "bpe")]
@@ -564,10 +574,12 @@ def saved(tmp_path_factory, model) -> str:
 
 
 def records(out: Path) -> list[dict[str, Any]]:
-    """The lines of a file, in the order of the prompts."""
+    """The lines of a file, which are in the order of the prompts."""
     lines = out.read_text(encoding="utf-8").split("\n")
     assert lines.pop() == ""
-    return sorted((json.loads(line) for line in lines), key=lambda record: record["index"])
+    found = [json.loads(line) for line in lines]
+    assert [record["index"] for record in found] == list(range(len(found)))
+    return found
 
 
 def test_sample_prints_a_text_its_speed_and_its_cost(saved, model, capsys):
@@ -577,8 +589,8 @@ def test_sample_prints_a_text_its_speed_and_its_cost(saved, model, capsys):
     assert printed.out == f"{found.text}\n"  # the text and nothing else: it may be piped on
     written, evaluations = found.sample.written, found.sample.evaluations
     assert re.fullmatch(
-        rf"{written} tokens written in [\d.]+ s: [\d.,]+ tokens/s\. {evaluations} evaluations, 0 more passes "
-        rf"over what was given\. Stopped: 1 by {found.sample.stopped_by}\.",
+        rf"{written} tokens written in [\d.]+ s: [\d.,]+ tokens/s\. {evaluations} evaluations of the "
+        rf"network\. Stopped: 1 by {found.sample.stopped_by}\.",
         printed.err.removesuffix("\n"),
     )
     assert "\x1b" not in printed.out
@@ -652,7 +664,7 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
         ("--entropy-bound 0", {"unmasking": EntropyBound(0.0)}),
         ("--no-eos", {"stop_at_eos": False}),
         ("--stop a", {"stop": "a"}),
-        ("--stop a bc", {"stop": ("a", "bc")}),
+        ("--stop a --stop bc", {"stop": ("a", "bc")}),
         ("--entropy-floor 0.5 --length 300", {"entropy_floor": 0.5, "length": 300}),
         (
             "--entropy-floor 1.9 --entropy-window 8 --redraws 2",

@@ -8,6 +8,7 @@ import pytest
 from bd3lm import cli
 from bd3lm.cli import main
 from bd3lm.cli.mistakes import in_one_line
+from bd3lm.cli.sampling import SampleCommand
 
 
 @pytest.mark.parametrize(
@@ -40,17 +41,37 @@ def test_a_mistake_is_one_line(words: str, said: str, capsys: pytest.CaptureFixt
     ("words", "said"),
     [
         (
-            "sample --stop a --stop b --stop=c",
-            "--stop takes several values at once and must be given once, got",
+            "bench train --variants eager --variants dense",
+            "--variants takes several values after one flag, got it 2 times: --variants A B\n",
         ),
-        ("bench train --variants eager --variants dense", "--variants takes several values at once"),
+        (
+            "zeroshot x --data a --data b --data=c",
+            "--data takes several values after one flag, got it 3 times: --data A B\n",
+        ),
     ],
 )
 def test_a_list_given_in_parts_is_refused_rather_than_cut(
     words: str, said: str, capsys: pytest.CaptureFixture[str]
 ):
     assert main(words.split()) == 2
-    assert capsys.readouterr().err.startswith(f"bd3lm: {said}")
+    assert capsys.readouterr().err == f"bd3lm: {said}"
+
+
+@pytest.mark.parametrize(
+    ("words", "prompts", "stop"),
+    [
+        (["--stop", "x", "The city"], ("The city",), ("x",)),
+        (["The city", "--stop", "x", "--stop=y"], ("The city",), ("x", "y")),
+        (["--stop", "x", "--stop", "y", "A cat", "A dog"], ("A cat", "A dog"), ("x", "y")),
+    ],
+)
+def test_a_flag_with_one_value_leaves_the_prompts_alone_and_may_be_repeated(
+    words: list[str], prompts: tuple[str, ...], stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[SampleCommand] = []
+    monkeypatch.setattr(SampleCommand, "run", lambda command: seen.append(command) or 0)
+    assert main(["sample", "box", *words]) == 0
+    assert [(each.model, each.prompts, each.stop) for each in seen] == [("box", prompts, stop)]
 
 
 def test_what_is_said_of_a_command_that_can_be_read_is_passed_on(

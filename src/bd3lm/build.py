@@ -74,6 +74,8 @@ from bd3lm.training import (
 from bd3lm.training.distributed import whole
 from bd3lm.training.trainer import rank_rows
 
+_HEAD = "output.weight"  # a parameter of its own where embeddings are not tied
+
 
 @dataclass(frozen=True)
 class Run:
@@ -272,20 +274,23 @@ def build_masking(masking: MaskingRecipe) -> MaskingRule:
             )
 
 
-def validation_objective(objective: Objective) -> Objective:
-    """What a method is judged by: its likelihood, or the paper's bound under uniformly drawn mask rates.
+def validation_objective(objective: Objective, *, uses_noise: bool = False) -> Objective:
+    """What a method is judged by: its likelihood, or the paper's bound, whatever masks it is trained with.
 
-    SSD-LM has neither; it is judged by its cross-entropy on pure noise, where nothing can be copied.
+    The bound is drawn by counts: uniformly drawn mask rates have the same mean and an infinite variance, and
+    which checkpoint is kept as the best would be a matter of luck. A network that `uses_noise` must be told a
+    rate. SSD-LM has neither; it is judged by its cross-entropy on pure noise, where nothing can be copied.
     """
     if isinstance(objective, Autoregressive):
         return Autoregressive(mask_id=objective.mask_id, score_first=objective.score_first)
     if isinstance(objective, BlockDiffusionLoss):
         masking = objective.masking
+        if not isinstance(masking, diffusion.DiscreteTimes):  # a network trained in T steps is judged in them
+            masking = diffusion.Times() if uses_noise else diffusion.Counts()
         return BlockDiffusionLoss(
             block_size=objective.block_size,
             mask_id=objective.mask_id,
-            # A network trained in T steps is judged in T steps.
-            masking=masking if isinstance(masking, diffusion.DiscreteTimes) else diffusion.Times(),
+            masking=masking,
             causal_clean=objective.causal_clean,
             previous_token=objective.previous_token,
         )
@@ -336,10 +341,20 @@ def _require_same_network(theirs: Mapping[str, Shape], ours: Mapping[str, Shape]
     if theirs != ours:
         names = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
         first = names[0]
+        differ = "1 parameter differs" if len(names) == 1 else f"{len(names)} parameters differ"
+        hint = ""
+        if names == [_HEAD]:
+            hint = (
+                f"; its embeddings are {_tied(theirs)} and those of this recipe {_tied(ours)}: network.tied"
+            )
         raise ValueError(
-            f"start_from must have the network of this recipe, got {source}, where {len(names)} parameters "
-            f"differ ({first}: {theirs.get(first, 'missing')} there, {ours.get(first, 'missing')} here)"
+            f"start_from must have the network of this recipe, got {source}, where {differ} "
+            f"({first}: {theirs.get(first, 'missing')} there, {ours.get(first, 'missing')} here){hint}"
         )
+
+
+def _tied(shapes: Mapping[str, Shape]) -> str:
+    return "untied" if _HEAD in shapes else "tied"
 
 
 def _method(method: MethodRecipe, context: int, mask_id: int) -> Method:
@@ -402,7 +417,8 @@ def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut, engine:
         return []
     if trackers.gradient_variance_batches and engine.world > 1:
         raise ValueError("trackers.gradient_variance_batches needs a run of one process")
-    validators: list[Any] = [LikelihoodValidator(held_out, validation_objective(objective), seed)]
+    judge = validation_objective(objective, uses_noise=recipe.network.time_conditioning)
+    validators: list[Any] = [LikelihoodValidator(held_out, judge, seed)]
     if search is not None:
         validators.append(ClipSearchValidator(held_out, search, seed))
     if trackers.nelbo_variance_batches:

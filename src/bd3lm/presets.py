@@ -93,10 +93,10 @@ _NEXT_TOKEN = {"method": {"kind": "block_diffusion", "causal_clean": True, "next
 _PREVIOUS_TOKEN = {"method": {"kind": "block_diffusion", "previous_token": True}}
 
 
-# The best of the ways to train blocks in docs/results.md, in uniform order and in those that lean: from a model that was
-# autoregressive for a quarter of the steps, two complementary copies of masks by count with weight 1 for
-# every hidden token, four times the next-token loss, the token before hidden ones shown, tied embeddings in
-# both stages, texts in an order that leans to the left. Compared at 33 M tokens and blocks of 4 and 16.
+# The best of the ways to train blocks in docs/results.md, in uniform order and in those that lean: from a
+# model that was autoregressive for a quarter of the steps, two complementary copies of masks by count with
+# weight 1 for every hidden token, four times the next-token loss, the token before hidden ones shown, tied
+# embeddings in both stages, texts in an order that leans to the left. Compared at 33 M tokens.
 _TIED = {"network": {"tied": True}}
 _RECOMMENDED = merge(
     _NEXT_TOKEN,

@@ -1,5 +1,6 @@
 """A training run from its command: resolve the recipe, run its stages, keep what they wrote."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
@@ -83,23 +84,33 @@ def _check_stage_names(layer: Mapping[str, Any], stages: Sequence[str]) -> None:
 
 
 def _other_stages(stages: Sequence[Stage], flags: Mapping[str, Any]) -> str:
-    """Lines that say of flags which some stages take and others do not how they are given to those alone."""
+    """Lines that say of flags which some stages know and others do not how they are given to those alone."""
     lines = []
     for part, value in flags.items():
-        takers = [stage.name for stage in stages if _is_recipe(merge(stage.recipe, {part: value}))]
-        if len(takers) < len(stages):
-            for name in takers:
-                given = " ".join(f"--{leaf}" for leaf in _leaves(value, f"{name}.{part}"))
-                lines.append(f"\n  the stage {name} has it: {given}")
+        unknown = {stage.name: _unknown_keys(merge(stage.recipe, {part: value})) for stage in stages}
+        for name in unknown:
+            given = [
+                f"--{name}.{leaf}"
+                for leaf in _leaves(value, part)
+                if not _is_under(leaf, unknown[name])
+                and any(_is_under(leaf, other) for other in unknown.values())
+            ]
+            if given:
+                lines.append(f"\n  the stage {name} has it: {' '.join(given)}")
     return "".join(lines)
 
 
-def _is_recipe(data: Mapping[str, Any]) -> bool:
+def _unknown_keys(data: Mapping[str, Any]) -> set[str]:
+    """What a recipe says of itself that it does not know."""
     try:
         recipe_from_dict(data, where="")
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        return set(re.findall(r"^ *([\w.]+): unknown key", str(error), re.MULTILINE))
+    return set()
+
+
+def _is_under(leaf: str, keys: set[str]) -> bool:
+    return any(f"{leaf}.".startswith(f"{key}.") for key in keys)
 
 
 def _leaves(value: Any, name: str) -> list[str]:

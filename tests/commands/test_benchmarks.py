@@ -88,7 +88,10 @@ def test_variants_of_training_stand_beside_the_first(measured, console):
     assert rows[1]["tokens_per_second"] == 500 * 8 / 2.0
     printed = prose(console)
     assert "Training, BD3-LM, blocks of 4, 1 x 16, context 8, batch 500" in printed
-    assert "0.001 TFLOP/s" in printed
+    said = (
+        "used is the rate of the method's matrix products over a step, as a share of the 0.001 TFLOP/s that"
+    )
+    assert said in printed
 
 
 def test_records_are_appended_as_json_lines(measured, console, tmp_path):
@@ -271,7 +274,7 @@ def test_a_profile_is_printed_by_groups_and_kept(profiled, console, monkeypatch,
     assert table["no kernel runs"] == ["", "12%"]
     assert headings(console) == ["kernels", "ms", "share"]
     assert "Where the time of a step goes, compiled" in prose(console)
-    assert "profiled: 3 more steps of each variant; ms are of the kernels of one step" in prose(console)
+    assert "3 more steps of each variant; share is of all kernels listed; ms are of the k" in prose(console)
     assert "together may take longer than it where they overlap" in prose(console)
     kept = json.loads(out.read_text("utf-8"))["profile"]
     assert kept["groups"] == {"matrix products": 2.25, "attention": 0.75}
@@ -288,7 +291,7 @@ def test_of_long_texts_it_is_said_that_shorter_ones_are_profiled(profiled, conso
     assert headings(console) == ["operators", "ms", "share"]
     assert "no kernel runs" not in prose(console)
     bench_sampling(SamplingCase(length=100), device=CPU, profile=True, console=console)
-    assert "of 1 text of 100 tokens; ms are of the operators of one run" in prose(console)
+    assert "of 1 text of 100 tokens; share is of all operators listed; ms are of the op" in prose(console)
 
 
 # --- the command ---
@@ -303,6 +306,14 @@ def test_the_command_times_training(capsys, tmp_path):
     assert kept["case"]["shape"] == asdict(Shape(block_size=2, **SHAPE, **NETWORK))
     assert kept["seconds"]["least"] > 0
     assert "│ eager " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["train", "sample"])
+def test_help_says_where_single_kernels_are(kind, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", kind, "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "The file of --out has the longest single kernels too." in said
 
 
 def test_the_command_times_sampling(capsys, tmp_path):

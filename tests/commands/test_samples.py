@@ -376,22 +376,42 @@ def test_the_summary_counts():
     summary = printed.splitlines()[-1]
     number = r"([\d,]+)"
     pattern = (
-        rf"{number} tokens written in ([\d.]+) s: ([\d,.]+) tokens/s\. {number} evaluations, {number} more "
-        rf"passes over what was given\. Stopped: (.+); {number} drawn again, {number} passes for nothing\."
+        rf"{number} tokens written in ([\d.]+) s: ([\d,.]+) tokens/s\. {number} evaluations of the network\. "
+        rf"Stopped: (.+); {number} drawn again, {number} passes for nothing\."
     )
     matched = re.fullmatch(pattern, summary)
     assert matched, summary
-    written, _, speed, evaluations, fills, ends, redraws, wasted = matched.groups()
+    written, _, speed, evaluations, ends, redraws, wasted = matched.groups()
     assert int(written) == sum(len(sample.tokens) - sample.given for sample in kept)
     assert float(speed.replace(",", "")) > 0
     assert int(evaluations) == sum(sample.evaluations for sample in kept)
     assert int(wasted) == sum(sample.redrawn_passes for sample in kept) > 0
-    assert int(fills) == sum(sample.fill_passes for sample in kept)
+    assert not any(sample.fill_passes for sample in kept)  # of which nothing is said
     assert int(redraws) == sum(sample.redraws for sample in kept) > 0
     reasons = [sample.stopped_by for sample in kept]
     rules = ("eos", "string", "entropy", "length")
     assert ends == ", ".join(f"{reasons.count(by)} by {by}" for by in rules)
     assert min(reasons.count(by) for by in rules) > 0  # otherwise this says little
+
+
+@pytest.mark.parametrize(
+    ("written", "fills", "said"),
+    [
+        (1, 0, "1 token written in 2.0 s: 0.5 tokens/s. 1 evaluation of the network. Stopped"),
+        (1, 1, "1 evaluation of the network, and 1 pass to read what was given. Stopped"),
+        (1000, 2, "1,000 evaluations of the network, and 2 passes to read what was given. Stopped"),
+    ],
+)
+def test_the_summary_says_nothing_of_none_and_knows_one_from_many(written, fills, said):
+    sample = SimpleNamespace(
+        written=written,
+        evaluations=written,
+        fill_passes=fills,
+        stopped_by="length",
+        redraws=0,
+        redrawn_passes=0,
+    )
+    assert f"{said}: 1 by length." in samples._summary([SimpleNamespace(sample=sample)], 2.0)
 
 
 def test_it_returns_what_generate_does():
@@ -455,6 +475,18 @@ def test_a_line_a_text(block_size, screen, tmp_path):
         }
         again = model.generate([record["prompt"]], settings, seeds=[record["seed"]])
         assert again[0].text == record["text"]
+
+
+def test_lines_are_in_the_order_of_the_prompts_whichever_text_is_finished_first(tmp_path):
+    """Texts with more of their length given need fewer blocks; what is shown does not wait for the others."""
+    out, prompts = tmp_path / "texts.jsonl", ["a", "a\u2028", "a" * 30, "a" * 20]
+    printed, found = shown(pipe(), of_letters(), prompts, Settings(length=40, stop_at_eos=False), out=out)
+    titles = [int(index) for index in re.findall(r"^text (\d+): ", printed, re.MULTILINE)]
+    assert titles != sorted(titles)
+    records = [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
+    assert [record["index"] for record in records] == [0, 1, 2, 3]
+    assert [record["text"] for record in records] == [each.text for each in found]
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
 
 
 def test_documents_are_the_text_cut_at_its_end_tokens(tmp_path):

@@ -71,6 +71,18 @@ def test_every_rule_is_measured_and_counts_vary_less_than_linear_times(run):
     }
 
 
+@pytest.mark.parametrize(
+    ("batches", "gradients", "errors"), [(1, 0, False), (2, 0, True), (1, 2, False), (2, 2, True)]
+)
+def test_the_note_says_what_the_table_has(run, batches, gradients, errors):
+    console = Console(file=io.StringIO(), width=160)
+    report_variances([run / "block"], batches=batches, gradients=gradients, console=console)
+    table, found, note = console.file.getvalue().partition("Variance over blocks")
+    assert found
+    assert ("±" in table) == ("± is one standard error" in note) == ("its error" in note) == errors
+    assert ("gradient" in table) == ("gradient" in note) == bool(gradients)
+
+
 def test_a_smaller_last_batch_has_no_part_in_the_gradient(run, tmp_path):
     ragged = copied(run, tmp_path, validation_sequences=10)
     (record,) = report_variances([ragged], batches=9, gradients=9, console=Console(quiet=True))

@@ -104,6 +104,13 @@ def test_a_tokenizer_is_not_written_among_shards(tmp_path: Path, capsys: Capture
     assert f"OUT must be a folder, and {source} is a file" in refusal(capsys)
 
 
+def test_of_a_small_text_it_is_said_why_there_are_fewer_tokens(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "a.txt").write_text("ab ab cd")  # of which the one pair that occurs twice is joined
+    assert train_tokenizer(tmp_path / "a.txt", tmp_path / "tokenizer") == 0
+    said = "259 tokens of 270 asked for: no further pair of them occurs twice inside the words of the text\n"
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'tokenizer'}: {said}"
+
+
 def test_a_tokenizer_replaces_another(tmp_path: Path) -> None:
     byte_tokenizer().save(tmp_path / "tokenizer")
     source = write_jsonl(tmp_path / "a.jsonl", random_texts(40))

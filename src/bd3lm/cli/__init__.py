@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass, replace
-from typing import Annotated, Any, Protocol, get_args
+from typing import Annotated, Any, Protocol, get_args, get_type_hints
 
 import tyro
-from tyro.conf import subcommand
+from tyro.conf import UseAppendAction, subcommand
 
 import bd3lm
 from bd3lm.cli.benching import Bench, Kinds
@@ -57,6 +57,7 @@ Command = (
 _COMMANDS: dict[str, Any] = {"bd3lm": Command, "bd3lm data": Data, "bd3lm bench": Kinds}
 
 _STANDARD_OUTPUT = 1  # the descriptor
+_ONE_AT_A_TIME = get_args(UseAppendAction[Any])[1]  # type: ignore[misc]  # marks a flag that is repeated
 _DESCRIPTION = (
     "Block diffusion language models. `--debug` with any command shows tracebacks; `--version` prints the "
     "version."
@@ -169,12 +170,17 @@ def _mistyped(words: Sequence[str]) -> str | None:
 
 
 def _given_twice(command: Any, words: Sequence[str]) -> str | None:
-    """What to say of a flag for several values that was given more than once: tyro would keep the last."""
+    """What to say of a flag for several values that was given more than once: tyro would keep the last.
+
+    A flag that takes one value and is repeated is no mistake: of that it keeps all.
+    """
     given = Counter(word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--"))
+    hints = get_type_hints(type(command), include_extras=True)
     for field in fields(command):
         flag, value = f"--{field.name.replace('_', '-')}", getattr(command, field.name)
-        if isinstance(value, tuple) and given[flag] > 1:
-            return f"{flag} takes several values at once and must be given once, got it {given[flag]} times"
+        repeatable = _ONE_AT_A_TIME in getattr(hints[field.name], "__metadata__", ())
+        if isinstance(value, tuple) and given[flag] > 1 and not repeatable:
+            return f"{flag} takes several values after one flag, got it {given[flag]} times: {flag} A B"
         if is_dataclass(value) and (wrong := _given_twice(value, words)) is not None:
             return wrong
     return None

@@ -45,7 +45,8 @@ class BenchTrain(_Bench):
     steps: int = 20
     """Steps to time, after three to warm up."""
     profile: bool = False
-    """Also tell where the time goes, from three more steps of each variant under torch's profiler."""
+    """Also tell where the time goes, from three more steps of each variant under torch's profiler. The file
+    of --out has the longest single kernels too."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether variants that do not say so are compiled; auto is on a GPU."""
     variants: tuple[str, ...] | None = None
@@ -80,7 +81,7 @@ class BenchSample(_Bench):
     repeats: int = 3
     profile: bool = False
     """Also tell where the time goes, from one more run of each variant under torch's profiler, in which texts
-    have at most 128 tokens."""
+    have at most 128 tokens. The file of --out has the longest single kernels too."""
     variants: tuple[str, ...] | None = None
     """Of cached, plain (on a GPU: no fused kernels, nothing replayed), uncached; by default cached, or
     uncached for MDLM, which has nothing to cache."""

@@ -73,7 +73,7 @@ class TrainTokenizer:
     out: Positional[Path]
     """The folder to write: a new or empty one, or one with nothing but a tokenizer, which is replaced."""
     vocabulary: int = 8192
-    """Number of tokens, the special ones included."""
+    """Number of tokens, the special ones included; fewer where the text is too small for so many."""
     folder: Path | None = None
     """A local copy of a named corpus."""
     field: str | None = None
@@ -95,7 +95,11 @@ class TrainTokenizer:
             corpus = load_corpus(self.source, field=self.field, held_out=0)
         tokenizer = train_bpe(corpus.documents("train"), self.vocabulary)
         tokenizer.save(self.out)
-        print(f"wrote {self.out}: {tokenizer.vocab_size:,} tokens")
+        fewer = ""
+        if tokenizer.vocab_size < self.vocabulary:
+            why = "no further pair of them occurs twice inside the words of the text"
+            fewer = f" of {self.vocabulary:,} asked for: {why}"
+        print(f"wrote {self.out}: {tokenizer.vocab_size:,} tokens{fewer}")
         return 0
 
 

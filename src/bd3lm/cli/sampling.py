@@ -4,14 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction
 
 from bd3lm.cli.flags import DeviceFlag, LeanFlag, NucleusFlag, SamplingDTypeFlag, StepsFlag, TokenizerFlag
 
 
 @dataclass(frozen=True)
 class SampleCommand:
-    """Let a model write, one text for each prompt. In a terminal one text is shown as it is uncovered."""
+    """Let a model write, one text for each prompt.
+
+    In a terminal one text is shown as it is uncovered; of several each is shown when it is finished.
+    """
 
     model: Positional[str | None] = None
     """A run, model folder or hub id; by default box, the model that comes with bd3lm."""
@@ -45,8 +48,9 @@ class SampleCommand:
     """Reveal tokens together while their entropies bound the error by so many nats."""
     eos: bool = True
     """End a text at the end token."""
-    stop: tuple[str, ...] = ()
-    """End a text before the first of these strings that it writes after its prompt."""
+    stop: UseAppendAction[tuple[str, ...]] = ()
+    """End a text before this string, if it writes it after its prompt. May be given several times, each with
+    one string: a text ends before the first of them."""
     entropy_floor: float | None = None
     """End a text whose last 256 tokens have less entropy, in nats; 4 in the paper."""
     entropy_window: int = 256
@@ -58,7 +62,7 @@ class SampleCommand:
     cache: bool = True
     """Keep keys and values between passes."""
     out: Path | None = None
-    """Write texts, tokens and costs as JSON lines to this new file."""
+    """Write texts, tokens and costs as JSON lines to this new file, in the order of the prompts."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: SamplingDTypeFlag = None

@@ -83,8 +83,8 @@ def bench_training(
         beside,
         timed="step",
         tokens="those of the texts",
-        more=f"used is what the matrix products of the method are of {rate / 1e12:,.3g} TFLOP/s, which a "
-        "large one reached in this run",
+        more=f"used is the rate of the method's matrix products over a step, as a share of the "
+        f"{rate / 1e12:,.3g} TFLOP/s that one large product reached in this run",
     )
     _print_profiles(console, rows, device, "step", f"{PROFILED_STEPS} more steps of each variant")
     return rows
@@ -287,11 +287,11 @@ def _print_profiles(
         console.print(table)
     if not profiles:
         return
-    lines = [f"profiled: {profiled}"]
+    lines = [f"profiled: {profiled}", f"share is of all {'kernels' if on_gpu else 'operators'} listed"]
     if on_gpu:
         lines += [
             f"ms are of the kernels of one {unit}, which together may take longer than it where they overlap",
-            "no kernel runs for that share of the time from the first to the last, in which the profiler "
+            "no kernel runs for that part of the time from the first to the last, in which the profiler "
             "slows the host",
         ]
     else:

@@ -84,6 +84,7 @@ def _print_perplexities(runs: list[Run], console: Console) -> None:
     table = Table(title="Perplexity of held-out text (per token; lower is better)")
     for heading in ("model", "steps", "exact", "bound"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
+    console.print(f"measuring {' and '.join(each.config.title for each in runs)} on held-out text ...")
     table.add_row("unigram frequencies", "", f"{unigram_perplexity(runs[-1]):.1f}", "")
     for index, each in enumerate(runs):
         steps = " + ".join(str(earlier.trainer.step) for earlier in runs[: index + 1])

@@ -245,7 +245,10 @@ def _less_noise(subjects: Sequence[Subject], records: Sequence[dict[str, Any]]) 
 
 def _legend(figures: Sequence[dict[str, Any]], leans: bool, less_noise: str) -> str:
     """What the signs in a table of figures mean, and what a lean, where one has one."""
-    lines = ["± is one standard error over sequences, neighbours taken to be alike as far as they are."]
+    lines = [
+        "± is one standard error over sequences, of which neighbours, often of one text, do not count as "
+        "independent."
+    ]
     drawn = [figure for figure in figures if figure["monte_carlo_error"] != 0.0]
     estimated = ", or an estimate of one" if drawn else ""
     meanings = {

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from bd3lm.commands.records import check_new_file
 from bd3lm.data import Tokenizer
+from bd3lm.data.disk import write_atomically
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models.devices import pick_device
 from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
@@ -42,8 +43,8 @@ def run_sample(
     """Write a text for each prompt, show them, and say on `notes` how fast it went.
 
     One text in a terminal is shown while it is written, hidden tokens and all; of several each is shown
-    when it is finished; without `show` none is. Records go to `out` as texts are finished, and `out` appears
-    when all are.
+    when it is finished; without `show` none is. Records are kept as texts are finished, and `out` appears, in
+    the order of the prompts, when all are.
     """
     console = console or Console()
     notes = notes or console
@@ -77,6 +78,7 @@ def run_sample(
     if watch:
         _print(console, done[0], many=False)
     if partial is not None and out is not None:
+        _put_in_order(partial, [generation.sample.index for generation in done])
         partial.replace(out)
     notes.print(Text(_summary(done, seconds)), soft_wrap=True)
     if out is not None:
@@ -123,6 +125,15 @@ def check_out(out: Path) -> Path:
 def partial_of(out: Path) -> Path:
     """The file that becomes `out` once all is in it."""
     return out.with_name(out.name + ".partial")
+
+
+def _put_in_order(file: Path, indices: Sequence[int]) -> None:
+    """Sort lines by their indices; texts with less to write are finished before earlier ones."""
+    if indices == sorted(indices):
+        return
+    lines = file.read_bytes().splitlines(keepends=True)  # text would also be split where JSON is not
+    ordered = sorted(zip(indices, lines, strict=True))
+    write_atomically(file, b"".join(line for _, line in ordered))
 
 
 class _Animation:
@@ -283,9 +294,14 @@ def _summary(done: Sequence[Generation], seconds: float) -> str:
     }
     ends = ", ".join(f"{count} by {reason}" for reason, count in reasons.items() if count)
     redraws, wasted = (sum(getattr(s, name) for s in samples) for name in ("redraws", "redrawn_passes"))
-    again = f"; {redraws} drawn again, {wasted:,} passes for nothing" if redraws else ""
+    again = f"; {redraws} drawn again, {_number(wasted, 'pass', 'passes')} for nothing" if redraws else ""
+    reading = f", and {_number(fills, 'pass', 'passes')} to read what was given" if fills else ""
+    tokens, network = _number(written, "token", "tokens"), _number(evaluations, "evaluation", "evaluations")
     return (
-        f"{written:,} tokens written in {seconds:.1f} s: {written / seconds:,.1f} tokens/s. "
-        f"{evaluations:,} evaluations, {fills:,} more passes over what was given. "
-        f"Stopped: {ends}{again}."
+        f"{tokens} written in {seconds:.1f} s: {written / seconds:,.1f} tokens/s. "
+        f"{network} of the network{reading}. Stopped: {ends}{again}."
     )
+
+
+def _number(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"

@@ -143,6 +143,7 @@ def report_variances(
             of = f"gradient of {settings['gradients']} × {settings['batch_size']} sequences"
             table.add_column(name + Text(of), justify="right")
     table.add_column("unbiased")
+    has_errors = False
     by_rule = [{row["masks"]: row for row in record["result"]["rows"]} for record in records]
     for masks in RULES:
         rows = [found.get(masks) for found in by_rule]
@@ -151,18 +152,26 @@ def report_variances(
             for row in rows
             for what in ("loss", *(("gradient",) if gradients else ()))
         ]
+        has_errors |= any("±" in cell for cell in cells)
         table.add_row(masks, *cells, _unbiased([row for row in rows if row is not None]))
     console.print(table)
     if any(len(found) < len(RULES) for found in by_rule):
         console.print("–: counts draw no time, which a network that is told the noise level needs.")
-    console.print(
-        "Over blocks for the loss, over batches for the gradient, where it depends on the size of a batch; "
-        "lower is quieter. ± is one standard error over batches, a rough one. These have no finite variance, "
-        f"since rates near 0 weigh too much: {', '.join(NO_FINITE_VARIANCE)}. Theirs is that of this sample, "
-        "and so is its error.",
-        soft_wrap=True,
-    )
+    console.print(_note(errors=has_errors, gradients=bool(gradients)), soft_wrap=True)
     return records
+
+
+def _note(*, errors: bool, gradients: bool) -> str:
+    """What the figures are, as far as the table has them."""
+    over = "Variance over blocks"
+    if gradients:
+        over += " for the loss, over batches for the gradient, where it depends on the size of a batch"
+    error = " ± is one standard error over batches, a rough one." if errors else ""
+    theirs = "that of this sample" + (", and so is its error" if errors else "")
+    return (
+        f"{over}; lower is quieter.{error} These have no finite variance, since rates near 0 weigh too much: "
+        f"{', '.join(NO_FINITE_VARIANCE)}. Theirs is {theirs}."
+    )
 
 
 def _unbiased(rows: Sequence[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ from bd3lm.reports.reproduction import commands
 
 _LEGEND = (
     "No sign marks an exact figure, ≤ an upper bound, ≈ what is neither; ± is one standard error over "
-    "sequences, neighbours taken to be alike as far as they are."
+    "sequences, of which neighbours, often of one text, do not count as independent."
 )
 Measured = tuple[Run, Record]
 Text = tuple[str, str, bool]

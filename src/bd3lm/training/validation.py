@@ -67,7 +67,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class LikelihoodValidator:
-    """Perplexity of the held-out text, by uniformly drawn mask rates as in the paper; AR's is exact.
+    """Perplexity of the held-out text under an objective: of AR exact, else a bound from one draw of masks.
 
     An objective that bounds no likelihood gives its nats, and no perplexity.
     """
