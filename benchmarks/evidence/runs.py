@@ -553,7 +553,12 @@ def _tried() -> Iterator[Run]:
                     table="alternatives",
                     changes=merge(changes, other),
                     seed=seed,
-                    measures=(*validated(None if name == "mdlm" else 4), *_BESIDES.get((name, setting), ())),
+                    measures=(
+                        *validated(None if name == "mdlm" else 4),
+                        *_BESIDES.get((name, setting), ()),
+                        # Blocks of 16 that are tied, of which there is one seed, are measured on a part.
+                        *((PART,) if (name, setting, seed) == ("ar", "tied", 0) else ()),
+                    ),
                 )
 
 
