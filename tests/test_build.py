@@ -167,6 +167,7 @@ def test_models_are_judged_by_the_papers_bound_whatever_trained_them():
         block_size=4, mask_id=9, masking=Counts(), causal_clean=True, previous_token=True
     )
     assert validation_objective(clipped, uses_noise=True).masking == Times()
+    assert validation_objective(clipped, lean=2.0).masking == Counts(lean=2.0)
     discrete = BlockDiffusionLoss(block_size=4, mask_id=9, masking=DiscreteTimes(steps=5))
     assert validation_objective(discrete) == discrete
     d3pm = D3PM(process=Uniform(12), mask_id=9, steps=7, auxiliary=0.5)
@@ -225,14 +226,17 @@ def test_what_is_exported_is_the_averaged_model(data, tmp_path):
 
 
 def test_a_run_may_be_trained_for_an_order_that_leans(data, tmp_path):
-    """And is still judged by the paper's bound; what it is exported with is said apart."""
+    """And is still judged in the order that it will write in, which is said apart."""
     counts = {"method": {"masking": {"kind": "counts", "lean": 0.7}}}
     run = build(data, tmp_path, BLOCK, counts)
     assert run.trainer.objective.masking == Counts(lean=0.7)
     assert validation_objective(run.trainer.objective).masking == Counts()
     assert run.config.method.lean == 0.0
+    assert run.trainer.validators[0].objective.masking == Counts()
     run.trainer.run()
     assert float(rows(tmp_path)[-1]["valid_nats"]) > 0
+    run = build(data, tmp_path / "leaning", BLOCK, {"method": {"masking": {"kind": "counts"}, "lean": 2.0}})
+    assert run.trainer.validators[0].objective.masking == Counts(lean=2.0)
 
 
 def test_what_is_exported_leans_as_the_recipe_says_and_is_trained_as_without(data, tmp_path):
@@ -249,8 +253,12 @@ def test_what_is_exported_leans_as_the_recipe_says_and_is_trained_as_without(dat
         torch.equal(a, b)
         for a, b in zip(network.parameters(), load(plain.export())[0].parameters(), strict=True)
     )
-    logged = [[row["valid_nats"] for row in rows(tmp_path / name)] for name in ("plain", "leans")]
-    assert logged[0] == logged[1]
+    trained, valid = (
+        [[row[column] for row in rows(tmp_path / name)] for name in ("plain", "leans")]
+        for column in ("train_nats", "valid_nats")
+    )
+    assert trained[0] == trained[1]
+    assert valid[0] != valid[1]  # which is of the order in which it writes
 
 
 def test_without_an_average_the_weights_themselves_are_exported(data, tmp_path):

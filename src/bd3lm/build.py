@@ -274,19 +274,20 @@ def build_masking(masking: MaskingRecipe) -> MaskingRule:
             )
 
 
-def validation_objective(objective: Objective, *, uses_noise: bool = False) -> Objective:
+def validation_objective(objective: Objective, *, lean: float = 0.0, uses_noise: bool = False) -> Objective:
     """What a method is judged by: its likelihood, or the paper's bound, whatever masks it is trained with.
 
-    The bound is drawn by counts: uniformly drawn mask rates have the same mean and an infinite variance, and
-    which checkpoint is kept as the best would be a matter of luck. A network that `uses_noise` must be told a
-    rate. SSD-LM has neither; it is judged by its cross-entropy on pure noise, where nothing can be copied.
+    The bound is of the order in which the model will write, with its `lean`, and is drawn by counts: mask
+    rates that are drawn uniformly have the same mean and an infinite variance, and which checkpoint is kept
+    as the best would be a matter of luck. A network that `uses_noise` must be told a rate. SSD-LM has
+    neither; it is judged by its cross-entropy on pure noise, where nothing can be copied.
     """
     if isinstance(objective, Autoregressive):
         return Autoregressive(mask_id=objective.mask_id, score_first=objective.score_first)
     if isinstance(objective, BlockDiffusionLoss):
         masking = objective.masking
         if not isinstance(masking, diffusion.DiscreteTimes):  # a network trained in T steps is judged in them
-            masking = diffusion.Times() if uses_noise else diffusion.Counts()
+            masking = diffusion.Times() if uses_noise else diffusion.Counts(lean=lean)
         return BlockDiffusionLoss(
             block_size=objective.block_size,
             mask_id=objective.mask_id,
@@ -417,7 +418,8 @@ def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut, engine:
         return []
     if trackers.gradient_variance_batches and engine.world > 1:
         raise ValueError("trackers.gradient_variance_batches needs a run of one process")
-    judge = validation_objective(objective, uses_noise=recipe.network.time_conditioning)
+    lean = recipe.method.lean if isinstance(recipe.method, BlockDiffusionRecipe) else 0.0
+    judge = validation_objective(objective, lean=lean, uses_noise=recipe.network.time_conditioning)
     validators: list[Any] = [LikelihoodValidator(held_out, judge, seed)]
     if search is not None:
         validators.append(ClipSearchValidator(held_out, search, seed))

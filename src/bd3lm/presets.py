@@ -320,14 +320,15 @@ _BOX = {
     },
 }
 _TO_ZERO = {"optimizer": {"warmup_steps": 50, "decay": "linear", "min_lr_ratio": 0.0}}
-# Of the released model: training has all orders alike.
+# Of the released model: training has all orders alike. At 2 a third of the blocks of 4 are still uncovered in
+# another order than from left to right, which is something to look at.
 _LEANING = {"method": {"kind": "block_diffusion", "lean": 2.0}}
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "demo": Preset(
             "autoregressive, then block diffusion from it by counts, a next-token loss and the token before "
-            "hidden ones shown; built-in corpus",
+            "hidden ones shown, written in an order that leans to the left; built-in corpus",
             (
                 Stage("ar", merge(_DEMO, _steps(420), _AR)),
                 Stage(
@@ -338,6 +339,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                         _COUNTS,
                         _NEXT_TOKEN,
                         _PREVIOUS_TOKEN,
+                        _LEANING,
                         _block(4),
                         {"optimizer": {"lr": 6e-3}},
                     ),

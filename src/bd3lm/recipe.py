@@ -151,8 +151,8 @@ class BlockDiffusionRecipe:
     previous_token: bool = False
     """Show the network a hidden token as the mask plus the token before it."""
     lean: float = 0.0
-    """The order in which the trained model reveals a block when it writes and is measured: 0 is uniformly
-    random, with more the left comes first. Training has `masking.lean`, and validates uniform orders."""
+    """The order in which the trained model reveals a block when it writes and is measured, in validation too:
+    0 is uniformly random, with more the left comes first. Training itself has `masking.lean`."""
     next_token: float = 0.0
     """Weight of a next-token loss on the clean half, which must then be causal."""
     algorithm: Literal["single_pass", "two_pass"] = "single_pass"

@@ -80,7 +80,7 @@ def value(cell: str) -> float:
 def test_the_table(finished):
     _, printed = finished
     rows = table(printed)
-    assert list(rows) == ["unigram frequencies", "autoregressive", "block diffusion, blocks of 4"]
+    assert list(rows) == ["unigram frequencies", "autoregressive", "block diffusion, blocks of 4, lean 2"]
     unigram, ar, block = rows.values()
     assert unigram[0] == unigram[2] == ""
     assert float(unigram[1]) > 20

@@ -20,6 +20,7 @@ from bd3lm.commands.sample_files import open_source
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import PydocCorpus
 from bd3lm.evaluation import HuggingFaceJudge, judge_texts
+from bd3lm.recipe import merge
 from bd3lm.reports import with_error
 from bd3lm.runs import resolve_stages, train_stages
 from bd3lm.sampling import Ancestral, FirstHitting
@@ -42,7 +43,8 @@ FLAGS = ["--window", "32", "--stride", "16", "--count", "3", "--length", "40", "
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("judged")
-    train_stages(resolve_stages("demo", overrides=TINY), out, console=Console(quiet=True))
+    no_lean = merge(TINY, {"block": {"method": {"lean": 0.0}}})
+    train_stages(resolve_stages("demo", overrides=no_lean), out, console=Console(quiet=True))
     return out
 
 

@@ -37,8 +37,8 @@ def run_demo(out: Path, *, console: Console | None = None) -> int:
     console.print(
         "[bold]Block diffusion on a laptop.[/] An autoregressive model writes one token after another. A "
         "block diffusion model writes a block at a time: it starts from 4 masks and uncovers them in a "
-        "random order, each time looking at all it has so far. Here the first is trained, then the second "
-        "from it, on the documentation that comes with Python.\n",
+        "random order that leans to the left, each time looking at all it has so far. Here the first is "
+        "trained, then the second from it, on the documentation that comes with Python.\n",
         soft_wrap=True,
     )
     runs = train_stages(resolve_stages("demo"), out, resume=True, console=console)
@@ -84,7 +84,8 @@ def _print_perplexities(runs: list[Run], console: Console) -> None:
     table = Table(title="Perplexity of held-out text (per token; lower is better)")
     for heading in ("model", "steps", "exact", "bound"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
-    console.print(f"measuring {' and '.join(each.config.title for each in runs)} on held-out text ...")
+    titles = " and ".join(each.config.title for each in runs)
+    console.print(f"measuring on held-out text: {titles} ...", soft_wrap=True)
     table.add_row("unigram frequencies", "", f"{unigram_perplexity(runs[-1]):.1f}", "")
     for index, each in enumerate(runs):
         steps = " + ".join(str(earlier.trainer.step) for earlier in runs[: index + 1])
