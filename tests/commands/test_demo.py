@@ -86,6 +86,7 @@ def test_the_table(finished):
     assert float(unigram[1]) > 20
     assert (ar[0], ar[2]) == ("12", "")
     assert block[0] == "12 + 12"
+    assert "The last model went on from the one above it, and has read more text." in printed
     assert block[2].startswith("≤ ")
     assert 1.0 < value(block[1]) <= value(block[2])  # exact, then its bound
 

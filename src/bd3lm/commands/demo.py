@@ -92,6 +92,8 @@ def _print_perplexities(runs: list[Run], console: Console) -> None:
         table.add_row(each.config.title, steps, *_perplexities(each, console))
     console.print()
     console.print(table)
+    if len(runs) > 1:
+        console.print("The last model went on from the one above it, and has read more text.")
     if isinstance(runs[-1].trainer.objective, BlockDiffusionLoss):
         console.print(
             "Exact figures count every order in which a block can be uncovered; the bound is what papers "
