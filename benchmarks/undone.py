@@ -384,7 +384,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--steps", type=int, default=20)
     plain = Shape()
-    for name in ("layers", "hidden", "heads", "context", "vocabulary", "block_size"):
+    sizes = ("layers", "hidden", "heads", "context", "vocabulary", "block_size")
+    for name in sizes:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(plain, name))
     parser.add_argument("--batch", type=int, default=TrainingCase().batch)
     parser.add_argument("--device")
@@ -393,14 +394,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         device = pick_device(options.device)
-        shape = Shape(
-            layers=options.layers,
-            hidden=options.hidden,
-            heads=options.heads,
-            context=options.context,
-            vocabulary=options.vocabulary,
-            block_size=options.block_size,
-        )
+        shape = Shape(**{name: getattr(options, name) for name in sizes})
         case = TrainingCase(shape=shape, batch=options.batch)
     except ValueError as error:
         parser.error(str(error))
