@@ -21,7 +21,9 @@ from bd3lm.objectives import BlockDiffusionLoss
 from bd3lm.training import CheckpointStore, Engine, OptimizerSettings, Trainer, TrainSettings, pick_device
 
 
-def losses(shards: TokenShards, *, fast: bool, steps: int, batch: int, halves: bool = False) -> list[float]:
+def losses(
+    shards: TokenShards, *, fast: bool, steps: int, batch: int, lr: float, halves: bool = False
+) -> list[float]:
     """The training loss of every step; in `halves` a batch is two micro-batches."""
     torch.manual_seed(0)
     tokenizer = shards.tokenizer
@@ -50,7 +52,7 @@ def losses(shards: TokenShards, *, fast: bool, steps: int, batch: int, halves: b
                 log_every=1,
                 checkpoint_every=10**9,
             ),
-            optimizer=OptimizerSettings(warmup_steps=50, lr=6e-4),
+            optimizer=OptimizerSettings(warmup_steps=50, lr=lr),
             engine=Engine(device=pick_device(None)),
             store=CheckpointStore(Path(folder)),
             callbacks=[Watch()],
@@ -67,13 +69,15 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=3e-4, help="the paper's, unless given")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     shards = TokenShards(options.data)
+    asked = {"steps": options.steps, "batch": options.batch, "lr": options.lr}
     runs = {
-        "fast": losses(shards, fast=True, steps=options.steps, batch=options.batch),
-        "plain": losses(shards, fast=False, steps=options.steps, batch=options.batch),
-        "plain in halves": losses(shards, fast=False, steps=options.steps, batch=options.batch, halves=True),
+        "fast": losses(shards, fast=True, **asked),
+        "plain": losses(shards, fast=False, **asked),
+        "plain in halves": losses(shards, fast=False, halves=True, **asked),
     }
     last = options.steps // 4
     means = {name: sum(values[-last:]) / last for name, values in runs.items()}
@@ -82,8 +86,7 @@ def main() -> None:
         "benchmark": "training parity",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
-        "steps": options.steps,
-        "batch": options.batch,
+        **asked,
         "mean_last_quarter": means,
     }
     for step in range(0, options.steps, max(1, options.steps // 10)):

@@ -52,8 +52,8 @@ def _orders(evidence: Evidence) -> Iterator[Part | None]:
 
 def _decoding(evidence: Evidence) -> Iterator[Part | None]:
     yield decoding.decoding_table(evidence)
-    for size in (4, 16):
-        yield plots.decoding_plot(evidence, f"{DECODED}-{size}")
+    for name in (f"{PRESET}-4", f"{DECODED}-4", f"{DECODED}-16"):
+        yield plots.decoding_plot(evidence, name)
     yield Listing(list(decoding.decoding_findings(evidence)))
 
 

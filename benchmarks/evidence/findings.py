@@ -300,6 +300,8 @@ PAIRS = (
     ("time-both", "counts"),
     ("time-from-mdlm", "counts"),
     ("time-from-ar", "counts"),
+    ("time-from-ar-early-tied", "counts"),
+    ("time-from-ar-early-tied", "time-from-ar"),
 )
 """Variants against what they differ from in one thing, and against counts in its time."""
 

@@ -190,10 +190,12 @@ def perplexities(size: int | None) -> tuple[Measure, ...]:
     )
 
 
-def zero_shot(estimator: str) -> tuple[Measure, ...]:
+def zero_shot(estimator: str, leans: Sequence[float] = (0.0,)) -> tuple[Measure, ...]:
     replicates = 1 if estimator == "exact" else 4
     return tuple(
-        Perplexity(data=name, estimator=estimator, sequences=256, replicates=replicates) for name in ZERO_SHOT
+        Perplexity(data=name, estimator=estimator, sequences=256, replicates=replicates, lean=lean)
+        for name in ZERO_SHOT
+        for lean in leans
     )
 
 
@@ -219,11 +221,11 @@ def leaning(size: int, leans: Sequence[float] = LEANS) -> tuple[Measure, ...]:
     return tuple(replace(perplexities(size)[0], lean=lean) for lean in leans)
 
 
-def decoding(size: int) -> tuple[Measure, ...]:
+def decoding(size: int, lean_of_several: float) -> tuple[Measure, ...]:
     """Rules that reveal a token a pass in other orders, or several, from the most careful to the least."""
     rules: list[Unmasking] = [FirstHitting(k) for k in (1, 2, 4, 8) if k <= size]
     rules += [FirstHitting(1, lean) for lean in LEANS]
-    rules += [FirstHitting(k, 2.0) for k in (2, 4, 8) if k <= size]
+    rules += [FirstHitting(k, lean_of_several) for k in (2, 4, 8) if k <= size]
     rules += [MostConfident(threshold=threshold) for threshold in (0.95, 0.8, 0.5, 0.3)]
     rules += [EntropyBound(bound) for bound in (0.1, 0.3, 1.0, 3.0)]
     return tuple(Texts(unmasking=rule, floor=None, count=64) for rule in rules)
@@ -394,10 +396,12 @@ _SEEDS: Mapping[str, Mapping[int, int]] = {
     "time-both": {4: 1, 16: 1},
     "time-from-mdlm": {4: 1, 16: 1},
     "time-from-ar": {4: 1, 16: 1},
+    "time-from-ar-early-tied": {4: 1, 16: 0},
 }
-DECODED = "from-ar"  # the variant whose decoding is measured
+DECODED = "from-ar"  # the variant whose decoding is measured, beside the next but one
 UNTIED = "from-ar-early"
 PRESET = f"{UNTIED}-tied"  # what the presets *-block-* are
+PRESET_LEAN = 4.0  # and the order in which they write
 TIED_AR = "ar-tied"
 # The variants whose likelihood is measured in other orders too, and how much these lean.
 _ENDS = (1.0, 4.0)
@@ -476,8 +480,10 @@ def _past(size: int) -> Iterator[Run]:
             measures += leaning(size, _ORDERS.get(name, ()))
             if name == DECODED and seed == 0:
                 estimator = "exact" if size == 4 else "counts"
-                measures += (*zero_shot(estimator), *BOTH_LENGTHS, Documents(), *decoding(size))
-            if name in (UNTIED, PRESET) and seed == 0:
+                measures += (*zero_shot(estimator), *BOTH_LENGTHS, Documents(), *decoding(size, 2.0))
+            if (name, size, seed) == (PRESET, 4, 0):
+                measures += (*zero_shot("exact", (0.0, PRESET_LEAN)), *decoding(4, PRESET_LEAN))
+            elif name in (UNTIED, PRESET) and seed == 0:
                 measures += leaning_texts()
             by_name[name, seed] = Run(
                 name=f"{name}-{size}",
