@@ -23,8 +23,8 @@ from bd3lm.interop import load
 from bd3lm.lm import LanguageModel, Settings
 from bd3lm.models import Transformer
 from bd3lm.presets import PRESETS
-from bd3lm.runs import resolve_stages
 from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
+from bd3lm.stages import resolve_stages
 from bd3lm.training import Trainer, tensor_files
 from tests.data_room.documents import random_texts
 from tests.lm import (
@@ -420,8 +420,21 @@ def test_a_stopped_run_ends_with_130_and_resumes(two, tmp_path, capsys, monkeypa
     printed = capsys.readouterr()
     assert "stopped at step 4 of 6" in printed.out
     assert "--resume goes on" in " ".join(printed.out.split())
-    assert main([*words, "--resume"]) == 0
+    assert main(["train", "--out", str(tmp_path), "--resume", "--device", "cpu"]) == 0, "without the preset"
     assert "resumed at step 4" in capsys.readouterr().out
+    assert (tmp_path / "block" / "model").is_dir()
+    assert main([*words, "--resume"]) == 0
+    assert "already trained to step 6" in capsys.readouterr().out
+
+
+def test_a_run_that_is_resumed_without_its_preset_takes_flags_and_no_start(two, tmp_path, capsys):
+    words = ["train", "--out", str(tmp_path / "run"), "--resume", "--device", "cpu"]
+    assert "must be the folder of a run" in fails(capsys, *words)
+    assert main(["train", "two", *words[1:3], "--device", "cpu", "--train.steps", "2"]) == 0
+    assert "--from is for a new run" in fails(capsys, *words, "--from", "box")
+    assert "Different: optimizer.lr" in fails(capsys, *words, "--optimizer.lr", "0.5")
+    assert "did you mean 'block'" in fails(capsys, *words, "--blok.train.steps", "4")
+    assert main([*words, "--block.train.micro_batch", "2"]) == 0
 
 
 def test_a_second_interrupt_is_one_line(capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""A run from its command: whose word counts, what is written beside it, and what it refuses."""
+"""A run: what is written beside it, what it goes on with, and what it refuses."""
 
 import io
 import json
@@ -20,8 +20,9 @@ from rich.console import Console
 from bd3lm import presets
 from bd3lm.data import TokenShards
 from bd3lm.models import Transformer
-from bd3lm.recipe import BlockDiffusionRecipe, CountsMasking, TimesMasking, recipe_from_dict, recipe_to_dict
-from bd3lm.runs import is_run, read_recipe, resolve_stages, run_stages, train_stages
+from bd3lm.recipe import BlockDiffusionRecipe, CountsMasking, recipe_from_dict, recipe_to_dict
+from bd3lm.runs import train_stages
+from bd3lm.stages import is_run, read_recipe, resolve_stages, run_stages, saved_stages
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe, two_stages
 from tests.training.tiny import checkpoint, rows, state
 
@@ -56,90 +57,9 @@ def write(path: Path, data: Any) -> Path:
     return path
 
 
-# --- whose word counts ---
-
-
 @pytest.fixture
 def staged(monkeypatch, data):
     monkeypatch.setattr(presets, "PRESETS", {**presets.PRESETS, "two": two_stages(data)})
-
-
-def test_flag_over_file_over_preset_over_default(staged, tmp_path):
-    file = write(tmp_path / "c.yaml", {"optimizer": {"lr": 0.5, "warmup_steps": 7}, "train": {"seed": 5}})
-    (_, first), (_, second) = resolve_stages("two", config=file, overrides={"optimizer": {"lr": 0.25}})
-    for recipe in (first, second):
-        assert recipe.optimizer.lr == 0.25  # the flag's
-        assert recipe.optimizer.warmup_steps == 7  # the file's
-        assert recipe.train.seed == 5
-        assert recipe.train.ema_decay == 0.8  # the preset's
-        assert recipe.optimizer.eps == 1e-8  # nobody's
-
-
-def test_a_stages_name_limits_a_setting_to_it(staged, tmp_path):
-    file = write(tmp_path / "c.yaml", {"ar": {"train": {"steps": 11}}, "train": {"steps": 12}})
-    stages = dict(resolve_stages("two", config=file, overrides={"block": {"optimizer": {"lr": 0.5}}}))
-    assert (stages["ar"].train.steps, stages["block"].train.steps) == (11, 12)
-    assert (stages["ar"].optimizer.lr, stages["block"].optimizer.lr) == (0.01, 0.5)
-
-
-def test_a_stages_own_setting_in_a_file_yields_to_a_flag_for_all(staged, tmp_path):
-    file = write(tmp_path / "c.yaml", {"ar": {"train": {"steps": 11}}})
-    stages = resolve_stages("two", config=file, overrides={"train": {"steps": 13}})
-    assert [recipe.train.steps for _, recipe in stages] == [13, 13]
-
-
-@pytest.mark.parametrize("name", ["lm1b-ar", "wikipedia-mdlm"])
-def test_fields_of_train_can_be_set_where_the_only_stage_is_called_so(name):
-    [(_, recipe)] = resolve_stages(name, overrides={"train": {"steps": 5}})
-    assert recipe.train.steps == 5
-
-
-def test_another_kind_of_masking_brings_its_own_options(staged):
-    stages = dict(resolve_stages("two", overrides={"block": {"method": {"masking": {"kind": "times"}}}}))
-    method = stages["block"].method
-    assert isinstance(method, BlockDiffusionRecipe)
-    assert method.masking == TimesMasking()
-    assert method.next_token == 1.0  # the method's own stay
-
-
-def test_from_runs_the_last_stage_only(staged):
-    [(name, recipe)] = resolve_stages("two", start_from="somewhere")
-    assert (name, recipe.start_from) == ("block", "somewhere")
-
-
-def test_errors_name_the_preset_the_file_and_the_stage(staged, tmp_path):
-    file = write(tmp_path / "c.yaml", {"block": {"trian": {}}})
-    with pytest.raises(
-        ValueError, match=r"preset two with .*c.yaml \(stage block\) has a problem:\n  trian: .*'train'"
-    ):
-        resolve_stages("two", config=file)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("- a\n- b\n", "must hold a mapping of settings, got list"),
-        ("a: [", "is not YAML: "),
-        ("", "must hold a mapping of settings, got NoneType"),
-    ],
-)
-def test_files_that_hold_no_settings_are_refused(text, message, tmp_path):
-    (tmp_path / "c.yaml").write_text(text)
-    with pytest.raises(ValueError, match=message) as caught:
-        resolve_stages("demo", config=tmp_path / "c.yaml")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"config must be a YAML file, got .*none.yaml, which does not exist"
-    ):
-        resolve_stages("demo", config=tmp_path / "none.yaml")
-
-
-def test_a_stage_that_is_given_a_plain_value_is_refused():
-    with pytest.raises(ValueError, match="block"):
-        resolve_stages("demo", overrides={"block": 3})
 
 
 # --- what is written, and that it is enough ---
@@ -167,6 +87,17 @@ def test_every_checkpoint_carries_the_resolved_recipe_and_the_fingerprints(data,
         assert run["data_fingerprint"] == shards.fingerprint
         assert run["tokenizer_fingerprint"] == shards.tokenizer.fingerprint
     assert yaml.safe_load((finished / "recipe.yaml").read_text()) == recipe_to_dict(tiny_recipe(data))
+
+
+def test_a_run_is_known_from_its_folder(data, finished, tmp_path):
+    [(_, recipe)] = saved_stages(finished)
+    assert recipe == tiny_recipe(data)
+    [(_, longer)] = saved_stages(finished, {"train": {"steps": 8}})
+    assert longer == tiny_recipe(data, {"train": {"steps": 8}})
+    assert run_stages(finished) == [finished]
+    for asked in (saved_stages, run_stages):
+        with pytest.raises(ValueError, match=r"must be the folder of a run, with its recipe.yaml or stages"):
+            asked(tmp_path)
 
 
 def test_what_a_run_leaves_behind(finished):
@@ -449,7 +380,10 @@ def test_two_stages_stop_and_go_on(stage, finished_stages, staged, tmp_path, mon
         stop_at(patch, 5, stage)
         runs = train_stages(stages, tmp_path / "parts", console=quiet(), device="cpu")
     assert len(runs) == finished_stages
-    runs = train_stages(stages, tmp_path / "parts", resume=True, console=quiet(), device="cpu")
+    # Also the stage that was not begun is known from the folder alone.
+    assert saved_stages(tmp_path / "parts") == stages
+    saved = saved_stages(tmp_path / "parts", {"train": {"log_every": 1}})
+    runs = train_stages(saved, tmp_path / "parts", resume=True, console=quiet(), device="cpu")
     assert len(runs) == 2
     for name in ("ar", "block"):
         assert weights(tmp_path / "parts" / name) == weights(tmp_path / "whole" / name)
@@ -461,6 +395,7 @@ def test_a_signal_in_the_last_step_of_a_stage_is_not_forgotten(staged, tmp_path,
     with monkeypatch.context() as patch:
         stop_at(patch, 6, "ar")
         runs = train_stages(stages, tmp_path / "parts", console=quiet(), device="cpu")
+    assert [stage.name for stage in run_stages(tmp_path / "parts")] == ["ar"]
     assert len(runs) == 1, "the next stage was trained all the same"
     assert len(train_stages(stages, tmp_path / "parts", resume=True, console=quiet(), device="cpu")) == 2
 
@@ -591,39 +526,6 @@ def test_a_run_of_two_stages_can_be_moved(staged, tmp_path, monkeypatch):
     (tmp_path / "here").rename(tmp_path / "there")
     runs = train_stages(stages, tmp_path / "there", resume=True, console=quiet(), device="cpu")
     assert runs[-1].trainer.step == 6
-
-
-def staged_folder(out: Path, data: Path, starts: dict[str, str | None]) -> Path:
-    for name, start in starts.items():
-        (out / name).mkdir(parents=True)
-        write(out / name / "recipe.yaml", recipe_to_dict(tiny_recipe(data, {"start_from": start})))
-    return out
-
-
-@pytest.mark.parametrize(
-    ("starts", "order"),
-    [
-        ({"pretrain": None, "finetune": "OUT/pretrain/model"}, ["pretrain", "finetune"]),
-        ({"pretrain": None, "finetune": "moved/pretrain/model"}, ["pretrain", "finetune"]),
-        ({"b": "elsewhere/b/model", "a": "OUT/b/model"}, ["b", "a"]),
-        ({"b": "elsewhere/b/model", "a": "moved/b/model"}, ["b", "a"]),
-        ({"b": "elsewhere/a/model", "a": "OUT/b/model"}, ["b", "a"]),
-        ({"b": "owner/name", "c": "OUT/b/model", "a": "OUT/c/model"}, ["b", "c", "a"]),
-    ],
-)
-def test_stages_in_the_order_they_were_trained(starts, order, data, tmp_path):
-    """Also where the first went on from a stage of another run that is called as one of its own."""
-    out = tmp_path / "run"
-    staged_folder(
-        out, data, {name: start and start.replace("OUT", str(out)) for name, start in starts.items()}
-    )
-    assert [stage.name for stage in run_stages(out)] == order
-
-
-def test_stages_that_seem_to_start_from_one_another_are_all_found(data, tmp_path):
-    """Of a run that was moved, the names are all there is to go by."""
-    out = staged_folder(tmp_path / "run", data, {"b": "gone/a/model", "a": "gone/b/model"})
-    assert sorted(stage.name for stage in run_stages(out)) == ["a", "b"]
 
 
 # --- kill -9 ---

@@ -11,7 +11,17 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from numbers import Real
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
@@ -181,12 +191,22 @@ def config_from_dict(data: Mapping[str, Any], *, where: str = "config") -> Langu
     return parse(LanguageModelConfig, data, where=where)
 
 
+class SettingsError(ValueError):
+    """All that is wrong with some settings, and which of their keys nothing takes."""
+
+    def __init__(self, message: str, unknown_keys: Collection[str]) -> None:
+        super().__init__(message)
+        self.unknown_keys = frozenset(unknown_keys)
+        """With dots, from the outermost: method.maskng."""
+
+
 def parse(kind: type[T], data: Mapping[str, Any], *, where: str) -> T:
-    """A dataclass from plain values, nested ones included; one ValueError says all that is wrong.
+    """A dataclass from plain values, nested ones included; one SettingsError says all that is wrong.
 
     A field may be a dataclass, one or None, or a union of several told apart by their `kind`.
     """
-    problems = list(_key_problems(kind, data, ""))
+    found = list(_key_problems(kind, data, ""))
+    problems = [f"{problem.place}: {problem.what}" for problem in found]
     try:
         parsed = TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
@@ -194,7 +214,10 @@ def parse(kind: type[T], data: Mapping[str, Any], *, where: str) -> T:
         problems += [_describe(details, data) for details in errors if not _told(details)]
     if problems:
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise ValueError("\n  ".join([f"{where} has {count}:", *problems]))
+        raise SettingsError(
+            "\n  ".join([f"{where} has {count}:", *problems]),
+            [problem.place for problem in found if problem.is_unknown_key],
+        )
     return parsed
 
 
@@ -225,7 +248,15 @@ def raise_problems(problems: Iterator[str]) -> None:
         raise ValueError("; ".join(found))
 
 
-def _key_problems(kind: Any, data: object, path: str) -> Iterator[str]:
+class _Problem(NamedTuple):
+    """Something wrong at a place in the settings."""
+
+    place: str
+    what: str
+    is_unknown_key: bool = False
+
+
+def _key_problems(kind: Any, data: object, path: str) -> Iterator[_Problem]:
     """Keys that no field takes and kinds that no method has, of which pydantic says nothing or too little."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
@@ -238,7 +269,7 @@ def _key_problems(kind: Any, data: object, path: str) -> Iterator[str]:
             given = data.get("kind")
             if given not in list(members):
                 found = f"got {given!r}{did_you_mean(given, members)}" if "kind" in data else "but is missing"
-                yield f"{path}kind: must be one of {', '.join(map(repr, members))}, {found}"
+                yield _Problem(f"{path}kind", f"must be one of {', '.join(map(repr, members))}, {found}")
                 return
             choices = [members[given]]
         kind = choices[0] if choices else None
@@ -251,18 +282,19 @@ def _key_problems(kind: Any, data: object, path: str) -> Iterator[str]:
             yield from _number_problems(hints[key], value, f"{path}{key}")
             yield from _key_problems(hints[key], value, f"{path}{key}.")
         else:
-            suggestion = did_you_mean(key, names)
-            yield f"{path}{key}: unknown key{suggestion or ','} allowed are {', '.join(names)}"
+            suggestion = did_you_mean(key, names) or ","
+            what = f"unknown key{suggestion} allowed are {', '.join(names)}"
+            yield _Problem(f"{path}{key}", what, is_unknown_key=True)
 
 
-def _number_problems(kind: Any, value: object, place: str) -> Iterator[str]:
+def _number_problems(kind: Any, value: object, place: str) -> Iterator[_Problem]:
     """What is not surely a number where one belongs: pydantic takes true for 1, and 010, an octal, for 10."""
     if not any(member in (int, float) for member in get_args(kind) or (kind,)):
         return
     for each in value if isinstance(value, list | tuple) else (value,):
         octal = isinstance(each, str) and re.fullmatch(r"[-+]?0[0-9_]+(\.[0-9_]*)?", each)
         if isinstance(each, bool) or octal:
-            yield f"{place}: must be a decimal number, got {each!r}"
+            yield _Problem(place, f"must be a decimal number, got {each!r}")
 
 
 def _told(error: Mapping[str, Any]) -> bool:

@@ -1,122 +1,22 @@
-"""A training run from its command: resolve the recipe, run its stages, keep what they wrote."""
+"""A training run: its stages one after another, in folders that keep all that was trained."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from rich.console import Console
 
 from bd3lm import interop
 from bd3lm.build import Run, build_run, check_run, open_store
-from bd3lm.config import did_you_mean
 from bd3lm.data.disk import only_writer
 from bd3lm.interop import RUN_MODEL
-from bd3lm.presets import ONLY, Stage, preset
-from bd3lm.recipe import (
-    BlockDiffusionRecipe,
-    ClippedMasking,
-    Recipe,
-    merge,
-    read_settings,
-    recipe_from_dict,
-    recipe_to_dict,
-)
+from bd3lm.recipe import BlockDiffusionRecipe, ClippedMasking, Recipe, recipe_to_dict
+from bd3lm.stages import RECIPE_FILE, read_recipe, save_recipe, save_stages
 from bd3lm.training import Engine
 
-RECIPE_FILE = "recipe.yaml"
 STOPPED_FILE = "STOPPED"
-
-
-def resolve_stages(
-    name: str | None,
-    *,
-    config: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    start_from: str | None = None,
-) -> list[tuple[str, Recipe]]:
-    """The stages of a preset with their recipes: flag over file over preset over default.
-
-    A flag or a file's key that names a stage applies to that stage alone, any other to every stage. With
-    `start_from` only the last stage is run, from there.
-    """
-    stages = preset(name).stages if name is not None else (Stage(ONLY, {}),)
-    layers = [read_settings(config)] if config is not None else []
-    layers.append(dict(overrides or {}))
-    names = {stage.name for stage in stages} if len(stages) > 1 else set()
-    for layer in layers:
-        _check_stage_names(layer, [stage.name for stage in stages])
-    if start_from is not None:
-        stages = stages[-1:]
-    resolved = []
-    for stage in stages:
-        data: dict[str, Any] = dict(stage.recipe)
-        for layer in layers:
-            common = {key: value for key, value in layer.items() if key not in names}
-            data = merge(data, common, layer[stage.name] if stage.name in names & layer.keys() else {})
-        if start_from is not None:
-            data = merge(data, {"start_from": start_from})
-        try:
-            recipe = recipe_from_dict(data, where=_where(name, config, stage.name))
-        except ValueError as error:
-            common = {key: value for key, value in layers[-1].items() if key not in names}
-            raise ValueError(f"{error}{_other_stages(stages, common)}") from None
-        resolved.append((stage.name, recipe))
-    return resolved
-
-
-def _check_stage_names(layer: Mapping[str, Any], stages: Sequence[str]) -> None:
-    """Refuse a key that is neither a stage nor a part of a recipe, and a stage given a plain value."""
-    if len(stages) == 1:
-        return  # which is not named, and a recipe says itself what is wrong with it
-    parts = [each.name for each in fields(Recipe)]
-    for key, value in layer.items():
-        if key in stages and not isinstance(value, Mapping):
-            raise ValueError(f"{key} is a stage, whose settings are {key}.any.field, got {value!r}")
-        if key not in stages and key not in parts:
-            hint = did_you_mean(key, [*stages, *parts]) or ","
-            raise ValueError(
-                f"{key}: unknown key{hint} allowed are the stages {', '.join(stages)}, and {', '.join(parts)}"
-            )
-
-
-def _other_stages(stages: Sequence[Stage], flags: Mapping[str, Any]) -> str:
-    """Lines that say of flags which some stages know and others do not how they are given to those alone."""
-    lines = []
-    for part, value in flags.items():
-        unknown = {stage.name: _unknown_keys(merge(stage.recipe, {part: value})) for stage in stages}
-        for name in unknown:
-            given = [
-                f"--{name}.{leaf}"
-                for leaf in _leaves(value, part)
-                if not _is_under(leaf, unknown[name])
-                and any(_is_under(leaf, other) for other in unknown.values())
-            ]
-            if given:
-                lines.append(f"\n  the stage {name} has it: {' '.join(given)}")
-    return "".join(lines)
-
-
-def _unknown_keys(data: Mapping[str, Any]) -> set[str]:
-    """What a recipe says of itself that it does not know."""
-    try:
-        recipe_from_dict(data, where="")
-    except ValueError as error:
-        return set(re.findall(r"^ *([\w.]+): unknown key", str(error), re.MULTILINE))
-    return set()
-
-
-def _is_under(leaf: str, keys: set[str]) -> bool:
-    return any(f"{leaf}.".startswith(f"{key}.") for key in keys)
-
-
-def _leaves(value: Any, name: str) -> list[str]:
-    if not isinstance(value, Mapping):
-        return [name]
-    return [leaf for key, each in value.items() for leaf in _leaves(each, f"{name}.{key}")]
 
 
 def train_stages(
@@ -143,7 +43,9 @@ def train_stages(
         Engine.from_environment(parallel="ddp" if parallel == "auto" else parallel, device=device) as engine,
         _only_trainer(out, engine),
     ):
-        for name, folder, recipe in _checked(_plan(stages, out), resume, engine, console):
+        checked = _checked(_plan(stages, out), resume, engine, console)
+        _on_main(engine, lambda: save_stages(out, stages))
+        for name, folder, recipe in checked:
             run = build_run(
                 recipe, folder, engine=engine, data_folder=out / "data", console=console, label=name
             )
@@ -252,39 +154,6 @@ def _after(before: Recipe, recipe: Recipe, *, start_from: str) -> Recipe:
     return replace(recipe, start_from=start_from, data=data)
 
 
-def is_run(out: Path) -> bool:
-    """Whether a folder holds a run, of one stage or of several."""
-    return bool([*out.glob(RECIPE_FILE), *out.glob(f"*/{RECIPE_FILE}")])
-
-
-def run_stages(out: Path) -> list[Path]:
-    """The folders of a run's stages, in the order they were trained; a run of one stage is its own."""
-    if (out / RECIPE_FILE).is_file():
-        return [out]
-    names = sorted(file.parent.name for file in out.glob(f"*/{RECIPE_FILE}"))
-    if not names:
-        raise ValueError(f"{out} must be the folder of a run, with its {RECIPE_FILE}, got none")
-    # A stage starts from OUT/STAGE/model. The first may start from a stage of another run, whatever its name.
-    sources = {name: Path(read_recipe(out / name).start_from or "").parent for name in names}
-    own = {name: place for name, place in sources.items() if place.parent.resolve() == out.resolve()}
-    # Where OUT was moved since, or copied, no path leads into it, and names are all there is to go by.
-    starts = {name: place.name for name, place in (own or sources).items()}
-
-    def stages_until(name: str) -> int:
-        chain = [name]
-        while (start := starts.get(chain[-1], "")) in names and start not in chain:
-            chain.append(start)
-        return len(chain)
-
-    return [out / name for name in sorted(names, key=stages_until)]
-
-
-def read_recipe(folder: Path) -> Recipe:
-    """The resolved recipe of a run of one stage."""
-    file = folder / RECIPE_FILE
-    return recipe_from_dict(read_settings(file), where=str(file))
-
-
 def _check_layout(out: Path, stages: Sequence[str]) -> None:
     """Refuse to put a run of several stages beside a single one in the same folder, or the reverse."""
     single = (out / RECIPE_FILE).exists()
@@ -304,7 +173,7 @@ def _check_layout(out: Path, stages: Sequence[str]) -> None:
 def _train(run: Run, recipe: Recipe, *, resume: bool, console: Console) -> None:
     trainer = run.trainer
     resumed = resume and trainer.resume()  # complains of other data than the recipe's were
-    _save_recipe(run.out, recipe, trainer.engine)  # of a run that can be
+    _on_main(trainer.engine, lambda: save_recipe(run.out, recipe))  # of a run that can be
     if resumed and trainer.engine.is_main:
         finished = trainer.step >= trainer.settings.steps
         console.print(
@@ -372,22 +241,17 @@ def _require_same(folder: Path, recipe: Recipe) -> Recipe:
     saved = read_recipe(folder)
     if changed := _differences(recipe_to_dict(saved), recipe_to_dict(recipe), _may_change(saved)):
         raise ValueError(
-            f"{folder} was started with another recipe; to go on needs one that computes the same: give "
-            f"that, or another --out. Different: {', '.join(sorted(changed))}"
+            f"{folder} was started with another recipe; to go on needs one that computes the same: give no "
+            f"preset and none of these flags, or another --out. Different: {', '.join(sorted(changed))}"
         )
     return saved
 
 
-def _save_recipe(folder: Path, recipe: Recipe, engine: Engine) -> None:
-    """Write the resolved recipe beside the run."""
-    engine.barrier()  # nobody writes before everybody has looked
+def _on_main(engine: Engine, write: Callable[[], None]) -> None:
+    """Write by one process, when all have looked at what was there, and before any goes on."""
+    engine.barrier()
     if engine.is_main:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / RECIPE_FILE
-        text = yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False)
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(file)
+        write()
     engine.barrier()
 
 
@@ -418,8 +282,3 @@ def _differences(before: Any, after: Any, free: set[str], path: str = "") -> lis
             for line in _differences(before.get(key), after.get(key), free, f"{path}.{key}" if path else key)
         ]
     return [] if before == after else [f"{path} ({before!r} then, {after!r} now)"]
-
-
-def _where(name: str | None, config: Path | None, stage: str) -> str:
-    parts = [part for part in (f"preset {name}" if name else "", str(config or "")) if part]
-    return " with ".join(parts or ["the recipe"]) + (f" (stage {stage})" if stage != ONLY else "")

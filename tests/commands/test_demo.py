@@ -21,7 +21,8 @@ from bd3lm.interop import load
 from bd3lm.objectives import Autoregressive, TokenBatch
 from bd3lm.recipe import merge
 from bd3lm.reports.numbers import with_error
-from bd3lm.runs import resolve_stages, train_stages
+from bd3lm.runs import train_stages
+from bd3lm.stages import resolve_stages
 from bd3lm.training import Trainer
 
 SMALL = {

@@ -21,7 +21,8 @@ from bd3lm.presets import Preset, Stage
 from bd3lm.recipe import merge, recipe_from_dict
 from bd3lm.reports import Film
 from bd3lm.reports.numbers import with_error
-from bd3lm.runs import run_stages, train_stages
+from bd3lm.runs import train_stages
+from bd3lm.stages import run_stages
 from bd3lm.training import Trainer
 from tests.tiny_recipes import BLOCK, plain, prepared, tiny_recipe, two_stages
 
@@ -423,7 +424,7 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(reports, "_measure", lambda *_: pytest.fail("measured before all was looked at"))
     for words, message in (
         ([], "runs must name at least one run"),
-        ([str(tmp_path / "empty")], "must be the folder of a run, with its recipe.yaml, got none"),
+        ([str(tmp_path / "empty")], "must be the folder of a run, with its recipe.yaml or stages.yaml, got neither"),
         ([str(tmp_path / "nowhere")], "nowhere' here. It must be an existing folder"),
         ([str(run.with_name("dmo"))], f"no folder '{run.with_name('dmo')}' here, did you mean '{run}'? It"),
         ([str(torn)], "metrics.csv must hold the log of a training run, got no rows"),

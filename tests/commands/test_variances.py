@@ -18,7 +18,8 @@ from bd3lm.evaluation import Spread
 from bd3lm.recipe import merge, recipe_from_dict
 from bd3lm.reports import with_error
 from bd3lm.reports.trainings import NO_FINITE_VARIANCE
-from bd3lm.runs import resolve_stages, train_stages
+from bd3lm.runs import train_stages
+from bd3lm.stages import resolve_stages
 
 TINY = {
     "network": {"layers": 1, "hidden": 16, "heads": 2},

@@ -23,11 +23,11 @@ class Train:
     preset: Positional[str | None] = None
     """A named run; `bd3lm presets` lists them. Without one the config file says everything."""
     out: Path | None = None
-    """Where to write the run; by default runs/PRESET."""
+    """The folder of the run; by default runs/PRESET."""
     config: Path | None = None
     """A YAML file with what differs from the preset."""
     resume: bool = False
-    """Go on with the run in --out."""
+    """Go on with the run in --out: with no preset by its own recipe, else by one that computes the same."""
     start_from: Annotated[str | None, arg(name="from")] = None
     """A run, model folder or hub id whose weights to start from, with a fresh optimizer."""
     device: DeviceFlag = None
@@ -38,16 +38,10 @@ class Train:
 
     def run(self) -> int:
         from bd3lm.recipe import parse_overrides
-        from bd3lm.runs import is_run, resolve_stages, train_stages
+        from bd3lm.runs import train_stages
+        from bd3lm.stages import is_run
 
-        if self.preset is None and self.config is None:
-            raise ValueError("a preset or --config must be given; `bd3lm presets` lists the presets")
-        overrides = parse_overrides(self.overrides)
-        if self.start_from is not None:
-            _check_flags_beside_from(overrides, self.preset)
-        stages = resolve_stages(
-            self.preset, config=self.config, overrides=overrides, start_from=self.start_from
-        )
+        stages = self._stages(parse_overrides(self.overrides))
         _check_later_stages(stages)
         if self.show:
             _show(stages)
@@ -66,6 +60,24 @@ class Train:
 
                 report(runs, out)
         return 0
+
+    def _stages(self, overrides: Mapping[str, Any]) -> list[tuple[str, "Recipe"]]:
+        from bd3lm.stages import resolve_stages, saved_stages
+
+        if self.preset is None and self.config is None:
+            if not self.resume or self.out is None:
+                raise ValueError(
+                    "a preset or --config must be given, or --resume and the --out of a run; `bd3lm presets` "
+                    "lists the presets"
+                )
+            if self.start_from is not None:
+                raise ValueError(f"--from is for a new run, which {self.out} is not with --resume")
+            return saved_stages(self.out, overrides)
+        if self.start_from is not None:
+            _check_flags_beside_from(overrides, self.preset)
+        return resolve_stages(
+            self.preset, config=self.config, overrides=overrides, start_from=self.start_from
+        )
 
 
 def _check_flags_beside_from(overrides: Mapping[str, Any], name: str | None) -> None:
@@ -96,16 +108,12 @@ def _check_later_stages(stages: Sequence[tuple[str, "Recipe"]]) -> None:
             )
 
 
-def _show(stages: Sequence[tuple[str, Any]]) -> None:
-    """Print recipes as a file that --config takes: one as it is, several each under its stage."""
+def _show(stages: Sequence[tuple[str, "Recipe"]]) -> None:
     import yaml
 
-    from bd3lm.recipe import recipe_to_dict
+    from bd3lm.stages import stages_to_dict
 
-    recipes = {name: recipe_to_dict(recipe) for name, recipe in stages}
-    print(
-        yaml.safe_dump(recipes if len(recipes) > 1 else next(iter(recipes.values())), sort_keys=False), end=""
-    )
+    print(yaml.safe_dump(stages_to_dict(stages), sort_keys=False), end="")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from bd3lm.diffusion import ClippedTimes, Counts
 from bd3lm.lm import build_estimator, load
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
 from bd3lm.reports import perplexity_text
-from bd3lm.runs import is_run, resolve_stages, train_stages
+from bd3lm.runs import train_stages
+from bd3lm.stages import is_run, resolve_stages
 from bd3lm.training import LikelihoodValidator
 
 _DRAWS = 8  # of each text, for a bound that is estimated

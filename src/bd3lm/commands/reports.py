@@ -26,7 +26,8 @@ from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME, check_folder
 from bd3lm.lm import Generation, Settings, build_estimator
 from bd3lm.recipe import recipe_to_dict
 from bd3lm.reports import COMMANDS, MARKDOWN, PAGE, Report, Run, record_film, write_report
-from bd3lm.runs import RECIPE_FILE, STOPPED_FILE, read_recipe, run_stages
+from bd3lm.runs import STOPPED_FILE
+from bd3lm.stages import RECIPE_FILE, is_run, read_recipe, run_stages
 from bd3lm.training import CheckpointStore, CsvLog
 
 LOG_FILE = "metrics.csv"
@@ -143,12 +144,10 @@ def _check_out(out: Path) -> None:
 
 
 def _runs(folder: Path) -> list[Path]:
-    """The runs in a folder of runs, some of them of several stages; any other folder is taken for one run."""
-    staged = {file.parent.parent for file in folder.glob(f"*/*/{RECIPE_FILE}")}
-    staged = {run for run in staged if not (run / RECIPE_FILE).is_file()}
-    if not staged or (folder / RECIPE_FILE).is_file():
+    """The run in a folder, or all of those in a folder of runs."""
+    if is_run(folder) or not folder.is_dir():
         return [folder]
-    return sorted(staged | {file.parent for file in folder.glob(f"*/{RECIPE_FILE}")})
+    return sorted(filter(is_run, folder.iterdir())) or [folder]
 
 
 def _stages(folder: Path) -> list[_Stage]:

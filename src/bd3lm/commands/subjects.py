@@ -14,7 +14,7 @@ from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import TokenShards
 from bd3lm.lm import LanguageModel, load
 from bd3lm.recipe import Recipe
-from bd3lm.runs import RECIPE_FILE, read_recipe
+from bd3lm.stages import RECIPE_FILE, read_recipe
 from bd3lm.training import Engine, pick_device
 
 

@@ -1,0 +1,100 @@
+"""Which stages a run has: whose word counts among preset, file and flags, and what is wrong with them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bd3lm import presets
+from bd3lm.recipe import BlockDiffusionRecipe, TimesMasking
+from bd3lm.stages import resolve_stages
+from tests.tiny_recipes import two_stages
+
+
+@pytest.fixture
+def staged(monkeypatch, tmp_path):
+    monkeypatch.setattr(presets, "PRESETS", {**presets.PRESETS, "two": two_stages(tmp_path / "data")})
+
+
+def write(path: Path, data: Any) -> Path:
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def test_flag_over_file_over_preset_over_default(staged, tmp_path):
+    file = write(tmp_path / "c.yaml", {"optimizer": {"lr": 0.5, "warmup_steps": 7}, "train": {"seed": 5}})
+    (_, first), (_, second) = resolve_stages("two", config=file, overrides={"optimizer": {"lr": 0.25}})
+    for recipe in (first, second):
+        assert recipe.optimizer.lr == 0.25  # the flag's
+        assert recipe.optimizer.warmup_steps == 7  # the file's
+        assert recipe.train.seed == 5
+        assert recipe.train.ema_decay == 0.8  # the preset's
+        assert recipe.optimizer.eps == 1e-8  # nobody's
+
+
+def test_a_stages_name_limits_a_setting_to_it(staged, tmp_path):
+    file = write(tmp_path / "c.yaml", {"ar": {"train": {"steps": 11}}, "train": {"steps": 12}})
+    stages = dict(resolve_stages("two", config=file, overrides={"block": {"optimizer": {"lr": 0.5}}}))
+    assert (stages["ar"].train.steps, stages["block"].train.steps) == (11, 12)
+    assert (stages["ar"].optimizer.lr, stages["block"].optimizer.lr) == (0.01, 0.5)
+
+
+def test_a_stages_own_setting_in_a_file_yields_to_a_flag_for_all(staged, tmp_path):
+    file = write(tmp_path / "c.yaml", {"ar": {"train": {"steps": 11}}})
+    stages = resolve_stages("two", config=file, overrides={"train": {"steps": 13}})
+    assert [recipe.train.steps for _, recipe in stages] == [13, 13]
+
+
+@pytest.mark.parametrize("name", ["lm1b-ar", "wikipedia-mdlm"])
+def test_fields_of_train_can_be_set_where_the_only_stage_is_called_so(name):
+    [(_, recipe)] = resolve_stages(name, overrides={"train": {"steps": 5}})
+    assert recipe.train.steps == 5
+
+
+def test_another_kind_of_masking_brings_its_own_options(staged):
+    stages = dict(resolve_stages("two", overrides={"block": {"method": {"masking": {"kind": "times"}}}}))
+    method = stages["block"].method
+    assert isinstance(method, BlockDiffusionRecipe)
+    assert method.masking == TimesMasking()
+    assert method.next_token == 1.0  # the method's own stay
+
+
+def test_from_runs_the_last_stage_only(staged):
+    [(name, recipe)] = resolve_stages("two", start_from="somewhere")
+    assert (name, recipe.start_from) == ("block", "somewhere")
+
+
+def test_errors_name_the_preset_the_file_and_the_stage(staged, tmp_path):
+    file = write(tmp_path / "c.yaml", {"block": {"trian": {}}})
+    with pytest.raises(
+        ValueError, match=r"preset two with .*c.yaml \(stage block\) has a problem:\n  trian: .*'train'"
+    ):
+        resolve_stages("two", config=file)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n- b\n", "must hold a mapping of settings, got list"),
+        ("a: [", "is not YAML: "),
+        ("", "must hold a mapping of settings, got NoneType"),
+    ],
+)
+def test_files_that_hold_no_settings_are_refused(text, message, tmp_path):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message) as caught:
+        resolve_stages("demo", config=tmp_path / "c.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"config must be a YAML file, got .*none.yaml, which does not exist"
+    ):
+        resolve_stages("demo", config=tmp_path / "none.yaml")
+
+
+def test_a_stage_that_is_given_a_plain_value_is_refused():
+    with pytest.raises(ValueError, match="block"):
+        resolve_stages("demo", overrides={"block": 3})
