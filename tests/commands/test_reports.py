@@ -424,7 +424,10 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(reports, "_measure", lambda *_: pytest.fail("measured before all was looked at"))
     for words, message in (
         ([], "runs must name at least one run"),
-        ([str(tmp_path / "empty")], "must be the folder of a run, with its recipe.yaml or stages.yaml, got neither"),
+        (
+            [str(tmp_path / "empty")],
+            "must be the folder of a run, with its recipe.yaml or stages.yaml, got neither",
+        ),
         ([str(tmp_path / "nowhere")], "nowhere' here. It must be an existing folder"),
         ([str(run.with_name("dmo"))], f"no folder '{run.with_name('dmo')}' here, did you mean '{run}'? It"),
         ([str(torn)], "metrics.csv must hold the log of a training run, got no rows"),
