@@ -199,7 +199,7 @@ def test_variants_differ_in_one_thing_from_what_they_are_compared_with():
     for first, second in findings.PAIRS:
         run, other = RUNS[f"{first}-4/0"], RUNS[f"{second}-4/0"]
         if first.startswith("time-"):
-            assert run.same_time_as == other
+            assert run.same_time_as in (other, other.same_time_as)
             continue
         one, two = run.recipe.method, other.recipe.method
         differ = [

@@ -89,11 +89,11 @@ def _of_table(name: str, end: str = "") -> Callable[[Run, Measure], bool]:
     return lambda run, _: run.table == name and run.name.endswith(end)
 
 
-# Of the README too, which has no plots, and figures of its own in the prose.
-SUMMARY: Mapping[str, Region] = {"quality": _region(tables.summary_table)}
+# The README has no plots, and figures of its own in the prose.
+SUMMARY: Mapping[str, Region] = {"quality": _region(tables.short_summary_table)}
 REGIONS: Mapping[str, Region] = {
     "verdicts": _region(findings.verdict_table),
-    **SUMMARY,
+    "quality": _region(tables.summary_table),
     "setting": _region(account.setting),
     "progress": _region(account.progress_table),
     "alternatives": _region(tables.alternatives_table, None, findings.alternatives_findings),

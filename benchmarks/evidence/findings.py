@@ -247,7 +247,7 @@ def _tuning_findings(evidence: Evidence, theirs: Mapping[str, tuple[float, float
     for name in theirs:
         if name != best:
             printed = {"LM1B": Difference.of(theirs[best][0], theirs[name][0])}
-            ours = evidence.difference(found[best][0], found[name][0])
+            ours = evidence.difference(found[best].bound, found[name].bound)
             yield ordering(tuned_label(best), tuned_label(name), ours, printed, ", bounds")
 
 
@@ -256,12 +256,12 @@ def _least_of_both(evidence: Evidence, theirs: Mapping[str, tuple[float, float]]
     paper_best, paper_quiet = (min(theirs, key=lambda name: theirs[name][place]) for place in (0, 1))
     there = f"in the paper {tuned_label(paper_best)} and {tuned_label(paper_quiet)}"
     found = tuned(evidence, list(theirs))
-    spreads = {name: spread for name, (_, spread) in found.items() if spread is not None}
-    if not all(nats for nats, _ in found.values()) or len(spreads) < len(theirs):
+    spreads = {name: row.spread for name, row in found.items() if row.spread is not None}
+    if not all(row.bound for row in found.values()) or len(spreads) < len(theirs):
         return said(NOT_MEASURED, f"the best bound and the least Var are of the same masks; {there}.")
-    best, second = sorted(theirs, key=lambda name: found[name][0].mean)[:2]
+    best, second = sorted(theirs, key=lambda name: found[name].bound.mean)[:2]
     quiet = min(theirs, key=lambda name: spreads[name].value)
-    gap = evidence.difference(found[second][0], found[best][0])
+    gap = evidence.difference(found[second].bound, found[best].bound)
     return said(
         (gap and _noise(gap)) or ("holds" if best == quiet else "does not hold"),
         "the best bound and the least Var are of the same masks; here the best bound is of "

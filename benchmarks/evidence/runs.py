@@ -329,25 +329,28 @@ def range_name(size: int | None, low: float, high: float) -> str:
     return f"range-{size or 'L'}-{low:g}-{high:g}"
 
 
-def rule_name(low: float, high: float) -> str:
-    """What `bd3lm variance` calls a range."""
-    return "linear U[0, 1]" if (low, high) == (0.0, 1.0) else f"clipped U[{low:g}, {high:g}]"
+def rule_names(low: float, high: float) -> tuple[str, ...]:
+    """What `bd3lm variance` calls a range: with masks drawn again, as it is trained, and without."""
+    if (low, high) == (0.0, 1.0):
+        return ("linear U[0, 1]",)  # in which every mask lies
+    rates = f"U[{low:g}, {high:g}]"
+    return f"redrawn {rates}", f"clipped {rates}"
 
 
 def _ranges_and_schedules() -> Iterator[Run]:
     """Fine-tuned from one checkpoint a seed. The table of schedules shares two ranges with the other."""
     for size in (4, 16, None):
-        rules: dict[str, tuple[str, Mapping[str, Any], str]] = {
-            range_name(size, low, high): ("ranges", clipped(low, high), rule_name(low, high))
+        rules: dict[str, tuple[str, Mapping[str, Any], Sequence[str]]] = {
+            range_name(size, low, high): ("ranges", clipped(low, high), rule_names(low, high))
             for low, high in RANGES
         }
         if size is not None:
             best = (0.45, 0.95)
-            rules[range_name(size, *best)] = ("schedules", clipped(*best), rule_name(*best))
+            rules[range_name(size, *best)] = ("schedules", clipped(*best), rule_names(*best))
             for name in SCHEDULES[size]:
                 schedule = {"kind": "times", "schedule": name}
-                rules[f"schedule-{size}-{name}"] = ("schedules", schedule, name.replace("_", " "))
-        for name, (table, masking, rule) in rules.items():
+                rules[f"schedule-{size}-{name}"] = ("schedules", schedule, [name.replace("_", " ")])
+        for name, (table, masking, measured) in rules.items():
             for seed in (0, 1):
                 yield Run(
                     name=name,
@@ -355,7 +358,7 @@ def _ranges_and_schedules() -> Iterator[Run]:
                     changes=merge(block(size, masking), _later(TUNING_STEPS)),
                     seed=seed,
                     parent=_base(seed),
-                    measures=(perplexities(size)[0], Variance(rules=(rule,))),
+                    measures=(perplexities(size)[0], *(Variance(rules=(rule,)) for rule in measured)),
                 )
 
 

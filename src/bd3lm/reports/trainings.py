@@ -12,7 +12,10 @@ from bd3lm.reports.reproduction import commands
 # Of the ways to draw masks, by the names in a record: those whose loss has an infinite second moment. With a
 # rate of t^p near 0 it is the integral of p²·t^(p − 2), which converges for p > 1 alone: for the square and
 # the cosine schedule (p = 2), not for these. Counts have finitely many weights.
-NO_FINITE_VARIANCE = ("linear U[0, 1]", "logarithmic", "square root", "clipped U[0, 0.5]")
+NO_FINITE_VARIANCE = (
+    *("linear U[0, 1]", "logarithmic", "square root"),
+    *("clipped U[0, 0.5]", "redrawn U[0, 0.5]"),
+)
 
 _LOGGED = "From `metrics.csv`, which `bd3lm train` writes."
 
