@@ -22,6 +22,7 @@ from bd3lm.sampling.contexts import ContextWriter
 SPLIT = "train"
 _CONTEXTS = 16  # the longest document of the paper's block diffusion model has 9.7 contexts of 1,024
 _KEPT = 10_000  # training documents whose lengths a record holds
+_ENDS = {"EOS": "eos", "entropy": "entropy", "limit": "length"}  # headings; no document ends at a string
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def _training(shards: TokenShards) -> dict[str, Any]:
 def _table(records: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="Lengths of documents in tokens, and what ended them", box=SIMPLE_HEAD, padding=0)
     table.add_column("documents of", overflow="fold", min_width=20)
-    for heading in ("number", "median", "p90", "max", "mean", "EOS", "entropy", "limit"):
+    for heading in ("number", "median", "p90", "max", "mean", *_ENDS):
         table.add_column(heading, justify="right")
     sets = {record["settings"]["data"]: record["result"]["training"] for record in records}
     for folder, training in sets.items():
@@ -187,7 +188,7 @@ def _table(records: Sequence[Mapping[str, Any]]) -> Table:
             table.add_row(Text(f"training set, {folder}"), *_figures(training, training["documents"]))
     for record in records:
         found = record["result"]["samples"]
-        stops = [f"{number:,}" for number in found["stopped_by"].values()]
+        stops = [f"{found['stopped_by'][reason]:,}" for reason in _ENDS.values()]
         table.add_row(Text(model_and_title(record)), *_figures(found, found["number"]), *stops)
     return table
 
