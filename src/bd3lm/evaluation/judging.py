@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bd3lm.evaluation.likelihood import ratio_error
+from bd3lm.evaluation.likelihood import perplexity, ratio_error
 
 Documents = Sequence[str]
 """A text as the documents in it: a model that is not stopped at its end token writes one after another."""
@@ -67,7 +67,7 @@ class Judgement:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nats_per_token) if self.nats_per_token < 700 else math.inf
+        return perplexity(self.nats_per_token)
 
     @property
     def perplexity_error(self) -> float | None:
