@@ -1,4 +1,4 @@
-"""`bd3lm lengths`: how long the documents are that models write, beside those they were trained on."""
+"""`bd3lm lengths`: how long the documents of models are, beside those that they were trained on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,13 +27,13 @@ _ENDS = {"EOS": "eos", "entropy": "entropy", "limit": "length"}  # headings; no 
 
 @dataclass(frozen=True)
 class Writing:
-    """How documents are written: from nothing, until an end token, low entropy or the limit ends them."""
+    """How documents are written: without a prompt, until an end token, low entropy or the limit ends them."""
 
     count: int = 500
     length: int | None = None
-    """The limit in tokens, the one that texts begin with included; by default 16 contexts."""
+    """The limit in tokens, including the one that texts begin with; by default 16 contexts."""
     entropy_floor: float = 4.0
-    """In nats; 0 is none."""
+    """In nats; 0 means no floor."""
     entropy_window: int = 256
     nucleus_p: float | None = None
     batch_size: int = 32
@@ -44,7 +44,7 @@ class Writing:
             raise ValueError(f"count must be at least 1, got {self.count}")
 
     def settings(self, subject: Subject, notes: Console | None = None) -> Settings:
-        """For a model, within what it can write; says on `notes` where that is less than was asked for."""
+        """The settings for a model. A limit beyond what it can write is lowered, and `notes` told so."""
         model, method = subject.model, subject.model.config.method
         context = model.config.network.context
         settings = Settings(
@@ -63,7 +63,7 @@ class Writing:
                     f"{subject.name} ({subject.title}) cannot write past its context of {context:,} tokens."
                 )
                 notes.print(Text(limit), soft_wrap=True)
-        model.stream("", settings)  # complains here already, before another model has written for an hour
+        model.stream("", settings)  # raises errors now, before another model has written for an hour
         return settings
 
 
@@ -77,8 +77,8 @@ def report_lengths(
 ) -> list[dict[str, Any]]:
     """Measure each source, print a table that begins with the training set, and return the records.
 
-    `data` is a folder of token shards; by default a run is held against its own. What is wrong with it, with
-    a file, or with the settings for any of the models is said before anything is written.
+    `data` is a folder of token shards; by default a run is compared with its own. Errors in it, in a file, or
+    in the settings for any of the models are raised before anything is written.
     """
     console = console or Console()
     notes = notes or console
@@ -101,7 +101,7 @@ def report_lengths(
 
 
 def measure_lengths(samples: Samples, shards: TokenShards | None) -> dict[str, Any]:
-    """The lengths of documents beside those of the training set, as a record; a run's is kept beside it."""
+    """The lengths of documents and of the training set, as a record, which is kept in the folder of a run."""
     lengths = _document_lengths(samples)
     result = {
         "samples": {
@@ -127,7 +127,7 @@ def measure_lengths(samples: Samples, shards: TokenShards | None) -> dict[str, A
 
 
 def _shards(source: Subject | Samples, given: TokenShards | None, notes: Console) -> TokenShards | None:
-    """What a source is held against; a run whose own data is gone is measured without."""
+    """The training set to compare a source with; None for a run whose data is gone."""
     if isinstance(source, Samples):
         return given
     if given is not None:
@@ -142,7 +142,7 @@ def _shards(source: Subject | Samples, given: TokenShards | None, notes: Console
 
 
 def _document_lengths(samples: Samples) -> list[int]:
-    """Of samples that were written from nothing until they ended, without the tokens that mark the ends."""
+    """The lengths of samples that are whole documents, without their begin and end tokens."""
     samples.require_from_nothing()
     if samples.settings.get("stop_at_eos") is False:
         raise ValueError(
@@ -202,18 +202,18 @@ def _figures(found: Mapping[str, Any], number: int) -> list[str]:
 
 
 def _legend(records: Sequence[Mapping[str, Any]]) -> str:
-    lines = ["Begin and end tokens do not count; a quantile is the length of a document."]
+    lines = ["Begin and end tokens are not counted. Median and p90 are lengths of actual documents."]
     for record in records:
         settings, stops = record["settings"], record["result"]["samples"]["stopped_by"]
         if stops["length"]:
             lines.append(
                 f"{stops['length']:,} documents of {record['model']} reached the limit of "
-                f"{settings['length']:,} tokens, and might have gone on."
+                f"{settings['length']:,} tokens and might have gone on."
             )
         if stops["entropy"]:
             lines.append(
-                f"{stops['entropy']:,} of {record['model']} fell below an entropy of "
-                f"{settings['entropy_floor']:g} nats; their last {settings['entropy_window']} tokens are "
-                f"dropped."
+                f"{stops['entropy']:,} documents of {record['model']} were stopped because their entropy "
+                f"fell below {settings['entropy_floor']:g} nats; their last {settings['entropy_window']} "
+                "tokens are dropped."
             )
     return "\n".join(lines)
