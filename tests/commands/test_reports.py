@@ -24,6 +24,7 @@ from bd3lm.reports.numbers import with_error
 from bd3lm.runs import train_stages
 from bd3lm.stages import run_stages
 from bd3lm.training import Trainer
+from tests.lm import of_bytes
 from tests.tiny_recipes import BLOCK, plain, prepared, tiny_recipe, two_stages
 
 QUIET = Console(quiet=True)
@@ -163,7 +164,60 @@ def test_a_run_that_leans_is_measured_in_its_own_order(data, tmp_path):
     for kind in ("variance", "samples", "denoising"):
         assert kept(subject, kind), kind
     assert "Perplexity of held-out text (" not in page
-    assert "bounds of uniformly random orders of reveal, not of one that leans: block diffusion, b" in page
+    assert "block diffusion, blocks of 4, lean 2 (line at lean 0, marks at lean 2)." in page
+
+
+def clipped(low: float, high: float, **more) -> dict:
+    return {"masking": {"kind": "clipped", "low": low, "high": high, **more}}
+
+
+@pytest.mark.parametrize(
+    ("method", "log", "is_bound"),
+    [
+        ({"kind": "autoregressive"}, [], True),
+        ({"kind": "autoregressive", "random_batch": True}, [], False),
+        ({"kind": "score_entropy"}, [], True),
+        ({"kind": "simplex", "block_size": 4}, [], False),
+        ({"block_size": 4}, [], True),
+        ({"block_size": 4, "masking": {"kind": "counts", "weight": "flat"}}, [], False),
+        ({"block_size": 1, "masking": {"kind": "counts", "weight": "flat"}}, [], True),
+        ({"block_size": 4} | clipped(0.0, 1.0), [], True),
+        ({"block_size": 4} | clipped(0.0, 1.0, weight="flat"), [], False),
+        ({"block_size": 4} | clipped(0.3, 0.8), [], False),
+        ({"block_size": 1} | clipped(0.3, 0.8), [], True),
+        # What a search found is trained on too, from then on.
+        ({"block_size": 4} | clipped(0.0, 1.0), [{"clip_low": 0.3, "clip_high": 0.8}], False),
+        ({"block_size": 4} | clipped(0.0, 1.0), [{"clip_low": 0.0, "clip_high": 1.0}], True),
+        ({"block_size": 1} | clipped(0.0, 1.0), [{"clip_low": 0.3, "clip_high": 0.8}], True),
+    ],
+)
+def test_whether_a_training_loss_is_a_bound_is_asked_of_the_objective(method, log, is_bound, data):
+    recipe = tiny_recipe(data, {"method": {"kind": "block_diffusion", **method}})
+    found = reports._losses(recipe, of_bytes(4), [{"step": 1.0}, *log])
+    assert found["train_is_bound"] == is_bound
+
+
+def test_clipped_rates_bound_nothing_for_a_network_that_is_told_the_noise(data):
+    recipe = tiny_recipe(data, {"method": {"kind": "block_diffusion", "block_size": 1} | clipped(0.3, 0.8)})
+    told = of_bytes(1, adaln=True, time_conditioning=True)
+    assert not reports._losses(recipe, told, [])["train_is_bound"]
+
+
+@pytest.mark.parametrize(
+    ("method", "leans"),
+    [
+        ({"lean": 2.0}, (0.0, 2.0)),
+        ({"masking": {"kind": "counts", "lean": 0.5}}, (0.5, 0.0)),
+        ({"lean": 2.0, "masking": {"kind": "counts", "lean": 2.0}}, (2.0, 2.0)),
+        # In discrete steps a network is judged in them, and they have no lean.
+        ({"lean": 2.0, "masking": {"kind": "discrete", "steps": 8}}, (0.0, 0.0)),
+        ({"kind": "autoregressive"}, (0.0, 0.0)),
+    ],
+)
+def test_the_orders_of_training_and_of_validation(method, leans, data):
+    recipe = tiny_recipe(data, {"method": {"kind": "block_diffusion", **method}})
+    found = reports._losses(recipe, of_bytes(4), [])
+    assert (found["train_lean"], found["valid_lean"]) == leans
 
 
 @pytest.mark.parametrize(
@@ -285,7 +339,7 @@ def test_tokens_of_all_that_a_run_started_from(reported, data, tmp_path, monkeyp
         file.write_text("\n".join([*lines, f"start_from: {start}"]), encoding="utf-8")
     page = make_report([moved], device="cpu", console=QUIET)
     assert seen(page) == f"? + {once} + {once}"
-    assert "? is what owner/name saw" in text_of(page)
+    assert "? stands for the training of owner/name" in text_of(page)
     page = make_report([moved / "block"], device="cpu", console=QUIET)
     assert seen(page) == f"? + {once}"
 
@@ -318,7 +372,7 @@ def test_a_stopped_run_has_the_steps_it_made_and_says_so(data, tmp_path, monkeyp
     assert "| 5 of 6 (stopped) | 320 |" in page.with_suffix(".md").read_text("utf-8")
     # Before the first entry of its log there is nothing to show of it.
     (tmp_path / "run" / "metrics.csv").write_text("step,tokens\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="training must have come to a model"):
+    with pytest.raises(ValueError, match="runs must hold a trained model"):
         make_report([tmp_path / "run"], device="cpu", console=QUIET)
 
 
@@ -329,7 +383,7 @@ def test_a_stage_without_a_model_is_left_out_and_named(run, capsys, monkeypatch)
     assert main(["report", str(run)]) == 0
     assert f"{run}/block: training has not finished, so it is left out" in capsys.readouterr().err
     page = text_of(run / "report.html")
-    assert f"not come to a model yet: {run}/block." in page
+    assert f"have not trained a model yet: {run}/block." in page
     assert "block diffusion, blocks of 4" not in page
 
 
@@ -434,7 +488,7 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
         ([str(run), str(run / "ar")], "runs must be different ones"),
         ([str(run / "ar"), f"{run}/block/../ar"], f"got {run}/ar and {run}/block/../ar"),
         ([str(run), "--samples", "0"], "samples must be at least 1, got 0"),
-        ([str(untrained)], f"training must have come to a model, and has not yet in {untrained}/ar, "),
+        ([str(untrained)], f"runs must hold a trained model, and these do not yet: {untrained}/ar, "),
         ([str(run), "--out", str(run / "ar" / "metrics.csv")], f"a file's name, {run}/ar/metrics.csv"),
         (
             [str(run), "--out", "page.pdf"],

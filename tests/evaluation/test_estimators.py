@@ -103,6 +103,17 @@ def test_the_chain_rule_is_exact():
     torch.testing.assert_close(estimator.nats(MODEL, batch, ())[0], expected.double())
 
 
+def test_next_token_prediction_on_random_tokens_is_drawn_and_no_likelihood():
+    """It sums over the tokens that a draw keeps, so that its mean is below −log p."""
+    estimator = Sampled("random", Autoregressive(mask_id=MASK, score_first=True, random_batch=True))
+    mean, error = mean_and_error(estimator, TEXTS[0])
+    exact = Sampled("exact", Autoregressive(mask_id=MASK, score_first=True))
+    truth = exact.nats(MODEL, TokenBatch.of(TEXTS[:1], score_first=True), ()).item()
+    assert mean < truth - 4 * error
+    assert estimator.is_random
+    assert estimator.figures(MODEL) == (Figure("random", "neither"),)
+
+
 def test_what_bounds_nothing_says_so():
     assert sampled("clipped", ClippedTimes(low=0.3, high=0.8)).figures(MODEL) == (
         Figure("clipped", "neither"),

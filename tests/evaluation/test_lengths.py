@@ -67,7 +67,8 @@ def test_a_document_has_no_prompt():
 
 
 def test_every_reason_is_counted():
-    assert stop_counts(["length", "eos", "length"]) == {"eos": 1, "entropy": 0, "length": 2}
+    assert stop_counts(["length", "eos", "length"]) == {"eos": 1, "string": 0, "entropy": 0, "length": 2}
+    assert stop_counts(["string", "eos", "length"]) == {"eos": 1, "string": 1, "entropy": 0, "length": 1}
 
 
 @given(some_lengths, st.integers(2, 20))

@@ -1,6 +1,7 @@
 """A corpus' likelihood is its summed nats over its scored tokens, and its stated errors are right."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, stdev
 
@@ -17,8 +18,10 @@ from bd3lm.evaluation import (
     Sampled,
     corpus_likelihood,
     exact_likelihood,
+    perplexity,
     ratio_error,
 )
+from bd3lm.models import Transformer
 from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, TokenBatch
 from tests.oracles.likelihood import every_text
 from tests.oracles.networks import CLEAN, MASK, tiny_transformer
@@ -222,3 +225,24 @@ def test_nan_is_no_likelihood(estimator):
 def test_perplexity_of_nan_is_not_infinite():
     found = CorpusLikelihood(Figure("exact", "exact"), math.nan, None, 0.0, 1, 1, 1)
     assert math.isnan(found.perplexity)
+
+
+@pytest.mark.parametrize("nats", [0.0, 1.5, 705.0])
+def test_a_perplexity_is_the_exponential_of_the_nats(nats):
+    assert perplexity(nats) == math.exp(nats)
+
+
+@pytest.mark.parametrize("nats", [710.0, 1e6, math.inf])
+def test_a_perplexity_past_all_numbers_is_infinite(nats):
+    assert perplexity(nats) == math.inf
+
+
+@pytest.mark.parametrize("estimator", [CHAIN, ENUMERATED, COUNTS], ids=lambda each: each.name)
+def test_a_network_whose_dropout_is_on_is_refused(estimator):
+    model = Transformer(replace(MODEL.config, dropout=0.5)).double()
+    model.load_state_dict(MODEL.state_dict())
+    with pytest.raises(ValueError, match="model must be in evaluation mode"):
+        corpus_likelihood(model, estimator, corpus())
+    assert corpus_likelihood(model.eval(), estimator, corpus()) == corpus_likelihood(
+        MODEL, estimator, corpus()
+    )

@@ -199,6 +199,7 @@ def run(folder: str = "runs/ar", title: str = "autoregressive", **changes: Any) 
         "steps": (6,),
         "tokens": (600,),
         "log": log(),
+        "train_is_bound": True,
         **changes,
     }
     return Run(**values)
@@ -217,6 +218,7 @@ def whole_report() -> Report:
         steps=(6, 6),
         tokens=(600, 600),
         log=log(start=7.0, clipped=True),
+        train_is_bound=False,
         records=[
             perplexity(("exact", 50.0), ("bound", 60.0)),
             perplexity(("bound", 90.0), data="corpora/wiki.txt", estimator="counts"),

@@ -142,7 +142,7 @@ def test_one_model_has_no_legend_and_keeps_its_colour():
 def test_bounds_look_other_than_exact_figures():
     svg = MADE["perplexities"]()
     labels = texts(svg)
-    assert {"exact", "upper bound: the truth is here or to the left", AR, BLOCK} <= set(labels)
+    assert {"exact", "upper bound: the exact value is here or further left", AR, BLOCK} <= set(labels)
     assert "neither exact nor a bound" not in labels
     marks = [each.get("style", "") for each in elements(svg, "use")]
     assert sum("fill: #1b1b1b" in mark for mark in marks) >= 2

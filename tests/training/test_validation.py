@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bd3lm.diffusion import Times
+from bd3lm.diffusion import ClippedTimes, Times
 from bd3lm.evaluation import gradient_variance, loss_sums
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
 from bd3lm.training import Engine, GradientVarianceValidator, HeldOut, LikelihoodValidator
-from tests.training.tiny import AR, COUNTS, HELD_OUT, MASK, rows, sentences, tiny_trainer
+from tests.training.tiny import AR, COUNTS, HELD_OUT, MASK, network, rows, sentences, tiny_trainer
 
 JUDGE = BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=Times())
 
@@ -58,6 +58,27 @@ def test_the_likelihood_is_nats_over_tokens_with_the_averaged_weights(judge, tmp
     found = {name: float(value) for name, value in rows(tmp_path)[-1].items()}
     assert found["valid_nats"] == pytest.approx((sums[0] / sums[1]).item(), rel=1e-8)
     assert found["valid_perplexity"] == pytest.approx(math.exp(found["valid_nats"]), rel=1e-7)
+
+
+@pytest.mark.parametrize(("nats", "perplexity"), [(0.0, 1.0), (5000.0, math.inf)])
+def test_the_perplexity_of_a_training_that_diverged_is_infinite(nats, perplexity, tmp_path, monkeypatch):
+    sums = torch.tensor([10 * nats, 10.0], dtype=torch.float64)
+    monkeypatch.setattr("bd3lm.training.validation.loss_sums", lambda *_, **__: sums)
+    trainer = tiny_trainer(tmp_path, AR)
+    found = LikelihoodValidator(HELD_OUT, AR)(trainer)
+    assert found == {"valid_nats": nats, "valid_perplexity": perplexity}
+
+
+def test_a_network_that_is_told_the_noise_has_no_perplexity_by_clipped_rates(tmp_path):
+    """For blocks of one token they bound the likelihood of networks that are not told it, and only theirs."""
+    judge = BlockDiffusionLoss(block_size=1, mask_id=MASK, masking=ClippedTimes(low=0.3, high=0.8))
+    trainer = tiny_trainer(tmp_path, COUNTS)
+    trainer.network.eval()
+    validator = LikelihoodValidator(HELD_OUT, judge)
+    assert set(validator(trainer)) == {"valid_nats", "valid_perplexity"}
+    told = tiny_trainer(tmp_path, judge, model=network(adaln=True, time_conditioning=True))
+    told.network.eval()
+    assert set(validator(told)) == {"valid_nats"}
 
 
 def test_the_masks_of_a_validation_do_not_depend_on_the_step(tmp_path):

@@ -1,4 +1,4 @@
-"""`bd3lm lengths`: how long the documents are that models write, beside those they were trained on."""
+"""`bd3lm lengths`: how long the documents of models are, beside those that they were trained on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,17 +22,18 @@ from bd3lm.sampling.contexts import ContextWriter
 SPLIT = "train"
 _CONTEXTS = 16  # the longest document of the paper's block diffusion model has 9.7 contexts of 1,024
 _KEPT = 10_000  # training documents whose lengths a record holds
+_ENDS = {"EOS": "eos", "entropy": "entropy", "limit": "length"}  # headings; no document ends at a string
 
 
 @dataclass(frozen=True)
 class Writing:
-    """How documents are written: from nothing, until an end token, low entropy or the limit ends them."""
+    """How documents are written: without a prompt, until an end token, low entropy or the limit ends them."""
 
     count: int = 500
     length: int | None = None
-    """The limit in tokens, the one that texts begin with included; by default 16 contexts."""
+    """The limit in tokens, including the one that texts begin with; by default 16 contexts."""
     entropy_floor: float = 4.0
-    """In nats; 0 is none."""
+    """In nats; 0 means no floor."""
     entropy_window: int = 256
     nucleus_p: float | None = None
     batch_size: int = 32
@@ -43,7 +44,7 @@ class Writing:
             raise ValueError(f"count must be at least 1, got {self.count}")
 
     def settings(self, subject: Subject, notes: Console | None = None) -> Settings:
-        """For a model, within what it can write; says on `notes` where that is less than was asked for."""
+        """The settings for a model. A limit beyond what it can write is lowered, and `notes` told so."""
         model, method = subject.model, subject.model.config.method
         context = model.config.network.context
         settings = Settings(
@@ -62,7 +63,7 @@ class Writing:
                     f"{subject.name} ({subject.title}) cannot write past its context of {context:,} tokens."
                 )
                 notes.print(Text(limit), soft_wrap=True)
-        model.stream("", settings)  # complains here already, before another model has written for an hour
+        model.stream("", settings)  # raises errors now, before another model has written for an hour
         return settings
 
 
@@ -76,8 +77,8 @@ def report_lengths(
 ) -> list[dict[str, Any]]:
     """Measure each source, print a table that begins with the training set, and return the records.
 
-    `data` is a folder of token shards; by default a run is held against its own. What is wrong with it, with
-    a file, or with the settings for any of the models is said before anything is written.
+    `data` is a folder of token shards; by default a run is compared with its own. Errors in it, in a file, or
+    in the settings for any of the models are raised before anything is written.
     """
     console = console or Console()
     notes = notes or console
@@ -100,7 +101,7 @@ def report_lengths(
 
 
 def measure_lengths(samples: Samples, shards: TokenShards | None) -> dict[str, Any]:
-    """The lengths of documents beside those of the training set, as a record; a run's is kept beside it."""
+    """The lengths of documents and of the training set, as a record, which is kept in the folder of a run."""
     lengths = _document_lengths(samples)
     result = {
         "samples": {
@@ -126,7 +127,7 @@ def measure_lengths(samples: Samples, shards: TokenShards | None) -> dict[str, A
 
 
 def _shards(source: Subject | Samples, given: TokenShards | None, notes: Console) -> TokenShards | None:
-    """What a source is held against; a run whose own data is gone is measured without."""
+    """The training set to compare a source with; None for a run whose data is gone."""
     if isinstance(source, Samples):
         return given
     if given is not None:
@@ -141,7 +142,7 @@ def _shards(source: Subject | Samples, given: TokenShards | None, notes: Console
 
 
 def _document_lengths(samples: Samples) -> list[int]:
-    """Of samples that were written from nothing until they ended, without the tokens that mark the ends."""
+    """The lengths of samples that are whole documents, without their begin and end tokens."""
     samples.require_from_nothing()
     if samples.settings.get("stop_at_eos") is False:
         raise ValueError(
@@ -179,7 +180,7 @@ def _training(shards: TokenShards) -> dict[str, Any]:
 def _table(records: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title="Lengths of documents in tokens, and what ended them", box=SIMPLE_HEAD, padding=0)
     table.add_column("documents of", overflow="fold", min_width=20)
-    for heading in ("number", "median", "p90", "max", "mean", "EOS", "entropy", "limit"):
+    for heading in ("number", "median", "p90", "max", "mean", *_ENDS):
         table.add_column(heading, justify="right")
     sets = {record["settings"]["data"]: record["result"]["training"] for record in records}
     for folder, training in sets.items():
@@ -187,7 +188,7 @@ def _table(records: Sequence[Mapping[str, Any]]) -> Table:
             table.add_row(Text(f"training set, {folder}"), *_figures(training, training["documents"]))
     for record in records:
         found = record["result"]["samples"]
-        stops = [f"{number:,}" for number in found["stopped_by"].values()]
+        stops = [f"{found['stopped_by'][reason]:,}" for reason in _ENDS.values()]
         table.add_row(Text(model_and_title(record)), *_figures(found, found["number"]), *stops)
     return table
 
@@ -201,18 +202,18 @@ def _figures(found: Mapping[str, Any], number: int) -> list[str]:
 
 
 def _legend(records: Sequence[Mapping[str, Any]]) -> str:
-    lines = ["Begin and end tokens do not count; a quantile is the length of a document."]
+    lines = ["Begin and end tokens are not counted. Median and p90 are lengths of actual documents."]
     for record in records:
         settings, stops = record["settings"], record["result"]["samples"]["stopped_by"]
         if stops["length"]:
             lines.append(
                 f"{stops['length']:,} documents of {record['model']} reached the limit of "
-                f"{settings['length']:,} tokens, and might have gone on."
+                f"{settings['length']:,} tokens and might have gone on."
             )
         if stops["entropy"]:
             lines.append(
-                f"{stops['entropy']:,} of {record['model']} fell below an entropy of "
-                f"{settings['entropy_floor']:g} nats; their last {settings['entropy_window']} tokens are "
-                f"dropped."
+                f"{stops['entropy']:,} documents of {record['model']} were stopped because their entropy "
+                f"fell below {settings['entropy_floor']:g} nats; their last {settings['entropy_window']} "
+                "tokens are dropped."
             )
     return "\n".join(lines)

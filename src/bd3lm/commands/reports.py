@@ -1,8 +1,8 @@
-"""`bd3lm report RUN...`: measure what is missing and cheap, and write all that is known as a page."""
+"""`bd3lm report RUN...`: measure what is missing and cheap, and write everything that is known as a page."""
 
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 import bd3lm
+from bd3lm.build import build_objective, validation_objective
 from bd3lm.commands.corpora import HELD_OUT, open_sequences
 from bd3lm.commands.perplexities import OWN, measure_perplexity
 from bd3lm.commands.records import keep, kept, new_record
@@ -21,10 +22,12 @@ from bd3lm.commands.subjects import Subject
 from bd3lm.commands.variances import measurable_rules, measure_variances
 from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, Method, SimplexMethod
 from bd3lm.data import Tokenizer
+from bd3lm.diffusion import Counts
 from bd3lm.evaluation import Enumerated, corpus_likelihood
 from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME, check_folder
-from bd3lm.lm import Generation, Settings, build_estimator
-from bd3lm.recipe import recipe_to_dict
+from bd3lm.lm import Generation, LanguageModel, Settings, build_estimator
+from bd3lm.objectives import BlockDiffusionLoss, Objective
+from bd3lm.recipe import BlockDiffusionRecipe, Recipe, recipe_to_dict
 from bd3lm.reports import COMMANDS, MARKDOWN, PAGE, Report, Run, record_film, write_report
 from bd3lm.runs import STOPPED_FILE
 from bd3lm.stages import RECIPE_FILE, is_run, read_recipe, run_stages
@@ -32,8 +35,8 @@ from bd3lm.training import CheckpointStore, CsvLog
 
 LOG_FILE = "metrics.csv"
 _AFFORDABLE = 60.0  # seconds; what would take longer is left to its own command
-_FEWEST_SEQUENCES = 16  # for a perplexity whose error means anything
-_AS_MUCH = 0.5  # of the sequences there is time for, which is never twice the same
+_FEWEST_SEQUENCES = 16  # for a perplexity with a meaningful error
+_AS_MUCH = 0.5  # share of the sequences there is time for that is enough: the time varies from run to run
 _VARIANCE_BATCHES = 20
 _SAMPLE_TOKENS, _FILM_TOKENS = 256, 128  # at most; both are for reading
 _STEPS = 64  # of the methods that by default take a thousand
@@ -48,11 +51,11 @@ def make_report(
     device: str | None = None,
     console: Console | None = None,
 ) -> Path:
-    """Write report.html, and the same as Markdown, into `out`; returns the page.
+    """Write report.html, and the same as Markdown, into `out`; returns the path of the page.
 
     `out` is by default the run's folder, or report/ for several runs. A run of several stages is reported
     stage by stage, and a folder that holds runs stands for all of them. With `measure` what is missing and
-    cheap is measured first, and kept beside each run.
+    cheap is measured first, and kept in the folder of each run.
     """
     console = console or Console(stderr=True)
     if not folders:
@@ -67,11 +70,11 @@ def make_report(
     _check_different([stage.folder for stage in stages])
     unfinished = [str(stage.folder) for stage in stages if not stage.is_trained]
     if len(unfinished) == len(stages):
-        raise ValueError(f"training must have come to a model, and has not yet in {', '.join(unfinished)}")
+        raise ValueError(f"runs must hold a trained model, and these do not yet: {', '.join(unfinished)}")
     for name in unfinished:
         console.print(Text(f"{name}: training has not finished, so it is left out"), soft_wrap=True)
     opened = [_open(stage, device) for stage in stages if stage.is_trained]
-    _content(opened, {}, unfinished)  # what is wrong with the runs is said before anything is measured
+    _content(opened, {}, unfinished)  # raises what is wrong with the runs before anything is measured
     unmeasured: dict[tuple[str, str], str] = {}
     if measure:
         for each in opened:
@@ -82,20 +85,20 @@ def make_report(
 
 @dataclass(frozen=True)
 class _Stage:
-    """The folder of a run of one stage; `before` are those of the stages that were trained before it."""
+    """The folder of one stage of a run; `before` are the folders of the stages before it."""
 
     folder: Path
     before: tuple[Path, ...]
 
     @property
     def is_trained(self) -> bool:
-        """Whether it came to a model, be it at a signal, but not at one before anything was logged."""
+        """Whether it has a model; one that was stopped before anything was logged does not count."""
         stopped_at_once = (self.folder / STOPPED_FILE).exists() and not _log(self.folder)
         return (self.folder / RUN_MODEL / WEIGHTS_NAME).is_file() and not stopped_at_once
 
     def training(self) -> "_Training":
-        """What it and all that it started from did: found where the recipe says or, since a run may have been
-        moved, among the stages before."""
+        """The training of this stage and of all that it started from, which is looked for where the recipe
+        says and, since a run may have been moved, among the stages before."""
         done, start, seen = (
             [_totals(self.folder)],
             read_recipe(self.folder).start_from,
@@ -132,7 +135,7 @@ class _Opened:
 
 
 def _check_out(out: Path) -> None:
-    """Refuse, before anything is measured for it, what cannot be a folder or does not look like one."""
+    """Refuse a path that cannot be a folder, or does not look like one, before anything is measured."""
     if out.is_dir():
         return
     if out.exists() or out.suffix[1:].isalpha():  # a folder may be called v1.2
@@ -180,7 +183,7 @@ def _log(folder: Path) -> list[dict[str, float]]:
 
 
 def _totals(folder: Path) -> tuple[int, int]:
-    """Steps and tokens, after the last log entry too: a run that is stopped leaves a checkpoint."""
+    """Steps and tokens, including those after the last log entry: a stopped run leaves a checkpoint."""
     last = _log(folder)[-1]
     step = int(last["step"])
     made = max(step, CheckpointStore(folder / "checkpoints").latest() or 0)
@@ -206,6 +209,7 @@ def _content(
                 start=each.training.start,
                 log=each.log,
                 records=[record for kind in COMMANDS for record in kept(subject, kind)],
+                **_losses(subject.recipe, subject.model, each.log),
             )
         )
     versions = {"bd3lm": bd3lm.__version__, "Python": platform.python_version()}
@@ -213,8 +217,35 @@ def _content(
     return Report(runs=tuple(runs), unmeasured=unmeasured, unfinished=unfinished, versions=versions)
 
 
+def _losses(recipe: Recipe, model: LanguageModel, log: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """What the logged losses of training and validation mean, as the objectives that gave them say."""
+    config, network = model.config, model.network
+    trained = build_objective(
+        recipe.method,
+        context=recipe.data.context,
+        mask_id=config.method.mask_id,
+        vocab_size=config.network.vocab_size,
+    )
+    lean = recipe.method.lean if isinstance(recipe.method, BlockDiffusionRecipe) else 0.0
+    validated = validation_objective(trained, lean=lean, uses_noise=network.uses_noise)
+    used: list[Objective] = [trained]
+    if isinstance(trained, BlockDiffusionLoss):  # a search has changed the range of rates since
+        used += [trained.clipped(row["clip_low"], row["clip_high"]) for row in log if "clip_low" in row]
+    return {
+        "train_is_bound": all(objective.bounds(network) for objective in used),
+        "train_lean": _lean(trained),
+        "valid_lean": _lean(validated),
+    }
+
+
+def _lean(objective: Objective) -> float:
+    """How much the order leans that an objective draws masks for."""
+    masking = objective.masking if isinstance(objective, BlockDiffusionLoss) else None
+    return masking.lean if isinstance(masking, Counts) else 0.0
+
+
 def _measure(subject: Subject, samples: int, console: Console) -> dict[str, str]:
-    """Measure what is missing; says of each kind that was left out why."""
+    """Measure what is missing; returns the reason for each kind that was left out."""
     left_out: dict[str, str] = {}
     if not isinstance(subject.model.config.method, SimplexMethod):
         left_out |= _measure_likelihoods(subject, console)
@@ -265,7 +296,7 @@ def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
 
 @contextmanager
 def _failing_alone(left_out: dict[str, str], kind: str) -> Iterator[None]:
-    """One measurement that cannot be made is left out, with why, and does not cost the page all others."""
+    """Leave out a measurement that fails, and note the reason, so that the others still make the page."""
     try:
         yield
     except (ValueError, OSError, FloatingPointError, torch.OutOfMemoryError) as error:
@@ -277,7 +308,7 @@ def _is_held_out(record: dict[str, Any]) -> bool:
 
 
 def _held_out_sequences(subject: Subject) -> int:
-    """How many there are to measure on, as many as validation takes."""
+    """How many held-out sequences there are, at most as many as validation takes."""
     with open_sequences(subject, None, limit=_validation_sequences(subject)) as text:
         if text.split not in HELD_OUT:
             raise ValueError(f"{text.name} has no split {' or '.join(HELD_OUT)}, which would be held out")
@@ -290,7 +321,7 @@ def _validation_sequences(subject: Subject) -> int | None:
 
 @dataclass(frozen=True)
 class _Speed:
-    """What measuring costs here, in seconds, from one pass over a few sequences."""
+    """How many seconds measuring takes on this machine, from one pass over a few sequences."""
 
     perplexity: float  # of a sequence
     variance: float  # of a batch
@@ -317,7 +348,7 @@ class _Speed:
 
 
 def _in_one_pass(method: Method, uses_noise: bool) -> str:
-    """The estimator of one pass over a text that a model has in any order of reveal."""
+    """The name of an estimator that takes one pass over a text, whatever the model's order of reveal."""
     if isinstance(method, AutoregressiveMethod):
         return "auto"
     return "counts" if isinstance(method, BlockDiffusionMethod) and not uses_noise else "nelbo"
@@ -381,7 +412,7 @@ def _keep(subject: Subject, kind: str, settings: Settings, result: dict[str, Any
 
 
 def _prompts(subject: Subject, tokenizer: Tokenizer, count: int) -> list[str]:
-    """The first words of held-out documents; nothing where there are none, which the report shows."""
+    """The first words of held-out documents; empty where there are none, as the report shows."""
     try:
         shards = subject.shards()
         split = next(name for name in HELD_OUT if name in shards.splits)
@@ -407,7 +438,7 @@ def _say(console: Console, subject: Subject, what: str) -> None:
 
 
 def _bars(console: Console) -> Console:
-    """Where progress bars go: nowhere unless somebody watches."""
+    """Where progress bars go: to the console if it is a terminal, otherwise nowhere."""
     return console if console.is_terminal else Console(quiet=True)
 
 

@@ -20,6 +20,7 @@ from rich.text import Text
 from bd3lm.commands.records import check_new_file
 from bd3lm.data import Tokenizer
 from bd3lm.data.disk import write_atomically
+from bd3lm.evaluation import stop_counts
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models.devices import pick_device
 from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
@@ -288,10 +289,7 @@ def _summary(done: Sequence[Generation], seconds: float) -> str:
     written = sum(sample.written for sample in samples)
     evaluations = sum(sample.evaluations for sample in samples)
     fills = sum(sample.fill_passes for sample in samples)
-    reasons = {
-        reason: sum(s.stopped_by == reason for s in samples)
-        for reason in ("eos", "string", "entropy", "length")
-    }
+    reasons = stop_counts([sample.stopped_by for sample in samples])
     ends = ", ".join(f"{count} by {reason}" for reason, count in reasons.items() if count)
     redraws, wasted = (sum(getattr(s, name) for s in samples) for name in ("redraws", "redrawn_passes"))
     again = f"; {redraws} drawn again, {_number(wasted, 'pass', 'passes')} for nothing" if redraws else ""

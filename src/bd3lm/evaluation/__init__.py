@@ -12,7 +12,13 @@ from bd3lm.evaluation.exact import (
 from bd3lm.evaluation.judges import HuggingFaceJudge
 from bd3lm.evaluation.judging import Judge, Judgement, judge_texts
 from bd3lm.evaluation.lengths import LengthStatistics, document_length, evenly_spaced, stop_counts
-from bd3lm.evaluation.likelihood import CorpusLikelihood, corpus_likelihood, loss_sums, ratio_error
+from bd3lm.evaluation.likelihood import (
+    CorpusLikelihood,
+    corpus_likelihood,
+    loss_sums,
+    perplexity,
+    ratio_error,
+)
 from bd3lm.evaluation.mauve import mauve_score
 from bd3lm.evaluation.variance import Spread, block_moments, gradient_variance, nelbo_variance, variance
 
@@ -43,6 +49,7 @@ __all__ = [
     "mauve_score",
     "nelbo_variance",
     "order_log_likelihood",
+    "perplexity",
     "ratio_error",
     "stop_counts",
     "variance",

@@ -1,8 +1,8 @@
-"""How −log p of a text is found: by the chain rule, by enumeration, from drawn masks, from drawn orders.
+"""The ways to find −log p of a text: by the chain rule, by enumeration, from drawn masks, from drawn orders.
 
-An estimator says what its figures mean. "exact" is −log p itself; the expectation of a "bound" is at least
-−log p; of "neither" nothing is known. Chance is drawn apart from its use, as for objectives, so that several
-draws of one text can be spread evenly.
+An estimator says what its figures mean. An "exact" figure is −log p itself; a "bound" is at least −log p in
+expectation; about a figure that is "neither" nothing is known. The random numbers are drawn apart from their
+use, as for objectives, so that several draws of one text can be spread evenly.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from torch import Tensor
 from bd3lm.diffusion import Draws
 from bd3lm.evaluation.exact import draw_orders, exact_likelihood, importance_weighted_nll
 from bd3lm.models import Denoiser
-from bd3lm.objectives import Autoregressive, Objective, TokenBatch
+from bd3lm.objectives import Objective, TokenBatch
 
 Meaning = Literal["exact", "bound", "neither"]
 
@@ -39,17 +39,17 @@ class Estimator(ABC):
     @property
     @abstractmethod
     def is_random(self) -> bool:
-        """Whether it draws anything."""
+        """Whether it draws random numbers."""
 
     @abstractmethod
     def figures(self, model: Denoiser) -> tuple[Figure, ...]:
-        """What it gives for a network, the most telling figure first."""
+        """The figures it gives for a network, the most informative first."""
 
     @abstractmethod
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator, device: torch.device
     ) -> tuple[Draws, ...]:
-        """The random numbers of a batch; none where nothing is random."""
+        """The random numbers for a batch; empty where nothing is random."""
 
     @abstractmethod
     def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
@@ -58,7 +58,10 @@ class Estimator(ABC):
 
 @dataclass(frozen=True)
 class Sampled(Estimator):
-    """An objective with one draw a text, the paper's estimate (Suppl. C.4); the autoregressive is exact."""
+    """The loss of an objective with one draw for each text, as in the paper (Suppl. C.4).
+
+    For an objective that draws nothing, such as the autoregressive one, that is −log p itself.
+    """
 
     label: str
     objective: Objective
@@ -69,12 +72,12 @@ class Sampled(Estimator):
 
     @property
     def is_random(self) -> bool:
-        return not isinstance(self.objective, Autoregressive)
+        return self.objective.is_random
 
     def figures(self, model: Denoiser) -> tuple[Figure, ...]:
-        if not self.is_random:
-            return (Figure(self.name, "exact"),)
-        return (Figure(self.name, "bound" if self.objective.bounds(model) else "neither"),)
+        if not self.objective.bounds(model):
+            return (Figure(self.name, "neither"),)
+        return (Figure(self.name, "bound" if self.is_random else "exact"),)
 
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator, device: torch.device
@@ -90,14 +93,14 @@ class Sampled(Estimator):
 
 @dataclass(frozen=True, kw_only=True)
 class _OfBlocks(Estimator):
-    """What decides how a network is asked about a block."""
+    """An estimator that takes a text block by block, with all that decides what the network is shown."""
 
     block_size: int
     mask_id: int
     causal_clean: bool = False
     previous_token: bool = False
     lean: float = 0.0
-    """Of the order in which the tokens of a block are revealed."""
+    """How much the order in which the tokens of a block are revealed leans to the left."""
 
     @property
     def _asked(self) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class _OfBlocks(Estimator):
 
 @dataclass(frozen=True, kw_only=True)
 class Enumerated(_OfBlocks):
-    """The sum over all orders of reveal, and from the same passes the NELBO without Monte-Carlo noise."""
+    """The sum over all orders of reveal; the same passes give the NELBO without Monte-Carlo noise."""
 
     @property
     def name(self) -> str:

@@ -14,9 +14,9 @@ patterns. The NELBO is Σ_S P(S) Σ_{i not in S} −r(i | S)·log p(x_i | x_S, x
 met on the way.
 
 A pattern is applied to every block of a batch at once. The likelihood is that of the sampler at temperature
-1, without nucleus and with the whole text before a block in view, for a network that ignores time. A text
-that ends inside a block leaves the positions past its end masked, and the orders run over its own tokens; a
-prompt that ends inside a block starts the recursion from its tokens, which is the sampler's law.
+1, without nucleus, which sees the whole text before a block, for a network that ignores time. If a text ends
+inside a block, the positions past its end stay masked, and the orders run over its own tokens. If a prompt
+ends inside a block, the recursion starts from its tokens, as the sampler does.
 """
 
 import math
@@ -77,7 +77,7 @@ def exact_likelihoods(
     causal_clean: bool = False,
     previous_token: bool = False,
 ) -> tuple[ExactLikelihood, ...]:
-    """The same for orders of several leans, all from the passes of one."""
+    """The same for several leans, at the cost of one."""
     _refuse_noise(model)
     if block_size > MAX_EXACT_BLOCK:
         raise ValueError(
@@ -99,7 +99,7 @@ def draw_orders(
     generator: torch.Generator | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Draws, ...]:
-    """The random numbers of orders in which the tokens of each block are revealed, of any lean."""
+    """The random numbers that decide in which order the tokens of each block are revealed, at any lean."""
     if orders < 1:
         raise ValueError(f"orders must be at least 1, got {orders}")
     sampler = LevelSampler()
@@ -122,9 +122,9 @@ def importance_weighted_nll(
 ) -> Tensor:
     """−log of the mean over random `orders` (`draw_orders`) of p(x^b along the order), (rows, blocks).
 
-    In expectation between the NLL and the NELBO (its value at one order), and falling with their number;
-    both are those of orders with the same `lean`. Each order costs as many passes as a block has tokens, and
-    one clean pass serves all.
+    Its expectation lies between the NLL and the NELBO of the same `lean`: it is the NELBO for one order, and
+    falls with their number. Each order costs as many passes as a block has tokens, and one clean pass serves
+    all.
     """
     _refuse_noise(model)
     denoiser = _denoiser(model, batch, block_size, mask_id, causal_clean, previous_token)
@@ -146,7 +146,7 @@ def order_log_likelihood(
 ) -> Tensor:
     """log p(x^b | x^{<b}) along one order: the token of a block with the smallest draw is revealed first.
 
-    With a `lean` the one whose clock of −log(1 − u)/w_i is first, u its draw.
+    With a `lean` it is the token with the smallest −log(1 − u)/w_i, where u is its draw.
     """
     _refuse_noise(model)
     denoiser = _denoiser(model, batch, block_size, mask_id, causal_clean, previous_token)
@@ -209,7 +209,7 @@ def _over_orders(conditionals: Tensor, scored: Tensor, lean: float) -> tuple[Ten
         log_share = torch.log_softmax(log_rates[places], -1)
         step = torch.where(possible, log_share - nats, -math.inf)
         chance = met[revealed].unsqueeze(-1) * log_share.exp()
-        nelbo += torch.where(chance > 0, chance * nats, 0.0).sum(-1)  # what never happens costs nothing
+        nelbo += torch.where(chance > 0, chance * nats, 0.0).sum(-1)  # 0 · ∞ counts as 0
         for place, i in enumerate(places):
             after = revealed | 1 << i
             log_f[after] = torch.logaddexp(log_f[after], log_f[revealed] + step[..., place])

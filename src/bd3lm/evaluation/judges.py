@@ -42,10 +42,10 @@ class HuggingFaceJudge:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> "HuggingFaceJudge":
-        """The judge in a local folder, in a GGUF file, or of the hub by its name; `from_hub`: only there."""
+        """The judge in a local folder, in a GGUF file, or on the hub; with `from_hub` only on the hub."""
         transformers = require("transformers", "judge", "a judge")
         folder, name = _download(str(source)) if from_hub else _resolve(source)
-        # GGUF is named by its folder and its file; `transformers` needs two packages more to read it.
+        # A GGUF file is named by its folder and its name; `transformers` needs two more packages to read it.
         options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
         if folder.suffix == GGUF:
             for package in ("gguf", "accelerate"):
@@ -56,7 +56,7 @@ class HuggingFaceJudge:
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True, **options
             )
-        except Exception as error:  # as many kinds as there are models
+        except Exception as error:  # every kind of model fails in its own way
             raise ValueError(
                 f"judge {str(source)!r} must be a causal language model that transformers can load: "
                 f"{_one_line(error)}"
@@ -89,14 +89,14 @@ class HuggingFaceJudge:
         return hidden[torch.arange(len(tokens)), lengths - 1].float().cpu()
 
     def _check_causal(self) -> None:
-        """A network that looks ahead, as BERT does, loads like any other and would be told the answers."""
+        """Refuse a network that looks ahead, as BERT does: it loads like any other, and sees the answers."""
         before, same = self.log_p(torch.tensor([[1, 2, 3], [1, 2, 4]]))[:, 1]
         if (before - same).abs() > max(1e-3, 32 * torch.finfo(self.model.dtype).eps):
             raise ValueError(f"judge {self.name} must be causal, got a network that looks ahead")
 
 
 def require(module: str, extra: str, purpose: str) -> Any:
-    """A module that is not installed with bd3lm itself, or the one line that says how to get it."""
+    """Import an optional module; without it, an ImportError says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -116,7 +116,7 @@ def _resolve(source: str | Path) -> tuple[Path, str]:
 
 
 def _download(hub_id: str) -> tuple[Path, str]:
-    """What the hub has under this id, in a local folder, and the id."""
+    """Download from the hub; returns the local folder and the id."""
     if not _is_hub_id(hub_id):
         raise ValueError(f"judge must be a hub id, 'owner/name' or 'name', and no file, got {hub_id!r}")
     from huggingface_hub import snapshot_download
@@ -140,7 +140,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _end_token(tokenizer: Any, vocab_size: int, name: str) -> int:
-    """The id of the end token. Without files of its own a tokenizer may load with next to no vocabulary."""
+    """The id of the end token. A tokenizer without its files may load with hardly any vocabulary."""
     if len(tokenizer) < vocab_size // 2:
         raise ValueError(
             f"judge {name} must come with its tokenizer, got one of {len(tokenizer)} tokens for a network of "

@@ -1,9 +1,10 @@
-"""Generative perplexity: how likely the texts that a model wrote are to another language model, the judge.
+"""Generative perplexity: how likely another language model, the judge, finds the texts that a model wrote.
 
-The judge retokenizes a text. What is longer than its window is scored by windows that overlap, a stride apart
-(1,024 and 512 in Suppl. C.5), each token once: by the first window that holds it, and so with at least
-window − stride tokens before it, or all there are. The judge's end token stands before every document of a
-text. It is context and is never scored, so that the first word of a document is scored like any other.
+The judge tokenizes a text anew. A text longer than its window is scored by overlapping windows, a stride
+apart (1,024 and 512 in Suppl. C.5). Each token is scored once, by the first window that holds it, and so with
+at least window − stride tokens before it, or all there are. The judge's end token stands before every
+document of a text. It is context and is never scored, so that the first word of a document is scored like any
+other.
 """
 
 import math
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from bd3lm.evaluation.likelihood import ratio_error
+from bd3lm.evaluation.likelihood import perplexity, ratio_error
 
 Documents = Sequence[str]
-"""A text as the documents in it: a model that is not stopped at its end token writes one after another."""
+"""The documents in a text: a model that is not stopped at its end token writes one after another."""
 
 
 class Judge(Protocol):
@@ -28,10 +29,10 @@ class Judge(Protocol):
     dtype: str
     eos_id: int
     context: int | None
-    """The most tokens it can read, None where there is no most."""
+    """How many tokens it can read at most; None if there is no limit."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, with no special one among them."""
+        """The tokens of a text, without special tokens."""
 
     def log_p(self, tokens: Tensor) -> Tensor:
         """log p of each token given those before it in its row, (rows, length); the first column is 0."""
@@ -39,7 +40,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True)
 class Window:
-    """The tokens start..stop − 1 of a text, of which those from `first` on are scored."""
+    """The tokens start..stop − 1 of a text; those from `first` on are scored."""
 
     text: int
     start: int
@@ -49,7 +50,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a judge says of texts: of each the nats and how many tokens were scored, (texts,)."""
+    """What a judge says about texts: the nats and the number of scored tokens of each, (texts,)."""
 
     nats: Tensor
     tokens: Tensor
@@ -57,17 +58,17 @@ class Judgement:
 
     @property
     def nats_per_token(self) -> float:
-        """Over all tokens of all texts: longer texts weigh more."""
+        """The mean over all tokens of all texts, so that longer texts weigh more."""
         return (self.nats.sum() / self.tokens.sum()).item()
 
     @property
     def standard_error(self) -> float | None:
-        """Of the nats per token, clustered by text, since tokens of one text are alike; None for one text."""
+        """Of the nats per token, clustered by text, since its tokens are alike; None for a single text."""
         return ratio_error(self.nats, self.tokens)
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nats_per_token) if self.nats_per_token < 700 else math.inf
+        return perplexity(self.nats_per_token)
 
     @property
     def perplexity_error(self) -> float | None:
@@ -76,7 +77,7 @@ class Judgement:
 
     @property
     def bits_per_character(self) -> float:
-        """What can be compared across the tokenizers of judges."""
+        """A figure that can be compared between judges with different tokenizers."""
         return self.nats.sum().item() / math.log(2) / self.characters
 
 
@@ -95,7 +96,7 @@ def judge_texts(
 ) -> Judgement:
     """Score texts, `batch_size` windows at a time, which changes speed and memory only.
 
-    `watch` is handed the batches and gives them back one by one: a progress bar.
+    `watch` takes the batches and yields them one by one, for a progress bar.
     """
     check_windows(judge, window, stride)
     if batch_size < 1:
@@ -107,7 +108,7 @@ def judge_texts(
     nats = torch.zeros(len(texts), dtype=torch.float64)
     scored = torch.zeros(len(texts), dtype=torch.long)
     for batch in watch([windows[start : start + batch_size] for start in range(0, len(windows), batch_size)]):
-        # What pads a row on its right lies after all that is scored, where a causal judge does not look.
+        # Padding comes after all tokens that are scored, where a causal judge does not look.
         rows = pad_sequence([tokens[each.text][each.start : each.stop] for each in batch], batch_first=True)
         log_p = judge.log_p(rows).double().cpu()
         for row, each in enumerate(batch):
@@ -132,7 +133,7 @@ def check_windows(judge: Judge, window: int, stride: int) -> None:
 
 
 def judged_tokens(judge: Judge, documents: Documents) -> list[int]:
-    """The judge's tokens of a text, its end token before every document."""
+    """The judge's tokens of a text, with its end token before every document."""
     return [token for document in documents if document for token in (judge.eos_id, *judge.encode(document))]
 
 
@@ -146,7 +147,7 @@ def sliding_windows(text: int, length: int, window: int, stride: int) -> Iterato
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """A mean and its standard error, which one value does not have."""
+    """The mean and its standard error, None for a single value."""
     spread = torch.tensor(values, dtype=torch.float64)
     error = None if len(values) < 2 else (spread.std() / math.sqrt(len(values))).item()
     return spread.mean().item(), error

@@ -1,8 +1,9 @@
-"""How long documents are: those a model wrote until something ended them, and those it was trained on."""
+"""How long documents are: those that a model wrote, and those that it was trained on."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,8 +15,8 @@ from bd3lm.sampling import StoppedBy
 class LengthStatistics:
     """Lengths of `number` documents, in tokens.
 
-    A quantile is the smallest length that at least this share of the documents does not exceed, so it is the
-    length of one of them; nothing is interpolated.
+    A quantile is the smallest length that at least this share of the documents does not exceed. Nothing is
+    interpolated, so it is always the length of one of the documents.
     """
 
     number: int
@@ -38,10 +39,10 @@ class LengthStatistics:
 def document_length(
     tokens: Sequence[int], *, given: int, stopped_by: StoppedBy, marks: Collection[int]
 ) -> int:
-    """How many tokens of a sample are its document's own, counted as those of a training document are.
+    """The length of the document in a sample, counted as the lengths of training documents are.
 
-    The tokens that mark where documents begin and end do not count: the one that was given to begin with (or
-    that a model which predicts first tokens began with by itself), and the end token that ended the text.
+    The tokens that mark where documents begin and end do not count: the first token, if it was given or if a
+    model that predicts first tokens wrote it as a mark, and the end token that ended the text.
     """
     if given > 1:
         raise ValueError(f"a document must be written from nothing, got {given} given tokens")
@@ -51,13 +52,13 @@ def document_length(
 
 
 def stop_counts(reasons: Collection[StoppedBy]) -> dict[str, int]:
-    """How many texts each rule ended, none included."""
+    """How many texts ended for each of the possible reasons, zeros included."""
     counts = Counter(reasons)
-    return {reason: counts[reason] for reason in ("eos", "entropy", "length")}
+    return {reason: counts[reason] for reason in get_args(StoppedBy)}
 
 
 def evenly_spaced(lengths: ArrayLike, most: int) -> list[int]:
-    """At most so many of the lengths, sorted and evenly spaced in rank: enough to draw their histogram."""
+    """At most `most` of the lengths, sorted and evenly spaced in rank: enough to draw their histogram."""
     ordered = np.sort(np.asarray(lengths))
     kept = ordered[np.linspace(0, len(ordered) - 1, min(len(ordered), most)).round().astype(int)]
     return [int(length) for length in kept]

@@ -9,18 +9,26 @@ from torch import Tensor
 
 from bd3lm.diffusion import Draws, derive_seed
 from bd3lm.evaluation.estimators import Estimator, Figure
-from bd3lm.models import Denoiser
+from bd3lm.models import Denoiser, require_evaluation_mode
 from bd3lm.objectives import Objective, TokenBatch
+
+
+def perplexity(nats: float) -> float:
+    """exp of nats per token, infinite where that is more than a float can hold."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
 
 
 @dataclass(frozen=True)
 class CorpusLikelihood:
     """Nats per token of a corpus, Σ nats / Σ tokens.
 
-    `standard_error` is that of the figure as an estimate for texts like these: a ratio estimator's, clustered
-    by sequence, since tokens of one sequence are alike, and widened where neighbouring sequences are alike,
-    as those cut from one document are. It holds the noise of the draws too.
-    `monte_carlo_error` is of the draws alone, for these very texts, from independent replicates: None with
+    `standard_error` says how far the figure may be from that of all texts like these. It is the error of a
+    ratio estimator, clustered by sequence, since tokens of one sequence are alike, and widened where
+    neighbouring sequences are alike, as those cut from one document are. It includes the noise of the draws.
+    `monte_carlo_error` is that noise alone, for these very texts, from independent replicates: None with
     one replicate, 0 where nothing is drawn.
     """
 
@@ -34,7 +42,7 @@ class CorpusLikelihood:
 
     @property
     def perplexity(self) -> float:
-        return math.inf if self.nats >= 700 else math.exp(self.nats)
+        return perplexity(self.nats)
 
     @property
     def perplexity_error(self) -> float | None:
@@ -61,9 +69,11 @@ def corpus_likelihood(
     """Each figure of an estimator over a corpus: one draw a text (Suppl. C.4), or the mean of replicates.
 
     A replicate draws afresh for every batch, within which noise levels are spread evenly. Batches come in the
-    order of the text: that is how sequences are known to be neighbours. Nats that are no number, as those of
-    a training that diverged, are refused with a FloatingPointError at the first batch that has them.
+    order of the text: that is how sequences are known to be neighbours. The network must be in evaluation
+    mode. NaN, as a network whose training diverged gives it, raises a FloatingPointError at the first batch
+    that has one.
     """
+    require_evaluation_mode(model)
     if replicates < 1:
         raise ValueError(f"replicates must be at least 1, got {replicates}")
     if replicates > 1 and not estimator.is_random:
@@ -99,7 +109,7 @@ def corpus_likelihood(
 
 
 def _check_numbers(nats: Tensor, estimator: Estimator, index: int) -> None:
-    """A likelihood may be zero, of infinite nats; NaN is none at all."""
+    """Infinite nats are a likelihood of zero; NaN is not a likelihood."""
     wrong = nats.isnan().flatten(0, 1).any(0)
     if wrong.any():
         raise FloatingPointError(
@@ -112,8 +122,8 @@ def ratio_error(totals: Tensor, sizes: Tensor, *, neighbours: int = 0) -> float 
     """The standard error of m = Σ totals / Σ sizes over clusters; None for fewer than two.
 
     sqrt(R/(R−1) Σ_r e_r²) / Σ T with e_r = N_r − m T_r, by linearisation. Clusters may be like those up to
-    `neighbours` places away: their products enter with the weights of Bartlett (Newey and West 1987), where
-    that makes the error larger and not smaller.
+    `neighbours` places away: their products are added with Bartlett's weights (Newey and West 1987) where
+    that makes the error larger.
     """
     counted = sizes > 0
     totals, sizes = totals[counted].double(), sizes[counted].double()

@@ -1,7 +1,7 @@
-"""MAUVE: how far written text is from human text, in the judge's own feature space.
+"""MAUVE: how far a model's texts are from human texts, in the feature space of the judge.
 
-The package mauve-text does the clustering and the divergences. It is handed features, the judge's last hidden
-state at the last token, so that it downloads no model of its own.
+The package mauve-text does the clustering and computes the divergences. The features are the judge's last
+hidden states at the last token; they are passed to it, so that it does not download a model of its own.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from bd3lm.evaluation.judging import Documents, Judge, judged_tokens
 
 
 class FeatureJudge(Judge, Protocol):
-    """A judge that also says what it makes of a text."""
+    """A judge that also gives features of texts."""
 
     def features(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """A vector for each row of `tokens`, read up to its length: (rows, hidden)."""
@@ -30,10 +30,10 @@ def mauve_score(
     window: int = 1024,
     batch_size: int = 8,
 ) -> float:
-    """MAUVE in [0, 1], 1 for texts like the reference's, read up to `window` tokens.
+    """MAUVE in [0, 1], where 1 means that the texts are like the reference; only `window` tokens are read.
 
-    For every written text one of its length is cut from the reference, from the beginning of a document on,
-    as the written ones begin: MAUVE would see a difference in lengths or in beginnings too.
+    For every written text, one of the same length is cut from the reference, starting where a document does,
+    as the written ones do: MAUVE would also notice a difference in lengths or in beginnings.
     """
     package = require("mauve", "mauve", "MAUVE")
     written = [tokens[:window] for documents in texts if (tokens := judged_tokens(judge, documents))]
@@ -50,7 +50,7 @@ def mauve_score(
 
 
 def _pieces(judge: Judge, documents: Iterable[str], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """A text of each length, as long as there are documents: from the beginning of one on into the next."""
+    """A text of each length, from the beginning of a document on into the next ones, while they last."""
     tokens = (judged_tokens(judge, [document]) for document in documents)
     for length in lengths:
         piece: list[int] = []

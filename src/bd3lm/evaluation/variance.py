@@ -14,10 +14,9 @@ from bd3lm.objectives import Objective, TokenBatch
 
 @dataclass(frozen=True)
 class Spread:
-    """A variance and its standard error; None where too few batches were measured to tell.
+    """A variance and its standard error, which is None if too few batches were measured.
 
-    The error is rough: a variance is the mean of squares, and where losses have heavy tails it comes out too
-    small whenever the rare large ones were not met.
+    The error is rough: for losses with heavy tails it is too small whenever no rare large loss was met.
     """
 
     variance: float
@@ -41,7 +40,7 @@ def block_moments(
 
 
 def variance(moments: Tensor) -> float:
-    """The sample variance that (number, sum, sum of squares) describe."""
+    """The sample variance, from (number, sum, sum of squares)."""
     number, total, squares = moments.tolist()
     if number < 2:
         raise ValueError(f"a variance needs at least 2 blocks, got {number:g}")
@@ -54,7 +53,7 @@ def nelbo_variance(
 ) -> Spread:
     """Var over blocks and masks of the mean nats per token of a block (the paper's Var. NELBO).
 
-    The error is the jackknife's over batches: blocks of one text and draws of one batch belong together.
+    The error is a jackknife over batches: blocks of one text, and draws of one batch, are not independent.
     """
     moments: list[Tensor] = []
     for index, batch in enumerate(batches):
@@ -66,7 +65,7 @@ def nelbo_variance(
 
 
 def _jackknife(moments: Tensor) -> Spread:
-    """From the moments of each batch, (batches, 3): how the variance changes without each of them."""
+    """The variance, and an error from how it changes without each batch, by their moments (batches, 3)."""
     value, rest = variance(moments.sum(0)), moments.sum(0) - moments
     if not math.isfinite(value) or rest[:, 0].min() < 2:
         return Spread(value, None)
@@ -79,8 +78,8 @@ def gradient_variance(
 ) -> Spread:
     """Σ over batches of ‖g_m − mean g‖² / (M − 1), the variance of the gradient estimator (eq. 10).
 
-    Batches are of one size, on which it depends. Gradients are computed twice, first for their mean, so that
-    two are held at a time, not M. The error is the jackknife's, None for 2 batches.
+    It depends on the size of the batches, which must all have the same. Gradients are computed twice, first
+    for their mean, so that two are held at a time and not M. The error is a jackknife, None for 2 batches.
     """
     number = len(batches)
     if number < 2:

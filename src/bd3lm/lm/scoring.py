@@ -19,7 +19,7 @@ from bd3lm.config import (
     did_you_mean,
 )
 from bd3lm.diffusion import SCHEDULES, Counts, Draws, MaskingRule, Times, is_whole, named_process
-from bd3lm.evaluation import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled
+from bd3lm.evaluation import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled, perplexity
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
 from bd3lm.models import Transformer, require_evaluation_mode
 from bd3lm.objectives import D3PM, Autoregressive, BlockDiffusionLoss, ScoreEntropy, TokenBatch
@@ -47,8 +47,7 @@ class TextLikelihood:
     @property
     def perplexity(self) -> float:
         """Per token; an upper bound where log_p is a lower one."""
-        nats = -self.log_p / self.tokens
-        return math.exp(nats) if nats < 700 else math.inf
+        return perplexity(-self.log_p / self.tokens)
 
 
 def build_estimator(network: Transformer, config: LanguageModelConfig, name: str) -> Estimator:

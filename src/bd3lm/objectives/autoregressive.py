@@ -35,6 +35,10 @@ class Autoregressive(Objective):
         """With `random_batch` only the ratio of expected sums is the likelihood, not a batch's mean."""
         return not self.random_batch
 
+    @property
+    def is_random(self) -> bool:
+        return self.random_batch
+
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str
     ) -> Draws | None:

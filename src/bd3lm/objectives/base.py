@@ -127,6 +127,11 @@ class Objective(ABC):
         """Whether the expected loss of this network does, so that a figure may be printed as a bound."""
         return self.is_bound
 
+    @property
+    def is_random(self) -> bool:
+        """Whether the loss depends on draws. One that does not, and is a bound, is −log p itself."""
+        return True
+
     @abstractmethod
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str

@@ -32,7 +32,7 @@ class Film:
 
     @property
     def text(self) -> str:
-        """What is there at the end."""
+        """The text at the end."""
         return "".join(piece or "" for piece in list(self.states())[-1])
 
     @property
@@ -64,7 +64,7 @@ class Film:
 
 
 def record_film(events: Iterable[Event], decode: Callable[[list[int]], str], *, mask_id: int) -> Film:
-    """The film of one text, from the events of `LanguageModel.stream`; begun again when it is drawn again."""
+    """The film of one text, from the events of `LanguageModel.stream`; of a redrawn text, the last try."""
     given: list[int] = []
     happened: list[Step] = []
     for event in events:
@@ -95,7 +95,7 @@ def _developed(
     def piece(position: int, token: int) -> str:
         if position < len(tokens) and tokens[position] == token:
             return pieces[position]
-        return decode([token])  # it did not stay, so there is no text that it is a part of
+        return decode([token])  # it was hidden again, so the final text has no part for it
 
     first = [None if token == mask_id else piece(place, token) for place, token in enumerate(given)]
     steps = [
@@ -108,7 +108,7 @@ def _developed(
 
 
 def split_text(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
-    """Each token's part of the text. Bytes of a character that is not yet whole have none."""
+    """Each token's part of the text; empty for a token that leaves a character incomplete."""
     whole = decode(list(tokens))
     ends = [0]
     for count in range(1, len(tokens)):

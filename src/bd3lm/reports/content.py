@@ -28,7 +28,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A trained model and what is known of it."""
+    """A trained model and what is known about it."""
 
     folder: str
     """As a command names it."""
@@ -37,21 +37,27 @@ class Run:
     recipe: Mapping[str, Any]
     parameters: int
     steps: tuple[int, ...]
-    """Of this run, after those of the runs it started from."""
+    """The steps of each run it started from, and then its own; `tokens` likewise."""
     tokens: tuple[int, ...]
     log: Sequence[Mapping[str, float]]
     """The rows of metrics.csv."""
+    train_is_bound: bool
+    """Whether the logged training loss is exact or a bound, so that it may be compared with others."""
+    train_lean: float = 0.0
+    """How much the order leans that the masks of training are drawn for."""
+    valid_lean: float = 0.0
+    """How much the order leans that the held-out loss is measured in."""
     start: str | None = None
-    """What the first of them started from, where that is no run whose log could be read."""
+    """What the first of them started from, if that is not a run whose log could be read."""
     records: Sequence[Record] = ()
-    """In the order of measuring."""
+    """In the order in which they were measured."""
 
     def of_kind(self, kind: str) -> list[Record]:
         return [record for record in self.records if record["kind"] == kind]
 
     @property
     def held_out(self) -> list[Record]:
-        """Perplexities of what it held out of its own data, in its own order."""
+        """Perplexities of its own held-out data, in its own order."""
         settings = [
             (record, record["settings"])
             for record in self.of_kind("perplexity")
@@ -61,14 +67,14 @@ class Run:
 
     @property
     def lean(self) -> float:
-        """How much its own order of reveal leans."""
+        """How much the order leans in which it writes."""
         return float(self.recipe["method"].get("lean", 0.0))
 
     def lean_of(self, record: Record) -> float:
         """How much the order of a measurement leans.
 
-        Perplexities that do not say are from before there was a lean; other commands had then no order but
-        the run's own.
+        Records without one are from before there was a choice: perplexities were then measured at lean 0,
+        everything else in the run's own order.
         """
         lean = record["settings"].get("lean")
         if lean is None:
@@ -76,7 +82,7 @@ class Run:
         return float(lean)
 
     def other_order(self, record: Record) -> str:
-        """The lean of a measurement, to be said after the label of the run, which has the run's own."""
+        """The lean of a measurement, to follow the label of the run, if it is not the run's own."""
         lean = self.lean_of(record)
         if lean == self.lean:
             return ""
@@ -89,7 +95,7 @@ class Run:
 
     @property
     def stopped_before(self) -> int | None:
-        """The steps of its recipe, where it has not made them all."""
+        """The steps that its recipe asks for, if it has made fewer."""
         planned: int = self.recipe["train"]["steps"]
         return planned if self.steps[-1] < planned else None
 
@@ -102,9 +108,10 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Runs side by side; `unmeasured` says of (folder, kind) why it was not measured, where that is known.
+    """Runs side by side.
 
-    `unfinished` are the folders of runs that have no model yet.
+    `unmeasured` says why something was not measured, by (folder, kind). `unfinished` are the folders of runs
+    that have no model yet.
     """
 
     runs: tuple[Run, ...]
@@ -124,7 +131,7 @@ class Report:
 
     @property
     def has_stages(self) -> bool:
-        """Whether some run went on from another one."""
+        """Whether a run started from another model."""
         return any(len(run.steps) > 1 or run.start is not None for run in self.runs)
 
     def of_kind(self, kind: str) -> list[tuple[Run, Record]]:
@@ -132,13 +139,15 @@ class Report:
 
     @property
     def unknown_starts(self) -> str:
-        """What a "?" among the tokens seen stands for, as a sentence; nothing where there is none."""
+        """A sentence that explains the "?" among the tokens seen; empty where there is none."""
         starts = dict.fromkeys(f"`{run.start}`" for run in self.runs if run.start is not None)
-        return f" ? is what {' or '.join(starts)} saw, which is not known here." if starts else ""
+        return (
+            f" ? stands for the training of {' or '.join(starts)}, which is not known here." if starts else ""
+        )
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """What to call each run, by folder: its method, and as much more as tells it from the others."""
+        """The name of each run, by folder: its method, and as much more as is needed to tell runs apart."""
         methods = [run.title + _variant(run.recipe) for run in self.runs]
         names = _short_names([run.folder for run in self.runs])
         return {
@@ -148,12 +157,12 @@ class Report:
 
 
 def largest(records: Sequence[Record], size: Callable[[Record], Any]) -> Record:
-    """The newest of the largest measurements."""
+    """The largest measurement, the newest of several equally large ones."""
     return max(reversed(records), key=size)
 
 
 def differing(recipes: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The settings that are not the same in all recipes, by dotted name; None where there is no such one."""
+    """The settings that are not the same in all recipes, by dotted name; None for a recipe without it."""
     flat = [_flat(recipe) for recipe in recipes]
     names = list(dict.fromkeys(name for each in flat for name in each))
     table = {name: [each.get(name) for each in flat] for name in names}
@@ -161,7 +170,7 @@ def differing(recipes: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _variant(recipe: Mapping[str, Any]) -> str:
-    """What the title of a method leaves out: what the paper's case study compares, and a lean trained for."""
+    """What the title of a method leaves out: the variants of the paper's case study, and a trained lean."""
     method = recipe["method"]
     masking = method.get("masking") or {}
     if method.get("random_batch"):
@@ -174,7 +183,7 @@ def _variant(recipe: Mapping[str, Any]) -> str:
 
 
 def _short_names(folders: Sequence[str]) -> dict[str, str]:
-    """The last parts of each path, as many as tell them apart."""
+    """The last parts of each path, as many as are needed to tell them apart."""
     parts = {folder: folder.rstrip("/").split("/") for folder in folders}
     depth = 1
     while len({tuple(path[-depth:]) for path in parts.values()}) < len(parts):

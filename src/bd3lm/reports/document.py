@@ -19,7 +19,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Heading:
-    """What the parts after it are about."""
+    """A title for the parts after it."""
 
     text: str
 
@@ -48,7 +48,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture; `name` is that of its file, `alt` says in words what is to be seen."""
+    """A picture; `name` is the name of its file, `alt` says in words what it shows."""
 
     name: str
     svg: str
@@ -99,9 +99,9 @@ class Document:
 
 
 def readable(text: str) -> str:
-    """Without control characters, and without the invisible ones that turn what follows another way round.
+    """The text without control characters, and without invisible ones that change its direction.
 
-    Joiners stay: some scripts, and some emoji, are not themselves without them.
+    Joiners stay: some scripts, and some emoji, need them.
     """
     kept = "\n\t\u200c\u200d"
     return "".join(sign for sign in text if sign in kept or unicodedata.category(sign) not in ("Cc", "Cf"))

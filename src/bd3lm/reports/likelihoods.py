@@ -12,24 +12,24 @@ from bd3lm.reports.numbers import SIGNS, chain, leaning, perplexity_text, plain
 from bd3lm.reports.reproduction import commands
 
 _LEGEND = (
-    "No sign marks an exact figure, ≤ an upper bound, ≈ what is neither; ± is one standard error over "
-    "sequences, of which neighbours, often of one text, do not count as independent."
+    "Figures without a sign are exact; ≤ marks an upper bound, ≈ what is neither. ± is one standard error "
+    "over sequences, where neighbours, which are often from one document, do not count as independent."
 )
 Measured = tuple[Run, Record]
 Text = tuple[str, str, bool]
-"""What tells one text from another: the fingerprint of its tokens, the split, whether documents have ends."""
+"""What tells texts apart: the fingerprint of the tokens, the split, whether end tokens follow documents."""
 
 
 def perplexity_parts(report: Report) -> Iterator[Part]:
-    """A table and a plot for each text of the runs' own, those held out first; one table for other texts."""
+    """A table and a plot for each of the runs' own texts, held-out ones first; one table for other texts."""
     measured = [(run, record) for run in report.runs for record in _largest(run)]
     if not measured:
         return
     yield Prose(
-        "Perplexity is the number of equally likely tokens among which a model would be as unsure as it is "
-        "about the next piece of the text: lower is better. For diffusion models the literature prints an "
-        "upper bound (≤); for small blocks the exact figure can be computed, by counting every order in "
-        "which a block can be uncovered, each by its probability, and is never above the bound."
+        "Perplexity tells how unsure a model is about the tokens of a text: at a perplexity of 50 it is as "
+        "unsure as if it had to choose among 50 equally likely tokens each time. Lower is better. For "
+        "diffusion models papers print an upper bound (≤). For small blocks the exact figure can be computed "
+        "too, by going through every order in which a block can be uncovered; it is never above the bound."
     )
     own: dict[Text, list[Measured]] = {}
     for run, record in measured:
@@ -48,7 +48,7 @@ def perplexity_parts(report: Report) -> Iterator[Part]:
 
 
 def _largest(run: Run) -> list[Record]:
-    """One record a text, order and estimator: that over the most tokens, then that of the most draws."""
+    """One record for each text, order and estimator: the one with the most tokens, then the most draws."""
     alike: dict[Any, list[Record]] = {}
     for record in run.of_kind("perplexity"):
         key = (_is_own(record), _text(record), run.lean_of(record), record["settings"]["estimator"])
@@ -78,7 +78,7 @@ def _data_name(run: Run) -> str:
 
 
 def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
-    """One row a measurement."""
+    """One row for each measurement."""
     meanings = [
         meaning
         for meaning in SIGNS
@@ -124,7 +124,7 @@ def _estimator(record: Record, order: str, *, of_draws: bool = True) -> str:
 
 
 def _dots(report: Report, group: Sequence[Measured]) -> Iterator[plots.Dot]:
-    """Figures of one run by different estimators or in different orders stand in rows of their own."""
+    """Figures of one run by different estimators or in different orders have rows of their own."""
     folders = [run.folder for run, _ in group]
     for run, record in group:
         order = run.other_order(record)
@@ -145,8 +145,8 @@ def _plot(dots: Sequence[plots.Dot], name: str, text: str) -> Plot:
         name,
         plots.perplexities(dots, name),
         f"Perplexity of {text}: {words}.",
-        "The same as a picture. Bars are one standard error to each side, hidden where they are smaller than "
-        "the mark.",
+        "The same figures as a plot. Bars are one standard error to each side, hidden where they are smaller "
+        "than the mark.",
     )
 
 
@@ -184,14 +184,14 @@ def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
 
 
 def _headings(records: Sequence[Record]) -> list[str]:
-    """What to call each text: as little as tells it from the others."""
+    """The shortest names that tell the texts apart."""
     names = [_names(record) for record in records]
     alike = [Counter(each[level] for each in names) for level in range(len(names[0]))]
     return [next(name for name, count in zip(each, alike, strict=True) if count[name] == 1) for each in names]
 
 
 def _names(record: Record) -> list[str]:
-    """Ever longer names of a text; the last is that of no other."""
+    """Ever longer names of a text; no other text has the last one."""
     settings = record["settings"]
     data: str = settings["data"]
     ends = "with" if settings["eos_between_documents"] else "without"

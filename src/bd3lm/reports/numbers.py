@@ -8,7 +8,7 @@ SIGNS = {"exact": "", "bound": "≤ ", "neither": "≈ "}  # by what a figure me
 
 
 def with_error(value: float | None, error: float | None, *, sign: str = "") -> str:
-    """A figure ± one standard error, with as many digits as the error leaves meaning to."""
+    """A figure ± one standard error, with as many digits as the error makes meaningful."""
     if value is None:
         return f"{sign}∞"
     if not error:
@@ -23,8 +23,8 @@ def perplexity_text(figure: Mapping[str, Any]) -> str:
 
 
 def leaning(lean: float, *, beside: float = 0.0) -> str:
-    """The lean of an order, as a name ends in it: nothing for a uniform one, unless it stands beside one that
-    leans and could be taken for it."""
+    """The lean of an order, as the end of a name. It is left out for a uniform order, unless the name stands
+    `beside` one with a lean, for which it could be mistaken."""
     return f", lean {lean:g}" if lean or beside else ""
 
 
@@ -41,17 +41,17 @@ def _decimals(value: float) -> int:
 
 
 def capital(text: str) -> str:
-    """As a heading begins."""
+    """With a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def chain(counts: tuple[int, ...], start: str | None = None) -> str:
-    """What one run after another did; "?" for a start of which that is not known."""
+    """The counts of successive runs as a sum, after a "?" for a start whose own count is not known."""
     return " + ".join([*(["?"] if start is not None else []), *(f"{count:,}" for count in counts)])
 
 
 def shortened(count: int) -> str:
-    """A number of parameters."""
+    """A number of parameters, such as 7.9M."""
     for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= unit:
             return f"{count / unit:.3g}{name}"

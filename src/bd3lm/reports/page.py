@@ -101,7 +101,7 @@ def _screening(screening: Screening) -> str:
     data = json.dumps(film.to_json(), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     data = readable(data)
     many = len(film.blocks) > 1 and any(stop - start > 1 for start, stop in film.blocks)
-    line = '<span class="swatch">The line is under the block being written.</span> ' if many else ""
+    line = '<span class="swatch">The block being written is underlined.</span> ' if many else ""
     speeds = "".join(
         f'<option value="{speed}"{" selected" if speed == 1 else ""}>{name}</option>'
         for speed, name in ((0.5, "½×"), (1, "1×"), (2, "2×"), (4, "4×"))
@@ -112,9 +112,9 @@ def _screening(screening: Screening) -> str:
         '<input type="range" min="0" value="0" step="1" aria-label="Position in the film">'
         f'<label>Speed <select>{speeds}</select></label><output aria-live="off"></output></div>\n'
         "<figcaption>"
-        '<span class="swatch"><span class="given">Grey</span> was given;</span> '
-        '<span class="swatch"><span class="token mask">box</span> is a mask;</span> '
-        '<span class="swatch"><span class="token fresh">yellow</span> was just uncovered.</span> '
+        '<span class="swatch"><span class="given">Grey</span> text was given;</span> '
+        '<span class="swatch">a <span class="token mask">box</span> is a mask;</span> '
+        '<span class="swatch"><span class="token fresh">yellow</span> text was just uncovered.</span> '
         f"{line}{_inline(screening.caption)} "
         '<span class="screen">Masks are drawn as wide as what they hide, so that the text stays still; the '
         "model does not know their width.</span></figcaption>\n"
@@ -123,7 +123,7 @@ def _screening(screening: Screening) -> str:
 
 
 def _stage(film: Film) -> str:
-    """The finished text, a span for each token and for each block: all there is where scripts do not run."""
+    """The finished text, with a span for each token and each block; without scripts a page shows this."""
     pieces = [piece or "" for piece in list(film.states())[-1]]
     given = {place for place, piece in enumerate(film.given) if piece is not None}
 
@@ -149,7 +149,7 @@ def escape(text: str) -> str:
 
 
 def _inline(text: str) -> str:
-    """Prose with its `code`, in which a line does not end inside a flag."""
+    """Prose with its `code`; a line is never broken inside a flag."""
 
     def code(found: re.Match[str]) -> str:
         words = [f"<span>{word}</span>" if word.startswith("--") else word for word in found[1].split(" ")]
@@ -159,6 +159,6 @@ def _inline(text: str) -> str:
 
 
 def _inline_svg(plot: Plot) -> str:
-    """A plot inside the page, where namespaces are known without being declared."""
+    """A plot for the page. HTML knows the namespaces, so they are left out."""
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", plot.svg)
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(plot.alt)}"', 1).strip()

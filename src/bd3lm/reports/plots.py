@@ -65,7 +65,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Point:
-    """A cost and what it bought."""
+    """What writing a text cost, x, and how good it is, y."""
 
     label: str
     x: float
@@ -77,7 +77,7 @@ class Point:
 def training_curves(curves: Sequence[Curve], order: Sequence[str]) -> str:
     """Loss over tokens: a line for training, smoothed over the faint raw one, marks for held-out text.
 
-    `order` has the labels of all models of the report, each of which looks the same in every plot.
+    `order` has the labels of all models of the report, so that each looks the same in every plot.
     """
     labels = [curve.label for curve in curves]
     with figure_in_style("curves", height=3.0 + legend_height(labels)) as (figure, svg):
@@ -132,13 +132,13 @@ def clip_ranges(bands: Sequence[Band], order: Sequence[str]) -> str:
 
 _MEANINGS = {
     "exact": ("o", "exact"),
-    "bound": ("<", "upper bound: the truth is here or to the left"),
+    "bound": ("<", "upper bound: the exact value is here or further left"),
     "neither": ("x", "neither exact nor a bound"),
 }
 
 
 def perplexities(dots: Sequence[Dot], name: str = "perplexities") -> str:
-    """One row a model, exact figures and bounds told apart by their marks."""
+    """One row for each model; exact figures and bounds have different marks."""
     labels = list(dict.fromkeys(dot.label for dot in dots))
     with figure_in_style(name, height=0.75 + 0.36 * len(labels)) as (figure, svg):
         axes = figure.add_subplot()
@@ -181,7 +181,7 @@ def _mark(meaning: str) -> Line2D:
 
 
 def variances(by_run: Mapping[str, Mapping[str, float]], biased: Sequence[str], order: Sequence[str]) -> str:
-    """One row a way of drawing masks, one mark a model; those that are biased are hollow."""
+    """One row for each way of drawing masks, one mark for each model; biased ways have hollow marks."""
     rules = list(dict.fromkeys(rule for figures in by_run.values() for rule in figures))
     height = 0.6 + 0.23 * len(rules) + legend_height(list(by_run))
     with figure_in_style("variances", height=height) as (figure, svg):
@@ -195,13 +195,13 @@ def variances(by_run: Mapping[str, Mapping[str, float]], biased: Sequence[str], 
                 )
         name_rows(axes, rules)
         logarithmic_if_wide(axes, "x", [value for figures in by_run.values() for value in figures.values()])
-        axes.set_xlabel("variance of the loss over blocks, lower is quieter")
+        axes.set_xlabel("variance of the loss over blocks, lower is better")
         legend(figure, list(by_run), order, marks=True)
     return svg()
 
 
 def length_histograms(found: Sequence[Lengths]) -> str:
-    """Shares of texts by length, one panel a model, over the documents it was trained on."""
+    """Shares of texts by length, one panel for each model, over the documents it was trained on."""
     longest = max(max([*each.samples, *each.training]) for each in found)
     shortest = max(1, min(min([*each.samples, *each.training]) for each in found))
     bins = np.geomspace(shortest, max(longest, shortest + 1) * 1.0001, 25)
@@ -239,7 +239,7 @@ def length_histograms(found: Sequence[Lengths]) -> str:
 
 
 def quality_against_cost(points: Sequence[Point], order: Sequence[str], name: str = "judgements") -> str:
-    """Generative perplexity over network evaluations a token; a mark for each model, with its error."""
+    """Generative perplexity over network evaluations per token; a mark for each model, with its error."""
     labels = list(dict.fromkeys(point.label for point in points))
     middle = float(np.sqrt(min(point.x for point in points) * max(point.x for point in points)))
     with figure_in_style(name, height=2.8 + legend_height(labels)) as (figure, svg):
@@ -262,7 +262,7 @@ def quality_against_cost(points: Sequence[Point], order: Sequence[str], name: st
             )
         logarithmic_if_wide(axes, "x", [point.x for point in points])
         logarithmic_if_wide(axes, "y", [point.y for point in points])
-        axes.set_xlabel("evaluations of the network a token")
+        axes.set_xlabel("evaluations of the network per token")
         axes.set_ylabel("generative perplexity")
         axes.margins(x=0.15)
         legend(figure, labels, order, marks=True)
@@ -277,7 +277,7 @@ def _in_units(count: float, _: int) -> str:
 
 
 def _smooth(values: Sequence[float], window: int) -> list[float]:
-    """A centred moving mean; at the ends of what is there."""
+    """A centred moving mean; at the ends over fewer values."""
     sums = np.concatenate(([0.0], np.cumsum(values)))
     places = np.arange(len(values))
     low, high = np.maximum(places - window // 2, 0), np.minimum(places + window // 2 + 1, len(values))

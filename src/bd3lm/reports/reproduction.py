@@ -1,4 +1,4 @@
-"""The commands that give the figures of records again, from what the records say of their settings."""
+"""The commands that measure the figures of records again, from the settings in the records."""
 
 import shlex
 from collections.abc import Iterable, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from bd3lm.reports.content import OWN, Record, Run
 
 Flags = Mapping[str, tuple[str, Any]]
-"""By the name of a setting: the flag, and the value at which a command needs none."""
+"""By the name of a setting: its flag, and the default, for which the flag is left out."""
 
 _PERPLEXITY: Flags = {
     "split": ("--split", "valid"),
@@ -56,7 +56,7 @@ FLAGS: Mapping[str, tuple[str, Flags]] = {
 
 
 def commands(measured: Iterable[tuple[Run, Record]]) -> str:
-    """As prose has them: one command for all runs and texts that were measured in the same way."""
+    """As a part of a sentence: one command for all runs and texts that were measured in the same way."""
     folders: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for run, record in measured:
         found = folders.setdefault((_words(run, record), _text(record)), [])
@@ -74,13 +74,13 @@ def commands(measured: Iterable[tuple[Run, Record]]) -> str:
 
 
 def _text(record: Record) -> str:
-    """The text of a perplexity, where it is not the run's own."""
+    """The text that a perplexity was measured on, if it is not the run's own."""
     data: str = record["settings"]["data"] if record["kind"] == "perplexity" else OWN
     return "" if data == OWN else data
 
 
 def _words(run: Run, record: Record) -> tuple[str, ...]:
-    """The command's name and its flags but --data of a perplexity."""
+    """The command's name and its flags, without the --data of a perplexity."""
     name, flags = FLAGS[record["kind"]]
     settings = dict(record["settings"])
     words = [name]
@@ -105,7 +105,7 @@ def _value(value: Any) -> str:
 
 
 def unmasking(written: str) -> tuple[str, dict[str, str]]:
-    """A way of unmasking as records have it, such as "Ancestral(steps=8)": its name, and its arguments."""
+    """The name and the arguments of a way of unmasking, as records have it: "Ancestral(steps=8)"."""
     name, _, rest = written.removesuffix(")").partition("(")
     pairs = [each.partition("=") for each in rest.split(", ") if each]
     return name, {key: value for key, _, value in pairs}

@@ -1,4 +1,4 @@
-"""From runs to a document. A section whose measurements are missing is left out, and named at the end."""
+"""Makes a document of runs. Sections without measurements are left out, and named at the end."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,11 +11,14 @@ from bd3lm.reports.texts import film_parts, judgement_parts, length_parts, sampl
 from bd3lm.reports.trainings import clip_parts, curve_parts, variance_parts
 
 _LEAD = (
-    "A language model says how likely a text is, and can write one. An autoregressive model writes one token "
-    "after another. A diffusion model starts from nothing but masks and uncovers the text in any order. A "
-    "block diffusion model does both: it writes block after block, and inside a block uncovers the tokens in "
-    "a random order, which may lean to the left, each time looking at everything that is there so far. With "
-    "blocks of one token it is autoregressive; with one block as long as the text it is a diffusion model."
+    "A language model tells how likely a text is, and can write one. Its text is made of tokens, which are "
+    "words or pieces of words. An autoregressive model writes one token after another. A diffusion model "
+    "starts with a mask in every place and uncovers the tokens in random order. A block diffusion model "
+    "combines the two: it writes one block after another, and inside a block it uncovers the tokens in "
+    "random order, each time looking at everything that is there so far. With blocks of one token it is "
+    "autoregressive; with one block as long as the text it is a diffusion model. The order inside a block "
+    "may lean to the left: at lean 0 all orders are equally likely, and the larger the lean, the more often "
+    "tokens further left come first."
 )
 _NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 
@@ -57,10 +60,13 @@ def _colophon(report: Report) -> str:
 
 
 def _models(report: Report) -> Iterator[Part]:
-    stages = " A sum is training that went on from another model." if report.has_stages else ""
+    stages = (
+        " A sum means that training started from another model, whose own training comes first."
+        if report.has_stages
+        else ""
+    )
     yield Table(
-        "What was trained. Context is the longest text in tokens that a model sees at once."
-        f"{stages}{report.unknown_starts}",
+        f"Context is how many tokens a model sees at once.{stages}{report.unknown_starts}",
         ["model", "parameters", "context", "steps", "tokens seen", "folder"],
         [
             [
@@ -78,14 +84,14 @@ def _models(report: Report) -> Iterator[Part]:
     )
     if report.unfinished:
         folders = ", ".join(f"`{folder}`" for folder in report.unfinished)
-        yield Prose(f"Not in this report, because their training has not come to a model yet: {folders}.")
+        yield Prose(f"These runs are left out, because they have not trained a model yet: {folders}.")
 
 
 def _recipes(report: Report) -> Iterator[Part]:
     table = differing([run.recipe for run in report.runs])
     if table:
         yield Table(
-            "Settings that differ between the runs. The rest is in the `recipe.yaml` of each folder.",
+            "Settings that differ between the runs. All settings are in the `recipe.yaml` of each folder.",
             ["setting", *report.labels.values()],
             [[f"`{name}`", *map(_setting, values)] for name, values in table.items()],
             text_columns=range(1, len(report.runs) + 1),
@@ -121,12 +127,12 @@ def _missing(report: Report) -> Iterator[Part]:
             command = COMMANDS[kind].format(folders=" ".join(run.folder for run in runs))
             items.append(f"{name} ({whose}){f', {why}' if why else ''}: `{command}`")
     if items:
-        yield Prose("This is not in the report, and would be after these commands:")
+        yield Prose("These measurements are missing. Run the commands, and then `bd3lm report` again:")
         yield Listing([capital(item) for item in items])
 
 
 def _applies(run: Run, kind: str) -> bool:
-    """Whether there is such a thing to measure of a model."""
+    """Whether a model of this kind can be measured in this way."""
     return {
         "perplexity": run.method != "simplex",
         "variance": run.method == "block_diffusion",

@@ -65,7 +65,7 @@ _METADATA = ("Creator", "Date", "Format", "Type")
 
 
 def _portable(svg: str, name: str) -> str:
-    """Without a preamble and a date, with the reader's fonts and ids that are unique in a page."""
+    """The SVG without preamble and date, with the reader's fonts and with ids that are unique in a page."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font-family: [^;\"]*", f"font-family: {_FONTS}", svg)
@@ -74,7 +74,7 @@ def _portable(svg: str, name: str) -> str:
 
 
 def _rounded(path: re.Match[str]) -> str:
-    """A path to a hundredth of a point, on one line."""
+    """A path on one line, rounded to a hundredth of a point."""
     return " " + re.sub(r"(\.\d\d)\d+", r"\1", " ".join(path.group().split()))
 
 
@@ -84,7 +84,7 @@ def look(index: int) -> tuple[str, Any, str]:
 
 
 def legend(figure: Figure, labels: Sequence[str], order: Sequence[str], *, marks: bool = False) -> None:
-    """Above the plot, where it covers nothing; none for one label, which the caption names."""
+    """A legend above the plot, where it covers nothing; a single label is named in the caption instead."""
     if len(labels) < 2:
         return
     handles = []

@@ -1,4 +1,4 @@
-"""The parts of a report on what models write: a film, samples, their lengths, and what another model says."""
+"""The parts of a report on what models write: a film, samples, lengths, and another model's judgement."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from bd3lm.reports.reproduction import commands, unmasking
 
 
 def film_parts(report: Report) -> Iterator[Part]:
-    """One film: of the last model that writes in blocks, or else of the last that has one."""
+    """One film: that of the last model that writes in blocks, otherwise the last one there is."""
     films = report.of_kind("denoising")
     in_blocks = [each for each in films if each[0].method == "block_diffusion"]
     if not films:
@@ -21,24 +21,25 @@ def film_parts(report: Report) -> Iterator[Part]:
     run, record = (in_blocks or films)[-1]
     film = Film.from_json(record["result"])
     size = max((stop - start for start, stop in film.blocks), default=1)
-    blocks = "all in one block" if len(film.blocks) == 1 else f"block after block of {size} tokens"
+    blocks = "all in one block" if len(film.blocks) == 1 else f"one block of {size} tokens after another"
     yield Screening(
         film,
-        f"Written by: {report.labels[run.folder]}, {'token after token' if size == 1 else blocks}. What is "
-        f"uncovered does not change. {_sampler(record)}",
+        f"Written by: {report.labels[run.folder]}; {'token after token' if size == 1 else blocks}. A token "
+        f"that has been uncovered stays as it is. {_sampler(record)}",
     )
 
 
 def sample_parts(report: Report) -> Iterator[Part]:
-    """Texts of every model."""
+    """Texts by every model."""
     drawn = [(run, run.of_kind("samples")[-1]) for run in report.runs if run.of_kind("samples")]
     if not drawn:
         return
     prompted = any(text["given"] for _, record in drawn for text in record["result"]["texts"])
-    given = " Each goes on from the first words of a held-out document, set apart." if prompted else ""
+    given = " Each continues the first words of a held-out document, which are set apart." if prompted else ""
     yield Prose(
-        f"Drawn once and not picked.{given} An evaluation is one pass through the network. More of them: "
-        "`bd3lm sample`."
+        f"These texts were drawn once, none was picked.{given} An evaluation is one pass through the "
+        "network. Nucleus 0.9 means that a token is drawn only from the most likely ones, which together "
+        "have a probability of 0.9. `bd3lm sample` draws more."
     )
     for run, record in drawn:
         if len(report.runs) > 1:
@@ -48,10 +49,10 @@ def sample_parts(report: Report) -> Iterator[Part]:
 
 
 _ENDS = {
-    "eos": "ended by itself",
-    "string": "ended at a string",
-    "entropy": "ended for repeating itself",
-    "length": "cut off at its length",
+    "eos": "ended by the model",
+    "string": "ended at a stop string",
+    "entropy": "stopped because it repeated itself",
+    "length": "cut off at the length limit",
 }
 
 
@@ -62,13 +63,13 @@ def _note(text: Any, record: Record) -> str:
 
 def _sampler(record: Record) -> str:
     settings = record["settings"]
-    nucleus = f"Nucleus {settings['nucleus_p']:g}" if settings["nucleus_p"] else "No nucleus"
+    nucleus = f"Nucleus {settings['nucleus_p']:g}" if settings["nucleus_p"] else "Without a nucleus"
     steps = f", {settings['steps']} steps" if settings["steps"] else ""
     return f"{nucleus}{steps}, seed {settings['seed']}, {record['dtype']}."
 
 
 def length_parts(report: Report) -> Iterator[Part]:
-    """How long texts are that may end by themselves, beside the documents of the training set."""
+    """How long the texts are that a model may end itself, beside the documents of its training set."""
     found = [
         (run, largest(records, lambda record: record["result"]["samples"]["number"]))
         for run in report.runs
@@ -95,9 +96,9 @@ def length_parts(report: Report) -> Iterator[Part]:
             for label, (_, record) in zip(labels, found, strict=True)
         )
         + ".",
-        "How long the texts of a model are, over the documents it was trained on. It may end a text itself; "
-        "those that were stopped for repeating themselves or at the limit are in it too, and counted in the "
-        f"table. Measured by {commands(found)}.",
+        "How long the texts of a model are, drawn over the documents it was trained on. A model may end a "
+        "text itself; texts that were stopped because they repeated themselves or reached the limit are "
+        f"included, and the table counts them. Measured by {commands(found)}.",
     )
     rows = []
     for label, (_, record) in zip(labels, found, strict=True):
@@ -112,8 +113,8 @@ def length_parts(report: Report) -> Iterator[Part]:
             cells = [f"training documents, `{data}`", f"{training['documents']:,}", *_statistics(training)]
             rows.append([*cells, "", ""])
     yield Table(
-        "Lengths in tokens. The limit is what a text may reach at most: one that was stopped by length might "
-        "have gone on.",
+        "Lengths in tokens. Texts end by eos, the end token, by entropy when they repeat themselves, or by "
+        "length at the limit, where they might have gone on.",
         ["texts of", "number", "median", "mean", "90th percentile", "longest", "limit", "stopped"],
         rows,
         text_columns=[7],
@@ -133,7 +134,7 @@ def _statistics(found: Any) -> list[str]:
 
 
 def judgement_parts(report: Report) -> Iterator[Part]:
-    """Generative perplexity, and all that it must not be read without."""
+    """Generative perplexity, with all that is needed to read it rightly."""
     judged = [(run, record) for run in report.runs for record in _largest_judgements(run)]
     if not judged:
         return
@@ -143,9 +144,10 @@ def judgement_parts(report: Report) -> Iterator[Part]:
     common = "; ".join(f"{name} {cells[0][name]}" for name in same if cells[0][name] != "–")
     shown = [name for name in cells[0] if name not in same]
     yield Table(
-        "Generative perplexity: that of texts which a model wrote, under another model, the judge. It is "
-        "neither exact nor a bound of anything: it judges texts, not likelihoods. Entropy is of the tokens "
-        "of a text, in nats: texts that repeat themselves have little. ± is one standard error over texts. "
+        "Generative perplexity is the perplexity of a model's own texts under another model, the judge. It "
+        "is neither exact nor a bound on the model's perplexity: it rates texts, not probabilities. Entropy, "
+        "in nats, is that of the tokens of a text; texts that repeat themselves have little. ± is one "
+        "standard error over texts. "
         + (f"In all rows: {common}. " if common else "")
         + f"Measured by {commands(judged)}.",
         ["model", *shown],
@@ -158,7 +160,7 @@ def judgement_parts(report: Report) -> Iterator[Part]:
 
 
 def _largest_judgements(run: Run) -> list[Record]:
-    """Of judgements that differ in how many texts were judged, or in MAUVE, the one that says most."""
+    """Among judgements that differ only in the number of texts or in MAUVE, the most informative one."""
     alike: dict[str, list[Record]] = {}
     for record in run.of_kind("judgement"):
         ways = {name: way for name, way in record["settings"].items() if name not in _SAYS_MORE + _SAID_TWICE}
@@ -167,7 +169,7 @@ def _largest_judgements(run: Run) -> list[Record]:
 
 
 _SAYS_MORE = ("count", "mauve_reference")
-_SAID_TWICE = ("lean",)  # by the way of unmasking too, and in records from before by nothing else
+_SAID_TWICE = ("lean",)  # the way of unmasking has it too; in older records nothing else has
 
 
 def _says(record: Record) -> tuple[int, bool]:
@@ -175,7 +177,7 @@ def _says(record: Record) -> tuple[int, bool]:
 
 
 def _cost_plots(report: Report, judged: Sequence[tuple[Run, Record]]) -> Iterator[Plot]:
-    """Figures of one judge for texts of one length: others cannot be compared."""
+    """A plot for each judge and length of texts, since others cannot be compared."""
     groups: dict[tuple[str, int], list[plots.Point]] = {}
     for run, record in judged:
         settings, result = record["settings"], record["result"]
@@ -206,7 +208,7 @@ def _cost_plots(report: Report, judged: Sequence[tuple[Run, Record]]) -> Iterato
 
 
 _FOLDED = ("MAUVE", "texts", "length", "redrawn", "degenerate", "sampler", "judge")
-"""Columns that the caption tells where they are the same in all rows."""
+"""Columns that move into the caption where they are the same in all rows."""
 
 
 def _judgement(run: Run, record: Record) -> dict[str, str]:
@@ -227,7 +229,7 @@ def _judgement(run: Run, record: Record) -> dict[str, str]:
 
 
 def _way_of_writing(run: Run, settings: Any) -> list[str]:
-    """Only block diffusion is told how to unmask; the others have at most a number of steps."""
+    """How a model wrote: its way of unmasking for block diffusion, a number of steps for other methods."""
     if run.method == "block_diffusion":
         name, arguments = unmasking(settings["unmasking"])
         spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()

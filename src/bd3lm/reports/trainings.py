@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bd3lm.reports import plots
-from bd3lm.reports.content import Report, Run, largest
+from bd3lm.reports.content import Report, largest
 from bd3lm.reports.document import Part, Plot, Prose, Table
 from bd3lm.reports.numbers import with_error
 from bd3lm.reports.reproduction import commands
 
-# Of the ways to draw masks, by the names in a record: those whose loss has an infinite second moment. With a
-# rate of t^p near 0 it is the integral of p²·t^(p − 2), which converges for p > 1 alone: for the square and
-# the cosine schedule (p = 2), not for these. Counts have finitely many weights.
+# The ways of drawing masks, by their names in a record, whose loss has an infinite second moment. With a rate
+# of t^p near 0 it is the integral of p²·t^(p − 2), which converges only for p > 1: for the square and the
+# cosine schedule (p = 2), but not for these. Counts have finitely many weights.
 NO_FINITE_VARIANCE = (
     *("linear U[0, 1]", "logarithmic", "square root"),
     *("clipped U[0, 0.5]", "redrawn U[0, 0.5]"),
@@ -30,16 +30,13 @@ def curve_parts(report: Report) -> Iterator[Part]:
     if not curves:
         return
     marked = any(curve.valid for curve in curves)
-    no_bound = [report.labels[run.folder] for run in report.runs if _trains_on_no_bound(run)]
     words = [
-        f"Loss in training{_of([curve.label for curve in curves])}, the mean over a few steps.",
+        f"Lines are the training loss{_of([curve.label for curve in curves])}, averaged over a few steps.",
         _marks(report) if marked else "",
-        _orders(report) if marked else "",
         "Lower is better; a difference of 0.1 nats is about 10 % in perplexity.",
-        "A run that went on from another model starts again at 0 tokens." if report.has_stages else "",
-        f"In training no bound, so not to be held against the marks: {'; '.join(no_bound)}."
-        if no_bound
-        else "",
+        "A run that started from another model begins again at 0 tokens." if report.has_stages else "",
+        _orders(report) if marked else "",
+        _no_bounds(report),
         _LOGGED,
     ]
     yield Plot(
@@ -54,37 +51,37 @@ def curve_parts(report: Report) -> Iterator[Part]:
 
 def _marks(report: Report) -> str:
     drawn = any(run.method != "autoregressive" for run in report.runs)
-    how = ", of diffusion by one random draw: measured with more, it comes out a little different"
+    how = ", which for diffusion models is estimated from one random draw of masks and so a little noisy"
     return f"Single marks are the loss on held-out text{how if drawn else ''}."
 
 
 def _orders(report: Report) -> str:
-    """What the marks are of where an order leans, and which lines are of another order than their marks."""
-    for_a_lean = [run for run in report.runs if (run.recipe["method"].get("masking") or {}).get("lean")]
-    leaning = [report.labels[run.folder] for run in report.runs if run.lean or run in for_a_lean]
-    if not leaning:
+    """Which models have their training loss and their held-out loss measured in different orders."""
+    differ = [
+        f"{report.labels[run.folder]} (line at lean {run.train_lean:g}, marks at lean {run.valid_lean:g})"
+        for run in report.runs
+        if run.train_lean != run.valid_lean
+    ]
+    if not differ:
         return ""
-    marks = "The marks of these are bounds of uniformly random orders of reveal, not of one that leans"
-    words = f"{marks}: {'; '.join(leaning)}."
-    if for_a_lean:
-        labels = "; ".join(report.labels[run.folder] for run in for_a_lean)
-        words += f" In training of an order that leans, so not to be held against the marks: {labels}."
-    return words
+    return (
+        "Do not compare the line and the marks of the following models, because the marks are for the order "
+        f"in which the model writes and the line is for another: {'; '.join(differ)}."
+    )
 
 
-def _trains_on_no_bound(run: Run) -> bool:
-    masking = run.recipe["method"].get("masking") or {}
-    if masking.get("kind") != "clipped":
-        flat = masking.get("weight") == "flat" and run.recipe["method"]["block_size"] != 1
-        return flat or run.method == "simplex"
-    # All rates are the bound itself, and so is full masking for blocks of one token.
-    whole = (masking["low"], masking["high"]) == (0.0, 1.0)
-    single = (masking["low"], run.recipe["method"]["block_size"]) == (1.0, 1)
-    return masking["search"] is not None or not (whole or single)
+def _no_bounds(report: Report) -> str:
+    labels = [report.labels[run.folder] for run in report.runs if not run.train_is_bound]
+    if not labels:
+        return ""
+    return (
+        "Do not compare the training loss of the following models with any other loss, because it is neither "
+        f"exact nor a bound: {'; '.join(labels)}."
+    )
 
 
 def clip_parts(report: Report) -> Iterator[Part]:
-    """The ranges of mask rates that were found, where they were searched."""
+    """The ranges of mask rates, for runs that searched for them."""
     bands = []
     for run in report.runs:
         tokens, low = run.column("clip_low")
@@ -102,14 +99,14 @@ def clip_parts(report: Report) -> Iterator[Part]:
             "Clip ranges over training. Last: "
             + "; ".join(f"{band.label}, {band.low[-1]:g} to {band.high[-1]:g}" for band in bands)
             + ".",
-            f"Mask rates that training draws from{_of([band.label for band in bands])}: first those of the "
-            "recipe, then the range whose loss varies least over blocks, searched again as training goes on. "
-            f"{_LOGGED}",
+            f"The range of mask rates that training draws from{_of([band.label for band in bands])}: at "
+            "first that of the recipe, then the one whose loss varies least over blocks, which is searched "
+            f"for again as training goes on. {_LOGGED}",
         )
 
 
 def variance_parts(report: Report) -> Iterator[Part]:
-    """How much the loss varies, by the way masks are drawn."""
+    """How much the loss varies, for each way of drawing masks."""
     chosen = [
         (run, largest(found, lambda record: (record["settings"]["batches"], record["settings"]["gradients"])))
         for run in report.runs
@@ -119,9 +116,9 @@ def variance_parts(report: Report) -> Iterator[Part]:
         return
     measured = {report.labels[run.folder]: record["result"]["rows"] for run, record in chosen}
     yield Prose(
-        "A training step looks at one random masking of each block, so its loss is a noisy estimate of the "
-        "bound. The less the estimate varies, the more a step can learn from it, and that depends on how "
-        "masks are drawn."
+        "A training step hides a random part of each block, so its loss is only a noisy estimate of the "
+        "bound. How noisy it is depends on how the masks are drawn. The less the estimate varies, the more "
+        "a step can learn from it."
     )
     rows = [row for found in measured.values() for row in found]
     biased = sorted({row["masks"] for row in rows if not row["unbiased"]})
@@ -140,18 +137,18 @@ def variance_parts(report: Report) -> Iterator[Part]:
     yield Plot(
         "variances",
         plots.variances(figures, biased, list(report.labels.values())),
-        "Variance of the loss by the way masks are drawn."
-        + (f" Least of the unbiased: {'; '.join(least)}." if least else ""),
+        "Variance of the loss for each way of drawing masks."
+        + (f" Least among the unbiased: {'; '.join(least)}." if least else ""),
         f"Variance of the loss over blocks{_of(list(figures))}. Filled marks are unbiased estimates of the "
         f"bound; hollow ones estimate something else. Measured by {commands(chosen)}.",
     )
     asked = [["loss", *(["gradient"] if record["settings"]["gradients"] else [])] for _, record in chosen]
     by_rule = [{row["masks"]: row for row in found} for found in measured.values()]
     yield Table(
-        "The same in figures. An unbiased estimate has the bound as its mean; the others have a mean that is "
-        "no bound. These have no finite variance, since rates near 0 weigh too much: "
-        f"{', '.join(NO_FINITE_VARIANCE)}. Theirs is that of this sample. "
-        "± is one standard error over batches, rough where a few large losses decide.",
+        "The same in figures. The mean of an unbiased estimate is the bound; the mean of the others is not. "
+        f"The true variance of {', '.join(NO_FINITE_VARIANCE[:-1])} and {NO_FINITE_VARIANCE[-1]} is "
+        "infinite, because rare masks that hide very little have a huge weight; the table has the variance "
+        "of this sample. ± is one standard error over batches, rough where a few large losses dominate.",
         [
             "masks",
             "unbiased",
@@ -171,10 +168,10 @@ def variance_parts(report: Report) -> Iterator[Part]:
 
 
 def _variance(row: Mapping[str, Any] | None, what: str) -> str:
-    """A variance ± its error; a record has null for one that is not finite."""
+    """A variance ± its error; in a record null stands for one that is not finite."""
     return "–" if row is None else with_error(row[what], row.get(f"{what}_error"))
 
 
 def _of(labels: Sequence[str]) -> str:
-    """Whose it is, where a plot of one model has no legend to say so."""
+    """The label of the only model, since a plot of one model has no legend."""
     return f" ({labels[0]})" if len(labels) == 1 else ""

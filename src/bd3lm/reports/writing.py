@@ -10,7 +10,7 @@ PAGE, MARKDOWN, PLOTS = "report.html", "report.md", "report"
 
 
 def write_report(report: Report, out: Path) -> Path:
-    """Write a report into a folder, which is made where it is not there; returns the page."""
+    """Write a report into a folder, which is created if need be; returns the path of the page."""
     from bd3lm.reports.markdown import render_markdown
     from bd3lm.reports.page import render_page
     from bd3lm.reports.sections import build_document
@@ -28,7 +28,7 @@ def write_report(report: Report, out: Path) -> Path:
 
 
 def _remove_earlier_plots(out: Path) -> None:
-    """Those that the report in `out` shows so far, and nothing else that may lie beside them."""
+    """Remove the plots of the report that is in `out` now, and no other files."""
     earlier = out / MARKDOWN
     if earlier.is_file():
         for name in re.findall(rf"\]\({PLOTS}/(\w+\.svg)\)", earlier.read_text("utf-8")):

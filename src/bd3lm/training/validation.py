@@ -1,7 +1,7 @@
-"""What is measured while training: held-out likelihood, the clip range, the gradient's variance.
+"""What is measured while training: held-out likelihood, the clip range, the variance of loss and gradient.
 
-Every rank makes the same number of passes, since under FSDP2 a pass is a collective: a rank whose share is
-shorter evaluates a batch in which nothing is scored.
+Every rank makes the same number of passes, since under FSDP2 all ranks must take part in a pass: a rank whose
+share is shorter evaluates a batch in which nothing is scored.
 """
 
 import math
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import Draws
-from bd3lm.evaluation import block_moments, gradient_variance, variance
-from bd3lm.evaluation.likelihood import loss_sums
+from bd3lm.evaluation import block_moments, gradient_variance, loss_sums, perplexity, variance
 from bd3lm.models import Transformer
 from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch
 from bd3lm.training.clipping import ClipSearch, choose_range, range_moments
@@ -24,10 +23,10 @@ from bd3lm.training.trainer import Trainer
 
 
 class BatchWork(Protocol):
-    """Something to compute of the network on a batch with its draws."""
+    """A function of the network, a batch and its draws."""
 
     def __call__(self, model: Transformer, /, *, batch: TokenBatch, draws: Draws | None) -> Tensor:
-        """A tensor that is summed over batches."""
+        """A tensor, to be summed over batches."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class HeldOut:
     score_first: bool
 
     def share(self, trainer: Trainer, limit: int | None = None) -> Iterator[tuple[int, TokenBatch]]:
-        """(index, batch) for this rank; as many for every rank."""
+        """(index, batch) for this rank; every rank gets the same number of them."""
         engine = trainer.engine
         total = len(self.batches) if limit is None else min(limit, len(self.batches))
         for turn in range(math.ceil(total / engine.world)):
@@ -57,7 +56,7 @@ class HeldOut:
         *seed: int | str,
         limit: int | None = None,
     ) -> Tensor:
-        """The sum over all batches and ranks of what `work` makes of the network, a batch and its draws."""
+        """The sum of what `work` gives, over all batches and ranks."""
         parts = []
         for index, batch in self.share(trainer, limit):
             draws = objective.seeded_draws(batch, *seed, index)
@@ -67,9 +66,9 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class LikelihoodValidator:
-    """Perplexity of the held-out text under an objective: of AR exact, else a bound from one draw of masks.
+    """Perplexity of the held-out text: exact for AR, otherwise a bound, estimated with one draw of masks.
 
-    An objective that bounds no likelihood gives its nats, and no perplexity.
+    Where the objective's loss does not bound the likelihood, its nats are given without a perplexity.
     """
 
     held_out: HeldOut
@@ -80,14 +79,14 @@ class LikelihoodValidator:
         work = partial(loss_sums, objective=self.objective)
         nats, tokens = self.held_out.total(trainer, self.objective, work, self.seed, "validation").tolist()
         mean = nats / tokens
-        if not self.objective.is_bound:
+        if not self.objective.bounds(trainer.network):
             return {"valid_nats": mean}
-        return {"valid_nats": mean, "valid_perplexity": math.exp(min(mean, 700.0))}
+        return {"valid_nats": mean, "valid_perplexity": perplexity(mean)}
 
 
 @dataclass(frozen=True)
 class ClipSearchValidator:
-    """Searches the clip range again every `search.every` steps and lets training go on with it."""
+    """Searches the clip range every `search.every` steps; training goes on with the range that was found."""
 
     held_out: HeldOut
     search: ClipSearch
