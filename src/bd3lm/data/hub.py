@@ -10,7 +10,7 @@ copy of your own, give its `folder` of parquet files, named or foldered by split
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from bd3lm.data.corpus import Corpus, digest, import_extra
 from bd3lm.data.detokenizers import Detokenizer
 from bd3lm.data.files import files_by_name, find_files, fingerprint_files
 
+_READING = 1  # raised when the code below makes other documents of the same rows and recipe
 CONVERTED = "refs/convert/parquet"
 _THREE = {"train": "train", "valid": "validation", "test": "test"}
 
@@ -37,6 +38,12 @@ class Recipe:
     script: bool = False  # the main revision is a script: take the converted one
     held_out: int = 0  # the last rows of train are valid
     articles: bool = False  # rows are lines, to be joined into articles
+
+    def as_json(self) -> dict[str, Any]:
+        """Every field, with the rules of the detokenizer in place of the object."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        rules = None if self.detokenize is None else self.detokenize.rules
+        return plain | {"splits": dict(self.splits), "detokenize": rules}
 
 
 RECIPES = {
@@ -115,11 +122,11 @@ class NamedCorpus(Corpus):
 
     @cached_property
     def fingerprint(self) -> str:
-        recipe = self._recipe
-        options = [self.name, recipe.repo, recipe.config, recipe.field, dict(recipe.splits), recipe.held_out]
         if self._folder is None:
-            return digest([options, self._commit])
-        return digest([options, fingerprint_files(self._folder, find_files(self._folder))])
+            rows = self._commit
+        else:
+            rows = fingerprint_files(self._folder, find_files(self._folder))
+        return digest([_READING, self.name, self._recipe.as_json(), rows])
 
     def documents(self, split: str) -> Iterator[str]:
         self.check_split(split)
