@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from bd3lm.data import detokenizers
-from bd3lm.data.corpus import Corpus, digest, import_extra
+from bd3lm.data.corpus import Corpus, digest
 from bd3lm.data.detokenizers import Detokenizer
 from bd3lm.data.files import files_by_name, find_files, fingerprint_files
+from bd3lm.extras import require
+from bd3lm.files import local_path
+from bd3lm.hub import hub_reason
 
-_READING = 1  # raised when the code below makes other documents of the same rows and recipe
+_READING = 1  # to be raised when the code below makes other documents from the same rows and recipe
 CONVERTED = "refs/convert/parquet"
 _THREE = {"train": "train", "valid": "validation", "test": "test"}
 
@@ -114,7 +117,7 @@ class NamedCorpus(Corpus):
             raise ValueError(f"name must be one of {', '.join(RECIPES)}, got {name!r}")
         self.name = name
         self._recipe = RECIPES[name]
-        self._folder = None if folder is None else Path(folder)
+        self._folder = None if folder is None else local_path(folder)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -165,7 +168,7 @@ class NamedCorpus(Corpus):
         return stated.num_examples if stated is not None and stated.num_examples else None
 
     def _dataset(self, theirs: str) -> Any:
-        load_dataset = import_extra("datasets", f"corpus {self.name!r}").load_dataset
+        load_dataset = require("datasets", "data", f"corpus {self.name!r}").load_dataset
         recipe = self._recipe
         what: tuple[str, ...] = ("parquet",)
         where: dict[str, Any]
@@ -211,8 +214,7 @@ class NamedCorpus(Corpus):
 
     def _unreachable(self, error: Exception) -> FileNotFoundError:
         where = self._folder or f"{self._recipe.repo} on the Hugging Face hub"
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return FileNotFoundError(f"corpus {self.name!r} could not be read from {where}: {reason}")
+        return FileNotFoundError(f"corpus {self.name!r} could not be read from {where}: {hub_reason(error)}")
 
 
 def join_articles(lines: Iterable[str]) -> Iterator[str]:

@@ -4,7 +4,6 @@ huggingface_hub's ModelHubMixin is not used: it deletes config.json before it sa
 fields of config.json to `__init__` by name, `network` among them. Its three methods are here instead.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from bd3lm.config import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.data import Tokenizer, load_tokenizer, saved_tokenizer
 from bd3lm.data.tokenizers import TOKENIZER_FILE
 from bd3lm.diffusion import check_lean
+from bd3lm.files import local_path
 from bd3lm.interop import HubOptions, LightningFacts, check_config
 from bd3lm.lm.generation import Generation, Settings, build_writer
 from bd3lm.lm.prompts import Prompt, build_requests, given_tokens, listed
@@ -205,7 +205,7 @@ class LanguageModel:
         A model without one is not saved beside another's tokenizer, which it would be loaded with; nor is
         that deleted, since nothing says that it was ours.
         """
-        path = Path(os.path.expanduser(folder))
+        path = local_path(folder)
         if self.tokenizer is None and (path / TOKENIZER_FILE).exists():
             raise ValueError(
                 "folder must not hold the tokenizer of another model: this one has none, and would be loaded "
