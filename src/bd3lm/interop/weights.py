@@ -78,19 +78,6 @@ def check_config(network: Transformer, config: LanguageModelConfig) -> None:
         raise ValueError(f"config.network must be the network's {network.config}, got {config.network}")
 
 
-def check_device(device: torch.device | str) -> torch.device:
-    """The device that was asked for, where torch has it here."""
-    try:
-        asked = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(
-            f"device must be one of torch's, such as cpu, cuda or cuda:1, got {device!r}"
-        ) from None
-    if asked.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device must be cpu where there is no GPU that torch can use, got {str(device)!r}")
-    return asked
-
-
 def floating_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """A floating-point type, or the one of that name; None stays."""
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
