@@ -265,7 +265,7 @@ def test_a_checkpoint_that_was_set_aside_counts(data, finished, tmp_path):
 
 
 def test_a_second_process_is_refused_and_the_folder_is_free_after(data, tmp_path):
-    from bd3lm.data.disk import only_writer
+    from bd3lm.files import only_writer
 
     out = tmp_path / "run"
     out.mkdir()

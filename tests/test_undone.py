@@ -98,6 +98,7 @@ def test_torchs_dropout_drops_as_much(unchanged, tmp_path):
 def test_coarse_masks_in_tiles_of_ours_or_of_torch(name, tile, monkeypatch):
     monkeypatch.setattr(undone, "_forget", lambda: None)  # on a CPU nothing is fine, and so nothing is cached
     monkeypatch.setattr(attention, "_has_fine_tiles", lambda device: True)
+    monkeypatch.setattr(attention, "_offer_fine_tiles", lambda: None)
     layout = BlockDiffusion(256, 4)
 
     def squares_and_tiles() -> tuple[int, dict[str, Any]]:

@@ -29,6 +29,7 @@ from bd3lm.data import (
     train_bpe,
 )
 from bd3lm.diffusion import SCHEDULES, LevelSampler, MaskingRule, derive_seed
+from bd3lm.files import local_path
 from bd3lm.interop.weights import Shape, parameter_shapes
 from bd3lm.lm import corruption_bound
 from bd3lm.models import Transformer, TransformerConfig
@@ -208,7 +209,7 @@ def open_data(recipe: DataRecipe, builtin_folder: Path, engine: Engine) -> Token
 
 def open_shards(path: str) -> TokenShards:
     """The folder that `data.path` names."""
-    if not Path(path).is_dir():
+    if not local_path(path).is_dir():
         raise ValueError(
             f"data.path must be a folder of token shards, got {path}, which does not exist; "
             f"make it with `bd3lm data prepare SOURCE {path}`"

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from bd3lm.config import SettingsError, did_you_mean
+from bd3lm.files import write_atomically
 from bd3lm.presets import ONLY, Stage, preset
 from bd3lm.recipe import Recipe, merge, read_settings, recipe_from_dict, recipe_to_dict
 
@@ -173,8 +174,5 @@ def _read_stages(out: Path) -> dict[str, Any]:
 
 
 def _write(file: Path, settings: Mapping[str, Any]) -> None:
-    """Under another name until it is whole."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    temporary.replace(file)
+    write_atomically(file, yaml.safe_dump(settings, sort_keys=False).encode())

@@ -18,6 +18,14 @@ def test_names_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert isinstance(load_corpus(path), FileCorpus)
 
 
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "test.txt").write_text("x")
+    assert list(load_corpus("~/test.txt", held_out=0).documents("train")) == ["x"]
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} holds no parquet file"):
+        list(load_corpus("lm1b", folder="~").documents("train"))
+
+
 def test_options_reach_the_files(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "x"}\n' * 5)
     corpus = load_corpus(tmp_path / "a.jsonl", field="body", held_out=2)

@@ -56,6 +56,8 @@ def test_ptb(printed: str, written: str) -> None:
 
 def test_lambada() -> None:
     assert lambada(" “ yes , ” he said \n") == '\n" yes , " he said'
+    assert lambada("\x1c\u3000 one\n two \xa0\n\n") == "\none\n two"
+    assert lambada("") == "\n"
 
 
 def test_scientific_papers_follow_both_rules() -> None:

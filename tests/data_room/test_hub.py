@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from bd3lm.data import NamedCorpus, hub
-from bd3lm.data.hub import RECIPES, join_articles
+from bd3lm.data.detokenizers import Detokenizer
+from bd3lm.data.hub import RECIPES, Recipe, join_articles
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -124,6 +125,37 @@ def test_the_fingerprint_follows_the_files_and_the_corpus(tmp_path: Path) -> Non
     a, b, c = (NamedCorpus("openwebtext", folder=tmp_path / place).fingerprint for place in "abc")
     assert a == b != c
     assert NamedCorpus("ag_news", folder=tmp_path / "a").fingerprint != a
+
+
+CHANGES: dict[str, object] = {
+    "repo": "someone/else",
+    "config": "another",
+    "field": "text",
+    "splits": {"train": "train", "valid": "test", "test": "test"},
+    "detokenize": Detokenizer(*RECIPES["ptb"].detokenize.rules[:-1]),
+    "script": False,
+    "held_out": 1,
+    "articles": True,
+}
+
+
+@pytest.mark.parametrize("option", [field.name for field in fields(Recipe)])
+def test_the_fingerprint_follows_every_option_of_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    write(tmp_path / "train.parquet", sentence=["x"])
+    before = NamedCorpus("ptb", folder=tmp_path).fingerprint
+    monkeypatch.setitem(hub.RECIPES, "ptb", replace(RECIPES["ptb"], **{option: CHANGES[option]}))
+    assert NamedCorpus("ptb", folder=tmp_path).fingerprint != before
+
+
+def test_the_fingerprint_tells_a_recipe_without_a_detokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "train.parquet", sentence=["x"])
+    before = NamedCorpus("ptb", folder=tmp_path).fingerprint
+    monkeypatch.setitem(hub.RECIPES, "ptb", replace(RECIPES["ptb"], detokenize=None))
+    assert NamedCorpus("ptb", folder=tmp_path).fingerprint != before
 
 
 @pytest.mark.parametrize("lines", [[], ["no title\n"], [" = = Only a section = = \n"]])

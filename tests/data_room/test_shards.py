@@ -53,6 +53,14 @@ def test_meta_counts_everything(folder: Path) -> None:
     assert len(meta["splits"]["train"]["shards"]) > 3
 
 
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    made = prepare(CORPUS, BYTES, "~/shards", splits=["valid"])
+    assert made.folder == TokenShards("~/shards").folder == tmp_path / "shards"
+    assert list(tmp_path.iterdir()) == [tmp_path / "shards"]
+
+
 def test_files_are_raw_little_endian_integers(folder: Path) -> None:
     files = sorted(folder.glob("train-*.bin"))
     assert files[1].name == "train-00001.bin"

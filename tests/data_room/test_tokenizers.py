@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from bd3lm.data import Tokenizer, byte_tokenizer, load_tokenizer, train_bpe
+from bd3lm.data import Tokenizer, byte_tokenizer, load_tokenizer, saved_tokenizer, train_bpe
 from tests.data_room.documents import random_texts, run_python
 
 TEXTS = random_texts(80)
@@ -213,6 +213,14 @@ def test_decoding_takes_lists_arrays_and_tensors() -> None:
         assert BPE.decode(form) == "the mask of noise"
 
 
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    BPE.save("~/tok")
+    assert list(tmp_path.iterdir()) == [tmp_path / "tok"]
+    assert load_tokenizer("~/tok") == load_tokenizer(Path("~/tok")) == saved_tokenizer("~/tok") == BPE
+
+
 # --- errors -----------------------------------------------------------------------------------------
 
 
@@ -221,7 +229,9 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("source", [Path("nowhere"), "./nowhere", "~/nowhere", "/no/where", "a/b/c"])
+@pytest.mark.parametrize(
+    "source", [Path("nowhere"), "./nowhere", "~/nowhere", "/no/where", "a/b/c", "a b", "x/tok.json"]
+)
 def test_a_path_is_never_asked_of_the_hub(source: str | Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no tokenizer folder"):
         load_tokenizer(source)

@@ -9,7 +9,6 @@ import torch
 
 from bd3lm.data import PydocCorpus, byte_tokenizer
 from bd3lm.evaluation import HuggingFaceJudge, judge_texts
-from bd3lm.evaluation.judges import require
 from tests.evaluation.judges import CONTEXT, save_judge
 
 transformers = pytest.importorskip("transformers")
@@ -143,11 +142,6 @@ def test_the_hub_is_asked_for_what_is_here_too_where_that_is_said(folder, tmp_pa
     (tmp_path / "someone" / "tiny").mkdir(parents=True)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder))
     assert HuggingFaceJudge.load("someone/tiny", from_hub=True).name == "someone/tiny"
-
-
-def test_a_missing_package_is_one_line():
-    with pytest.raises(ImportError, match=r"a judge needs the package no_such: pip install 'bd3lm\[judge\]'"):
-        require("no_such", "judge", "a judge")
 
 
 def gguf_judge() -> Path:

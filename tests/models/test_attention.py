@@ -1,10 +1,14 @@
 """One rule, whichever kernel runs it."""
 
+import sys
+from dataclasses import astuple, dataclass
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal
-from bd3lm.models.attention import attend, render
+from bd3lm.models.attention import _has_fine_tiles, _offer_fine_tiles, attend, render
 from bd3lm.models.layouts import _block_mask, _dense
 from tests.oracles.networks import logits_of, tiny_transformer
 
@@ -84,3 +88,69 @@ def test_a_mask_first_made_in_inference_mode_can_be_kept_for_training():
 def test_an_unknown_backend_is_refused():
     with pytest.raises(ValueError, match="backend must be 'auto', 'dense' or 'flex', got 'fast'"):
         render(Causal(3), (0, 3), CPU, "fast")
+
+
+# --- tiles of 64, which torch does not offer by itself ---
+
+
+@dataclass
+class Cut:
+    block_m1: int
+    block_n1: int
+    block_m2: int
+    block_n2: int
+    num_stages: int
+    num_warps: int
+
+
+COARSE, NARROW = Cut(64, 128, 128, 64, 3, 8), Cut(32, 64, 64, 32, 2, 4)
+FINE = (64, 64, 64, 64, 3, 4)
+HOPPER = torch.device("cuda", 7)
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """Stands for the insides of torch's compiler, which take long to import, on a Hopper GPU."""
+
+    class Choices:
+        def get_flex_attention_bwd_configs(self, head_dim, dtype):
+            return [COARSE] if head_dim == 64 else [COARSE, NARROW]
+
+    triton = "torch._inductor.template_heuristics.triton"
+    monkeypatch.setitem(sys.modules, "torch._inductor.choices", SimpleNamespace(InductorChoices=Choices))
+    monkeypatch.setitem(sys.modules, "torch._inductor.template_heuristics", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, triton, SimpleNamespace(FlexBwDConfig=Cut))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    _has_fine_tiles.cache_clear()
+    yield Choices
+    _has_fine_tiles.cache_clear()
+
+
+def test_asking_for_fine_tiles_changes_nothing(compiler):
+    before = compiler.get_flex_attention_bwd_configs
+    assert _has_fine_tiles(HOPPER)
+    assert not _has_fine_tiles(CPU)
+    assert compiler.get_flex_attention_bwd_configs is before
+
+
+def test_a_torch_with_other_insides_has_no_fine_tiles(compiler):
+    del compiler.get_flex_attention_bwd_configs
+    assert not _has_fine_tiles(HOPPER)
+
+
+def test_fine_tiles_are_offered_once_and_only_where_there_are_none(compiler):
+    for _ in range(2):
+        _offer_fine_tiles()
+        coarse, fine = compiler().get_flex_attention_bwd_configs(64, dtype=torch.bfloat16)
+        assert (coarse, astuple(fine)) == (COARSE, FINE)
+        assert compiler().get_flex_attention_bwd_configs(128, dtype=torch.bfloat16) == [COARSE, NARROW]
+
+
+@pytest.mark.parametrize(("queries", "fine"), [((0, 512), True), ((0, 127), False)])
+def test_fine_tiles_are_offered_with_the_first_fine_mask(compiler, monkeypatch, queries, fine):
+    """Rendered on a CPU, with the answer for a Hopper GPU."""
+    monkeypatch.setattr("bd3lm.models.attention._has_fine_tiles", lambda device: True)
+    mask = render(BlockDiffusion(256, 4), queries, CPU, "flex")
+    assert mask.fine == fine
+    assert mask.blocks.BLOCK_SIZE == ((64, 64) if fine else (128, 128))
+    assert len(compiler().get_flex_attention_bwd_configs(64, dtype=torch.bfloat16)) == (2 if fine else 1)

@@ -445,21 +445,37 @@ def test_the_rows_put_in_place_are_copies():
     decode(cache, [texts[0], texts[0]], 4, steps=3)
 
 
+CACHE = {"layers": 4, "heads": 2, "head_dim": 8, "window": 4, "segment": 4, "dtype": torch.float32}
+
+
 @pytest.mark.parametrize(
-    ("other", "rows", "got"),
+    "other",
     [
-        ({"rows": 1, "segment": 4, "window": 6}, [0], "window 6, segment 4 and 1 rows"),
-        ({"rows": 1, "segment": 2, "window": 4}, [0], "window 4, segment 2 and 1 rows"),
-        ({"rows": 1, "segment": 4, "window": 4}, [0, 1], "window 4, segment 4 and 1 rows"),
-        ({"rows": 2, "segment": 4, "window": 4}, [0], "window 4, segment 4 and 2 rows"),
+        {"layers": 1},
+        {"heads": 1},
+        {"head_dim": 1},
+        {"window": 6},
+        {"segment": 2},
+        {"window": 6, "segment": 2},  # as many slots
+        {"dtype": torch.float64},
+        {"rows": 2},
     ],
+    ids=str,
 )
-def test_rows_of_a_cache_of_another_shape_are_refused(other, rows, got):
-    cache = MODEL.new_cache(3, segment=4, window=4)
+def test_rows_of_another_kind_of_cache_are_refused(other):
+    """Torch would copy one layer or one head to all of them."""
+
+    def described(rows=1, **kind):
+        return f"{', '.join(f'{name} {value}' for name, value in kind.items())} and {rows} rows"
+
+    cache, before = KVCache(rows=3, **CACHE), KVCache(rows=3, **CACHE).keys
+    fresh = KVCache(**{"rows": 1} | CACHE | other)
+    fresh.keys += 1
     with pytest.raises(
-        ValueError, match=f"other must have window 4, segment 4 and {len(rows)} rows, got {got}"
+        ValueError, match=f"^other must have {described(**CACHE)}, got {described(**CACHE | other)}$"
     ):
-        cache.put_rows(torch.tensor(rows), MODEL.new_cache(**other))
+        cache.put_rows(torch.tensor([0]), fresh)
+    assert torch.equal(cache.keys, before)
 
 
 # --- no more than is in use ---

@@ -95,6 +95,25 @@ def test_tied_networks_share_the_embedding_and_untied_ones_do_not():
     assert tiny_transformer(head_bias=False).output.bias is None
 
 
+@pytest.mark.parametrize("conditioning", CONDITIONINGS)
+def test_a_reset_network_is_a_new_one(conditioning):
+    torch.manual_seed(0)
+    new = Transformer(
+        TransformerConfig(vocab_size=5, layers=2, hidden=8, heads=2, **CONDITIONINGS[conditioning])
+    )
+    model = Transformer(new.config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7.0)
+    torch.manual_seed(1)
+    model.reset_parameters()
+    torch.manual_seed(1)
+    new.reset_parameters()
+    weights = dict(model.named_parameters())
+    for name, weight in new.named_parameters():
+        assert torch.equal(weights[name], weight), name
+
+
 def test_initial_weights_shrink_residual_branches_with_depth():
     model = Transformer(TransformerConfig(vocab_size=100, layers=8, hidden=128, heads=2))
     layer = model.layers[3]

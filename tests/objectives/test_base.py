@@ -35,6 +35,16 @@ def test_a_slice_of_a_batch_keeps_everything():
     assert TokenBatch.of(TOKENS)[:1].absent is None
 
 
+def test_a_batch_goes_to_a_device_by_its_name():
+    for lengths in (None, torch.tensor([3, 4])):
+        batch = TokenBatch.of(TOKENS, lengths=lengths)
+        for device in ("cpu", torch.device("cpu")):
+            moved = batch.to(device)
+            assert torch.equal(moved.tokens, batch.tokens)
+            assert torch.equal(moved.scored, batch.scored)
+            assert (moved.absent is None) == (lengths is None)
+
+
 def test_the_mean_is_over_the_tokens_that_count():
     nats, weight = torch.tensor([[0.0, 6.0], [0.0, 3.0]]), torch.tensor([[0.0, 1.0], [1.0, 1.0]])
     assert TokenLoss(nats=nats, weight=weight).mean() == 3.0

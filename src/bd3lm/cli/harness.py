@@ -44,7 +44,7 @@ class Harness:
     """Write all that the harness reports to this new JSON file."""
 
     def run(self) -> int:
-        from bd3lm.evaluation.judges import require
+        from bd3lm.extras import require
 
         require("lm_eval", "harness", "bd3lm harness")
 

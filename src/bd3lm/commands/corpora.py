@@ -12,6 +12,7 @@ from bd3lm.commands.subjects import Subject
 from bd3lm.data import TokenShards, WrappedTokens, load_corpus, prepare
 from bd3lm.data.files import find_files, split_by_name
 from bd3lm.data.shards import META_FILE
+from bd3lm.files import local_path
 from bd3lm.objectives import TokenBatch
 
 HELD_OUT = ("valid", "test")
@@ -71,7 +72,7 @@ def open_sequences(
     with TemporaryDirectory() as scratch:
         if data is None:
             shards = subject.shards()
-        elif (Path(data) / META_FILE).is_file():
+        elif (local_path(data) / META_FILE).is_file():
             shards = TokenShards(data)
         else:
             eos = eos_between_documents is not False
@@ -101,7 +102,7 @@ def _tokenize(
     if tokenizer is None:
         raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
     # Text that is not split by the names of its files is all to be measured on.
-    path = Path(data)
+    path = local_path(data)
     whole = path.exists() and (path.is_file() or not split_by_name(path, find_files(path)))
     corpus = load_corpus(data, held_out=0) if whole else load_corpus(data)
     split = split or next((each for each in HELD_OUT if each in corpus.splits), corpus.splits[0])

@@ -1,6 +1,5 @@
 """`bd3lm judge`: generative perplexity of a model's samples, or of samples in a file, under a judge."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,11 @@ from bd3lm.commands.sample_files import Samples
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import load_corpus
 from bd3lm.evaluation import HuggingFaceJudge, judge_texts, mauve_score
-from bd3lm.evaluation.judges import GGUF, JUDGE_SOURCES, require
+from bd3lm.evaluation.judges import GGUF, JUDGE_SOURCES
 from bd3lm.evaluation.judging import check_windows, mean_and_error
 from bd3lm.evaluation.mauve import FeatureJudge
+from bd3lm.extras import require
+from bd3lm.files import local_path
 from bd3lm.interop import hub_id
 from bd3lm.lm import Settings
 from bd3lm.reports import with_error
@@ -95,7 +96,7 @@ class Judging:
 def open_judge(source: str, **options: Any) -> HuggingFaceJudge:
     """A judge; a path that leads nowhere is refused, not taken for the name of one on the hub."""
     is_path = "/" in source or source.endswith(GGUF)
-    if is_path and not os.path.exists(os.path.expanduser(source)):
+    if is_path and not local_path(source).exists():
         asked = hub_id("judge", source, allowed=JUDGE_SOURCES, needs_owner=False)
         return HuggingFaceJudge.load(asked, from_hub=True, **options)
     return HuggingFaceJudge.load(source, **options)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import bd3lm
 from bd3lm.data.corpus import digest
-from bd3lm.data.disk import write_atomically
+from bd3lm.files import write_atomically
 
 if TYPE_CHECKING:  # a subject brings all of training with it, for which `bd3lm sample` need not wait
     from bd3lm.commands.subjects import Subject

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from bd3lm.commands.records import check_new_file
 from bd3lm.data import Tokenizer
-from bd3lm.data.disk import write_atomically
 from bd3lm.evaluation import stop_counts
+from bd3lm.files import write_atomically
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models.devices import pick_device
 from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed

@@ -6,6 +6,7 @@ from bd3lm.data.corpus import Corpus
 from bd3lm.data.files import FileCorpus, TextUnit
 from bd3lm.data.hub import RECIPES, NamedCorpus
 from bd3lm.data.topics import PYDOC, PydocCorpus
+from bd3lm.files import local_path
 
 CORPORA = (PYDOC, *RECIPES)
 
@@ -35,6 +36,6 @@ def load_corpus(
         return PydocCorpus()
     if named:
         return NamedCorpus(str(source), folder=folder)
-    if not Path(source).exists():
+    if not local_path(source).exists():
         raise FileNotFoundError(f"{source} is neither a file or folder nor one of {', '.join(CORPORA)}")
     return FileCorpus(source, field=field or "text", text_unit=text_unit, held_out=held_out)

@@ -5,11 +5,9 @@ they hold, and it keeps no more than a few documents in memory, however large it
 """
 
 import hashlib
-import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
 
 
 class Corpus(ABC):
@@ -50,12 +48,3 @@ class Corpus(ABC):
 def digest(value: object) -> str:
     """sha256 of a value as JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def import_extra(module: str, purpose: str) -> Any:
-    """A module that is not installed with bd3lm itself, or the one line that says how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise ImportError(f"{purpose} needs the package {package}: pip install 'bd3lm[data]'") from error

@@ -3,27 +3,29 @@
 These corpora come with spaces around punctuation, `@-@` for a hyphen or N for a number. A model of web text
 would be charged for reading that, so papers since GPT-2 restore the text first. The rules, their order and
 their oddities (every number of the Penn Treebank is 1) are part of the published perplexities and are kept.
-Each table is applied from top to bottom.
 """
 
 import re
-from collections.abc import Callable
-
-Detokenizer = Callable[[str], str]
-Rules = tuple[tuple[re.Pattern[str], str], ...]
 
 
-def _rules(*pairs: tuple[str, str]) -> Rules:
-    return tuple((re.compile(pattern), replacement) for pattern, replacement in pairs)
+class Detokenizer:
+    """A table of (pattern, replacement), applied to a text from top to bottom.
+
+    The table is all there is to it, so that a corpus can put it into its fingerprint.
+    """
+
+    def __init__(self, *rules: tuple[str, str]) -> None:
+        self.rules = rules
+        self._compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
+
+    def __call__(self, text: str) -> str:
+        for pattern, replacement in self._compiled:
+            text = pattern.sub(replacement, text)
+        return text
 
 
-def _apply(rules: Rules, text: str) -> str:
-    for pattern, replacement in rules:
-        text = pattern.sub(replacement, text)
-    return text
-
-
-_WIKITEXT = _rules(
+# As GPT-2 and Megatron-LM read it.
+wikitext = Detokenizer(
     (r"s '", "s'"),  # a plural's possessive
     (r"/' [0-9]/", r"/'[0-9]/"),  # as published: it was meant to be a pattern and matches next to nothing
     (r" @-@ ", "-"),
@@ -50,7 +52,8 @@ _WIKITEXT = _rules(
     (r" 's", "'s"),
 )
 
-_LM1B = _rules(
+# One Billion Word, as SEDD and MDLM read it.
+lm1b = Detokenizer(
     (r"http : / / ", "http://"),
     (r"https : / / ", "https://"),
     (r" '(\w+)", r"'\1"),
@@ -72,7 +75,8 @@ _LM1B = _rules(
     (r"£ ", "£"),
 )
 
-_PTB = _rules(
+# Penn Treebank, as GPT-2 read it.
+ptb = Detokenizer(
     (r" 's", "'s"),
     (r"s ' ", "s' "),
     (r" n't", "n't"),
@@ -84,27 +88,12 @@ _PTB = _rules(
     (r"<unk>", "?"),
 )
 
+# Straight quotation marks, and each passage on a line of its own.
+lambada = Detokenizer(
+    (r"[“”]", '"'),
+    (r"\A\s+|\s+\Z", ""),
+    (r"\A", "\n"),
+)
 
-def wikitext(text: str) -> str:
-    """WikiText: as GPT-2 and Megatron-LM read it."""
-    return _apply(_WIKITEXT, text)
-
-
-def lm1b(text: str) -> str:
-    """One Billion Word: as SEDD and MDLM read it."""
-    return _apply(_LM1B, text)
-
-
-def ptb(text: str) -> str:
-    """Penn Treebank: as GPT-2 read it."""
-    return _apply(_PTB, text)
-
-
-def lambada(text: str) -> str:
-    """LAMBADA: straight quotation marks, and each passage on a line of its own."""
-    return "\n" + text.replace("“", '"').replace("”", '"').strip()
-
-
-def scientific_papers(text: str) -> str:
-    """PubMed and arXiv: WikiText's rules, then those of One Billion Word, as MDLM read them."""
-    return lm1b(wikitext(text))
+# PubMed and arXiv, as MDLM read them.
+scientific_papers = Detokenizer(*wikitext.rules, *lm1b.rules)

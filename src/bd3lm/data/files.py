@@ -27,7 +27,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
-from bd3lm.data.corpus import Corpus, digest, import_extra
+from bd3lm.data.corpus import Corpus, digest
+from bd3lm.extras import require
+from bd3lm.files import local_path
 
 TextUnit = Literal["file", "line", "paragraph"]
 
@@ -57,7 +59,7 @@ class FileCorpus(Corpus):
         text_unit: TextUnit | None = None,
         held_out: float | None = None,
     ) -> None:
-        path = Path(path)
+        path = local_path(path)
         if text_unit is not None and text_unit not in get_args(TextUnit):
             raise ValueError(f"text_unit must be one of {', '.join(get_args(TextUnit))}, got {text_unit!r}")
         if held_out is not None and not (
@@ -261,7 +263,7 @@ def _open_text(path: Path) -> IO[str]:
     if compression == ".xz":
         return lzma.open(path, "rt", encoding=encoding)
     if compression == ".zst":
-        unpacked = _ZstdStream(path, import_extra("zstandard", f"reading {path.name}"))
+        unpacked = _ZstdStream(path, require("zstandard", "data", f"reading {path.name}"))
         return io.TextIOWrapper(io.BufferedReader(unpacked), encoding=encoding)
     return open(path, encoding=encoding)
 
@@ -310,7 +312,7 @@ class _ZstdStream(io.RawIOBase):
 
 
 def _open_parquet(path: Path) -> Any:
-    parquet = import_extra("pyarrow.parquet", f"reading {path.name}")
+    parquet = require("pyarrow.parquet", "data", f"reading {path.name}")
     try:
         return parquet.ParquetFile(path)
     except ValueError as error:  # ArrowInvalid is one
@@ -330,7 +332,7 @@ def _parquet_rows(path: Path, field: str) -> Iterator[str]:
 
 def _is_text(kind: Any) -> bool:
     """Whether a column gives strings; one of nulls alone has a type of its own."""
-    types = import_extra("pyarrow", "reading parquet").types
+    types = require("pyarrow", "data", "reading parquet").types
     if types.is_dictionary(kind):
         return _is_text(kind.value_type)
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))

@@ -10,17 +10,21 @@ copy of your own, give its `folder` of parquet files, named or foldered by split
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from bd3lm.data import detokenizers
-from bd3lm.data.corpus import Corpus, digest, import_extra
+from bd3lm.data.corpus import Corpus, digest
 from bd3lm.data.detokenizers import Detokenizer
 from bd3lm.data.files import files_by_name, find_files, fingerprint_files
+from bd3lm.extras import require
+from bd3lm.files import local_path
+from bd3lm.hub import hub_reason
 
+_READING = 1  # to be raised when the code below makes other documents from the same rows and recipe
 CONVERTED = "refs/convert/parquet"
 _THREE = {"train": "train", "valid": "validation", "test": "test"}
 
@@ -37,6 +41,12 @@ class Recipe:
     script: bool = False  # the main revision is a script: take the converted one
     held_out: int = 0  # the last rows of train are valid
     articles: bool = False  # rows are lines, to be joined into articles
+
+    def as_json(self) -> dict[str, Any]:
+        """Every field, with the rules of the detokenizer in place of the object."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        rules = None if self.detokenize is None else self.detokenize.rules
+        return plain | {"splits": dict(self.splits), "detokenize": rules}
 
 
 RECIPES = {
@@ -107,7 +117,7 @@ class NamedCorpus(Corpus):
             raise ValueError(f"name must be one of {', '.join(RECIPES)}, got {name!r}")
         self.name = name
         self._recipe = RECIPES[name]
-        self._folder = None if folder is None else Path(folder)
+        self._folder = None if folder is None else local_path(folder)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -115,11 +125,11 @@ class NamedCorpus(Corpus):
 
     @cached_property
     def fingerprint(self) -> str:
-        recipe = self._recipe
-        options = [self.name, recipe.repo, recipe.config, recipe.field, dict(recipe.splits), recipe.held_out]
         if self._folder is None:
-            return digest([options, self._commit])
-        return digest([options, fingerprint_files(self._folder, find_files(self._folder))])
+            rows = self._commit
+        else:
+            rows = fingerprint_files(self._folder, find_files(self._folder))
+        return digest([_READING, self.name, self._recipe.as_json(), rows])
 
     def documents(self, split: str) -> Iterator[str]:
         self.check_split(split)
@@ -158,7 +168,7 @@ class NamedCorpus(Corpus):
         return stated.num_examples if stated is not None and stated.num_examples else None
 
     def _dataset(self, theirs: str) -> Any:
-        load_dataset = import_extra("datasets", f"corpus {self.name!r}").load_dataset
+        load_dataset = require("datasets", "data", f"corpus {self.name!r}").load_dataset
         recipe = self._recipe
         what: tuple[str, ...] = ("parquet",)
         where: dict[str, Any]
@@ -204,8 +214,7 @@ class NamedCorpus(Corpus):
 
     def _unreachable(self, error: Exception) -> FileNotFoundError:
         where = self._folder or f"{self._recipe.repo} on the Hugging Face hub"
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return FileNotFoundError(f"corpus {self.name!r} could not be read from {where}: {reason}")
+        return FileNotFoundError(f"corpus {self.name!r} could not be read from {where}: {hub_reason(error)}")
 
 
 def join_articles(lines: Iterable[str]) -> Iterator[str]:

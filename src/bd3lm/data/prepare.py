@@ -29,7 +29,6 @@ from rich.progress import (
 )
 
 from bd3lm.data.corpus import Corpus
-from bd3lm.data.disk import AtomicFile, full_disk_explained, only_writer, write_atomically
 from bd3lm.data.encoding import Encode, Encoded, Encoder, encoding
 from bd3lm.data.shards import (
     META_FILE,
@@ -44,6 +43,7 @@ from bd3lm.data.shards import (
     load_lengths,
 )
 from bd3lm.data.tokenizers import CONFIG_FILE, Tokenizer, load_tokenizer
+from bd3lm.files import AtomicFile, full_disk_explained, local_path, only_writer, write_atomically
 
 SHARD_TOKENS = 1 << 26  # 128 MB of uint16; at most this much tokenizing is repeated after an interruption
 
@@ -86,7 +86,7 @@ def prepare(
         raise ValueError(
             "bos_before_documents must be False for a tokenizer without a beginning-of-sequence token"
         )
-    out = Path(out)
+    out = local_path(out)
     inputs = Inputs(
         tokenizer_fingerprint=tokenizer.fingerprint,
         vocab_size=tokenizer.vocab_size,

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from bd3lm.data.disk import write_atomically
 from bd3lm.data.tokenizers import Tokenizer, saved_tokenizer
+from bd3lm.files import local_path, write_atomically
 
 META_FILE = "meta.json"
 DType = Literal["uint16", "uint32"]
@@ -153,7 +153,7 @@ class TokenShards:
     """A finished folder of shards. Opening reads meta.json only; a shard is mapped when it is first read."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = local_path(folder)
         self.meta = Meta.read(self.folder)
         if not self.meta.complete:
             raise ValueError(

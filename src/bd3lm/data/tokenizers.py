@@ -26,7 +26,8 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from bd3lm.data.disk import write_atomically
+from bd3lm.files import local_path, write_atomically
+from bd3lm.hub import hub_reason, is_hub_id
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,7 +108,7 @@ class Tokenizer:
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which `load_tokenizer` and transformers read."""
-        folder = Path(folder)
+        folder = local_path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         names = {"mask_token": self.mask_id, "eos_token": self.eos_id, "bos_token": self.bos_id}
         config: dict[str, object] = {
@@ -132,24 +133,19 @@ class Tokenizer:
 def load_tokenizer(source: str | Path) -> Tokenizer:
     """The tokenizer in a local folder, "bytes", or one of the hub by its name ("gpt2", "bert-base-uncased").
 
-    A folder needs a tokenizer.json; tokenizer_config.json beside it names the special tokens. Only a name
-    that is no folder here is asked of the hub.
+    A folder needs a tokenizer.json; tokenizer_config.json beside it names the special tokens. The hub is
+    asked only for a name that cannot be a path and that no folder here has.
     """
     if source == BYTES:
         return byte_tokenizer()
-    folder = Path(source)
+    folder = local_path(source)
     if folder.is_dir():
         file = folder / TOKENIZER_FILE
         if not file.is_file():
-            raise FileNotFoundError(f"{folder} is no tokenizer: it holds no {TOKENIZER_FILE}")
+            raise FileNotFoundError(f"{folder} is not a tokenizer: it holds no {TOKENIZER_FILE}")
         config = folder / CONFIG_FILE
         return _from_json(_text_of(file), _text_of(config) if config.is_file() else "{}", source)
-    if (
-        isinstance(source, Path)
-        or folder.is_absolute()
-        or source.startswith((".", "~"))
-        or source.count("/") > 1
-    ):
+    if isinstance(source, Path) or not is_hub_id(source):
         raise FileNotFoundError(f"there is no tokenizer folder {source}")
     return _from_hub(source)
 
@@ -171,7 +167,7 @@ def byte_tokenizer() -> Tokenizer:
 
 def saved_tokenizer(folder: str | Path) -> Tokenizer | None:
     """The tokenizer beside a model, or None where it was saved without one."""
-    return load_tokenizer(folder) if (Path(folder) / TOKENIZER_FILE).is_file() else None
+    return load_tokenizer(folder) if (local_path(folder) / TOKENIZER_FILE).is_file() else None
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
@@ -258,10 +254,9 @@ def _from_hub(name: str) -> Tokenizer:
         except EntryNotFoundError:
             config = "{}"
     except Exception as error:  # not all errors of the network are OSErrors
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FileNotFoundError(
             f"tokenizer {name!r} is no folder here, and the Hugging Face hub did not give its "
-            f"{TOKENIZER_FILE}: {reason}"
+            f"{TOKENIZER_FILE}: {hub_reason(error)}"
         ) from error
     return _from_json(text, config, name)
 

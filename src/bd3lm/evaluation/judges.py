@@ -4,21 +4,21 @@ Nothing that can run code is loaded: weights are safetensors or GGUF, and a mode
 refused. Only a hub id is ever downloaded.
 """
 
-import importlib
-import os
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bd3lm.extras import require
+from bd3lm.files import local_path
+from bd3lm.hub import hub_reason, is_hub_id
+
 DEFAULT_JUDGE = "gpt2-large"
 GGUF = ".gguf"
 JUDGE_SOURCES = f"a local folder, a {GGUF} file or a hub id such as {DEFAULT_JUDGE}"
 
 _PATTERNS = ("*.json", "model*.safetensors", "*.txt", "*.model")  # a model, and the files of tokenizers
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _POSITIONS = 64  # whose logits are normalised at a time: the rest stays in the judge's own precision
 
 
@@ -95,20 +95,12 @@ class HuggingFaceJudge:
             raise ValueError(f"judge {self.name} must be causal, got a network that looks ahead")
 
 
-def require(module: str, extra: str, purpose: str) -> Any:
-    """Import an optional module; without it, an ImportError says how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"{purpose} needs the package {module}: pip install 'bd3lm[{extra}]'") from error
-
-
 def _resolve(source: str | Path) -> tuple[Path, str]:
     """A folder or a GGUF file, and the name of the judge in it."""
-    path = Path(os.path.expanduser(source))  # which leaves the ~ of an unknown user as it is
+    path = local_path(source)
     if (source != "" and path.is_dir()) or (path.is_file() and path.suffix == GGUF):
         return path, path.resolve().name
-    if path.exists() or not _is_hub_id(str(source)):
+    if path.exists() or not is_hub_id(str(source)):
         raise ValueError(
             f"judge must be {JUDGE_SOURCES}, got {'the file ' if path.is_file() else ''}{str(source)!r}"
         )
@@ -117,22 +109,17 @@ def _resolve(source: str | Path) -> tuple[Path, str]:
 
 def _download(hub_id: str) -> tuple[Path, str]:
     """Download from the hub; returns the local folder and the id."""
-    if not _is_hub_id(hub_id):
+    if not is_hub_id(hub_id):
         raise ValueError(f"judge must be a hub id, 'owner/name' or 'name', and no file, got {hub_id!r}")
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(_PATTERNS))), hub_id
     except Exception as error:  # the hub's client has many: offline, not found, no access
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
-            f"judge {hub_id!r} could not be downloaded from the Hugging Face hub: {reason}. It may be "
-            f"{JUDGE_SOURCES}"
+            f"judge {hub_id!r} could not be downloaded from the Hugging Face hub: {hub_reason(error)}. "
+            f"It may be {JUDGE_SOURCES}"
         ) from error
-
-
-def _is_hub_id(source: str) -> bool:
-    return _HUB_ID.fullmatch(source) is not None and not source.endswith(GGUF)
 
 
 def _one_line(error: Exception) -> str:

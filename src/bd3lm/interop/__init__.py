@@ -22,8 +22,8 @@ from bd3lm.interop.sources import (
     refuse_file,
     resolve,
 )
-from bd3lm.interop.weights import check_config, check_device, floating_dtype
-from bd3lm.models import Transformer
+from bd3lm.interop.weights import check_config, floating_dtype
+from bd3lm.models import Transformer, pick_device
 
 __all__ = [
     "BOX_FOLDER",
@@ -32,7 +32,6 @@ __all__ = [
     "HubOptions",
     "LightningFacts",
     "check_config",
-    "check_device",
     "check_folder",
     "floating_dtype",
     "hub_id",
@@ -46,7 +45,7 @@ __all__ = [
 def load(
     source: str | Path,
     *,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = "cpu",
     dtype: torch.dtype | str | None = None,
     lightning: LightningFacts | None = None,
     **hub: Unpack[HubOptions],
@@ -54,9 +53,10 @@ def load(
     """A network in evaluation mode, and its config, from a folder, a hub id or a Lightning `.ckpt` file.
 
     A folder or a hub repository may be ours or in the layout of the reference's published weights; its
-    config.json tells. `lightning` says what a `.ckpt` leaves open. Without a dtype weights keep theirs.
+    config.json tells. `lightning` says what a `.ckpt` leaves open. Without a dtype weights keep theirs. The
+    device None is a GPU where there is one.
     """
-    device, dtype = check_device(device), floating_dtype(dtype)
+    device, dtype = pick_device(device), floating_dtype(dtype)
     path = resolve(source, **hub)
     if path.is_file():
         if path.suffix != ".ckpt":

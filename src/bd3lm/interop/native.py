@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from bd3lm.config import LanguageModelConfig, config_from_dict, config_to_dict
+from bd3lm.files import write_atomically
 from bd3lm.interop.sources import CONFIG_NAME, WEIGHTS_NAME, read_config, weights_file
 from bd3lm.interop.weights import (
     build,
@@ -19,7 +20,6 @@ from bd3lm.interop.weights import (
     read_shapes,
     read_tensors,
     write_tensors,
-    write_text,
 )
 from bd3lm.models import Transformer
 
@@ -33,7 +33,7 @@ def save(network: Transformer, config: LanguageModelConfig, folder: str | Path) 
     text = json.dumps(data, indent=2) + "\n"  # what cannot be said in JSON is known before a file is written
     path = make_folder(folder)
     write_tensors(path / WEIGHTS_NAME, dict(network.named_parameters()))  # a tied matrix comes once
-    write_text(path / CONFIG_NAME, text)
+    write_atomically(path / CONFIG_NAME, text.encode())
 
 
 def recognises(data: Mapping[str, Any]) -> bool:

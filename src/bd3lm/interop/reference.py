@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig, parse
+from bd3lm.files import write_atomically
 from bd3lm.interop.sources import CONFIG_NAME, WEIGHTS_NAME, read_config, weights_file
 from bd3lm.interop.weights import (
     Shape,
@@ -26,7 +27,6 @@ from bd3lm.interop.weights import (
     read_shapes,
     read_tensors,
     write_tensors,
-    write_text,
 )
 from bd3lm.models import Transformer, TransformerConfig
 
@@ -180,7 +180,7 @@ def save(network: Transformer, config: LanguageModelConfig, folder: str | Path) 
     text = json.dumps(to_reference_config(config), indent=2) + "\n"
     path = make_folder(folder)
     write_tensors(path / WEIGHTS_NAME, to_reference_state(network))
-    write_text(path / CONFIG_NAME, text)
+    write_atomically(path / CONFIG_NAME, text.encode())
 
 
 def recognises(data: Mapping[str, Any]) -> bool:

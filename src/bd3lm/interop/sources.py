@@ -2,8 +2,6 @@
 
 import difflib
 import json
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -11,6 +9,8 @@ from typing import Any, TypedDict, Unpack
 from huggingface_hub import snapshot_download
 
 from bd3lm.config import did_you_mean
+from bd3lm.files import local_path
+from bd3lm.hub import FILE_SUFFIXES, PICKLE_SUFFIXES, hub_reason, is_hub_id
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -19,10 +19,7 @@ BOX = "box"  # the name of the model that comes with this package
 BOX_FOLDER = Path(__file__).parents[1] / BOX
 HUB = "hf://"  # before a hub id that could be taken for a path
 
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _PATTERNS = ("*.json", "*.safetensors")  # all that is ever downloaded: nothing in them can run
-_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
-_FILE_SUFFIXES = (*PICKLE_SUFFIXES, ".safetensors", ".json", ".gguf")
 
 _OTHER_OPTIONS = ("device", "dtype", "lightning", "tokenizer")  # those of load, which it keeps to itself
 
@@ -52,7 +49,7 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
     allowed = f"an existing folder, a .ckpt file, a hub id 'owner/name' or {BOX!r}"
     if not isinstance(source, str | Path):
         raise ValueError(f"source must be {allowed}, got {source!r}")
-    path = _box_folder() if source == BOX else _local(source)
+    path = _box_folder() if source == BOX else local_path(source)
     if source != "" and path.exists():  # the path of an empty string would be the working folder
         if hub.get("revision") is not None:
             raise ValueError(f"revision is for a hub id, got {hub['revision']!r} with the local path {path}")
@@ -62,15 +59,14 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
     try:
         return Path(snapshot_download(asked, allow_patterns=list(_PATTERNS), **hub))
     except Exception as error:  # the hub's client has many: offline, not found, no access, bad revision
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         it = f"source {source!r}" if asked != source else f"{_not_here('source', source)} As a hub id it"
-        raise ValueError(f"{it} could not be downloaded: {reason}") from error
+        raise ValueError(f"{it} could not be downloaded: {hub_reason(error)}") from error
 
 
 def hub_id(argument: str, source: str | Path, *, allowed: str, needs_owner: bool = True) -> str:
     """The hub id that a source asks for which is not here. A mistyped path asks for none, and is refused."""
     asked = "" if isinstance(source, Path) else source.removeprefix(HUB)
-    if not _is_hub_id(asked, needs_owner):
+    if not is_hub_id(asked, needs_owner=needs_owner):
         if str(source).startswith(HUB):
             shapes = f"'{HUB}owner/name'" if needs_owner else f"'{HUB}owner/name' or '{HUB}name'"
             raise ValueError(f"{argument}: a hub id must look like {shapes} and name no file, got {source!r}")
@@ -99,16 +95,11 @@ def _check_options(hub: Mapping[str, object]) -> None:
             )
 
 
-def _local(source: str | Path) -> Path:
-    """Its path here; the ~ of an unknown user stays as it is, where Path.expanduser would raise."""
-    return Path(os.path.expanduser(source))
-
-
 def _not_here(argument: str, source: str | Path) -> str:
     """The sentence that says so, with the nearest folder that there is."""
-    near = _nearest_folder(_local(source))
+    near = _nearest_folder(local_path(source))
     hint = "." if near is None else f", did you mean '{near}'?"
-    kind = "file" if str(source).endswith(_FILE_SUFFIXES) else "folder"
+    kind = "file" if str(source).endswith(FILE_SUFFIXES) else "folder"
     return f"{argument}: there is no {kind} {str(source)!r} here{hint}"
 
 
@@ -182,9 +173,3 @@ def refuse_file(path: Path) -> ValueError:
     return ValueError(
         f"source must be a folder, a .ckpt file or a hub id, got the file {path}; try its folder"
     )
-
-
-def _is_hub_id(source: str, needs_owner: bool) -> bool:
-    if needs_owner and "/" not in source:
-        return False
-    return _HUB_ID.fullmatch(source) is not None and not source.endswith(_FILE_SUFFIXES)

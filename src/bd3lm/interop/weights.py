@@ -4,8 +4,7 @@ A network is built without storage and then given its weights, so that loading d
 holds one copy of each tensor.
 """
 
-import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bd3lm.config import LanguageModelConfig
+from bd3lm.files import local_path, replacing
 from bd3lm.models import Transformer, TransformerConfig
 
 Shape = tuple[int, ...]
@@ -78,19 +78,6 @@ def check_config(network: Transformer, config: LanguageModelConfig) -> None:
         raise ValueError(f"config.network must be the network's {network.config}, got {config.network}")
 
 
-def check_device(device: torch.device | str) -> torch.device:
-    """The device that was asked for, where torch has it here."""
-    try:
-        asked = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(
-            f"device must be one of torch's, such as cpu, cuda or cuda:1, got {device!r}"
-        ) from None
-    if asked.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device must be cpu where there is no GPU that torch can use, got {str(device)!r}")
-    return asked
-
-
 def floating_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """A floating-point type, or the one of that name; None stays."""
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
@@ -132,33 +119,17 @@ def build(
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A safetensors file that appears only when it is whole."""
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    _replace(path, lambda partial: save_file(stored, partial, metadata={"format": "pt"}))
-
-
-def write_text(path: Path, text: str) -> None:
-    """A text file that appears only when it is whole."""
-    _replace(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+    with replacing(path) as temporary:
+        save_file(stored, temporary, metadata={"format": "pt"})
 
 
 def make_folder(folder: str | Path) -> Path:
     """The folder to save in, made when it is not there."""
-    path = Path(os.path.expanduser(folder))  # which leaves the ~ of an unknown user as it is
+    path = local_path(folder)
     if path.exists() and not path.is_dir():
         raise ValueError(f"folder must be a folder to save in, got the file {path}")
     path.mkdir(parents=True, exist_ok=True)
     return path
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.touch()
-        mode = partial.stat().st_mode
-        write(partial)
-        partial.chmod(mode)  # safetensors makes its files readable to their owner alone
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _skeleton(config: TransformerConfig) -> Transformer:

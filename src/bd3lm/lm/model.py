@@ -4,7 +4,6 @@ huggingface_hub's ModelHubMixin is not used: it deletes config.json before it sa
 fields of config.json to `__init__` by name, `network` among them. Its three methods are here instead.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +18,13 @@ from bd3lm.config import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.data import Tokenizer, load_tokenizer, saved_tokenizer
 from bd3lm.data.tokenizers import TOKENIZER_FILE
 from bd3lm.diffusion import check_lean
+from bd3lm.files import local_path
 from bd3lm.interop import HubOptions, LightningFacts, check_config
 from bd3lm.lm.generation import Generation, Settings, build_writer
 from bd3lm.lm.prompts import Prompt, build_requests, given_tokens, listed
 from bd3lm.lm.scoring import TextLikelihood, score
 from bd3lm.lm.stops import stop_strings
-from bd3lm.models import Transformer
+from bd3lm.models import Transformer, pick_device
 from bd3lm.sampling import Event, Sample, Stopped, Writer, write
 
 
@@ -69,7 +69,7 @@ class LanguageModel:
         cls,
         source: str | Path,
         *,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = "cpu",
         dtype: torch.dtype | str | None = None,
         lightning: LightningFacts | None = None,
         tokenizer: str | Path | None = None,
@@ -78,11 +78,11 @@ class LanguageModel:
         """A saved model, in evaluation mode: a folder, a hub id "owner/name" or a Lightning `.ckpt` file.
 
         A training run's folder is one too, and "box" is the model that comes with this package. `lightning`
-        says what a `.ckpt` leaves open. Without a dtype weights keep theirs, but half precision becomes
-        float32 on a CPU, where it is slow; one may be given by its name. `tokenizer` names one for a model
-        that was saved without.
+        says what a `.ckpt` leaves open. The device None is a GPU where there is one. Without a dtype weights
+        keep theirs, but half precision becomes float32 on a CPU, where it is slow; one may be given by its
+        name. `tokenizer` names one for a model that was saved without.
         """
-        device, dtype = interop.check_device(device), interop.floating_dtype(dtype)  # before any download
+        device, dtype = pick_device(device), interop.floating_dtype(dtype)  # before any download
         path = interop.resolve(source, **hub)
         network, config = interop.load(path, device=device, dtype=dtype, lightning=lightning)
         weight = network.embedding.weight
@@ -205,7 +205,7 @@ class LanguageModel:
         A model without one is not saved beside another's tokenizer, which it would be loaded with; nor is
         that deleted, since nothing says that it was ours.
         """
-        path = Path(os.path.expanduser(folder))
+        path = local_path(folder)
         if self.tokenizer is None and (path / TOKENIZER_FILE).exists():
             raise ValueError(
                 "folder must not hold the tokenizer of another model: this one has none, and would be loaded "

@@ -3,7 +3,7 @@
 from bd3lm.models.attention import AttentionMask, Backend, attend, render
 from bd3lm.models.cache import KVCache, KVReplay, KVStore, KVTape
 from bd3lm.models.cross_entropy import check_targets
-from bd3lm.models.devices import runs_kernels, send
+from bd3lm.models.devices import pick_device, runs_kernels, send
 from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDecoding, BlockDiffusion, Causal, Layout
 from bd3lm.models.protocol import Denoiser, embed_with_previous, require_evaluation_mode
 from bd3lm.models.transformer import Transformer, TransformerConfig
@@ -27,6 +27,7 @@ __all__ = [
     "attend",
     "check_targets",
     "embed_with_previous",
+    "pick_device",
     "render",
     "require_evaluation_mode",
     "runs_kernels",

@@ -47,6 +47,8 @@ def render(layout: Layout, queries: Span, device: torch.device, backend: Backend
         backend = "flex" if device.type == "cuda" else "dense"
     if backend == "flex":
         fine = queries[1] - queries[0] >= _SHORT and _has_fine_tiles(device)
+        if fine:
+            _offer_fine_tiles()
         granularity = _FINE if fine else MASK_GRANULARITY
         return AttentionMask(blocks=layout.block_mask(queries, device, granularity=granularity), fine=fine)
     return AttentionMask(dense=layout.dense(queries, device))
@@ -82,26 +84,44 @@ def _kernel_options(head_dim: int, dtype: torch.dtype, fine: bool) -> dict[str, 
 def _has_fine_tiles(device: torch.device) -> bool:
     """Whether masks of 64 can be used: block diffusion over 1,024 has a tenth fewer tiles than with 128.
 
-    For heads of 64 on Hopper torch offers its backward pass one cut only, of tiles of 128, and refuses a mask
-    of 64 whatever the kernel options say. So one is offered besides, where none that is offered would do.
+    They were measured on Hopper, and need a torch to which `_offer_fine_tiles` can add a config.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     try:
         from torch._inductor.choices import InductorChoices
-        from torch._inductor.template_heuristics.triton import FlexBwDConfig
 
-        offered = InductorChoices.get_flex_attention_bwd_configs
-        fine = FlexBwDConfig(_FINE, _FINE, _FINE, _FINE, num_stages=3, num_warps=4)
-    except (ImportError, AttributeError, TypeError):  # another torch, with other insides
+        _fine_config()
+    except (ImportError, TypeError):  # another torch, with other insides
         return False
+    return hasattr(InductorChoices, "get_flex_attention_bwd_configs")
+
+
+def _offer_fine_tiles() -> None:
+    """Add 64-wide tiles to those that torch's compiler offers FlexAttention's backward pass.
+
+    For heads of 64 on Hopper torch offers only 128-wide backward tiles and rejects 64-wide masks, whatever
+    the kernel options say, so we add a 64-wide config wherever none of torch's own divides 64. This changes
+    torch's `InductorChoices` for the whole process; calling it again does nothing.
+    """
+    from torch._inductor.choices import InductorChoices
+
+    offered = InductorChoices.get_flex_attention_bwd_configs
+    if getattr(offered, "offers_fine_tiles", False):
+        return
 
     def with_fine_tiles(self: Any, *args: Any, **kwargs: Any) -> list[Any]:
         found = offered(self, *args, **kwargs)
-        return found if any(_divides(cut, _FINE) for cut in found) else [*found, fine]
+        return found if any(_divides(cut, _FINE) for cut in found) else [*found, _fine_config()]
 
+    with_fine_tiles.offers_fine_tiles = True  # type: ignore[attr-defined]
     InductorChoices.get_flex_attention_bwd_configs = with_fine_tiles  # type: ignore[method-assign]
-    return True
+
+
+def _fine_config() -> Any:
+    from torch._inductor.template_heuristics.triton import FlexBwDConfig
+
+    return FlexBwDConfig(_FINE, _FINE, _FINE, _FINE, num_stages=3, num_warps=4)
 
 
 def _divides(cut: Any, size: int) -> bool:

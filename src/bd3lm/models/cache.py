@@ -135,9 +135,17 @@ class KVCache:
         return self.ends.shape[0]
 
     @property
-    def shape(self) -> tuple[object, ...]:
-        """All that two caches must share for the rows of one to take the place of the other's."""
-        return self.keys.shape, self.keys.dtype, self.window, self.segment
+    def kind(self) -> dict[str, object]:
+        """All that two caches must share for rows of one to take the place of rows of the other."""
+        layers, _, heads, _, head_dim = self.keys.shape
+        return {
+            "layers": layers,
+            "heads": heads,
+            "head_dim": head_dim,
+            "window": self.window,
+            "segment": self.segment,
+            "dtype": self.keys.dtype,
+        }
 
     @property
     def capacity(self) -> int:
@@ -179,9 +187,8 @@ class KVCache:
         positions = self.ends.unsqueeze(1) + torch.arange(segment, device=self.ends.device)
         self._slots = self._slot(positions)
         self._touched = self.capacity
-        if (
-            self.ends.device.type == "cpu"
-        ):  # elsewhere looking would stall the pass, and shapes must not change
+        # Elsewhere looking would stall the pass, and shapes must not change.
+        if self.ends.device.type == "cpu":
             self._touched = min(self.segment + int(self.ends.max()) + segment, self.capacity)
         return positions
 
@@ -226,11 +233,11 @@ class KVCache:
         self._slots = None
 
     def put_rows(self, rows: Tensor, other: "KVCache") -> None:
-        """Let the rows of another cache, of the same shape, take the place of some of these."""
-        if (other.window, other.segment) != (self.window, self.segment) or len(rows) != other.rows:
+        """Let the rows of another cache of the same kind take the place of some of these."""
+        if other.kind != self.kind or len(rows) != other.rows:
             raise ValueError(
-                f"other must have window {self.window}, segment {self.segment} and {len(rows)} rows, got "
-                f"window {other.window}, segment {other.segment} and {other.rows} rows"
+                f"other must have {_described(self.kind)} and {len(rows)} rows, got "
+                f"{_described(other.kind)} and {other.rows} rows"
             )
         self.keys[:, rows], self.values[:, rows] = other.keys, other.values
         self.starts[rows], self.ends[rows] = other.starts, other.ends
@@ -239,6 +246,10 @@ class KVCache:
     def _slot(self, position: Tensor) -> Tensor:
         """A lead-in has negative positions; slots fill from the first on, so that few are in use at first."""
         return (position + self.segment) % self.capacity
+
+
+def _described(kind: dict[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in kind.items())
 
 
 def _check_count(tokens: int | Tensor) -> None:

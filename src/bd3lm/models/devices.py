@@ -7,11 +7,15 @@ import torch
 from torch import Tensor
 
 
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device, without waiting for the device: from a CPU to a GPU through pinned memory."""
+def send(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor on a device, without waiting for the device: from a CPU to a GPU through pinned memory.
+
+    Only a copy to the host is waited for, which would otherwise read it before it has come.
+    """
+    device = torch.device(device)
     if tensor.device.type == "cpu" and device.type == "cuda":
         tensor = tensor.contiguous().pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return tensor.to(device, non_blocking=device.type != "cpu")
 
 
 @lru_cache(maxsize=64)
@@ -25,20 +29,31 @@ def runs_kernels(device: torch.device) -> bool:
     )
 
 
-def pick_device(device: torch.device | str | None, local_rank: int = 0) -> torch.device:
-    """The device that was asked for, or the best there is; a ValueError where it is not there."""
+def pick_device(device: torch.device | str | None, local_rank: int | None = None) -> torch.device:
+    """The device that was asked for, by default a GPU where there is one; a ValueError if it does not exist.
+
+    A GPU without a number is that of the local rank, or torch's current one without a rank.
+    """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         asked = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise ValueError(f"device must be cpu, cuda or cuda:N, got {str(device)!r}") from None
     if asked.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be cpu, cuda or cuda:N, got {str(device)!r}")
     if asked.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be cpu where there is no GPU that torch can use, got {str(device)!r}")
-    if asked.type != "cuda" or asked.index is not None:
+    if asked.type != "cuda":
         return asked
+    if asked.index is not None:
+        if asked.index >= torch.cuda.device_count():
+            raise ValueError(
+                f"device must be one of the GPUs cuda:0 to cuda:{torch.cuda.device_count() - 1}, got {asked}"
+            )
+        return asked
+    if local_rank is None:
+        return torch.device("cuda", torch.cuda.current_device())
     if local_rank >= torch.cuda.device_count():
         raise ValueError(
             f"device 'cuda' needs a GPU for each process of this machine: there are "

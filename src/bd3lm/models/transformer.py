@@ -95,6 +95,8 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=_INIT_STD)
+            if isinstance(module, nn.LayerNorm):
+                nn.init.ones_(module.weight)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for layer in self._layers:

@@ -75,7 +75,7 @@ class TokenBatch:
         absent = position >= lengths.unsqueeze(1)
         return cls(tokens=tokens, scored=~given & ~absent, absent=absent)
 
-    def to(self, device: torch.device) -> "TokenBatch":
+    def to(self, device: torch.device | str) -> "TokenBatch":
         absent = None if self.absent is None else send(self.absent, device)
         return TokenBatch(send(self.tokens, device), send(self.scored, device), absent)
 

@@ -126,7 +126,7 @@ class Rows:
                 rows.text.shape,
                 rows.device,
                 rows.text.is_inference(),
-                None if rows.cache is None else rows.cache.shape,
+                None if rows.cache is None else rows.cache.kind,
             )
             for rows in (self, fresh)
         ]

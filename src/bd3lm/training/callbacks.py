@@ -1,7 +1,7 @@
 """Who watches a run: a CSV file always, a progress bar on a terminal, TensorBoard and W&B when asked."""
 
 import csv
-import os
+import io
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bd3lm.diffusion import derive_seed
+from bd3lm.extras import require
+from bd3lm.files import write_atomically
 from bd3lm.objectives import Autoregressive
 
 if TYPE_CHECKING:
@@ -67,14 +69,13 @@ class CsvLog:
         return [row for row in rows if row.get("step", "").isdecimal()]
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        """The whole file anew, under another name first: a crash leaves the old one."""
+        """Write the whole file again; a crash leaves the old one."""
         self._columns = list(dict.fromkeys(name for row in rows for name in row))
-        temporary = self._path.with_suffix(".tmp")
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(temporary, self._path)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self._path, text.getvalue().encode())
 
 
 class ProgressBar:
@@ -166,10 +167,9 @@ class TensorBoardLog:
     """Scalars for TensorBoard (extra `tensorboard`)."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError("tensorboard is not installed: pip install 'bd3lm[tensorboard]'") from error
+        require("tensorboard", "tensorboard", "trackers.tensorboard")  # torch's own module imports it
+        from torch.utils.tensorboard import SummaryWriter
+
         self._make = SummaryWriter
         self._folder = str(folder)
         self._writer: Any = None
@@ -192,11 +192,7 @@ class WandbLog:
     """Scalars for Weights & Biases (extra `wandb`)."""
 
     def __init__(self, *, project: str, name: str, folder: Path) -> None:
-        try:
-            import wandb  # type: ignore[import-not-found, unused-ignore]
-        except ImportError as error:
-            raise ValueError("wandb is not installed: pip install 'bd3lm[wandb]'") from error
-        self._wandb: Any = wandb
+        self._wandb = require("wandb", "wandb", "trackers.wandb_project")
         # The id is a function of the folder, so that a resumed run goes on in the same W&B run.
         identity = f"{derive_seed(project, str(folder.resolve())):x}"
         self._options = {

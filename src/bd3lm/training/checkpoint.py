@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bd3lm.files import sync_folder
 from bd3lm.training.distributed import Engine
 from bd3lm.training.tensor_files import (
     DTYPES,
@@ -31,7 +32,6 @@ from bd3lm.training.tensor_files import (
     check_match,
     read_index,
     read_tensors,
-    sync_folder,
     write_index,
     write_tensors,
 )

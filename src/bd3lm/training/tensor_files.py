@@ -18,6 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from bd3lm.files import sync_folder
 from bd3lm.training.distributed import Engine, local
 
 FORMAT = 1
@@ -131,15 +132,6 @@ def write_index(
     text = json.dumps({**index, "sha256": _digest(index)}, indent=1)
     _write(folder / INDEX, [text.encode()])
     sync_folder(folder)
-
-
-def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> File:

@@ -1,4 +1,4 @@
-"""Atomic writes: a file is whole or absent, whatever fails; one writer to a folder; a full disk named."""
+"""Paths with ~; a file is whole or absent, whatever fails; one writer to a folder; a full disk named."""
 
 import errno
 import os
@@ -6,7 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from bd3lm.data.disk import full_disk_explained, only_writer, write_atomically
+from bd3lm.files import (
+    AtomicFile,
+    full_disk_explained,
+    local_path,
+    only_writer,
+    replacing,
+    sync_folder,
+    write_atomically,
+)
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/of/mine")
+    assert local_path("~/tok") == local_path(Path("~/tok")) == Path("/home/of/mine/tok")
+    assert local_path("a/~") == Path("a/~")
+    assert local_path("~nobody-has-this-name/tok") == Path("~nobody-has-this-name/tok")
 
 
 def test_a_write_replaces_the_whole_file(tmp_path: Path) -> None:
@@ -43,6 +58,50 @@ def test_the_name_appears_only_after_the_contents_are_on_the_disk(
         monkeypatch.setattr(os, name, lambda *a, _real=real, _name=name: (calls.append(_name), _real(*a)))
     write_atomically(tmp_path / "file", b"data")
     assert calls == ["fsync", "replace", "fsync"]  # the contents, the name, the folder
+    file = AtomicFile(tmp_path / "file")
+    file.write(b"more")
+    assert len(calls) == 3
+    file.commit()
+    assert calls[3:] == calls[:3]
+    assert (tmp_path / "file").read_bytes() == b"more"
+
+
+def test_two_processes_that_write_the_same_file_do_not_mix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    with replacing(path) as mine, mine.open("wb") as file:
+        file.write(b"one half, ")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: -1)
+            write_atomically(path, b"theirs")
+        assert path.read_bytes() == b"theirs"
+        file.write(b"and the other")
+    assert path.read_bytes() == b"one half, and the other"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_may_be_read_by_whom_the_user_allows(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    with replacing(tmp_path / "file") as temporary:
+        temporary.write_bytes(b"data")
+        temporary.chmod(0o600)
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_a_file_system_that_cannot_sync_folders_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(number, "fsync failed")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    if number == errno.EINVAL:
+        sync_folder(tmp_path)
+        return
+    with pytest.raises(OSError, match="fsync failed"):
+        sync_folder(tmp_path)
 
 
 def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:

@@ -1,0 +1,13 @@
+"""Packages that are not installed with bd3lm itself, imported where they are used."""
+
+import importlib
+from typing import Any
+
+
+def require(module: str, extra: str, purpose: str) -> Any:
+    """The module, or an ImportError that says what needs it and how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(f"{purpose} needs the package {package}: pip install 'bd3lm[{extra}]'") from error

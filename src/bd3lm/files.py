@@ -1,0 +1,127 @@
+"""Files and folders: paths that people type, files that are either whole or absent, one writer to a folder.
+
+A file gets its name only when all of it is on the disk (temporary name, fsync, rename, fsync of the folder),
+so whatever a reader finds under its name is complete, however the writer ended.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # what file systems say that know no fsync of a folder
+
+
+def local_path(typed: str | Path) -> Path:
+    """The path that somebody typed, with ~ for a home folder.
+
+    The ~ of an unknown user stays as it is, where Path.expanduser would raise.
+    """
+    return Path(os.path.expanduser(typed))
+
+
+class AtomicFile:
+    """A file being written beside its final name; `commit` gives it that name, `discard` removes it.
+
+    The temporary name is always the same, so that the next writer overwrites what a killed one left. It is
+    for folders with one writer at a time (`only_writer`); elsewhere use `replacing`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = path.with_name(path.name + ".tmp")
+        self._file: BinaryIO = open(self._temporary, "wb")  # noqa: SIM115 - it outlives this call
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+
+    def commit(self) -> None:
+        self._file.close()
+        _put_in_place(self._temporary, self.path)
+
+    def discard(self) -> None:
+        # Closing flushes, which fails again on a full disk.
+        with suppress(OSError):
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to; at the end what is there becomes `path`, which an error leaves as it was.
+
+    The temporary name is this process's own, so that two processes that write the same file do not mix.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        yield temporary
+        temporary.chmod(mode)  # some libraries make their files readable to their owner alone
+        _put_in_place(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Make `path` hold `data`, or leave it as it was."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to disk, where the system can."""
+    if os.name == "nt":  # Windows does not open folders
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold the folder against a second writer; the system lets go of it however this process ends."""
+    import fcntl  # not on Windows, where reading shards works all the same
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(
+                errno.EWOULDBLOCK, "another process is writing to this folder", str(folder)
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def full_disk_explained(folder: Path) -> Iterator[None]:
+    """Turn "no space left" into a line that says where, and that nothing finished is lost."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            error.errno,
+            "the disk is full; what is finished is kept: free some space and run the same command again",
+            str(folder),
+        ) from error
+
+
+def _put_in_place(temporary: Path, path: Path) -> None:
+    with temporary.open("r+b") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)

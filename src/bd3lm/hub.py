@@ -1,0 +1,23 @@
+"""The Hugging Face hub: what can be the id of something there, and what to say when it cannot be reached."""
+
+import re
+
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+FILE_SUFFIXES = (*PICKLE_SUFFIXES, ".safetensors", ".json", ".gguf")
+
+_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
+
+
+def is_hub_id(text: str, *, needs_owner: bool = False) -> bool:
+    """Whether this can be an id of the hub, "owner/name" or, unless it needs an owner, "name".
+
+    What ends as a file of weights does is a path that leads nowhere.
+    """
+    if needs_owner and "/" not in text:
+        return False
+    return _ID.fullmatch(text) is not None and not text.endswith(FILE_SUFFIXES)
+
+
+def hub_reason(error: Exception) -> str:
+    """The first line of what the hub's client, or the network's library under it, complains of."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
