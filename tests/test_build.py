@@ -1,5 +1,6 @@
 """From a recipe to a run: each choice becomes its object, and weights are taken from where they fit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,14 @@ import torch
 from safetensors.torch import load_file
 
 from bd3lm import diffusion
-from bd3lm.build import build_masking, build_objective, build_run, open_data, validation_objective
+from bd3lm.build import (
+    build_masking,
+    build_objective,
+    build_run,
+    check_run,
+    open_data,
+    validation_objective,
+)
 from bd3lm.data import TokenShards, train_bpe
 from bd3lm.diffusion import (
     Absorbing,
@@ -403,3 +411,6 @@ def test_what_only_one_process_can_measure_is_refused_before_training(data, tmp_
     recipe = tiny_recipe(data, {"trackers": {"gradient_variance_batches": 2}})
     with pytest.raises(ValueError, match="gradient_variance_batches needs a run of one process"):
         build_run(recipe, made(tmp_path), engine=Engine(world=2))
+    builtin = replace(recipe, data=replace(recipe.data, path="builtin"))
+    with pytest.raises(ValueError, match="gradient_variance_batches needs a run of one process"):
+        check_run(builtin, tmp_path, engine=Engine(world=2))

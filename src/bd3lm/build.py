@@ -58,6 +58,7 @@ from bd3lm.recipe import (
     recipe_to_dict,
 )
 from bd3lm.training import (
+    Callback,
     CheckpointStore,
     ClipSearchValidator,
     CsvLog,
@@ -69,6 +70,7 @@ from bd3lm.training import (
     ProgressBar,
     TensorBoardLog,
     Trainer,
+    Validator,
     WandbLog,
 )
 from bd3lm.training.distributed import whole
@@ -118,6 +120,7 @@ def build_run(
     label: str = "training",
 ) -> Run:
     """Everything a recipe describes, writing under `out`; the built-in corpus goes to `data_folder`."""
+    _check_trackers(recipe, engine)
     shards = open_data(recipe.data, data_folder or out / "data", engine)
     context = recipe.data.context
     store = open_store(recipe, out)
@@ -138,7 +141,7 @@ def build_run(
         engine=engine,
         store=store,
         score_first=method.score_first,
-        validators=_validators(recipe, objective, held_out, engine),
+        validators=_validators(recipe, objective, held_out),
         callbacks=_callbacks(recipe, out, console, label),
         run_state={
             "recipe": recipe_to_dict(recipe),
@@ -150,34 +153,37 @@ def build_run(
 
 
 def check_run(recipe: Recipe, out: Path, *, engine: Engine, before: Recipe | None = None) -> None:
-    """Complain of what `build_run` would, as far as that needs no network, and no corpus to be prepared.
+    """Run the checks of `build_run` that need neither the network nor prepared data.
 
-    A stage that starts from the model of `before` must also have its network and its tokenizer. Asked before
-    that one is trained, this saves hours.
+    A stage that starts from the model of `before` must also have its network and its tokenizer. Checking all
+    stages before the first is trained saves hours.
     """
     rank_rows(recipe.train, engine)
+    _check_trackers(recipe, engine)
     open_store(recipe, out)
     _callbacks(recipe, out, None, "")
     data = recipe.data
     shards = None if data.path == "builtin" else open_shards(data.path)
+    # The tokenizer of built-in text is trained later, but its size is known, and any mask id will do here.
     vocabulary = data.builtin_vocabulary if shards is None else shards.tokenizer.vocab_size
-    shape = _shape(recipe, vocabulary)
+    mask_id = 0 if shards is None else shards.tokenizer.mask_id
+    config = _config(recipe, vocabulary, mask_id)
+    objective = build_objective(recipe.method, context=data.context, mask_id=mask_id, vocab_size=vocabulary)
     if before is not None and (before.data.path == "builtin") == (shards is None):
-        # The tokenizer of built-in text is made on the way, but how many tokens it will have is known.
         size = before.data.builtin_vocabulary if shards is None else vocabulary
         if shards is not None:
             shards.require_tokenizer(open_shards(before.data.path).tokenizer)
         _require_same_network(
-            parameter_shapes(_shape(before, size)), parameter_shapes(shape), recipe.start_from
+            parameter_shapes(_shape(before, size)), parameter_shapes(config.network), recipe.start_from
         )
     if shards is not None:
-        mask_id = shards.tokenizer.mask_id
-        objective = build_objective(
-            recipe.method, context=data.context, mask_id=mask_id, vocab_size=vocabulary
-        )
         _stream(recipe, shards)
-        held_out = HeldOut(held_out_batches(data, shards), recipe.method.score_first)
-        _validators(recipe, objective, held_out, engine)
+        _validators(recipe, objective, HeldOut(held_out_batches(data, shards), recipe.method.score_first))
+
+
+def _check_trackers(recipe: Recipe, engine: Engine) -> None:
+    if recipe.trackers.gradient_variance_batches and engine.world > 1:
+        raise ValueError("trackers.gradient_variance_batches needs a run of one process")
 
 
 def open_store(recipe: Recipe, out: Path) -> CheckpointStore:
@@ -306,18 +312,19 @@ def _network(
     recipe: Recipe, shards: TokenShards, start_from: str | None
 ) -> tuple[Transformer, LanguageModelConfig]:
     """A fresh network, or that of `start_from`, with the config its checkpoints are released with."""
-    tokenizer = shards.tokenizer
-    shape = _shape(recipe, tokenizer.vocab_size)
-    config = LanguageModelConfig(
-        network=shape, method=_method(recipe.method, recipe.data.context, tokenizer.mask_id)
-    )
+    config = _config(recipe, shards.tokenizer.vocab_size, shards.tokenizer.mask_id)
     torch.manual_seed(derive_seed(recipe.train.seed, "weights"))
-    network = Transformer(shape)
+    network = Transformer(config.network)
     if recipe.network.initialisation == "identity":
         network.start_as_identity()
     if start_from is not None:
         _start_from(network, start_from, shards)
     return network, config
+
+
+def _config(recipe: Recipe, vocab_size: int, mask_id: int) -> LanguageModelConfig:
+    method = _method(recipe.method, recipe.data.context, mask_id)
+    return LanguageModelConfig(network=_shape(recipe, vocab_size), method=method)
 
 
 def _shape(recipe: Recipe, vocab_size: int) -> TransformerConfig:
@@ -405,7 +412,7 @@ class _HeldOutBatches(Sequence[torch.Tensor]):
         return torch.from_numpy(self._sequences[start : min(start + self._rows, self._total)])
 
 
-def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut, engine: Engine) -> list[Any]:
+def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut) -> list[Validator]:
     seed, trackers = recipe.train.seed, recipe.trackers
     masking = recipe.method.masking if isinstance(recipe.method, BlockDiffusionRecipe) else None
     search = masking.search if isinstance(masking, ClippedMasking) else None
@@ -416,11 +423,9 @@ def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut, engine:
                 "variance trackers need; prepare it with --held-out"
             )
         return []
-    if trackers.gradient_variance_batches and engine.world > 1:
-        raise ValueError("trackers.gradient_variance_batches needs a run of one process")
     lean = recipe.method.lean if isinstance(recipe.method, BlockDiffusionRecipe) else 0.0
     judge = validation_objective(objective, lean=lean, uses_noise=recipe.network.time_conditioning)
-    validators: list[Any] = [LikelihoodValidator(held_out, judge, seed)]
+    validators: list[Validator] = [LikelihoodValidator(held_out, judge, seed)]
     if search is not None:
         validators.append(ClipSearchValidator(held_out, search, seed))
     if trackers.nelbo_variance_batches:
@@ -430,8 +435,8 @@ def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut, engine:
     return validators
 
 
-def _callbacks(recipe: Recipe, out: Path, console: Console | None, label: str) -> list[Any]:
-    callbacks: list[Any] = [CsvLog(out / "metrics.csv"), ProgressBar(console, description=label)]
+def _callbacks(recipe: Recipe, out: Path, console: Console | None, label: str) -> list[Callback]:
+    callbacks: list[Callback] = [CsvLog(out / "metrics.csv"), ProgressBar(console, description=label)]
     if recipe.trackers.tensorboard:
         callbacks.append(TensorBoardLog(out / "tensorboard"))
     if recipe.trackers.wandb_project:
