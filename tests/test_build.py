@@ -13,6 +13,7 @@ from bd3lm.build import (
     build_objective,
     build_run,
     check_run,
+    held_out_batches,
     open_data,
     validation_objective,
 )
@@ -403,7 +404,32 @@ def test_without_held_out_text_there_is_nothing_to_validate(data, tmp_path):
     run = build(tmp_path / "d", tmp_path / "out")
     run.trainer.run()
     assert run.trainer.validators == []
+    assert not run.held_out.batches
     assert "valid_nats" not in rows(tmp_path / "out")[-1]
+
+
+def test_held_out_batches_are_a_sequence(data):
+    """Read from either end and in slices, up to the limit; the last batch is what is left."""
+    recipe = DataRecipe(path=str(data), context=16, validation_sequences=7, validation_batch=3)
+    batches = held_out_batches(recipe, TokenShards(data))
+    assert [len(batch) for batch in batches] == [3, 3, 1]
+    assert torch.equal(batches[-1], batches[2])
+    assert [torch.equal(a, batches[i]) for i, a in enumerate(batches[:2])] == [True, True]
+    whole = held_out_batches(
+        replace(recipe, validation_sequences=None, validation_batch=7), TokenShards(data)
+    )
+    assert torch.equal(torch.cat(list(batches)), whole[0])
+    for outside in (3, -4):
+        with pytest.raises(IndexError):
+            batches[outside]
+
+
+def test_weights_that_are_missing_are_not_replaced_by_random_ones(data, tmp_path, monkeypatch):
+    run = build(data, tmp_path, {"network": {"tied": True}})
+    named = run.trainer.ema.tensors()
+    monkeypatch.setattr(run.trainer.ema, "tensors", lambda: dict(list(named.items())[:-1]))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        run.export()
 
 
 def test_what_only_one_process_can_measure_is_refused_before_training(data, tmp_path):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from rich.console import Console
@@ -76,6 +76,7 @@ from bd3lm.training import (
 from bd3lm.training.distributed import whole
 from bd3lm.training.trainer import rank_rows
 
+_EMBEDDING = "embedding.weight"
 _HEAD = "output.weight"  # a parameter of its own where embeddings are not tied
 
 
@@ -86,6 +87,7 @@ class Run:
     trainer: Trainer
     config: LanguageModelConfig
     shards: TokenShards
+    held_out: HeldOut
     out: Path
 
     @property
@@ -102,8 +104,10 @@ class Run:
                 weights[name] = gathered
         folder = self.out / interop.RUN_MODEL
         if engine.is_main:
+            if self.config.network.tied:
+                weights[_HEAD] = weights[_EMBEDDING]
             network = Transformer(self.config.network)
-            network.load_state_dict(weights, strict=not self.config.network.tied)
+            network.load_state_dict(weights)
             interop.save(network, self.config, folder)
             self.tokenizer.save(folder)
         engine.barrier()
@@ -149,7 +153,7 @@ def build_run(
             "tokenizer_fingerprint": shards.tokenizer.fingerprint,
         },
     )
-    return Run(trainer=trainer, config=config, shards=shards, out=out)
+    return Run(trainer=trainer, config=config, shards=shards, held_out=held_out, out=out)
 
 
 def check_run(recipe: Recipe, out: Path, *, engine: Engine, before: Recipe | None = None) -> None:
@@ -388,28 +392,34 @@ def _method(method: MethodRecipe, context: int, mask_id: int) -> Method:
 
 def held_out_batches(recipe: DataRecipe, shards: TokenShards) -> Sequence[torch.Tensor]:
     """The held-out sequences of some data, in batches; none where nothing was held out."""
-    return _HeldOutBatches(recipe, shards)
+    split = next((name for name in ("valid", "test") if name in shards.splits), None)
+    if split is None:
+        return ()
+    sequences = WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)
+    return _HeldOutBatches(sequences, recipe.validation_sequences, recipe.validation_batch)
 
 
 class _HeldOutBatches(Sequence[torch.Tensor]):
-    """The held-out sequences in batches, read from the shards when asked for."""
+    """The first `limit` sequences in batches of `rows`, read from the shards when asked for."""
 
-    def __init__(self, recipe: DataRecipe, shards: TokenShards) -> None:
-        split = next((name for name in ("valid", "test") if name in shards.splits), None)
-        self._rows, self._sequences, self._total = recipe.validation_batch, None, 0
-        if split is not None:
-            self._sequences = WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)
-            limit = recipe.validation_sequences
-            self._total = len(self._sequences) if limit is None else min(limit, len(self._sequences))
+    def __init__(self, sequences: WrappedTokens, limit: int | None, rows: int) -> None:
+        self._sequences, self._rows = sequences, rows
+        self._starts = range(len(sequences))[:limit:rows]
 
     def __len__(self) -> int:
-        return -(-self._total // self._rows)
+        return len(self._starts)
 
-    def __getitem__(self, index: Any) -> Any:
-        if self._sequences is None or not 0 <= index < len(self):
-            raise IndexError(index)
-        start = index * self._rows
-        return torch.from_numpy(self._sequences[start : min(start + self._rows, self._total)])
+    @overload
+    def __getitem__(self, index: int) -> torch.Tensor: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[torch.Tensor]: ...
+
+    def __getitem__(self, index: int | slice) -> torch.Tensor | list[torch.Tensor]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        start = self._starts[index]
+        return torch.from_numpy(self._sequences[start : min(start + self._rows, self._starts.stop)])
 
 
 def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut) -> list[Validator]:

@@ -76,8 +76,6 @@ class Engine:
             return cls(device=here)
         if parallel == "none":
             raise ValueError(f"parallel must be 'ddp' or 'fsdp' with {world} processes, got 'none'")
-        if here.type not in ("cpu", "cuda"):
-            raise ValueError(f"device must be a CPU or a CUDA GPU with {world} processes, got {here}")
         backend = "cpu:gloo,cuda:nccl" if here.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timeout)
         return cls(parallel=parallel, device=here, rank=rank, world=world, local_rank=local_rank)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -66,6 +66,8 @@ class TrainSettings:
             raise ValueError(f"micro_batch must be at least 1, got {self.micro_batch}")
         if not 0.0 <= self.ema_decay < 1.0:
             raise ValueError(f"ema_decay must lie in [0, 1), got {self.ema_decay}")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision must be 'auto', 'fp32' or 'bf16', got {self.precision!r}")
         if self.compile not in (True, False, "auto"):
             raise ValueError(f"compile must be true, false or 'auto', got {self.compile!r}")
 
