@@ -134,7 +134,7 @@ def test_each_masking_becomes_its_rule(recipe, expected):
         ),
         (
             BlockDiffusionRecipe(block_size=4, masking=CountsMasking(learn_proposal=True)),
-            BlockDiffusionLoss(block_size=4, mask_id=9, learn_proposal=True),
+            BlockDiffusionLoss(block_size=4, mask_id=9, masking=diffusion.LearnedCounts()),
         ),
         (
             BlockDiffusionRecipe(block_size=4, masking=CountsMasking(complementary=True, weight="flat")),

@@ -263,7 +263,6 @@ def build_objective(method: MethodRecipe, *, context: int, mask_id: int, vocab_s
                 causal_clean=method.causal_clean,
                 previous_token=method.previous_token,
                 next_token=method.next_token,
-                learn_proposal=isinstance(method.masking, CountsMasking) and method.masking.learn_proposal,
             )
 
 
@@ -279,6 +278,8 @@ def build_masking(masking: MaskingRecipe) -> MaskingRule:
                 low=masking.low, high=masking.high, weight=masking.weight, redraw=masking.redraw
             )
         case CountsMasking():
+            if masking.learn_proposal:
+                return diffusion.LearnedCounts()
             return diffusion.Counts(
                 complementary=masking.complementary, lean=masking.lean, weight=masking.weight
             )
