@@ -214,6 +214,17 @@ def test_the_first_weights_are_the_seeds(data, tmp_path):
     assert not torch.equal(weight[0], weight[2])
 
 
+def test_the_callers_random_numbers_are_left_alone(data, tmp_path):
+    """Neither the first weights nor dropout take them, or set the seed that the next draw is from."""
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    run = build(data, tmp_path)
+    run.trainer.train_step()
+    run.trainer.validate()
+    assert torch.equal(torch.rand(3), expected)
+
+
 def test_a_recipe_may_ask_for_another_initialisation(data, tmp_path):
     run = build(data, tmp_path, {"network": {"initialisation": "identity"}})
     assert not run.trainer.network.layers[0].mlp_out.weight.any()

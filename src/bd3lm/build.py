@@ -29,6 +29,7 @@ from bd3lm.data import (
     train_bpe,
 )
 from bd3lm.diffusion import SCHEDULES, LevelSampler, MaskingRule, derive_seed
+from bd3lm.interop import weights
 from bd3lm.interop.weights import Shape, parameter_shapes
 from bd3lm.lm import corruption_bound
 from bd3lm.models import Transformer, TransformerConfig
@@ -76,7 +77,6 @@ from bd3lm.training import (
 from bd3lm.training.distributed import whole
 from bd3lm.training.trainer import rank_rows
 
-_EMBEDDING = "embedding.weight"
 _HEAD = "output.weight"  # a parameter of its own where embeddings are not tied
 
 
@@ -97,17 +97,16 @@ class Run:
     def export(self) -> Path:
         """Write the EMA weights, config and tokenizer to out/model, in this project's format."""
         engine = self.trainer.engine
-        weights = {}
+        average = {}
         for name, tensor in self.trainer.ema.tensors().items():
             gathered = whole(tensor)  # by all processes, one tensor at a time; one of them keeps it
             if engine.is_main:
-                weights[name] = gathered
+                average[name] = gathered
         folder = self.out / interop.RUN_MODEL
         if engine.is_main:
-            if self.config.network.tied:
-                weights[_HEAD] = weights[_EMBEDDING]
-            network = Transformer(self.config.network)
-            network.load_state_dict(weights)
+            network = weights.build(
+                self.config.network, average, device="cpu", dtype=None, where=str(self.out)
+            )
             interop.save(network, self.config, folder)
             self.tokenizer.save(folder)
         engine.barrier()
@@ -318,10 +317,11 @@ def _network(
 ) -> tuple[Transformer, LanguageModelConfig]:
     """A fresh network, or that of `start_from`, with the config its checkpoints are released with."""
     config = _config(recipe, shards.tokenizer.vocab_size, shards.tokenizer.mask_id)
-    torch.manual_seed(derive_seed(recipe.train.seed, "weights"))
-    network = Transformer(config.network)
-    if recipe.network.initialisation == "identity":
-        network.start_as_identity()
+    with torch.random.fork_rng(devices=[]):  # weights are drawn on the CPU, whatever they are trained on
+        torch.default_generator.manual_seed(derive_seed(recipe.train.seed, "weights"))
+        network = Transformer(config.network)
+        if recipe.network.initialisation == "identity":
+            network.start_as_identity()
     if start_from is not None:
         _start_from(network, start_from, shards)
     return network, config

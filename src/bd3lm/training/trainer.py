@@ -194,15 +194,18 @@ class Trainer:
         # are divided by a nominal one, which keeps gradients at a sane scale, and corrected once at the end.
         tokens = settings.global_batch * self.data.context
         nominal = float(tokens)
-        for index, rows in enumerate(self._rows):
-            batch = self._batch(rows)
-            torch.manual_seed(derive_seed(settings.seed, "dropout", self.step, rows.start))
-            with engine.accumulating(self._wrapped, last=index == len(self._rows) - 1):
-                own = None if draws is None else draws[rows]
-                sums = self.apply(partial(training_sums, objective=objective, batch=batch, draws=own))
-                (sums.loss * (engine.gradient_scale / nominal)).backward()
-            totals += torch.stack((sums.nats, sums.auxiliary, sums.weight)).double()
-            self._collect(sums.statistics)
+        with torch.random.fork_rng(devices=[]):  # dropout draws its seeds on the CPU, on any device
+            for index, rows in enumerate(self._rows):
+                batch = self._batch(rows)
+                torch.default_generator.manual_seed(
+                    derive_seed(settings.seed, "dropout", self.step, rows.start)
+                )
+                with engine.accumulating(self._wrapped, last=index == len(self._rows) - 1):
+                    own = None if draws is None else draws[rows]
+                    sums = self.apply(partial(training_sums, objective=objective, batch=batch, draws=own))
+                    (sums.loss * (engine.gradient_scale / nominal)).backward()
+                totals += torch.stack((sums.nats, sums.auxiliary, sums.weight)).double()
+                self._collect(sums.statistics)
         engine.all_reduce_sum(totals)
         factor = nominal / totals[2].clamp_min(1.0)
         norm = apply_gradients(
