@@ -43,6 +43,11 @@ class _Method:
     def __post_init__(self) -> None:
         raise_problems(self.problems())
 
+    @property
+    def writes_past_context(self) -> bool:
+        """Whether its texts may be longer than the network's context."""
+        return True
+
     def problems(self) -> Iterator[str]:
         """What is wrong with these values, whatever the network."""
         if self.mask_id < 0:
@@ -108,6 +113,10 @@ class ScoreEntropyMethod(_Method):
     title = "SEDD"
     process: ProcessName = "absorbing"
 
+    @property
+    def writes_past_context(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class D3PMMethod(_Method):
@@ -119,6 +128,10 @@ class D3PMMethod(_Method):
     steps: int = 1000
     """T, of the bound and of the sampler."""
     schedule: ScheduleName = "linear"
+
+    @property
+    def writes_past_context(self) -> bool:
+        return self.process == "absorbing"
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()

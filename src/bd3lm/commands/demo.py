@@ -19,7 +19,7 @@ from bd3lm.build import Run
 from bd3lm.commands.perplexities import measure_perplexity
 from bd3lm.commands.reports import make_report
 from bd3lm.commands.subjects import Subject
-from bd3lm.config import ScoreEntropyMethod, SimplexMethod
+from bd3lm.config import SimplexMethod
 from bd3lm.diffusion import ClippedTimes, Counts
 from bd3lm.lm import build_estimator, load
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
@@ -159,9 +159,8 @@ def _print_sample(run: Run, console: Console, *, length_in_contexts: int = 2) ->
     context = run.config.network.context
     prompt = run.held_out.batches[0][0, : context // 8]
     model = load(run.out, device=run.trainer.engine.device)
-    method = model.config.method
-    if isinstance(method, ScoreEntropyMethod) or getattr(method, "process", None) == "uniform":
-        length_in_contexts = 1  # they write no more than one context
+    if not model.config.method.writes_past_context:
+        length_in_contexts = 1
     (sample,) = model.generate([prompt], length=length_in_contexts * context, stop_at_eos=False, seed=7)
     console.print(
         Panel(
