@@ -127,7 +127,7 @@ def build_run(
     shards = open_data(recipe.data, data_folder or out / "data", engine)
     context = recipe.data.context
     store = open_store(recipe, out)
-    # A run that has a checkpoint goes on from it, and needs what it started from no more.
+    # A run that has a checkpoint goes on from it, and no longer needs what it started from.
     network, config = _network(recipe, shards, recipe.start_from if store.latest() is None else None)
     method = recipe.method
     tokenizer = shards.tokenizer

@@ -120,7 +120,7 @@ class CountsMasking:
     lean: float = 0.0
     """Train for an order that leans to the left; 0 trains for all orders alike."""
     weight: Literal["nelbo", "flat"] = "nelbo"
-    """Of a hidden token: that of the bound, or 1, which has less noise and is no bound."""
+    """The weight of a hidden token: that of the bound, or 1, which has less noise but gives no bound."""
 
 
 MaskingRecipe = Annotated[
@@ -329,8 +329,8 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """`--train.steps 100 --method.masking.kind=times` as a nested dict; a value is read as its field's type,
-    and as YAML where that is no text."""
+    """`--train.steps 100 --method.masking.kind=times` as a nested dict; the values of text fields are
+    taken as they are, all others are read as YAML."""
     overrides: dict[str, Any] = {}
     rest = list(words)
     while rest:
@@ -411,7 +411,7 @@ def _load_yaml(text: str) -> Any:
 
 
 def _types_at(path: Sequence[str]) -> list[Any]:
-    """The types that a field of a recipe may have, by its names from the outermost; none for no field."""
+    """The types that a field of a recipe may have, by its path of names; none if there is no such field."""
     kinds: list[Any] = [Recipe]
     for name in path:
         hints = [get_type_hints(kind) for kind in kinds if is_dataclass(kind)]
@@ -423,7 +423,7 @@ def _types_at(path: Sequence[str]) -> list[Any]:
 
 
 def _flag_value(text: str, types: Sequence[Any]) -> Any:
-    """A flag's value for a field of one of the types; what is wrong with it the recipe says."""
+    """A flag's value for a field of one of the types; the recipe reports what is wrong with it."""
     if NoneType in types and text.lower() in ("null", "none", "~", ""):
         return None
     if str in types:

@@ -112,7 +112,7 @@ class DiscreteTimes(MaskingRule):
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
     def is_unbiased(self, block_size: int) -> bool:
-        """Of the T-step NELBO, which bounds the negative log-likelihood of the sampler that takes T steps."""
+        """Unbiased for the T-step NELBO, a bound on the negative log-likelihood of the T-step sampler."""
         return True
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
@@ -274,7 +274,7 @@ def reveal_ranks(draws: Draws, maskable: Tensor, *, lean: float = 0.0) -> Tensor
 
 
 def _ranks(keys: Tensor, maskable: Tensor) -> Tensor:
-    """Of the maskable tokens of each block by their keys (rows, blocks, block_size): (rows, length)."""
+    """Ranks of each block's maskable tokens by their keys (rows, blocks, block_size): (rows, length)."""
     keys = keys.masked_fill(~maskable.view_as(keys), math.inf)
     return torch.argsort(keys, dim=-1, stable=True).argsort(-1).flatten(1)
 
