@@ -1,5 +1,6 @@
 """From a recipe to a run: each choice becomes its object, and weights are taken from where they fit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,15 @@ import torch
 from safetensors.torch import load_file
 
 from bd3lm import diffusion
-from bd3lm.build import build_masking, build_objective, build_run, open_data, validation_objective
+from bd3lm.build import (
+    build_masking,
+    build_objective,
+    build_run,
+    check_run,
+    held_out_batches,
+    open_data,
+    validation_objective,
+)
 from bd3lm.data import TokenShards, train_bpe
 from bd3lm.diffusion import (
     Absorbing,
@@ -125,7 +134,7 @@ def test_each_masking_becomes_its_rule(recipe, expected):
         ),
         (
             BlockDiffusionRecipe(block_size=4, masking=CountsMasking(learn_proposal=True)),
-            BlockDiffusionLoss(block_size=4, mask_id=9, learn_proposal=True),
+            BlockDiffusionLoss(block_size=4, mask_id=9, masking=diffusion.LearnedCounts()),
         ),
         (
             BlockDiffusionRecipe(block_size=4, masking=CountsMasking(complementary=True, weight="flat")),
@@ -203,6 +212,17 @@ def test_the_first_weights_are_the_seeds(data, tmp_path):
     weight = [run.trainer.network.output.weight for run in (first, same, other)]
     assert torch.equal(weight[0], weight[1])
     assert not torch.equal(weight[0], weight[2])
+
+
+def test_the_callers_random_numbers_are_left_alone(data, tmp_path):
+    """Neither the first weights nor dropout take them, or set the seed that the next draw is from."""
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    run = build(data, tmp_path)
+    run.trainer.train_step()
+    run.trainer.validate()
+    assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_recipe_may_ask_for_another_initialisation(data, tmp_path):
@@ -395,7 +415,32 @@ def test_without_held_out_text_there_is_nothing_to_validate(data, tmp_path):
     run = build(tmp_path / "d", tmp_path / "out")
     run.trainer.run()
     assert run.trainer.validators == []
+    assert not run.held_out.batches
     assert "valid_nats" not in rows(tmp_path / "out")[-1]
+
+
+def test_held_out_batches_are_a_sequence(data):
+    """Read from either end and in slices, up to the limit; the last batch is what is left."""
+    recipe = DataRecipe(path=str(data), context=16, validation_sequences=7, validation_batch=3)
+    batches = held_out_batches(recipe, TokenShards(data))
+    assert [len(batch) for batch in batches] == [3, 3, 1]
+    assert torch.equal(batches[-1], batches[2])
+    assert [torch.equal(a, batches[i]) for i, a in enumerate(batches[:2])] == [True, True]
+    whole = held_out_batches(
+        replace(recipe, validation_sequences=None, validation_batch=7), TokenShards(data)
+    )
+    assert torch.equal(torch.cat(list(batches)), whole[0])
+    for outside in (3, -4):
+        with pytest.raises(IndexError):
+            batches[outside]
+
+
+def test_weights_that_are_missing_are_not_replaced_by_random_ones(data, tmp_path, monkeypatch):
+    run = build(data, tmp_path, {"network": {"tied": True}})
+    named = run.trainer.ema.tensors()
+    monkeypatch.setattr(run.trainer.ema, "tensors", lambda: dict(list(named.items())[:-1]))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        run.export()
 
 
 def test_what_only_one_process_can_measure_is_refused_before_training(data, tmp_path):
@@ -403,3 +448,6 @@ def test_what_only_one_process_can_measure_is_refused_before_training(data, tmp_
     recipe = tiny_recipe(data, {"trackers": {"gradient_variance_batches": 2}})
     with pytest.raises(ValueError, match="gradient_variance_batches needs a run of one process"):
         build_run(recipe, made(tmp_path), engine=Engine(world=2))
+    builtin = replace(recipe, data=replace(recipe.data, path="builtin"))
+    with pytest.raises(ValueError, match="gradient_variance_batches needs a run of one process"):
+        check_run(builtin, tmp_path, engine=Engine(world=2))

@@ -18,6 +18,7 @@ import yaml
 import bd3lm
 from bd3lm import presets
 from bd3lm.cli import main
+from bd3lm.cli.training import set_aside_overrides
 from bd3lm.data import TokenShards, load_tokenizer
 from bd3lm.interop import load
 from bd3lm.lm import LanguageModel, Settings
@@ -1034,3 +1035,16 @@ def test_prove(capsys):
     assert main(["prove", "--samples", "500"]) == 0
     assert "Everything agrees." in capsys.readouterr().out
     assert "samples must be at least 100" in fails(capsys, "prove", "--samples", "5")
+
+
+def test_every_flag_of_train_is_its_own_and_any_other_an_override(capsys):
+    """As --help lists them, so that a new flag cannot become a setting of the recipe by mistake."""
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    own = [name for line in lines if line.startswith("-") for name in re.findall(r"--[a-z][a-z-]*", line)]
+    assert {"--out", "--from", "--resume", "--no-resume", "--help"} <= set(own)
+    for name in own:
+        assert set_aside_overrides(["train", "demo", name]) == (["train", "demo", name], [])
+    words = ["--start_from", "x", "--train.steps=3"]
+    assert set_aside_overrides(["train", *words, "demo"]) == (["train", "demo"], words)

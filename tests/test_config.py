@@ -1,7 +1,9 @@
 import json
+import math
 from dataclasses import FrozenInstanceError, dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bd3lm.config import (
@@ -12,8 +14,10 @@ from bd3lm.config import (
     config_from_dict,
     config_to_dict,
     did_you_mean,
+    lean_problems,
     parse,
 )
+from bd3lm.diffusion import check_lean
 from bd3lm.models import TransformerConfig
 
 NETWORK = TransformerConfig(vocab_size=11, context=16)
@@ -249,3 +253,16 @@ def test_parse_looks_into_optional_and_nested_parts() -> None:
 def test_did_you_mean() -> None:
     assert did_you_mean("smal", ["small", "tiny"]) == ", did you mean 'small'?"
     assert did_you_mean("zebra", ["small", "tiny"]) == ""
+
+
+@pytest.mark.parametrize(
+    "lean", [0, 0.5, 1e6, -0.5, 1e6 + 1, math.inf, math.nan, True, "1", None, np.float32(2), np.float32(-2)]
+)
+def test_a_config_and_the_mathematics_take_the_same_leans(lean: Any) -> None:
+    """Neither may import the other, so the check is written twice."""
+    try:
+        check_lean(lean)
+        found = []
+    except ValueError as error:
+        found = [str(error)]
+    assert list(lean_problems(lean)) == found

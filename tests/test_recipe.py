@@ -188,6 +188,14 @@ def test_an_option_that_would_do_nothing_does_not_exist():
     [
         ({"method": {"block_size": 3}}, "method.block_size must divide data.context 1024, got 3"),
         ({"method": {"next_token": 1.0}}, "method.next_token needs method.causal_clean"),
+        (
+            {"method": {"next_token": -1.0, "causal_clean": True}},
+            "method.next_token must be finite and not negative, got -1.0",
+        ),
+        (
+            {"method": {"next_token": float("inf"), "causal_clean": True}},
+            "method.next_token must be finite and not negative, got inf",
+        ),
         ({"network": {"adaln": True, "time_conditioning": True}}, "needs masks drawn by time"),
     ],
 )
@@ -452,6 +460,10 @@ def test_a_lean_is_checked_before_anything_is_built(changes, said):
         (
             {"weight": "flat", "learn_proposal": True},
             "method.masking.learn_proposal needs method.masking.weight nelbo, got flat",
+        ),
+        (
+            {"complementary": True, "learn_proposal": True},
+            "method.masking.learn_proposal needs one noisy copy: method.masking.complementary must be false",
         ),
     ],
     ids=str,

@@ -485,9 +485,23 @@ def test_a_search_without_held_out_text_is_found_before_the_first_is_trained(sta
     assert not (tmp_path / "out").exists()
 
 
-def test_another_width_is_found_before_the_built_in_text_is_prepared(staged, tmp_path):
-    builtin = {"data": {"path": "builtin"}, "block": {"network": {"hidden": 32}}}
-    with pytest.raises(ValueError, match="must have the network of this recipe"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"network": {"hidden": 32}}, "must have the network of this recipe"),
+        (
+            {"method": {"masking": {"kind": "clipped", "low": 0.9, "high": 0.1}}},
+            "low and high must satisfy 0 <= low <= high <= 1, got low 0.9 and high 0.1",
+        ),
+        ({"method": {"masking": {"kind": "discrete", "steps": 0}}}, "steps must be at least 1, got 0"),
+    ],
+    ids=["another width", "an empty range", "no steps"],
+)
+def test_a_mistake_in_a_later_stage_is_found_before_the_built_in_text_is_prepared(
+    changes, message, staged, tmp_path
+):
+    builtin = {"data": {"path": "builtin"}, "block": changes}
+    with pytest.raises(ValueError, match=message):
         train_stages(resolve_stages("two", overrides=builtin), tmp_path / "out", console=quiet())
     assert not (tmp_path / "out").exists()
 

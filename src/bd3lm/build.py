@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from rich.console import Console
@@ -30,6 +30,7 @@ from bd3lm.data import (
 )
 from bd3lm.diffusion import SCHEDULES, LevelSampler, MaskingRule, derive_seed
 from bd3lm.files import local_path
+from bd3lm.interop import weights
 from bd3lm.interop.weights import Shape, parameter_shapes
 from bd3lm.lm import corruption_bound
 from bd3lm.models import Transformer, TransformerConfig
@@ -59,6 +60,7 @@ from bd3lm.recipe import (
     recipe_to_dict,
 )
 from bd3lm.training import (
+    Callback,
     CheckpointStore,
     ClipSearchValidator,
     CsvLog,
@@ -70,6 +72,7 @@ from bd3lm.training import (
     ProgressBar,
     TensorBoardLog,
     Trainer,
+    Validator,
     WandbLog,
 )
 from bd3lm.training.distributed import whole
@@ -85,6 +88,7 @@ class Run:
     trainer: Trainer
     config: LanguageModelConfig
     shards: TokenShards
+    held_out: HeldOut
     out: Path
 
     @property
@@ -94,15 +98,16 @@ class Run:
     def export(self) -> Path:
         """Write the EMA weights, config and tokenizer to out/model, in this project's format."""
         engine = self.trainer.engine
-        weights = {}
+        average = {}
         for name, tensor in self.trainer.ema.tensors().items():
             gathered = whole(tensor)  # by all processes, one tensor at a time; one of them keeps it
             if engine.is_main:
-                weights[name] = gathered
+                average[name] = gathered
         folder = self.out / interop.RUN_MODEL
         if engine.is_main:
-            network = Transformer(self.config.network)
-            network.load_state_dict(weights, strict=not self.config.network.tied)
+            network = weights.build(
+                self.config.network, average, device="cpu", dtype=None, where=str(self.out)
+            )
             interop.save(network, self.config, folder)
             self.tokenizer.save(folder)
         engine.barrier()
@@ -119,10 +124,11 @@ def build_run(
     label: str = "training",
 ) -> Run:
     """Everything a recipe describes, writing under `out`; the built-in corpus goes to `data_folder`."""
+    _check_trackers(recipe, engine)
     shards = open_data(recipe.data, data_folder or out / "data", engine)
     context = recipe.data.context
     store = open_store(recipe, out)
-    # A run that has a checkpoint goes on from it, and needs what it started from no more.
+    # A run that has a checkpoint goes on from it, and no longer needs what it started from.
     network, config = _network(recipe, shards, recipe.start_from if store.latest() is None else None)
     method = recipe.method
     tokenizer = shards.tokenizer
@@ -139,7 +145,7 @@ def build_run(
         engine=engine,
         store=store,
         score_first=method.score_first,
-        validators=_validators(recipe, objective, held_out, engine),
+        validators=_validators(recipe, objective, held_out),
         callbacks=_callbacks(recipe, out, console, label),
         run_state={
             "recipe": recipe_to_dict(recipe),
@@ -147,38 +153,41 @@ def build_run(
             "tokenizer_fingerprint": shards.tokenizer.fingerprint,
         },
     )
-    return Run(trainer=trainer, config=config, shards=shards, out=out)
+    return Run(trainer=trainer, config=config, shards=shards, held_out=held_out, out=out)
 
 
 def check_run(recipe: Recipe, out: Path, *, engine: Engine, before: Recipe | None = None) -> None:
-    """Complain of what `build_run` would, as far as that needs no network, and no corpus to be prepared.
+    """Run the checks of `build_run` that need neither the network nor prepared data.
 
-    A stage that starts from the model of `before` must also have its network and its tokenizer. Asked before
-    that one is trained, this saves hours.
+    A stage that starts from the model of `before` must also have its network and its tokenizer. Checking all
+    stages before the first is trained saves hours.
     """
     rank_rows(recipe.train, engine)
+    _check_trackers(recipe, engine)
     open_store(recipe, out)
     _callbacks(recipe, out, None, "")
     data = recipe.data
     shards = None if data.path == "builtin" else open_shards(data.path)
+    # The tokenizer of built-in text is trained later, but its size is known, and any mask id will do here.
     vocabulary = data.builtin_vocabulary if shards is None else shards.tokenizer.vocab_size
-    shape = _shape(recipe, vocabulary)
+    mask_id = 0 if shards is None else shards.tokenizer.mask_id
+    config = _config(recipe, vocabulary, mask_id)
+    objective = build_objective(recipe.method, context=data.context, mask_id=mask_id, vocab_size=vocabulary)
     if before is not None and (before.data.path == "builtin") == (shards is None):
-        # The tokenizer of built-in text is made on the way, but how many tokens it will have is known.
         size = before.data.builtin_vocabulary if shards is None else vocabulary
         if shards is not None:
             shards.require_tokenizer(open_shards(before.data.path).tokenizer)
         _require_same_network(
-            parameter_shapes(_shape(before, size)), parameter_shapes(shape), recipe.start_from
+            parameter_shapes(_shape(before, size)), parameter_shapes(config.network), recipe.start_from
         )
     if shards is not None:
-        mask_id = shards.tokenizer.mask_id
-        objective = build_objective(
-            recipe.method, context=data.context, mask_id=mask_id, vocab_size=vocabulary
-        )
         _stream(recipe, shards)
-        held_out = HeldOut(held_out_batches(data, shards), recipe.method.score_first)
-        _validators(recipe, objective, held_out, engine)
+        _validators(recipe, objective, HeldOut(held_out_batches(data, shards), recipe.method.score_first))
+
+
+def _check_trackers(recipe: Recipe, engine: Engine) -> None:
+    if recipe.trackers.gradient_variance_batches and engine.world > 1:
+        raise ValueError("trackers.gradient_variance_batches needs a run of one process")
 
 
 def open_store(recipe: Recipe, out: Path) -> CheckpointStore:
@@ -254,7 +263,6 @@ def build_objective(method: MethodRecipe, *, context: int, mask_id: int, vocab_s
                 causal_clean=method.causal_clean,
                 previous_token=method.previous_token,
                 next_token=method.next_token,
-                learn_proposal=isinstance(method.masking, CountsMasking) and method.masking.learn_proposal,
             )
 
 
@@ -270,6 +278,8 @@ def build_masking(masking: MaskingRecipe) -> MaskingRule:
                 low=masking.low, high=masking.high, weight=masking.weight, redraw=masking.redraw
             )
         case CountsMasking():
+            if masking.learn_proposal:
+                return diffusion.LearnedCounts()
             return diffusion.Counts(
                 complementary=masking.complementary, lean=masking.lean, weight=masking.weight
             )
@@ -307,18 +317,20 @@ def _network(
     recipe: Recipe, shards: TokenShards, start_from: str | None
 ) -> tuple[Transformer, LanguageModelConfig]:
     """A fresh network, or that of `start_from`, with the config its checkpoints are released with."""
-    tokenizer = shards.tokenizer
-    shape = _shape(recipe, tokenizer.vocab_size)
-    config = LanguageModelConfig(
-        network=shape, method=_method(recipe.method, recipe.data.context, tokenizer.mask_id)
-    )
-    torch.manual_seed(derive_seed(recipe.train.seed, "weights"))
-    network = Transformer(shape)
-    if recipe.network.initialisation == "identity":
-        network.start_as_identity()
+    config = _config(recipe, shards.tokenizer.vocab_size, shards.tokenizer.mask_id)
+    with torch.random.fork_rng(devices=[]):  # weights are drawn on the CPU, whatever they are trained on
+        torch.default_generator.manual_seed(derive_seed(recipe.train.seed, "weights"))
+        network = Transformer(config.network)
+        if recipe.network.initialisation == "identity":
+            network.start_as_identity()
     if start_from is not None:
         _start_from(network, start_from, shards)
     return network, config
+
+
+def _config(recipe: Recipe, vocab_size: int, mask_id: int) -> LanguageModelConfig:
+    method = _method(recipe.method, recipe.data.context, mask_id)
+    return LanguageModelConfig(network=_shape(recipe, vocab_size), method=method)
 
 
 def _shape(recipe: Recipe, vocab_size: int) -> TransformerConfig:
@@ -382,31 +394,37 @@ def _method(method: MethodRecipe, context: int, mask_id: int) -> Method:
 
 def held_out_batches(recipe: DataRecipe, shards: TokenShards) -> Sequence[torch.Tensor]:
     """The held-out sequences of some data, in batches; none where nothing was held out."""
-    return _HeldOutBatches(recipe, shards)
+    split = next((name for name in ("valid", "test") if name in shards.splits), None)
+    if split is None:
+        return ()
+    sequences = WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)
+    return _HeldOutBatches(sequences, recipe.validation_sequences, recipe.validation_batch)
 
 
 class _HeldOutBatches(Sequence[torch.Tensor]):
-    """The held-out sequences in batches, read from the shards when asked for."""
+    """The first `limit` sequences in batches of `rows`, read from the shards when asked for."""
 
-    def __init__(self, recipe: DataRecipe, shards: TokenShards) -> None:
-        split = next((name for name in ("valid", "test") if name in shards.splits), None)
-        self._rows, self._sequences, self._total = recipe.validation_batch, None, 0
-        if split is not None:
-            self._sequences = WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)
-            limit = recipe.validation_sequences
-            self._total = len(self._sequences) if limit is None else min(limit, len(self._sequences))
+    def __init__(self, sequences: WrappedTokens, limit: int | None, rows: int) -> None:
+        self._sequences, self._rows = sequences, rows
+        self._starts = range(len(sequences))[:limit:rows]
 
     def __len__(self) -> int:
-        return -(-self._total // self._rows)
+        return len(self._starts)
 
-    def __getitem__(self, index: Any) -> Any:
-        if self._sequences is None or not 0 <= index < len(self):
-            raise IndexError(index)
-        start = index * self._rows
-        return torch.from_numpy(self._sequences[start : min(start + self._rows, self._total)])
+    @overload
+    def __getitem__(self, index: int) -> torch.Tensor: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[torch.Tensor]: ...
+
+    def __getitem__(self, index: int | slice) -> torch.Tensor | list[torch.Tensor]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        start = self._starts[index]
+        return torch.from_numpy(self._sequences[start : min(start + self._rows, self._starts.stop)])
 
 
-def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut, engine: Engine) -> list[Any]:
+def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut) -> list[Validator]:
     seed, trackers = recipe.train.seed, recipe.trackers
     masking = recipe.method.masking if isinstance(recipe.method, BlockDiffusionRecipe) else None
     search = masking.search if isinstance(masking, ClippedMasking) else None
@@ -417,11 +435,9 @@ def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut, engine:
                 "variance trackers need; prepare it with --held-out"
             )
         return []
-    if trackers.gradient_variance_batches and engine.world > 1:
-        raise ValueError("trackers.gradient_variance_batches needs a run of one process")
     lean = recipe.method.lean if isinstance(recipe.method, BlockDiffusionRecipe) else 0.0
     judge = validation_objective(objective, lean=lean, uses_noise=recipe.network.time_conditioning)
-    validators: list[Any] = [LikelihoodValidator(held_out, judge, seed)]
+    validators: list[Validator] = [LikelihoodValidator(held_out, judge, seed)]
     if search is not None:
         validators.append(ClipSearchValidator(held_out, search, seed))
     if trackers.nelbo_variance_batches:
@@ -431,8 +447,8 @@ def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut, engine:
     return validators
 
 
-def _callbacks(recipe: Recipe, out: Path, console: Console | None, label: str) -> list[Any]:
-    callbacks: list[Any] = [CsvLog(out / "metrics.csv"), ProgressBar(console, description=label)]
+def _callbacks(recipe: Recipe, out: Path, console: Console | None, label: str) -> list[Callback]:
+    callbacks: list[Callback] = [CsvLog(out / "metrics.csv"), ProgressBar(console, description=label)]
     if recipe.trackers.tensorboard:
         callbacks.append(TensorBoardLog(out / "tensorboard"))
     if recipe.trackers.wandb_project:

@@ -43,6 +43,11 @@ class _Method:
     def __post_init__(self) -> None:
         raise_problems(self.problems())
 
+    @property
+    def writes_past_context(self) -> bool:
+        """Whether its texts may be longer than the network's context."""
+        return True
+
     def problems(self) -> Iterator[str]:
         """What is wrong with these values, whatever the network."""
         if self.mask_id < 0:
@@ -108,6 +113,10 @@ class ScoreEntropyMethod(_Method):
     title = "SEDD"
     process: ProcessName = "absorbing"
 
+    @property
+    def writes_past_context(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class D3PMMethod(_Method):
@@ -119,6 +128,10 @@ class D3PMMethod(_Method):
     steps: int = 1000
     """T, of the bound and of the sampler."""
     schedule: ScheduleName = "linear"
+
+    @property
+    def writes_past_context(self) -> bool:
+        return self.process == "absorbing"
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -228,9 +241,9 @@ def did_you_mean(word: object, options: Collection[str]) -> str:
 
 
 def lean_problems(lean: float, *, name: str = "lean", told_noise: bool = False) -> Iterator[str]:
-    """What keeps an order of reveal from leaning so; `told_noise` for a network told the noise level.
+    """What is wrong with a lean; `told_noise` for a network that is told the noise level.
 
-    Of a lean alone `bd3lm.diffusion.check_lean` says the same; a config may not import it.
+    `bd3lm.diffusion.check_lean` checks the number alone in the same way; a config may not import it.
     """
     is_number = isinstance(lean, Real) and not isinstance(lean, bool)
     if not is_number or not 0.0 <= lean <= 1e6:
@@ -243,7 +256,7 @@ def lean_problems(lean: float, *, name: str = "lean", told_noise: bool = False) 
 
 
 def raise_problems(problems: Iterator[str]) -> None:
-    """One ValueError of all the problems, or none."""
+    """Raise one ValueError with all the problems, if there are any."""
     if found := list(problems):
         raise ValueError("; ".join(found))
 
@@ -257,7 +270,7 @@ class _Problem(NamedTuple):
 
 
 def _key_problems(kind: Any, data: object, path: str) -> Iterator[_Problem]:
-    """Keys that no field takes and kinds that no method has, of which pydantic says nothing or too little."""
+    """Keys that no field takes and unknown kinds, about which pydantic says nothing or too little."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if not isinstance(data, Mapping):
@@ -288,7 +301,7 @@ def _key_problems(kind: Any, data: object, path: str) -> Iterator[_Problem]:
 
 
 def _number_problems(kind: Any, value: object, place: str) -> Iterator[_Problem]:
-    """What is not surely a number where one belongs: pydantic takes true for 1, and 010, an octal, for 10."""
+    """Values that may not be the number they look like: pydantic takes true for 1, and octal 010 for 10."""
     if not any(member in (int, float) for member in get_args(kind) or (kind,)):
         return
     for each in value if isinstance(value, list | tuple) else (value,):

@@ -20,7 +20,6 @@ from bd3lm.diffusion import derive_seed
 from bd3lm.evaluation import Figure
 from bd3lm.lm import Gap, LanguageModel, Settings, build_estimator, load
 from bd3lm.lm.generation import build_writer
-from bd3lm.sampling.contexts import ContextWriter
 from bd3lm.training import pick_device
 
 try:
@@ -86,8 +85,7 @@ class HarnessLM(LM):
         self.batch_size = _batch_size(batch_size, max_batch_size)
         self.settings = Settings(steps=steps, batch_size=self.batch_size)
         self.begin = self._begin()
-        writer = build_writer(model.network, model.config, self.settings)  # refuses steps that nobody takes
-        self.writes_past_context = not isinstance(writer, ContextWriter)
+        build_writer(model.network, model.config, self.settings)  # refuses steps that nobody takes
         self._figure: Figure | None = None  # SSD-LM has none
         if not isinstance(self.method, SimplexMethod) or estimator != "auto":
             self._figure = build_estimator(model.network, model.config, estimator).figures(model.network)[0]
@@ -194,7 +192,7 @@ class HarnessLM(LM):
             scored = end
 
     def _prompt(self, context: str, length: int) -> list[int]:
-        most = self.context if self.writes_past_context else self.context - length
+        most = self.context if self.method.writes_past_context else self.context - length
         if most < 1:
             raise ValueError(
                 f"max_gen_toks must be below {self.context}, the network's context, past which this model "

@@ -111,7 +111,7 @@ _RECOMMENDED = merge(
     },
 )
 _MEASURED = (("wikipedia", 4), ("wikipedia", 16))
-# Of a stage that another one follows.
+# For a stage that another one follows.
 _AT_FULL_RATE = {"optimizer": {"decay": "constant", "decay_steps": None}}
 
 
@@ -132,11 +132,11 @@ class _Corpus:
     tuning: int
     search: Mapping[str, int]
     ar: Mapping[str, Any] = field(default_factory=dict)
-    """What autoregressive runs have otherwise."""
+    """Overrides for autoregressive runs."""
     later: Mapping[str, Any] = field(default_factory=dict)
-    """What stages that start from another have otherwise."""
+    """Overrides for stages that start from an earlier stage."""
     method: Mapping[str, Any] = field(default_factory=dict)
-    """What every method has otherwise."""
+    """Overrides for every method."""
 
     def stage(self, name: str, steps: int, *parts: Mapping[str, Any]) -> Stage:
         return Stage(name, merge(self.common, *parts, {"method": self.method, "train": {"steps": steps}}))
@@ -320,8 +320,8 @@ _BOX = {
     },
 }
 _TO_ZERO = {"optimizer": {"warmup_steps": 50, "decay": "linear", "min_lr_ratio": 0.0}}
-# Of the released model: training has all orders alike. At 2 a third of the blocks of 4 are still uncovered in
-# another order than from left to right, which is something to look at.
+# This is for the released model; training treats all orders alike. At 2 a third of the blocks of 4 are still
+# uncovered in another order than from left to right, which is something to look at.
 _LEANING = {"method": {"kind": "block_diffusion", "lean": 2.0}}
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(

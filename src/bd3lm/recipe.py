@@ -120,7 +120,7 @@ class CountsMasking:
     lean: float = 0.0
     """Train for an order that leans to the left; 0 trains for all orders alike."""
     weight: Literal["nelbo", "flat"] = "nelbo"
-    """Of a hidden token: that of the bound, or 1, which has less noise and is no bound."""
+    """The weight of a hidden token: that of the bound, or 1, which has less noise but gives no bound."""
 
 
 MaskingRecipe = Annotated[
@@ -267,7 +267,9 @@ class Recipe:
         size = context if method.block_size is None else method.block_size
         if size < 1 or context % size:
             yield f"method.block_size must divide data.context {context}, got {size}"
-        if method.next_token and not method.causal_clean:
+        if not 0.0 <= method.next_token < math.inf:
+            yield f"method.next_token must be finite and not negative, got {method.next_token}"
+        elif method.next_token and not method.causal_clean:
             yield "method.next_token needs method.causal_clean: otherwise tokens see what they predict"
         search = method.masking.search if isinstance(method.masking, ClippedMasking) else None
         if search is not None and search.every % self.train.validate_every:
@@ -279,16 +281,26 @@ class Recipe:
             yield "method.algorithm two_pass does not run under parallel fsdp, which frees keys early"
         told_noise = self.network.time_conditioning
         yield from lean_problems(method.lean, name="method.lean", told_noise=told_noise)
-        if isinstance(method.masking, CountsMasking) and method.masking.lean:
-            yield from lean_problems(method.masking.lean, name="method.masking.lean")
-            for name in ("complementary", "learn_proposal"):
-                if getattr(method.masking, name):
-                    yield f"method.masking.{name} needs method.masking.lean 0, got {method.masking.lean:g}"
-        masking = method.masking
-        if isinstance(masking, CountsMasking) and masking.learn_proposal and masking.weight != "nelbo":
-            yield f"method.masking.learn_proposal needs method.masking.weight nelbo, got {masking.weight}"
-        if told_noise and isinstance(method.masking, CountsMasking):
-            yield "network.time_conditioning needs masks drawn by time: method.masking.kind counts draws none"
+        if isinstance(method.masking, CountsMasking):
+            yield from _counts_problems(method.masking)
+            if told_noise:
+                yield (
+                    "network.time_conditioning needs masks drawn by time: method.masking.kind counts draws "
+                    "none"
+                )
+
+
+def _counts_problems(masking: CountsMasking) -> Iterator[str]:
+    """Options of masks by count that do not go together."""
+    if masking.lean:
+        yield from lean_problems(masking.lean, name="method.masking.lean")
+        for name in ("complementary", "learn_proposal"):
+            if getattr(masking, name):
+                yield f"method.masking.{name} needs method.masking.lean 0, got {masking.lean:g}"
+    if masking.learn_proposal and masking.complementary:
+        yield "method.masking.learn_proposal needs one noisy copy: method.masking.complementary must be false"
+    if masking.learn_proposal and masking.weight != "nelbo":
+        yield f"method.masking.learn_proposal needs method.masking.weight nelbo, got {masking.weight}"
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
@@ -317,8 +329,8 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """`--train.steps 100 --method.masking.kind=times` as a nested dict; a value is read as its field's type,
-    and as YAML where that is no text."""
+    """`--train.steps 100 --method.masking.kind=times` as a nested dict; the values of text fields are
+    taken as they are, all others are read as YAML."""
     overrides: dict[str, Any] = {}
     rest = list(words)
     while rest:
@@ -399,7 +411,7 @@ def _load_yaml(text: str) -> Any:
 
 
 def _types_at(path: Sequence[str]) -> list[Any]:
-    """The types that a field of a recipe may have, by its names from the outermost; none for no field."""
+    """The types that a field of a recipe may have, by its path of names; none if there is no such field."""
     kinds: list[Any] = [Recipe]
     for name in path:
         hints = [get_type_hints(kind) for kind in kinds if is_dataclass(kind)]
@@ -411,7 +423,7 @@ def _types_at(path: Sequence[str]) -> list[Any]:
 
 
 def _flag_value(text: str, types: Sequence[Any]) -> Any:
-    """A flag's value for a field of one of the types; what is wrong with it the recipe says."""
+    """A flag's value for a field of one of the types; the recipe reports what is wrong with it."""
     if NoneType in types and text.lower() in ("null", "none", "~", ""):
         return None
     if str in types:

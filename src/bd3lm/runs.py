@@ -57,8 +57,8 @@ def train_stages(
 
 
 def _forget_stop(out: Path) -> None:
-    """Remove what an earlier run left where it was stopped: of a start that is refused it would not be true,
-    and a job script would start it again and again."""
+    """Remove the marker of an earlier stop. If this start is refused, nothing was stopped, and a job script
+    that saw the marker would start it again and again."""
     for marker in [*out.glob(STOPPED_FILE), *out.glob(f"*/{STOPPED_FILE}")]:
         marker.unlink(missing_ok=True)  # by any process of the run
 
@@ -117,9 +117,9 @@ def _plan(stages: Sequence[tuple[str, Recipe]], out: Path) -> list[_Planned]:
 
 
 def _checked(planned: Sequence[_Planned], resume: bool, engine: Engine, console: Console) -> list[_Planned]:
-    """The stages to train, checked all of them before the first is: mistakes in later ones cost hours.
+    """The stages to train, all checked before the first is trained: mistakes in later ones cost hours.
 
-    Where a later stage has a checkpoint, an earlier one that has none was done, and was cleared away.
+    An earlier stage without a checkpoint, where a later one has one, was finished and cleared away.
     """
     checked = []
     for index, stage in enumerate(planned):
@@ -172,8 +172,8 @@ def _check_layout(out: Path, stages: Sequence[str]) -> None:
 
 def _train(run: Run, recipe: Recipe, *, resume: bool, console: Console) -> None:
     trainer = run.trainer
-    resumed = resume and trainer.resume()  # complains of other data than the recipe's were
-    _on_main(trainer.engine, lambda: save_recipe(run.out, recipe))  # of a run that can be
+    resumed = resume and trainer.resume()  # refuses data other than the run began with
+    _on_main(trainer.engine, lambda: save_recipe(run.out, recipe))  # only once the run can start
     if resumed and trainer.engine.is_main:
         finished = trainer.step >= trainer.settings.steps
         console.print(
@@ -211,10 +211,11 @@ def _way_out(run: Run) -> str:
 
 
 def _check_folder(stage: _Planned, *, resume: bool, chained: bool) -> Recipe:
-    """The recipe to train a folder's run with. Refused is whatever would replace something trained.
+    """The recipe to train a folder's run with; anything that would replace something trained is refused.
 
-    A run is resumed with a recipe that computes the same. It began where its own recipe says, whatever is
-    said now; a stage that is `chained` to one before it began in the run's own folder, which may have moved.
+    A run is resumed with a recipe that computes the same. It keeps the start of its own recipe, whatever is
+    asked now; a `chained` stage started from the stage before it, in the run's own folder, which may have
+    moved.
     """
     folder, recipe = stage.folder, stage.recipe
     model, file = folder / RUN_MODEL, folder / RECIPE_FILE
@@ -248,7 +249,7 @@ def _require_same(folder: Path, recipe: Recipe) -> Recipe:
 
 
 def _on_main(engine: Engine, write: Callable[[], None]) -> None:
-    """Write by one process, when all have looked at what was there, and before any goes on."""
+    """Write by one process, after all have looked at what was there and before any goes on."""
     engine.barrier()
     if engine.is_main:
         write()
@@ -259,11 +260,11 @@ def _may_change(recipe: Recipe) -> set[str]:
     """What may differ between the parts of a run because it does not change what is computed.
 
     Micro-batches and devices change only how sums are ordered and, with dropout, which units are dropped.
-    Data may lie elsewhere: a checkpoint knows their fingerprint. Nor does it need what the run started from.
+    Data may lie elsewhere: a checkpoint knows its fingerprint. A checkpoint needs no start either.
     """
     free = {"train.log_every", "train.checkpoint_every", "train.micro_batch", "train.compile"}
     free |= {"parallel", "checkpoint", "trackers", "data.path", "start_from"}
-    free.add("method.lean")  # of the model that is released
+    free.add("method.lean")  # it concerns only the released model
     if recipe.optimizer.decay == "constant":
         free.add("train.steps")
     masking = recipe.method.masking if isinstance(recipe.method, BlockDiffusionRecipe) else None

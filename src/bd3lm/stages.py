@@ -15,7 +15,7 @@ from bd3lm.recipe import Recipe, merge, read_settings, recipe_from_dict, recipe_
 RECIPE_FILE = "recipe.yaml"
 """The resolved recipe of one stage, in its folder."""
 STAGES_FILE = "stages.yaml"
-"""The recipes of all stages of a run that has several, in their order, by name, also of those to come."""
+"""The recipes of all stages of a run with several, by name and in order, including those not begun."""
 
 
 def resolve_stages(
@@ -78,7 +78,7 @@ def _resolved(
 def _check_stage_names(layer: Mapping[str, Any], stages: Sequence[str]) -> None:
     """Refuse a key that is neither a stage nor a part of a recipe, and a stage given a plain value."""
     if len(stages) == 1:
-        return  # which is not named, and a recipe says itself what is wrong with it
+        return  # a single stage is not named, and the recipe reports what is wrong with it
     parts = [each.name for each in fields(Recipe)]
     for key, value in layer.items():
         if key in stages and not isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def _check_stage_names(layer: Mapping[str, Any], stages: Sequence[str]) -> None:
 
 
 def _other_stages(stages: Sequence[Stage], flags: Mapping[str, Any]) -> str:
-    """Lines that say of flags which some stages know and others do not how they are given to those alone."""
+    """Hints for flags that only some stages accept: how to set them for those stages."""
     lines = []
     for part, value in flags.items():
         unknown = {stage.name: _unknown_keys(merge(stage.recipe, {part: value})) for stage in stages}
@@ -108,7 +108,7 @@ def _other_stages(stages: Sequence[Stage], flags: Mapping[str, Any]) -> str:
 
 
 def _unknown_keys(data: Mapping[str, Any]) -> Collection[str]:
-    """Those keys of a stage's settings that its recipe does not have."""
+    """The keys of a stage's settings that its recipe does not have."""
     try:
         recipe_from_dict(data, where="")
     except SettingsError as error:

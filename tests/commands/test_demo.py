@@ -94,7 +94,7 @@ def test_the_table(finished):
 
 def test_the_figures_are_those_of_the_averaged_weights(finished, autoregressive):
     folder, printed = finished
-    batches = [TokenBatch.of(tokens) for tokens in autoregressive.trainer.validators[0].held_out.batches]
+    batches = [TokenBatch.of(tokens) for tokens in autoregressive.held_out.batches]
     network, config = load(folder / "ar" / "model")
     judge = Autoregressive(mask_id=config.method.mask_id)
     (found,) = corpus_likelihood(network, Sampled("exact", judge), batches)
@@ -109,12 +109,7 @@ def test_the_unigram_by_hand(autoregressive):
     train = ar.shards.read("train", 0, ar.shards.split("train").tokens).tolist()
     tally = [train.count(token) + 1 for token in range(vocabulary)]
     tally[ar.config.method.mask_id] = 0
-    scored = [
-        int(token)
-        for tokens in ar.trainer.validators[0].held_out.batches
-        for row in tokens
-        for token in row[1:]
-    ]
+    scored = [int(token) for tokens in ar.held_out.batches for row in tokens for token in row[1:]]
     product = 1.0
     for token in scored:
         product *= (sum(tally) / tally[token]) ** (1 / len(scored))

@@ -143,13 +143,19 @@ def test_posterior_treats_each_position_by_its_own_times(process: ForwardProcess
         torch.testing.assert_close(batch[i, j], alone, rtol=1e-14, atol=0)
 
 
+def uniform(*shape: int) -> torch.Tensor:
+    """Numbers in (0, 1]."""
+    return 1.0 - torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
 @every_process
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 1.0])
-def test_corrupt_draws_from_the_marginal(process: ForwardProcess, alpha: float) -> None:
+def test_corrupted_tokens_are_draws_from_the_marginal(process: ForwardProcess, alpha: float) -> None:
+    """At α = 0 from the noise, whatever the text."""
     count = 20_000
     x0 = torch.arange(process.vocab_size).repeat_interleave(count)
-    a = torch.tensor(alpha, dtype=torch.float64)
-    x_t = process.corrupt(x0, a, generator=torch.Generator().manual_seed(0)).view(-1, count)
+    mask_rate = torch.tensor(1.0 - alpha, dtype=torch.float64)
+    x_t = process.corrupt_at(x0, mask_rate, uniform(*x0.shape)).view(-1, count)
     expected = explicit_matrix(process, alpha) * count
     for token in range(process.vocab_size):
         observed = x_t[token].bincount(minlength=process.vocab_size)
@@ -160,12 +166,10 @@ def test_corrupt_draws_from_the_marginal(process: ForwardProcess, alpha: float) 
 
 
 @every_process
-def test_corrupt_uses_each_tokens_own_alpha_and_the_generator(process: ForwardProcess) -> None:
+def test_each_token_is_corrupted_at_its_own_rate(process: ForwardProcess) -> None:
     x0 = torch.zeros(2, 5000, dtype=torch.long)
-    alpha = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
-    x_t = process.corrupt(x0, alpha, generator=torch.Generator().manual_seed(3))
+    x_t = process.corrupt_at(x0, torch.tensor([[0.0], [1.0]], dtype=torch.float64), uniform(2, 5000))
     assert torch.equal(x_t[0], x0[0])
-    assert torch.equal(x_t, process.corrupt(x0, alpha, generator=torch.Generator().manual_seed(3)))
     frequency = x_t[1].bincount(minlength=process.vocab_size) / 5000
     torch.testing.assert_close(frequency.double(), process.noise(), rtol=0, atol=0.04)
 
@@ -200,19 +204,7 @@ def test_prior_divergence_is_that_of_the_last_marginal(process: ForwardProcess, 
 
 def test_absorbing_never_changes_a_mask() -> None:
     x0 = torch.full((1000,), 4)
-    assert torch.equal(Absorbing(V, mask_id=4).corrupt(x0, torch.tensor(0.5)), x0)
-
-
-@every_process
-def test_prior_draws_from_the_noise(process: ForwardProcess) -> None:
-    draws = process.prior(100, 200, generator=torch.Generator().manual_seed(0))
-    assert draws.shape == (100, 200)
-    assert draws.dtype == torch.long
-    observed, expected = draws.flatten().bincount(minlength=process.vocab_size), process.noise() * 20_000
-    possible = expected > 0
-    assert (observed[~possible] == 0).all()
-    if possible.sum() > 1:
-        assert stats.chisquare(observed[possible], expected[possible]).pvalue > 1e-4
+    assert torch.equal(Absorbing(V, mask_id=4).corrupt_at(x0, torch.tensor(0.5), uniform(1000)), x0)
 
 
 @pytest.mark.parametrize("tokens", [[0, 5], [-1, 2]])
@@ -221,10 +213,8 @@ def test_ids_outside_the_vocabulary_are_refused(process: ForwardProcess, tokens:
     message = (
         f"token ids must lie in 0..{process.vocab_size - 1}, got values from {min(tokens)} to {max(tokens)}"
     )
-    ids, alpha = torch.tensor(tokens), torch.tensor(0.5)
-    for call in (process.corrupt, process.marginal):
-        with pytest.raises(ValueError, match=message):
-            call(ids, alpha)
+    with pytest.raises(ValueError, match=message):
+        process.marginal(torch.tensor(tokens), torch.tensor(0.5))
 
 
 def test_no_ids_are_no_error() -> None:

@@ -22,12 +22,14 @@ from tests.lm import (
     D3PM,
     D3PM_UNIFORM,
     END,
+    METHODS,
     PROMPTS,
     SEDD,
     SEDD_UNIFORM,
     SSD,
     baseline,
     every_baseline,
+    of_bytes,
     tokens_of,
 )
 from tests.lm.test_scoring import chi_square, log_p
@@ -39,6 +41,25 @@ TEMPLATES: list[Any] = [["ab", Gap(3), "cd"], ["", Gap(5)], ["a", Gap(1), "b", G
 scored = pytest.mark.parametrize(
     "method", [SEDD, SEDD_UNIFORM, D3PM, D3PM_UNIFORM], ids=["SEDD", "SEDD uniform", "D3PM", "D3PM uniform"]
 )
+
+
+@pytest.mark.parametrize("model", [of_bytes(size) for size in METHODS.values()], ids=METHODS)
+def test_blocks_and_autoregression_write_past_the_context(model: LanguageModel):
+    assert model.config.method.writes_past_context
+    (text,) = model.generate("", length=CONTEXT + 4, stop_at_eos=False)
+    assert len(text.tokens) == CONTEXT + 4
+
+
+@every_baseline
+def test_a_method_knows_whether_it_writes_past_the_context(method: Method):
+    model, longer = baseline(method), replace(FEW, length=CONTEXT + 4)
+    if method.writes_past_context:
+        assert len(model.generate("", longer)[0].tokens) == CONTEXT + 4
+    else:
+        with pytest.raises(
+            ValueError, match=f"length must be at most {CONTEXT}, the network's whole context"
+        ):
+            model.generate("", longer)
 
 
 def of_four(method: Method, **changes: Any) -> LanguageModel:

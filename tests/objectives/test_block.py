@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import pytest
@@ -14,10 +15,12 @@ from bd3lm.diffusion import (
     Counts,
     DiscreteTimes,
     Draws,
+    LearnedCounts,
     LevelSampler,
     Linear,
     Logarithmic,
     MaskingRule,
+    Masks,
     Square,
     SquareRoot,
     Times,
@@ -274,7 +277,7 @@ def test_the_mask_is_never_predicted_and_the_first_token_is_scored_alike():
 
 
 def test_count_moments_are_summed_block_by_block():
-    objective, batch = loss_of(Counts(), 3, learn_proposal=True), TokenBatch.of(TEXTS)
+    objective, batch = loss_of(LearnedCounts(), 3), TokenBatch.of(TEXTS)
     draws = objective.draw(3, 6, generator=torch.Generator().manual_seed(0), device="cpu")
     masks = objective.masking(draws, batch.scored)
     moments = objective.loss(SMALL, batch, draws).statistics["count_moments"]
@@ -288,14 +291,14 @@ def test_count_moments_are_summed_block_by_block():
 
 
 def test_a_learned_proposal_lowers_the_variance_and_keeps_the_mean():
-    objective = loss_of(Counts(), 3, learn_proposal=True)
+    objective = loss_of(LearnedCounts(), 3)
     draws = many_draws(LevelSampler(stratified=False), 1, 9_000, 3)
     batch = TokenBatch.of(TEXTS[:1].repeat(9_000, 1))
     with torch.no_grad():
         before = objective.loss(SMALL, batch, draws)
         learned = objective.adapt(before.statistics)
         after = learned.loss(SMALL, batch, draws)
-    assert learned.masking.proposal != objective.masking.proposal
+    assert learned.masking.counts.proposal != objective.masking.counts.proposal
     assert learned.is_bound
     before, after = (loss.nats.view(-1, 2, 3).sum(2) for loss in (before, after))
     assert after[:, 1].var() < 0.9 * before[:, 1].var()  # the block with all its counts
@@ -303,25 +306,56 @@ def test_a_learned_proposal_lowers_the_variance_and_keeps_the_mean():
 
 
 def test_what_an_objective_has_learned_can_be_saved():
-    objective, batch = loss_of(Counts(), 3, learn_proposal=True), TokenBatch.of(TEXTS)
+    objective, batch = loss_of(LearnedCounts(), 3), TokenBatch.of(TEXTS)
     assert objective.state() == {}
     learned = objective.adapt(objective(SMALL, batch).statistics)
     again = learned.adapt(learned(SMALL, batch).statistics)
     assert objective.restore(json.loads(json.dumps(again.state()))) == again != learned
     clipped = loss_of(ClippedTimes(low=0.3, high=0.8), 3)
-    moved = clipped.clipped(0.1, 0.5)
-    assert clipped.restore(moved.state()) == moved == loss_of(ClippedTimes(low=0.1, high=0.5), 3)
+    moved = loss_of(ClippedTimes(low=0.1, high=0.5), 3)
+    assert clipped.restore(moved.state()) == moved
     assert loss_of(Times(), 3).adapt({}) == loss_of(Times(), 3)
 
 
-def test_learning_and_clipping_are_refused_where_they_mean_nothing():
-    for masking in (Times(), Counts(complementary=True), Counts(lean=0.5), Counts(weight="flat")):
-        with pytest.raises(ValueError, match="learn_proposal needs masking=Counts"):
-            loss_of(masking, 3, learn_proposal=True)
-    with pytest.raises(ValueError, match="only ClippedTimes has a range to change"):
-        loss_of(Times(), 3).clipped(0.1, 0.5)
-    with pytest.raises(ValueError, match="nothing to restore"):
-        loss_of(Times(), 3).restore({"low": 0.1})
+@dataclass(frozen=True)
+class Alternating(MaskingRule):
+    """A rule of a user that learns: which of the tokens of a block, by turns, to hide in every block."""
+
+    turn: int = 0
+
+    def is_unbiased(self, block_size: int) -> bool:
+        return block_size == 1
+
+    def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
+        place = torch.arange(maskable.shape[1]) % draws.block_size
+        hidden = (maskable & (place == self.turn)).unsqueeze(1)
+        return Masks(hidden=hidden, weight=hidden.float(), mask_rate=None)
+
+    def statistics(self, nats, weight, block_size):
+        return {"hidden": (weight > 0).sum()}
+
+    def adapt(self, statistics):
+        return replace(self, turn=self.turn + int(statistics["hidden"] > 0))
+
+    def state(self):
+        return {"turn": self.turn}
+
+    def restore(self, state):
+        return replace(self, **state)
+
+
+def test_a_rule_of_ones_own_learns_and_is_saved():
+    objective, batch = loss_of(Alternating(turn=1), 3), TokenBatch.of(TEXTS)
+    learned = objective.adapt(objective(SMALL, batch).statistics)
+    assert learned == loss_of(Alternating(turn=2), 3)
+    assert objective.restore(json.loads(json.dumps(learned.state()))) == learned
+
+
+def test_what_a_rule_does_not_know_is_not_restored():
+    for masking in (Times(), Counts(), LearnedCounts(), ClippedTimes(low=0.1, high=0.5)):
+        with pytest.raises(ValueError, match=f"{type(masking).__name__} has nothing to restore"):
+            loss_of(masking, 3).restore({"low": 0.1})
+    assert loss_of(LearnedCounts(), 3).restore({}) == loss_of(LearnedCounts(), 3)
 
 
 # --- errors ---

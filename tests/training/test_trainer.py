@@ -436,7 +436,9 @@ def test_settings_out_of_range_are_refused(name):
         TrainSettings(**{"steps": 1, name: 0})
 
 
-def test_compile_is_a_choice_of_three():
+def test_precision_and_compile_are_choices_of_three():
+    with pytest.raises(ValueError, match="precision must be 'auto', 'fp32' or 'bf16', got 'fp16'"):
+        TrainSettings(steps=1, precision="fp16")
     with pytest.raises(ValueError, match="compile must be true, false or 'auto', got 'on'"):
         TrainSettings(steps=1, compile="on")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import ClippedTimes
+from bd3lm.diffusion import ClippedTimes, LearnedCounts
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, Objective
 from bd3lm.training import (
@@ -32,7 +32,7 @@ ROWS = 4
 AR = Autoregressive(mask_id=MASK)
 COUNTS = BlockDiffusionLoss(block_size=4, mask_id=MASK)
 NEXT_TOKEN = BlockDiffusionLoss(block_size=4, mask_id=MASK, causal_clean=True, next_token=0.5)
-LEARNED = BlockDiffusionLoss(block_size=4, mask_id=MASK, learn_proposal=True)
+LEARNED = BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=LearnedCounts())
 CLIPPED = BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=ClippedTimes(low=0.0, high=1.0, redraw=True))
 
 

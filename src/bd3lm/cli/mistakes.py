@@ -1,4 +1,4 @@
-"""What tyro says of a command line that it cannot read, in a box of many lines, told in one."""
+"""Tyro's box of many lines about a command line that it cannot read, told in one line."""
 
 import re
 
@@ -8,7 +8,7 @@ _FLAG = re.compile(r"^--[\w.-]+")
 
 
 def in_one_line(box: str) -> str:
-    """The mistake, and where to read on; of a box that looks like no other, its first part as it is."""
+    """The mistake, and where to read on. A box of an unknown shape is given as it is, without its frame."""
     _, *parts = _parts(box) or [[]]
     if not parts:
         return " ".join(box.split())

@@ -1,9 +1,9 @@
 """`bd3lm train` and `bd3lm presets`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from tyro.conf import Positional, Suppress, arg
 
@@ -133,17 +133,7 @@ def set_aside_overrides(words: list[str]) -> tuple[list[str], list[str]]:
     """Split `train`'s words into its own flags and the --any.field value pairs, wherever they stand."""
     if words[:1] != ["train"]:
         return words, []
-    own = {
-        "--out",
-        "--config",
-        "--resume",
-        "--no-resume",
-        "--from",
-        "--device",
-        "--show",
-        "--no-show",
-        "--help",
-    }
+    own = {"--help", *_own_flags()}
     kept, overrides, rest = ["train"], [], words[1:]
     while rest:
         word = rest.pop(0)
@@ -154,3 +144,15 @@ def set_aside_overrides(words: list[str]) -> tuple[list[str], list[str]]:
         if "=" not in word and rest and not rest[0].startswith("--"):
             overrides.append(rest.pop(0))
     return kept, overrides
+
+
+def _own_flags() -> Iterator[str]:
+    """The flags of `Train` itself, by the names that tyro gives them."""
+    hints = get_type_hints(Train, include_extras=True)
+    for field in fields(Train):
+        marks = getattr(hints[field.name], "__metadata__", ())
+        given = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name)
+        name = given.replace("_", "-")
+        yield f"--{name}"
+        if hints[field.name] is bool:
+            yield f"--no-{name}"

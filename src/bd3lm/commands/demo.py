@@ -7,7 +7,6 @@ bound that the paper can print.
 
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -20,14 +19,13 @@ from bd3lm.build import Run
 from bd3lm.commands.perplexities import measure_perplexity
 from bd3lm.commands.reports import make_report
 from bd3lm.commands.subjects import Subject
-from bd3lm.config import ScoreEntropyMethod, SimplexMethod
+from bd3lm.config import SimplexMethod
 from bd3lm.diffusion import ClippedTimes, Counts
 from bd3lm.lm import build_estimator, load
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
 from bd3lm.reports import perplexity_text
 from bd3lm.runs import train_stages
 from bd3lm.stages import is_run, resolve_stages
-from bd3lm.training import LikelihoodValidator
 
 _DRAWS = 8  # of each text, for a bound that is estimated
 
@@ -56,7 +54,7 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
     """
     console = console or Console()
     run = runs[-1]
-    if without := [str(each.shards.folder) for each in runs if next(_held_out(each), None) is None]:
+    if without := [str(each.shards.folder) for each in runs if not each.held_out.batches]:
         console.print(
             f"{without[0]} has no sequence held out, so nothing is measured: prepare it with --held-out",
             soft_wrap=True,
@@ -132,7 +130,8 @@ def unigram_perplexity(run: Run) -> float:
     counts[run.config.method.mask_id] = 0
     log_p = (counts / counts.sum()).log()
     nats = tokens = 0.0
-    for batch in _held_out(run):
+    for texts in run.held_out.batches:
+        batch = TokenBatch.of(texts, score_first=run.held_out.score_first)
         nats -= log_p[batch.tokens[batch.scored]].sum().item()
         tokens += int(batch.scored.sum())
     return math.exp(nats / tokens)
@@ -155,22 +154,13 @@ def _perplexities(run: Run, console: Console) -> tuple[str, str]:
     return figures.get("exact", ""), figures.get("bound", "")
 
 
-def _held_out(run: Run) -> Iterator[TokenBatch]:
-    for validator in run.trainer.validators:
-        if isinstance(validator, LikelihoodValidator):
-            held_out = validator.held_out
-            for tokens in held_out.batches:
-                yield TokenBatch.of(tokens, score_first=held_out.score_first)
-
-
 def _print_sample(run: Run, console: Console, *, length_in_contexts: int = 2) -> None:
     """Text past the training context, from a prompt of held-out text."""
     context = run.config.network.context
-    prompt = next(_held_out(run)).tokens[0, : context // 8]
+    prompt = run.held_out.batches[0][0, : context // 8]
     model = load(run.out, device=run.trainer.engine.device)
-    method = model.config.method
-    if isinstance(method, ScoreEntropyMethod) or getattr(method, "process", None) == "uniform":
-        length_in_contexts = 1  # they write no more than one context
+    if not model.config.method.writes_past_context:
+        length_in_contexts = 1
     (sample,) = model.generate([prompt], length=length_in_contexts * context, stop_at_eos=False, seed=7)
     console.print(
         Panel(

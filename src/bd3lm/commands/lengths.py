@@ -16,8 +16,6 @@ from bd3lm.commands.subjects import Subject
 from bd3lm.data import TokenShards
 from bd3lm.evaluation import LengthStatistics, document_length, evenly_spaced, stop_counts
 from bd3lm.lm import Settings
-from bd3lm.lm.generation import build_writer
-from bd3lm.sampling.contexts import ContextWriter
 
 SPLIT = "train"
 _CONTEXTS = 16  # the longest document of the paper's block diffusion model has 9.7 contexts of 1,024
@@ -55,8 +53,7 @@ class Writing:
             entropy_floor=self.entropy_floor or None,
             entropy_window=self.entropy_window,
         ).for_method(method)
-        one_context = isinstance(build_writer(model.network, model.config, settings), ContextWriter)
-        if one_context and (settings.length or 0) > context:
+        if not method.writes_past_context and (settings.length or 0) > context:
             settings = replace(settings, length=context)
             if notes is not None:
                 limit = (

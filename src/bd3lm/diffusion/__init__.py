@@ -3,7 +3,7 @@
 from bd3lm.diffusion.categorical import gumbel, gumbel_max, nucleus, temper, top_k
 from bd3lm.diffusion.checks import is_number, is_whole
 from bd3lm.diffusion.counter import Purpose, counter_uniform, derive_seed
-from bd3lm.diffusion.counts import Counts, learned_proposal
+from bd3lm.diffusion.counts import Counts, LearnedCounts, learned_proposal
 from bd3lm.diffusion.draws import Draws, LevelSampler, blocks_in
 from bd3lm.diffusion.masking import ClippedTimes, DiscreteTimes, MaskingRule, Masks, Times
 from bd3lm.diffusion.orders import check_lean, log_reveal_rates, log_reveal_times
@@ -47,6 +47,7 @@ __all__ = [
     "Floored",
     "ForwardProcess",
     "Greedy",
+    "LearnedCounts",
     "LevelSampler",
     "Linear",
     "Logarithmic",

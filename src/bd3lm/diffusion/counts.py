@@ -12,8 +12,10 @@ Where the order of reveal leans (`orders`), M are the last k tokens of such an o
 the chance w_i / Σ_{j in M} w_j that token i is the next of them to be revealed, which is 1/k for equal rates.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ from bd3lm.diffusion.masking import MaskingRule, Masks, block_counts, token_rank
 from bd3lm.diffusion.orders import check_lean, log_reveal_rates
 
 CountsWeight = Literal["nelbo", "flat"]
+_MOMENT_MEMORY = 0.9  # share of the old second moments that an update keeps
 _LEAST_SHARE = 1e-9  # far above rounding, so that probabilities can be differences of a running sum
 
 
@@ -39,7 +42,8 @@ class Counts(MaskingRule):
     copy that hides all n arises only as the first: 1/(n·q(n)), which is 1. (Averaging the two copies' n/k
     losses would be biased.) At block size 1 the second copy would always be empty, so only one is made.
 
-    With a `lean` it is the NELBO of that order of reveal; what a second copy would hide is no such set.
+    With `lean`, the NELBO of that reveal order. Incompatible with `complementary`: the complement is not the
+    tail of an order.
 
     `weight="flat"` gives every hidden token weight 1 instead: less noise, more of a say to masks that hide
     much, and no bound.
@@ -87,7 +91,7 @@ class Counts(MaskingRule):
         return _masks(hidden, [self._pair_weight(q, j, n).unsqueeze(-1) for j in (k, n - k)])
 
     def _weight(self, hidden: Tensor, k: Tensor, probability: Tensor) -> Tensor:
-        """The chance of each hidden token to be revealed next, by that of the count; one for all if equal."""
+        """Weight of each hidden token: P(revealed next) / q(k)."""
         if not self.lean:
             return 1.0 / (k * probability).unsqueeze(-1)
         rates = log_reveal_rates(hidden.shape[-1], self.lean, device=hidden.device)
@@ -112,6 +116,63 @@ class Counts(MaskingRule):
     def _pair_weight(self, q: Tensor, j: Tensor, n: Tensor) -> Tensor:
         arises = self._probability(q, j, n) + self._probability(q, n - j, n)
         return 1.0 / (j * arises)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedCounts(MaskingRule):
+    """`Counts` whose proposal follows the second moments of the loss (`learned_proposal`).
+
+    It starts as the uniform proposal, and stays unbiased under any.
+    """
+
+    second_moments: tuple[float, ...] | None = None
+    """Running estimates of E[S²] for each count, S the summed cross-entropy of a block; None before the
+    first update."""
+
+    @cached_property
+    def counts(self) -> Counts:
+        """The rule that it is now."""
+        return Counts(proposal=learned_proposal(self.second_moments) if self.second_moments else None)
+
+    def is_unbiased(self, block_size: int) -> bool:
+        return True
+
+    def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
+        return self.counts(draws, maskable)
+
+    def statistics(self, nats: Tensor, weight: Tensor, block_size: int) -> dict[str, Tensor]:
+        """For each count k, the sum of S² over the blocks that hide k tokens, and how many there were."""
+        blocks = (-1, block_size)
+        k = (weight > 0).unflatten(-1, blocks).sum(-1).flatten()
+        squares = nats.detach().double().unflatten(-1, blocks).sum(-1).square().flatten()
+        sums = torch.zeros(2, block_size + 1, dtype=torch.float64, device=nats.device)
+        sums[0].index_add_(0, k, squares)
+        sums[1].index_add_(0, k, torch.ones_like(squares))
+        return {"count_moments": sums[:, 1:]}
+
+    def adapt(self, statistics: Mapping[str, Tensor]) -> Self:
+        """Blend the new second moments in."""
+        squares, seen = statistics["count_moments"].tolist()
+        fresh = [square / times if times else None for square, times in zip(squares, seen, strict=True)]
+        known = [moment / k**2 for k, moment in enumerate(fresh, 1) if moment is not None]
+        if not known:
+            return self
+        typical = sum(known) / len(known)  # of S²/k²: what a count not met yet is taken to have
+        old = self.second_moments or tuple(typical * k**2 for k in range(1, len(fresh) + 1))
+        keep = _MOMENT_MEMORY if self.second_moments else 0.0
+        moments = tuple(
+            before if moment is None else keep * before + (1.0 - keep) * moment
+            for before, moment in zip(old, fresh, strict=True)
+        )
+        return replace(self, second_moments=moments)
+
+    def state(self) -> dict[str, Any]:
+        return {"second_moments": list(self.second_moments)} if self.second_moments else {}
+
+    def restore(self, state: Mapping[str, Any]) -> Self:
+        if state.keys() != {"second_moments"}:
+            return super().restore(state)
+        return replace(self, second_moments=tuple(state["second_moments"]))
 
 
 def _masks(hidden: list[Tensor], weight: list[Tensor]) -> Masks:

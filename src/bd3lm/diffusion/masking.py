@@ -10,8 +10,9 @@ the end of a text). n is the number of maskable tokens of a block; a block with 
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -34,7 +35,17 @@ class Masks:
 
 
 class MaskingRule(ABC):
-    """How many tokens of a block to hide, which ones, and with what weight."""
+    """How many tokens of a block to hide, which ones, and with what weight.
+
+    A rule may learn while a network is trained: `statistics` of every batch are summed, over devices too, and
+    `adapt` makes the next rule of the sums. What it has learned is kept in checkpoints (`state`, `restore`).
+    By default a rule learns nothing.
+    """
+
+    @property
+    def covers_all_levels(self) -> bool:
+        """Whether every noise level is drawn. A network that is told the level has a bound only if it is."""
+        return True
 
     def copies(self, block_size: int) -> int:
         """How many noisy copies of a sequence the rule makes."""
@@ -47,6 +58,27 @@ class MaskingRule(ABC):
     @abstractmethod
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
         """Masks for every row of `draws`; `maskable` is (rows, length) bool."""
+
+    def statistics(self, nats: Tensor, weight: Tensor, block_size: int) -> dict[str, Tensor]:
+        """Sums over a batch to learn from, given the cross-entropies of hidden tokens and their weights.
+
+        Both are (rows, copies, length), zero where nothing is hidden, and on the network's device.
+        """
+        return {}
+
+    def adapt(self, statistics: Mapping[str, Tensor]) -> Self:
+        """The rule after learning from the summed statistics of some batches."""
+        return self
+
+    def state(self) -> dict[str, Any]:
+        """What the rule has learned since it was configured, as JSON."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> Self:
+        """The inverse of `state`."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has nothing to restore, got {dict(state)}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -80,7 +112,7 @@ class DiscreteTimes(MaskingRule):
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
     def is_unbiased(self, block_size: int) -> bool:
-        """Of the T-step NELBO, which bounds the negative log-likelihood of the sampler that takes T steps."""
+        """Unbiased for the T-step NELBO, a bound on the negative log-likelihood of the T-step sampler."""
         return True
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
@@ -144,6 +176,17 @@ class ClippedTimes(MaskingRule):
             return self.low == 1.0 or not self.redraw or (self.low > 0.0 and self.high < 1.0)
         symmetric = math.isclose(self.low + self.high, 1.0)  # two tokens ask only that E[rate] = ½
         return block_size == 2 and self.weight == "reference" and symmetric and not self.redraw
+
+    @property
+    def covers_all_levels(self) -> bool:
+        return (self.low, self.high) == (0.0, 1.0)
+
+    def state(self) -> dict[str, Any]:
+        """The range, which a search may have changed."""
+        return {"low": self.low, "high": self.high}
+
+    def restore(self, state: Mapping[str, Any]) -> Self:
+        return replace(self, **state) if state.keys() == {"low", "high"} else super().restore(state)
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
         width = self.high - self.low
@@ -231,7 +274,7 @@ def reveal_ranks(draws: Draws, maskable: Tensor, *, lean: float = 0.0) -> Tensor
 
 
 def _ranks(keys: Tensor, maskable: Tensor) -> Tensor:
-    """Of the maskable tokens of each block by their keys (rows, blocks, block_size): (rows, length)."""
+    """Ranks of each block's maskable tokens by their keys (rows, blocks, block_size): (rows, length)."""
     keys = keys.masked_fill(~maskable.view_as(keys), math.inf)
     return torch.argsort(keys, dim=-1, stable=True).argsort(-1).flatten(1)
 

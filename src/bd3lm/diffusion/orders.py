@@ -19,7 +19,10 @@ _SOONEST = -64.0  # stands for log 0 at u = 1; the next number below 1 gives −
 
 
 def check_lean(lean: float) -> None:
-    """Refuse what is no lean. `bd3lm.config.lean_problems` says the same, and may not import this."""
+    """Refuse anything but a number from 0 to 1e6.
+
+    `bd3lm.config.lean_problems`, which may not import this, does the same.
+    """
     if not is_number(lean) or not 0.0 <= lean <= MOST_LEAN:
         raise ValueError(f"lean must be a number from 0 to 1e6, got {lean!r}")
 

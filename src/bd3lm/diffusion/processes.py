@@ -3,6 +3,9 @@
 Both processes keep a token with probability α_t and otherwise send it to a noise distribution π:
 q(x_t | x) = α_t x + (1 − α_t) π, with π a point mass on the mask (absorbing) or uniform. A transition from
 s to t is the same law with α_{t|s} = α_t/α_s.
+
+`corrupt_at` and `posterior` are what training and sampling use; `transition_matrix` and `marginal` write the
+same laws out in full, for reading, for experiments on small vocabularies, and for the tests of the former.
 """
 
 import math
@@ -54,25 +57,16 @@ class ForwardProcess(ABC):
         return alpha * F.one_hot(x0, self.vocab_size) + (1.0 - alpha) * noise
 
     @abstractmethod
-    def corrupt(self, x0: Tensor, alpha: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw x_t ~ q(x_t | x_0); α broadcasts against x0."""
-
-    @abstractmethod
     def corrupt_at(self, x0: Tensor, mask_rate: Tensor, uniform: Tensor) -> Tensor:
         """x_t ~ q(x_t | x_0) as a function of uniform numbers in (0, 1], one a token; 1 − α broadcasts.
 
-        A token is corrupted where its number is at most 1 − α, which keeps its precision as α → 1.
+        A token is corrupted where its number is at most 1 − α, which keeps its precision as α → 1. At a mask
+        rate of 1 the result is a draw from π, whatever the text.
         """
 
     @abstractmethod
     def prior_divergence(self, alpha: float) -> float:
         """KL(q(x_1 | x_0) ‖ π) of one token, in nats, for α = α(1): the prior term of a bound."""
-
-    @abstractmethod
-    def prior(
-        self, *shape: int, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
-    ) -> Tensor:
-        """Draw x_1 from π, independent of the data."""
 
     def check_ids(self, tokens: Tensor) -> None:
         """Refuse token ids outside the vocabulary."""
@@ -101,22 +95,12 @@ class Absorbing(ForwardProcess):
     def noise(self, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
         return F.one_hot(torch.tensor(self.mask_id, device=device), self.vocab_size).to(dtype)
 
-    def corrupt(self, x0: Tensor, alpha: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        self.check_ids(x0)
-        u = torch.rand(x0.shape, generator=generator, device=x0.device, dtype=torch.float64)
-        return torch.where(u < alpha, x0, self.mask_id)
-
     def corrupt_at(self, x0: Tensor, mask_rate: Tensor, uniform: Tensor) -> Tensor:
         return torch.where(uniform <= mask_rate, self.mask_id, x0)
 
     def prior_divergence(self, alpha: float) -> float:
         """Infinite as soon as a token may stay clean, which a prior that is all masks never has."""
         return math.inf if alpha > 0.0 else 0.0
-
-    def prior(
-        self, *shape: int, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
-    ) -> Tensor:
-        return torch.full(shape, self.mask_id, device=device)
 
     def posterior(self, p_x0: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
         """A clean token stays; a mask is revealed with probability (α_s − α_t)/(1 − α_t), as p_x0 says.
@@ -142,11 +126,6 @@ class Uniform(ForwardProcess):
     def noise(self, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.full((self.vocab_size,), 1.0 / self.vocab_size, device=device, dtype=dtype)
 
-    def corrupt(self, x0: Tensor, alpha: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        self.check_ids(x0)
-        u = torch.rand(x0.shape, generator=generator, device=x0.device, dtype=torch.float64)
-        return torch.where(u < alpha, x0, self.prior(*x0.shape, generator=generator, device=x0.device))
-
     def corrupt_at(self, x0: Tensor, mask_rate: Tensor, uniform: Tensor) -> Tensor:
         """A number u <= 1 − α is uniform on (0, 1 − α], so it also says which token comes."""
         share = (uniform / mask_rate).clamp_max(1.0)
@@ -159,11 +138,6 @@ class Uniform(ForwardProcess):
         if alpha == 1.0:
             return math.log(v)
         return kept * math.log1p((v - 1) * alpha) + (v - 1) * other * math.log1p(-alpha)
-
-    def prior(
-        self, *shape: int, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
-    ) -> Tensor:
-        return torch.randint(self.vocab_size, shape, generator=generator, device=device)
 
     def posterior(self, p_x0: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
         """Bayes' rule in O(V): Σ_x p(x) q(x_t | x_s) q(x_s | x) / q(x_t | x)."""

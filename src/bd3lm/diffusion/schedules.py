@@ -44,7 +44,8 @@ class NoiseSchedule(ABC):
         return 1.0 - self.mask_rate(t)
 
     def alpha_prime(self, t: Tensor) -> Tensor:
-        """dα/dt, negative everywhere inside (0, 1)."""
+        """α'(t), as equations have it, negative inside (0, 1); the library computes with −α', which
+        `mask_rate_prime` gives."""
         return -self.mask_rate_prime(t)
 
     def time(self, alpha: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -66,6 +66,8 @@ class TrainSettings:
             raise ValueError(f"micro_batch must be at least 1, got {self.micro_batch}")
         if not 0.0 <= self.ema_decay < 1.0:
             raise ValueError(f"ema_decay must lie in [0, 1), got {self.ema_decay}")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"precision must be 'auto', 'fp32' or 'bf16', got {self.precision!r}")
         if self.compile not in (True, False, "auto"):
             raise ValueError(f"compile must be true, false or 'auto', got {self.compile!r}")
 
@@ -192,15 +194,18 @@ class Trainer:
         # are divided by a nominal one, which keeps gradients at a sane scale, and corrected once at the end.
         tokens = settings.global_batch * self.data.context
         nominal = float(tokens)
-        for index, rows in enumerate(self._rows):
-            batch = self._batch(rows)
-            torch.manual_seed(derive_seed(settings.seed, "dropout", self.step, rows.start))
-            with engine.accumulating(self._wrapped, last=index == len(self._rows) - 1):
-                own = None if draws is None else draws[rows]
-                sums = self.apply(partial(training_sums, objective=objective, batch=batch, draws=own))
-                (sums.loss * (engine.gradient_scale / nominal)).backward()
-            totals += torch.stack((sums.nats, sums.auxiliary, sums.weight)).double()
-            self._collect(sums.statistics)
+        with torch.random.fork_rng(devices=[]):  # dropout draws its seeds on the CPU, on any device
+            for index, rows in enumerate(self._rows):
+                batch = self._batch(rows)
+                torch.default_generator.manual_seed(
+                    derive_seed(settings.seed, "dropout", self.step, rows.start)
+                )
+                with engine.accumulating(self._wrapped, last=index == len(self._rows) - 1):
+                    own = None if draws is None else draws[rows]
+                    sums = self.apply(partial(training_sums, objective=objective, batch=batch, draws=own))
+                    (sums.loss * (engine.gradient_scale / nominal)).backward()
+                totals += torch.stack((sums.nats, sums.auxiliary, sums.weight)).double()
+                self._collect(sums.statistics)
         engine.all_reduce_sum(totals)
         factor = nominal / totals[2].clamp_min(1.0)
         norm = apply_gradients(

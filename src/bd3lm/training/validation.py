@@ -6,14 +6,14 @@ share is shorter evaluates a batch in which nothing is scored.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import Draws
+from bd3lm.diffusion import ClippedTimes, Draws
 from bd3lm.evaluation import block_moments, gradient_variance, loss_sums, perplexity, variance
 from bd3lm.models import Transformer
 from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch
@@ -94,8 +94,8 @@ class ClipSearchValidator:
 
     def __call__(self, trainer: Trainer) -> Metrics:
         objective = trainer.objective
-        if not isinstance(objective, BlockDiffusionLoss):
-            raise ValueError(f"only block diffusion has a clip range to search, got {objective}")
+        if not isinstance(objective, BlockDiffusionLoss) or not isinstance(objective.masking, ClippedTimes):
+            raise ValueError(f"only ClippedTimes has a range to search, got {objective}")
         if trainer.step % self.search.every:
             return {}
         ranges = self.search.ranges()
@@ -104,7 +104,8 @@ class ClipSearchValidator:
         moments = self.held_out.total(trainer, objective, work, *seed, limit=self.search.batches)
         variances = dict(zip(ranges, map(variance, moments), strict=True))
         choice = choose_range(ranges, variances.__getitem__)
-        trainer.objective = objective.clipped(choice.low, choice.high)
+        masking = replace(objective.masking, low=choice.low, high=choice.high)
+        trainer.objective = replace(objective, masking=masking)
         return {
             "clip_low": choice.low,
             "clip_high": choice.high,
