@@ -4,7 +4,7 @@ import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from bd3lm.commands.subjects import Subject
 from bd3lm.commands.variances import measurable_rules, measure_variances
 from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, Method, SimplexMethod
 from bd3lm.data import Tokenizer
-from bd3lm.diffusion import Counts
+from bd3lm.diffusion import ClippedTimes, Counts
 from bd3lm.evaluation import Enumerated, corpus_likelihood
 from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME, check_folder
 from bd3lm.lm import Generation, LanguageModel, Settings, build_estimator
@@ -229,8 +229,13 @@ def _losses(recipe: Recipe, model: LanguageModel, log: Sequence[Mapping[str, flo
     lean = recipe.method.lean if isinstance(recipe.method, BlockDiffusionRecipe) else 0.0
     validated = validation_objective(trained, lean=lean, uses_noise=network.uses_noise)
     used: list[Objective] = [trained]
-    if isinstance(trained, BlockDiffusionLoss):  # a search has changed the range of rates since
-        used += [trained.clipped(row["clip_low"], row["clip_high"]) for row in log if "clip_low" in row]
+    if isinstance(trained, BlockDiffusionLoss) and isinstance(trained.masking, ClippedTimes):
+        searched = [  # a search has changed the range of rates since
+            replace(trained.masking, low=row["clip_low"], high=row["clip_high"])
+            for row in log
+            if "clip_low" in row
+        ]
+        used += [replace(trained, masking=masking) for masking in searched]
     return {
         "train_is_bound": all(objective.bounds(network) for objective in used),
         "train_lean": _lean(trained),
