@@ -142,7 +142,6 @@ class LanguageModel:
             ),
             stopping=settings.stopping(self.tokenizer),
             batch_size=settings.batch_size,
-            device=self.network.embedding.weight.device,
             watch=watch,
         )
 

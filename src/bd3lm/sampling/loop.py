@@ -70,10 +70,9 @@ def sample(
     *,
     stopping: Stopping | None = None,
     batch_size: int = 32,
-    device: torch.device | str = "cpu",
 ) -> list[Sample]:
     """Write all texts, at most `batch_size` at a time; in the order of the requests."""
-    events = write(writer, requests, stopping=stopping, batch_size=batch_size, device=device)
+    events = write(writer, requests, stopping=stopping, batch_size=batch_size)
     return sorted((e.sample for e in events if isinstance(e, Stopped)), key=lambda sample: sample.index)
 
 
@@ -83,7 +82,6 @@ def write(
     *,
     stopping: Stopping | None = None,
     batch_size: int = 32,
-    device: torch.device | str = "cpu",
     watch: bool = False,
 ) -> Iterator[Event]:
     """The same as events, as they happen; without `watch` only `Redrawn` and `Stopped`.
@@ -92,7 +90,7 @@ def write(
     free. Watching asks the device after every pass what it revealed; otherwise once a piece.
     """
     _check(writer, requests, batch_size)
-    table = _Table(writer, requests, stopping or Stopping(), batch_size, torch.device(device), watch)
+    table = _Table(writer, requests, stopping or Stopping(), batch_size, watch)
     return table.events()
 
 
@@ -105,10 +103,9 @@ class _Table:
         requests: Sequence[Request],
         stopping: Stopping,
         batch_size: int,
-        device: torch.device,
         watch: bool,
     ) -> None:
-        self.writer, self.stopping, self.device, self.watch = writer, stopping, device, watch
+        self.writer, self.stopping, self.watch = writer, stopping, watch
         self.width = writer.width(max(request.length for request in requests))
         self.waiting = deque(_Seat(index, request) for index, request in enumerate(requests))
         self.seats: list[_Seat | None] = [None] * min(batch_size, len(requests))
@@ -142,7 +139,7 @@ class _Table:
         if entering:
             requests = [seat.request for seat in entering]
             make = self.writer.seat if self.rows is None else self.writer.open
-            fresh = make(requests, width=self.width, device=self.device)
+            fresh = make(requests, width=self.width)
             places = empty[: len(entering)]
             for place, seat, start in zip(places, entering, fresh.start.tolist(), strict=True):
                 self.seats[place] = replace(seat, start=start)
@@ -156,13 +153,14 @@ class _Table:
         if not kept and self.rows is not None:
             self.writer.leave(self.rows)
             self.rows = None
-        elif self.rows is not None and self._is_worth_less_rows(len(kept)):
+        elif self.rows is not None and self._should_shrink_batch(len(kept)):
             self.rows.keep(torch.tensor(kept))
             self.seats = [self.seats[place] for place in kept]
 
-    def _is_worth_less_rows(self, kept: int) -> bool:
+    def _should_shrink_batch(self, kept: int) -> bool:
         """Where passes are recorded for a number of rows, a few empty ones cost less than recording anew."""
-        return kept <= len(self.seats) // 2 if self.device.type == "cuda" else kept < len(self.seats)
+        recorded = self.writer.model.device.type == "cuda"
+        return kept <= len(self.seats) // 2 if recorded else kept < len(self.seats)
 
     def _write_piece(self, rows: Rows) -> Iterator[Event]:
         """One piece of every row, and what became of it."""
@@ -237,7 +235,6 @@ def _check(writer: Writer, requests: Sequence[Request], batch_size: int) -> None
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     for index, request in enumerate(requests):
         try:
-            request.check()
             writer.check(request)
         except ValueError as error:
             raise ValueError(f"request {index}: {error}") from None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bd3lm.diffusion import is_whole
 from bd3lm.models import Denoiser, KVCache, Layout, Transformer, send
 from bd3lm.sampling.replay import Replays
 
@@ -41,18 +42,20 @@ class Request:
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other)
 
-    def check(self) -> None:
-        """Refuse a text with no room for what is given of it."""
-        if self.given.ndim != 1 or self.given.dtype != torch.long:
+    def __post_init__(self) -> None:
+        given: object = self.given
+        if not isinstance(given, Tensor):
+            raise ValueError(f"given must be a tensor of int64 token ids (tokens,), got {given!r:.80}")
+        if given.ndim != 1 or given.dtype != torch.long:
             raise ValueError(
-                f"given must be int64 token ids (tokens,), got {self.given.dtype} of shape "
-                f"{tuple(self.given.shape)}"
+                f"given must be int64 token ids (tokens,), got {given.dtype} of shape {tuple(given.shape)}"
             )
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must lie in 0..2^63 − 1, got {self.seed}")
-        if self.length < max(len(self.given), 1):
+        if not is_whole(self.seed) or not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be a whole number in 0..2^63 − 1, got {self.seed!r}")
+        if not is_whole(self.length) or self.length < max(len(self.given), 1):
             raise ValueError(
-                f"length must be at least 1 and hold the {len(self.given)} given tokens, got {self.length}"
+                f"length must be a whole number from 1 on that holds the {len(self.given)} given tokens, "
+                f"got {self.length!r}"
             )
 
     def is_full(self, mask_id: int) -> bool:
@@ -199,7 +202,7 @@ class Writer(ABC):
         """The end of the piece that holds the last of `length` tokens."""
         return self.piece_end(self.first_start(length - 1)) if length else 0
 
-    def open(self, requests: Sequence[Request], *, width: int, device: torch.device) -> Rows:
+    def open(self, requests: Sequence[Request], *, width: int) -> Rows:
         """Fresh rows, ready for their first piece."""
         rows = len(requests)
         text = torch.full((rows, width), self.mask_id)
@@ -216,8 +219,8 @@ class Writer(ABC):
         stop = torch.tensor([request.length for request in requests])
         seeds = torch.tensor([request.seed for request in requests])
         fresh = Rows(
-            text=text.to(device),
-            noise_seeds=seeds.to(device),
+            text=text.to(self.model.device),
+            noise_seeds=seeds.to(self.model.device),
             gaps=(text == self.mask_id) & (torch.arange(width) < stop.unsqueeze(1)),
             start=torch.tensor(starts),
             stop=stop,
@@ -230,12 +233,12 @@ class Writer(ABC):
         self.remember(fresh)
         return fresh
 
-    def seat(self, requests: Sequence[Request], *, width: int, device: torch.device) -> Rows:
+    def seat(self, requests: Sequence[Request], *, width: int) -> Rows:
         """Rows ready for their first piece: those left by an earlier batch, where these fit in.
 
         What was recorded of their passes is then of use again, which short texts would else be recorded for.
         """
-        fresh = self.open(requests, width=width, device=device)
+        fresh = self.open(requests, width=width)
         left, self._left = self._left, None
         if left is None:
             return fresh
