@@ -737,6 +737,7 @@ def test_nothing_to_write_costs_nothing(make):
         "evaluations": 0,
         "fill_passes": 0,
         "stopped_by": "length",
+        "stop_string": None,
         "redraws": 0,
         "redrawn_passes": 0,
     }

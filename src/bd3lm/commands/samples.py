@@ -66,7 +66,7 @@ def run_sample(
         for event in events:
             display.show(event)
             if isinstance(event, Stopped):
-                generation = model.generation(event.sample, settings.stop)
+                generation = model.generation(event.sample)
                 done.append(generation)
                 if file is not None:  # first of all, in case it cannot be shown
                     record = sample_record(generation, prompts[event.index], settings, model)

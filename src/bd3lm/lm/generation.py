@@ -198,7 +198,7 @@ class Settings:
             eos_id = tokenizer.eos_id
         return Stopping(
             eos_id=eos_id,
-            met=StopStrings(tokenizer, self.stop) if self.stop and tokenizer is not None else None,
+            find_end=StopStrings(tokenizer, self.stop) if self.stop and tokenizer is not None else None,
             entropy_floor=self.entropy_floor,
             entropy_window=self.entropy_window,
             redraws=self.redraws,
@@ -221,16 +221,16 @@ class Generation:
     sample: Sample
 
     @classmethod
-    def of(cls, sample: Sample, tokenizer: Tokenizer | None, stop: tuple[str, ...] = ()) -> "Generation":
-        """A sample with its text; `stop` are the strings that it was to end at."""
+    def of(cls, sample: Sample, tokenizer: Tokenizer | None) -> "Generation":
+        """A sample with its text, which ends before the string that stopped it."""
         if tokenizer is None:
             return cls(None, None, sample)
         tokens = sample.tokens.tolist()
         text = tokenizer.decode(tokens)
-        if sample.stopped_by == "string":
+        if sample.stop_string is not None:
             written = written_text(tokenizer, tokens, sample.written_from)
-            place = StopStrings(tokenizer, stop).first(written)
-            text = text if place is None else text[: len(text) - len(written) + place]
+            place = written.find(sample.stop_string)
+            text = text if place < 0 else text[: len(text) - len(written) + place]
         # Where a prompt ends inside a character, the character is of the completion.
         prompt = shared_start(tokenizer.decode(tokens[: sample.prompt]), text)
         return cls(text, text[prompt:], sample)

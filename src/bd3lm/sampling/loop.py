@@ -21,7 +21,7 @@ from bd3lm.sampling.events import (
     TokenRevealed,
 )
 from bd3lm.sampling.rows import Request, Reveal, Rows, Writer
-from bd3lm.sampling.stopping import StoppedBy, Stopping
+from bd3lm.sampling.stopping import Ending, Stopping
 
 _MOST_TOKENS = 2**30  # of all rows together: 8 GiB of ids
 
@@ -46,7 +46,7 @@ class _Seat:
             redrawn_passes=self.redrawn_passes + passes,
         )
 
-    def finished(self, tokens: Tensor, evaluations: int, fill_passes: int, by: StoppedBy) -> Sample:
+    def finished(self, tokens: Tensor, evaluations: int, fill_passes: int, ending: Ending) -> Sample:
         given = self.request.given.cpu()[: len(tokens)]  # a template may end inside its last gap
         is_given = (given == tokens[: len(given)]).tolist()  # a gap never holds the mask any more
         return Sample(
@@ -58,7 +58,8 @@ class _Seat:
             written_from=max((place + 1 for place, known in enumerate(is_given) if known), default=0),
             evaluations=evaluations,
             fill_passes=fill_passes,
-            stopped_by=by,
+            stopped_by=ending.by,
+            stop_string=ending.string,
             redraws=self.redraws,
             redrawn_passes=self.redrawn_passes,
         )
@@ -133,7 +134,8 @@ class _Table:
             if seat.request.is_full(self.writer.mask_id):
                 if self.watch:
                     yield Started(seat.index, seat.request)
-                yield Stopped(seat.index, seat.finished(seat.request.given.cpu().clone(), 0, 0, "length"))
+                ending = Ending("length", seat.request.length)
+                yield Stopped(seat.index, seat.finished(seat.request.given.cpu().clone(), 0, 0, ending))
             else:
                 entering.append(seat)
         if entering:
@@ -183,28 +185,28 @@ class _Table:
         )
         until = end.tolist() if self.watch else []
         for place in taken:
-            seat, verdict = self._seat(place), ends[place]
+            seat, ending = self._seat(place), ends[place]
             if self.watch:
                 yield BlockFinished(seat.index, seat.start, until[place])
                 self.seats[place] = seat = replace(seat, start=until[place])
-            if verdict is not None:
-                yield self._end(rows, place, seat, *verdict)
+            if ending is not None:
+                yield self._end(rows, place, seat, ending)
 
-    def _end(self, rows: Rows, place: int, seat: _Seat, stopped_by: StoppedBy, length: int) -> Event:
+    def _end(self, rows: Rows, place: int, seat: _Seat, ending: Ending) -> Event:
         """Clear a seat, for good or to write the text again."""
         evaluations, fill_passes = int(rows.evaluations[place]), int(rows.fill_passes[place])
         self.seats[place] = None
         rows.rest(place)
-        if stopped_by == "entropy" and seat.redraws < self.stopping.redraws:
+        if ending.by == "entropy" and seat.redraws < self.stopping.redraws:
             self.waiting.appendleft(seat.again(evaluations + fill_passes))
             return Redrawn(seat.index)
-        tokens = rows.text[place, :length].cpu().clone()
+        tokens = rows.text[place, : ending.length].cpu().clone()
         if (tokens == self.writer.mask_id).any():  # see `or_mask`
             raise FloatingPointError(
                 f"text {seat.index} cannot be written: the model's probabilities are not finite; its weights "
                 "may hold NaN"
             )
-        return Stopped(seat.index, seat.finished(tokens, evaluations, fill_passes, stopped_by))
+        return Stopped(seat.index, seat.finished(tokens, evaluations, fill_passes, ending))
 
     def _block_started(self, place: int) -> BlockStarted:
         seat = self._seat(place)
