@@ -56,7 +56,7 @@ class HarnessLM(LM):
     those of `LanguageModel.log_likelihood`, `steps` those of a sampler that has its own, `lean` replaces that
     of a block diffusion model. A context begins as all texts of the model do, with the token that texts begin
     with. What does not fit into the network's context is left off on the left. The batch size "auto" is 8, or
-    `max_batch_size` where that is less; the dtype "auto" is that which none gives.
+    `max_batch_size` where that is less; dtype "auto" is the same as None.
     """
 
     def __init__(

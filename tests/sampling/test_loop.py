@@ -814,7 +814,7 @@ IN_TRAINING = tiny_transformer(dropout=0.1).train()
         (lambda: sliding(MODEL, context=0), r"stride must lie in 1\.\.0, the context, got 5"),
         (
             lambda: sample(blocks(MODEL, block_size=CONTEXT), [*ONE, Request(prompt(1), 0, CONTEXT + 1)]),
-            "request 1: length must be at most the block size 12, .* got 13",
+            "request 1: length must be at most the block size 12, .* got 13; SlidingWriter goes further",
         ),
         (lambda: blocks(MODEL, block_size=5), "block_size must be a positive divisor of context 12, got 5"),
         (lambda: blocks(MODEL, block_size=0), "block_size must be a positive divisor of context 12, got 0"),

@@ -144,7 +144,7 @@ def test_an_end_token_at_the_very_end_ends_the_text():
     assert (text.tokens.tolist(), text.stopped_by) == ([0, 0, 0, 0, 0, EOS], "eos")
 
 
-# --- what a text is asked whether it has met ---
+# --- strings that end a text ---
 
 
 def ends_after(*wanted: int) -> FindEnd:

@@ -150,7 +150,7 @@ class Settings:
         return replace(settings, nucleus_p=_NUCLEUS.get(method.kind, _NUCLEUS_OF_MOST))
 
     def of_writer(self) -> "Settings":
-        """Those that make a writer: what is left when texts, their seeds and where they end are put aside."""
+        """A copy with only the fields that affect how the writer is built."""
         plain = Settings()
         aside = (
             "length",
@@ -174,7 +174,7 @@ class Settings:
             )
 
     def check_floor(self, vocab_size: int) -> None:
-        """Refuse an entropy floor below which every text of such a vocabulary is."""
+        """Refuse an entropy floor that no text of this vocabulary can reach."""
         tokens = vocab_size - 1  # the mask is never written
         highest = math.log(min(self.entropy_window, tokens))
         if self.entropy_floor is not None and self.entropy_floor > highest:
@@ -242,7 +242,7 @@ class Generation:
 
     @property
     def entropy(self) -> float:
-        """Of the frequencies of its tokens, in nats: texts that repeat themselves have little."""
+        """The entropy of its token frequencies, in nats: texts that repeat themselves have little."""
         return token_entropy(self.sample.tokens).item()
 
 
@@ -373,7 +373,7 @@ def _projection(settings: Settings, nucleus_p: float) -> Projection:
 
 
 def _is_left_open(name: str, value: object) -> bool:
-    """Whether it is None where that says to do as usual."""
+    """True if it is None in a field where None means the default."""
     return value is None and name in _MAY_BE_NONE
 
 

@@ -144,7 +144,7 @@ class LanguageModel:
         )
 
     def _writer(self, settings: Settings) -> Writer:
-        """The last one where it would be the same, since on a GPU it keeps what it recorded."""
+        """The last writer if these settings make the same one: on a GPU it keeps what it recorded."""
         alike = settings.of_writer(), self.config
         last = self._last_writer
         if last is None or last[0] != alike or last[1].model is not self.network:

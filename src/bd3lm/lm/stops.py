@@ -29,10 +29,10 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
 class StopStrings:
     """Finds the first of some strings in a text, for `Stopping.find_end`.
 
-    A text ends after the fewest tokens whose text holds one. Every number of tokens is tried, not the end of a block
-    alone: a prefix may end inside a character, and a decoder may join what follows to what came before, so
-    that a string that is there after some tokens is gone after more. Where a text ends would else depend on
-    where its blocks do.
+    A text ends after the fewest tokens whose text holds one. Every number of tokens is tried, not only the
+    end of a block: a prefix may end inside a character, and a decoder may join what follows to what came
+    before, so a string that is there after some tokens may be gone after more. Otherwise the end of a text
+    would depend on where its blocks end.
     """
 
     tokenizer: Tokenizer

@@ -72,7 +72,7 @@ def sample(
     stopping: Stopping | None = None,
     batch_size: int = 32,
 ) -> list[Sample]:
-    """Write all texts, at most `batch_size` at a time; in the order of the requests."""
+    """Write all texts, at most `batch_size` at a time; returned in the order of the requests."""
     events = write(writer, requests, stopping=stopping, batch_size=batch_size)
     return sorted((e.sample for e in events if isinstance(e, Stopped)), key=lambda sample: sample.index)
 
@@ -85,7 +85,7 @@ def write(
     batch_size: int = 32,
     watch: bool = False,
 ) -> Iterator[Event]:
-    """The same as events, as they happen; without `watch` only `Redrawn` and `Stopped`.
+    """Write all texts, and yield events as they happen; without `watch` only `Redrawn` and `Stopped`.
 
     A text depends on its own request alone: neither on the batch it is written in nor on when a seat became
     free. Watching asks the device after every pass what it revealed; otherwise once a piece.
@@ -114,7 +114,7 @@ class _Table:
 
     @torch.no_grad()
     def events(self) -> Iterator[Event]:
-        """Everything that happens, until all texts are written, or nobody listens any longer."""
+        """Everything that happens, until all texts are written or the iterator is closed."""
         try:
             while True:
                 yield from self._seat_waiting()
@@ -122,7 +122,7 @@ class _Table:
                     return
                 yield from self._write_piece(self.rows)
         finally:
-            if self.rows is not None:  # in the middle of something: nothing of it is kept
+            if self.rows is not None:  # closed before the end: these rows are not kept for a next batch
                 self.rows.replays.forget()
 
     def _seat_waiting(self) -> Iterator[Event]:
@@ -160,7 +160,10 @@ class _Table:
             self.seats = [self.seats[place] for place in kept]
 
     def _should_shrink_batch(self, kept: int) -> bool:
-        """Where passes are recorded for a number of rows, a few empty ones cost less than recording anew."""
+        """True if dropping the empty rows is worth it.
+
+        On a GPU a pass is recorded for a number of rows, and a few empty rows cost less than recording again.
+        """
         recorded = self.writer.model.device.type == "cuda"
         return kept <= len(self.seats) // 2 if recorded else kept < len(self.seats)
 

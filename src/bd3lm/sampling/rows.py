@@ -18,8 +18,7 @@ _MOST_LEFT = 2**28  # bytes of finished rows that are kept for the next batch
 
 
 def equal_values(one: Any, other: object) -> bool:
-    """Whether two dataclasses are of one class and hold the same, tensors among it, which == compares one by
-    one; leave those out of the hash."""
+    """True if both are the same dataclass type with equal fields, comparing tensors by value."""
     names = [each.name for each in fields(one)]
     if type(one) is not type(other):
         return False
@@ -65,8 +64,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Reveal:
-    """What one pass changed. Tokens are on the device, and good until the next pass; what was known before
-    the pass is on the host.
+    """What one pass changed.
+
+    Tokens are on the device and valid until the next pass; positions and flags are on the host.
 
     `hidden_again` is positions (rows, n), and whether they were masked again.
     """
@@ -136,11 +136,11 @@ class Rows:
         return shapes[0] == shapes[1]
 
     def rest(self, row: int) -> None:
-        """Write nothing more in this row, which stays in the batch until another takes its place."""
+        """Write nothing more in this row; it stays in the batch until another replaces it."""
         self.gaps[row] = False
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some rows only."""
+        """Drop all rows but these."""
         for name in _PER_ROW:
             values: Tensor = getattr(self, name)
             setattr(self, name, values[rows.to(values.device)])
@@ -149,7 +149,7 @@ class Rows:
         self.replays.forget()
 
     def put(self, rows: Tensor, fresh: "Rows") -> None:
-        """Let fresh rows take the place of some of these."""
+        """Replace some rows by fresh ones."""
         for name in _PER_ROW:
             values: Tensor = getattr(self, name)
             values[rows.to(values.device)] = getattr(fresh, name)
@@ -234,9 +234,9 @@ class Writer(ABC):
         return fresh
 
     def seat(self, requests: Sequence[Request], *, width: int) -> Rows:
-        """Rows ready for their first piece: those left by an earlier batch, where these fit in.
+        """Rows ready for their first piece.
 
-        What was recorded of their passes is then of use again, which short texts would else be recorded for.
+        Reuses the previous batch's buffers when shapes match, so its CUDA graphs need not be recorded again.
         """
         fresh = self.open(requests, width=width)
         left, self._left = self._left, None
@@ -250,7 +250,7 @@ class Writer(ABC):
         return fresh
 
     def leave(self, rows: Rows) -> None:
-        """Keep finished rows for the next batch, where that is worth it."""
+        """Keep finished rows for the next batch, if their passes were recorded and they are small."""
         if self._left is not None:
             self._left[0].replays.forget()
         self._left = None
@@ -272,7 +272,7 @@ def _reads_whole_chunks(inputs: Tensor) -> bool:
 
 
 def _state(model: Denoiser) -> object:
-    """What recorded passes depend on: where the weights are, and by which kernels. None if on more.
+    """What recorded passes depend on: the place of the weights and the kernels. None if on anything else too.
 
     Weights themselves are read in place, except through adaptive norms, which are computed once a cache.
     """
