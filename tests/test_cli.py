@@ -649,7 +649,7 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
             "settings": {
                 **asdict(settings),
                 "nucleus_p": 0.9,
-                "unmasking": "FirstHitting(tokens_per_pass=1)",
+                "unmasking": {"kind": "FirstHitting", "tokens_per_pass": 1, "lean": 0.0},
                 "stop": [],
             },
         }

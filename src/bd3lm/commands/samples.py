@@ -23,6 +23,7 @@ from bd3lm.data.disk import write_atomically
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models.devices import pick_device
 from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
+from bd3lm.sampling.rule_values import rule_values
 
 _MASK_SIGN = "░"
 _FRAMES_PER_SECOND = 20
@@ -257,7 +258,7 @@ def settings_record(settings: Settings) -> dict[str, Any]:
     """Settings as JSON has them."""
     return {
         **asdict(settings),
-        "unmasking": None if settings.unmasking is None else repr(settings.unmasking),
+        "unmasking": rule_values(settings.unmasking),
         "stop": list(settings.stop),
     }
 

@@ -68,7 +68,7 @@ class Adaptive(ABC):
 Unmasking = Planned | Adaptive
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class FirstHitting(Planned):
     """One token a pass, in the order of their hitting times (Zheng et al.): exact in continuous time.
 
@@ -86,15 +86,11 @@ class FirstHitting(Planned):
     def __post_init__(self) -> None:
         _check_count("tokens_per_pass", self.tokens_per_pass)
         check_lean(self.lean)
+        object.__setattr__(self, "lean", float(self.lean))  # 2 and 2.0 are one rule, and one record
 
     @property
     def has_noise_level(self) -> bool:
         return not self.lean
-
-    def __repr__(self) -> str:
-        """As records have it: a lean only where there is one."""
-        lean = f", lean={float(self.lean)}" if self.lean else ""
-        return f"FirstHitting(tokens_per_pass={self.tokens_per_pass}{lean})"
 
     def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
         rate = _hitting_rates(seeds, positions)
