@@ -86,7 +86,9 @@ class HarnessLM(LM):
         self.batch_size = _batch_size(batch_size, max_batch_size)
         self.settings = Settings(steps=steps, batch_size=self.batch_size)
         self.begin = self._begin()
-        writer = build_writer(model.network, model.config, self.settings)  # refuses steps that nobody takes
+        writer = build_writer(
+            model.network, model.config, self.settings
+        )  # refuses steps that the method does not take
         self.writes_past_context = not isinstance(writer, ContextWriter)
         self._figure: Figure | None = None  # SSD-LM has none
         if not isinstance(self.method, SimplexMethod) or estimator != "auto":

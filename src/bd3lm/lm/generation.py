@@ -52,7 +52,6 @@ from bd3lm.sampling import (
 )
 
 _PROJECTIONS = ("sampling", "greedy", "multi_hot")
-_MAY_BE_NONE = ("length", "top_k", "nucleus_p", "steps", "eos_id", "entropy_floor", "stride")
 _NUCLEUS = {"score_entropy": 0.99, "simplex": 0.95}  # Suppl. C.5
 _NUCLEUS_OF_MOST = 0.9
 
@@ -140,7 +139,7 @@ class Settings:
         return replace(settings or cls(), **changes)
 
     def for_method(self, method: Method) -> "Settings":
-        """With the method's own order and the paper's nucleus for it, where none was asked for."""
+        """A copy in which an order or a nucleus that was left open is the method's own or the paper's."""
         settings = self
         if settings.unmasking is None and isinstance(method, BlockDiffusionMethod):
             settings = replace(settings, unmasking=FirstHitting(lean=method.lean))
@@ -166,7 +165,7 @@ class Settings:
         return replace(self, **{name: getattr(plain, name) for name in aside})
 
     def check_stop(self, tokenizer: Tokenizer | None) -> None:
-        """Refuse strings where there is no text to find them in."""
+        """Refuse strings for a model without a tokenizer: there is no text to find them in."""
         if self.stop and tokenizer is None:
             raise ValueError(
                 f"stop needs a tokenizer, and this model was saved without one, got {self.stop!r}; eos_id "
@@ -373,8 +372,8 @@ def _projection(settings: Settings, nucleus_p: float) -> Projection:
 
 
 def _is_left_open(name: str, value: object) -> bool:
-    """True if it is None in a field where None means the default."""
-    return value is None and name in _MAY_BE_NONE
+    """True if it is None, and None is what the field is by default."""
+    return value is None and getattr(Settings, name) is None
 
 
 def _refuse(settings: Settings, *names: str, why: str) -> None:

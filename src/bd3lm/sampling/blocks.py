@@ -108,7 +108,7 @@ class BlockwiseWriter(Writer):
         cache.advance(self.block_size)
 
     def _block_before(self, rows: Rows, positions: Tensor) -> Tensor:
-        """The block before these positions; for the first of a text, whatever: nothing sees it."""
+        """The block before these positions; anything for the first block of a text, as nothing sees it."""
         return rows.text.gather(1, (positions - self.block_size).clamp_min(0))
 
     def _recomputed(self, rows: Rows, positions: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:

@@ -176,7 +176,7 @@ class _Table:
         for reveal in self.writer.write(rows):
             if self.watch:
                 yield from self._revealed(reveal)
-        # Once the last gap is filled what follows it is all given, and nobody has to read it.
+        # After the last gap everything is given, and need not be read.
         end = torch.where(rows.start >= rows.written_to, rows.stop, rows.start)
         ends = self.stopping.ends(
             rows.text,

@@ -81,8 +81,8 @@ class Reveal:
 class Rows:
     """The state of a batch: every row has its own text, place, seed and end.
 
-    Texts are on the device. All that decides what is written when is on the host, so that nobody has to ask
-    the device for it.
+    Texts are on the device. Everything that decides what is written when is on the host, so that no pass has
+    to wait for the device.
     """
 
     text: Tensor  # (rows, width), on the device; the mask where nothing is written yet
