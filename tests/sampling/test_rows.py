@@ -9,7 +9,7 @@ import torch
 
 from bd3lm.sampling import Request, sample
 from tests.oracles.networks import tiny_transformer
-from tests.sampling.test_loop import (
+from tests.sampling.loop_cases import (
     EARLY,
     MODEL,
     REQUESTS,
