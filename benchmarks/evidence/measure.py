@@ -33,6 +33,8 @@ from bd3lm.evaluation import (
 from bd3lm.lm import Generation, LanguageModel, Settings, block_loss, build_estimator
 from bd3lm.models import Denoiser
 from bd3lm.objectives import Autoregressive, TokenBatch
+from bd3lm.sampling import Unmasking
+from bd3lm.sampling.rule_values import rule_values
 
 _ROWS = 64
 _REDRAWS = 20
@@ -197,9 +199,17 @@ def _cost(written: list[Generation]) -> dict[str, Any]:
 
 def _set_name(what: Texts) -> str:
     """A name for a file of samples: letters, digits, dots and dashes."""
-    rule = repr(what.unmasking) if what.steps is None else f"{what.steps} steps"
+    rule = f"{what.steps} steps" if what.steps is not None else _rule_name(what.unmasking)
     name = f"x{what.contexts}-{rule}{'-free' if what.floor is None else ''}"
     return "".join(c if c.isalnum() or c in ".-" else "-" for c in name).strip("-")
+
+
+def _rule_name(rule: Unmasking) -> str:
+    """Its class and what it is set to, without a lean of 0, as the sets of the first sessions are named."""
+    values = rule_values(rule) or {}
+    name = values.pop("kind")
+    words = [f"{key}={value}" for key, value in values.items() if (key, value) != ("lean", 0.0)]
+    return f"{name}({', '.join(words)})"
 
 
 def _for_writing(model: LanguageModel) -> LanguageModel:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bd3lm.sampling import FirstHitting, Unmasking
+from bd3lm.sampling.rule_values import rule_values
 
 TRAINED_ON = "wikipedia"
 ZERO_SHOT = ("ptb", "wikitext", "lm1b", "lambada", "ag_news", "elife", "acl", "openwebtext")
@@ -65,7 +66,7 @@ def describe(measure: Measure) -> dict[str, Any]:
     """A measure as JSON: what tells its results from those of others."""
     plain = {"kind": type(measure).__name__.lower(), **asdict(measure)}
     if isinstance(measure, Texts):
-        plain["unmasking"] = repr(measure.unmasking)
+        plain["unmasking"] = rule_values(measure.unmasking)
     if isinstance(measure, Perplexity) and not measure.lean:
         del plain["lean"]  # which the first results are older than
     if isinstance(measure, Variance):

@@ -15,6 +15,8 @@ from typing import Any
 from benchmarks.evidence.measures import Measure, describe
 from benchmarks.evidence.runs import Run
 
+from bd3lm.sampling.rule_values import read_rule_settings
+
 PATTERN = "evidence*.jsonl"
 Line = dict[str, Any]
 
@@ -32,6 +34,8 @@ def read_lines(files: Iterable[Path]) -> Iterator[Line]:
             if not text.endswith("\n"):
                 continue
             line = json.loads(text)
+            if line.get("measure"):
+                line["measure"] = read_rule_settings(line["measure"])
             if line["kind"] == "trained":
                 line["started_from"] = last.get(line["parent"] or "")
                 last[line["digest"]] = last[f"{line['run']}/{line['seed']}"] = f"{file.name}:{number}"

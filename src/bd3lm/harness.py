@@ -55,7 +55,7 @@ class HarnessLM(LM):
     those of `LanguageModel.log_likelihood`, `steps` those of a sampler that has its own, `lean` replaces that
     of a block diffusion model. A context begins as all texts of the model do, with the token that texts begin
     with. What does not fit into the network's context is left off on the left. The batch size "auto" is 8, or
-    `max_batch_size` where that is less; the dtype "auto" is that which none gives.
+    `max_batch_size` where that is less; dtype "auto" is the same as None.
     """
 
     def __init__(
@@ -85,7 +85,9 @@ class HarnessLM(LM):
         self.batch_size = _batch_size(batch_size, max_batch_size)
         self.settings = Settings(steps=steps, batch_size=self.batch_size)
         self.begin = self._begin()
-        build_writer(model.network, model.config, self.settings)  # refuses steps that nobody takes
+        build_writer(
+            model.network, model.config, self.settings
+        )  # refuses steps that the method does not take
         self._figure: Figure | None = None  # SSD-LM has none
         if not isinstance(self.method, SimplexMethod) or estimator != "auto":
             self._figure = build_estimator(model.network, model.config, estimator).figures(model.network)[0]

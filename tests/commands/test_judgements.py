@@ -103,7 +103,7 @@ def test_a_run_is_sampled_judged_and_its_judgement_kept(run, judge):
         "count": 3,
         "length": 40,
         "nucleus_p": 0.9,
-        "unmasking": "FirstHitting(tokens_per_pass=1)",
+        "unmasking": {"kind": "FirstHitting", "tokens_per_pass": 1, "lean": 0.0},
         "steps": None,
         "entropy_floor": None,
         "redraws": 0,
@@ -269,12 +269,10 @@ def test_a_lean_is_drawn_in_recorded_and_in_the_title(run, judge_folder, tmp_pat
         assert record["title"] == title
         found[" ".join(flags)] = record["settings"]
     capsys.readouterr()
-    assert {
-        flags: (of["lean"], of["unmasking"].partition(", schedule")[0]) for flags, of in found.items()
-    } == {
-        "": (0.0, "FirstHitting(tokens_per_pass=1)"),
-        "--lean 2": (2.0, "FirstHitting(tokens_per_pass=1, lean=2.0)"),
-        "--lean 0 --steps 9": (0.0, "Ancestral(steps=9"),
+    assert {flags: (of["lean"], of["unmasking"]) for flags, of in found.items()} == {
+        "": (0.0, {"kind": "FirstHitting", "tokens_per_pass": 1, "lean": 0.0}),
+        "--lean 2": (2.0, {"kind": "FirstHitting", "tokens_per_pass": 1, "lean": 2.0}),
+        "--lean 0 --steps 9": (0.0, {"kind": "Ancestral", "steps": 9, "schedule": {"kind": "Linear"}}),
     }
     texts = [
         [line["tokens"] for line in lines_of(file)] for file in (run / "measured").glob("samples-40-*.jsonl")

@@ -68,3 +68,15 @@ def test_a_source_is_a_file_of_samples_or_a_model(tmp_path):
     assert isinstance(subject, Subject)
     assert subject.dtype == "float32"
     assert Samples("drawn", [LINE], subject).origin is subject
+
+
+def test_rules_that_older_files_have_as_strings_are_read_as_values(tmp_path):
+    rules = (
+        {"kind": "FirstHitting", "tokens_per_pass": 1, "lean": 2.0},
+        "FirstHitting(tokens_per_pass=1, lean=2.0)",
+    )
+    lines = [{**LINE, "settings": {**LINE["settings"], "unmasking": rule}} for rule in rules]
+    found = Samples.read(written(tmp_path, *lines))
+    assert found.settings["unmasking"] == rules[0]
+    assert found.lean == 2.0
+    assert Samples.read(written(tmp_path, {**LINE, "settings": {"unmasking": None}})).lean == 0.0

@@ -94,7 +94,7 @@ def test_the_tokens_are_those_of_a_cpu(network: str, batch_size: int):
     for (name, on_cpu), on_gpu in zip(writers(here).items(), writers(there).values(), strict=True):
         stopping = Stopping(entropy_floor=0.6, entropy_window=16, redraws=1)
         expected = sample(on_cpu, texts, stopping=stopping)
-        found = sample(on_gpu, texts, stopping=stopping, batch_size=batch_size, device="cuda")
+        found = sample(on_gpu, texts, stopping=stopping, batch_size=batch_size)
         for mine, theirs in zip(found, expected, strict=True):
             assert torch.equal(mine.tokens, theirs.tokens), name
             assert (mine.evaluations, mine.fill_passes, mine.stopped_by, mine.redraws) == (
@@ -108,7 +108,7 @@ def test_the_tokens_are_those_of_a_cpu(network: str, batch_size: int):
 def test_bfloat16_writes_past_the_context_without_a_mask_left():
     model = tiny_transformer(5, context=CONTEXT, dtype=torch.bfloat16, hidden=64).cuda()
     for name, writer in writers(model).items():
-        for text in sample(writer, requests(200), device="cuda"):
+        for text in sample(writer, requests(200)):
             assert len(text.tokens) == 200, name
             assert not (text.tokens == MASK).any(), name
 
@@ -119,7 +119,7 @@ def test_weights_that_are_no_numbers_are_found_out(dtype):
     model.final_norm.weight.data[3] = torch.nan
     for writer in writers(model).values():
         with pytest.raises(FloatingPointError, match="cannot be written"):
-            sample(writer, requests(64), device="cuda")
+            sample(writer, requests(64))
 
 
 @pytest.mark.parametrize("previous_token", [False, True])
@@ -137,7 +137,7 @@ def test_the_host_does_not_wait_while_blocks_are_written(rule, previous_token):
         unmasking=rule,
         previous_token=previous_token,
     )
-    rows = writer.open([Request(torch.tensor([0]), 1, 128)], width=128, device=torch.device("cuda"))
+    rows = writer.open([Request(torch.tensor([0]), 1, 128)], width=128)
     with torch.no_grad():
         for _ in range(4):
             list(writer.write(rows))
@@ -150,7 +150,7 @@ def test_the_host_does_not_wait_while_blocks_are_written(rule, previous_token):
 def test_the_host_does_not_wait_while_tokens_are_written():
     model = tiny_transformer(5, context=CONTEXT, hidden=64, heads=2, dtype=torch.bfloat16).cuda()
     writer = AutoregressiveWriter(model, mask_id=MASK, context=CONTEXT)
-    rows = writer.open([Request(torch.tensor([0]), 1, 64)], width=64, device=torch.device("cuda"))
+    rows = writer.open([Request(torch.tensor([0]), 1, 64)], width=64)
     with torch.no_grad():
         for _ in range(4):
             list(writer.write(rows))
@@ -168,7 +168,7 @@ def test_what_was_recorded_for_one_batch_serves_the_next_until_the_weights_are_o
 
     def assert_same(seed: int) -> None:
         text = [Request(torch.tensor([0, 1]), seed, 60)]
-        (expected,), (found,) = sample(on_cpu, text), sample(on_gpu, text, device="cuda")
+        (expected,), (found,) = sample(on_cpu, text), sample(on_gpu, text)
         assert torch.equal(found.tokens, expected.tokens)
 
     for seed in range(3):

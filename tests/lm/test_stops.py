@@ -215,18 +215,23 @@ def test_events_agree(block_size):
         if isinstance(event, BlockFinished):
             ends[event.index] = event.stop
         if isinstance(event, Stopped):
-            stopped[event.index] = model.generation(event.sample, settings.stop)
+            stopped[event.index] = model.generation(event.sample)
             assert texts[event.index][: len(event.sample.tokens)] == event.sample.tokens.tolist()
             assert len(event.sample.tokens) <= ends[event.index]
     assert [stopped[index] for index in range(len(PROMPTS))] == model.generate(PROMPTS, settings)
 
 
-def test_a_sample_without_its_strings_has_all_of_its_text():
+def test_a_sample_knows_the_string_that_stopped_it():
     model = of_letters(4)
-    (found,) = model.generate("xa", DRAWN, stop="b")
-    assert found.sample.stopped_by == "string"
-    assert model.generation(found.sample).text == BYTES.decode(found.tokens) == found.text + "b"
-    assert model.generation(found.sample, ["b"]) == model.generation(found.sample, "b") == found
+    (found,) = model.generate("xa", DRAWN, stop=["zz", "b"])
+    assert (found.sample.stopped_by, found.sample.stop_string) == ("string", "b")
+    assert model.generation(found.sample) == found
+    assert BYTES.decode(found.tokens) == found.text + "b"
+
+
+def test_a_sample_that_no_string_stopped_has_none():
+    for found in of_letters(4).generate(PROMPTS, DRAWN, stop=["zz"]):
+        assert (found.sample.stopped_by != "string", found.sample.stop_string) == (True, None)
 
 
 # --- the search itself, in long texts and of other tokenizers ---
@@ -282,7 +287,8 @@ def test_the_fewest_tokens_whose_text_holds_a_string(tokenizer, used):
         search, found = StopStrings(tokenizer, strings), None
         for begin in range(given, len(tokens), piece):
             found = found or search(torch.tensor(tokens[: begin + piece]), given, begin)
-        assert found == expected, (tokens, given, piece, strings)
+        assert (found and found[0]) == expected, (tokens, given, piece, strings)
+        assert found is None or found[1] in strings
         met, missed = met + (found is not None), missed + (found is None)
     assert met > 20
     assert missed > 0
@@ -291,7 +297,8 @@ def test_the_fewest_tokens_whose_text_holds_a_string(tokenizer, used):
 def test_a_character_that_the_prompt_begins_is_not_written():
     search = StopStrings(BYTES, ("☂",))
     tokens = torch.tensor([97, *"☂".encode(), 97, *"☂".encode(), 97])
-    assert [search(tokens, given, given) for given in (0, 1, 2, 3, 4)] == [4, 4, 8, 8, 8]
+    found = [search(tokens, given, given) for given in (0, 1, 2, 3, 4)]
+    assert found == [(end, "☂") for end in (4, 4, 8, 8, 8)]
     assert [written_text(BYTES, tokens[:5].tolist(), given) for given in (1, 2, 3, 4)] == [
         "☂a",
         "a",
@@ -303,14 +310,14 @@ def test_a_character_that_the_prompt_begins_is_not_written():
 
 def test_of_strings_that_one_token_completes_the_longest_begins_first():
     for strings in (("ab", "b"), ("b", "ab")):
-        assert StopStrings(BYTES, strings).first("aab b") == 1
+        assert StopStrings(BYTES, strings).first("aab b") == "ab"
     assert StopStrings(BYTES, ("ab", "b")).first("aa") is None
 
 
 def test_a_prefix_inside_a_character_holds_no_string():
     search = StopStrings(BYTES, ("é",))
     tokens = torch.tensor([97, *"é☂é".encode()])
-    assert [search(tokens[:size], 1, 1) for size in range(1, 5)] == [None, None, 3, 3]
+    assert [search(tokens[:size], 1, 1) for size in range(1, 5)] == [None, None, (3, "é"), (3, "é")]
     assert search(torch.tensor([97, *"☂è".encode()]), 1, 1) is None
 
 
@@ -335,7 +342,7 @@ def test_without_strings_nothing_is_asked(monkeypatch):
         raise AssertionError("strings were looked for")
 
     monkeypatch.setattr(StopStrings, "__call__", refuse)
-    assert Settings().stopping(BYTES).met is None
+    assert Settings().stopping(BYTES).find_end is None
     of_letters(4).generate("xa", length=20)
     with pytest.raises(AssertionError, match="strings were looked for"):
         of_letters(4).generate("xa", length=20, stop="b")

@@ -96,7 +96,9 @@ def test_the_others():
     found = parsed(judgement(settings={"steps": 7, "entropy_floor": 3.5, "redraws": 2}))
     assert (found.judge, found.count, found.length, found.nucleus) == ("judge/one", 30, (64,), 0.9)
     assert (found.steps, found.entropy_floor, found.redraws) == (7, 3.5, 2)
-    found = parsed(judgement(settings={"unmasking": "Ancestral(steps=9)"}), run("a", recipe=BLOCKS))
+    found = parsed(
+        judgement(settings={"unmasking": {"kind": "Ancestral", "steps": 9}}), run("a", recipe=BLOCKS)
+    )
     assert found.steps == 9
     found = parsed(judgement(settings={"entropy_floor": None, "redraws": 0}))
     assert (found.entropy_floor, found.redraws) == (0.0, 20)
@@ -113,9 +115,6 @@ def test_one_command_for_what_was_measured_in_the_same_way():
 
 
 def test_ways_of_unmasking():
-    assert unmasking("FirstHitting()") == ("FirstHitting", {})
-    assert unmasking("FirstHitting(tokens_per_pass=1, lean=2.0)") == (
-        "FirstHitting",
-        {"tokens_per_pass": "1", "lean": "2.0"},
-    )
-    assert unmasking("Remasking(steps=9, eta=0.6)") == ("Remasking", {"steps": "9", "eta": "0.6"})
+    expected = "Remasking", {"steps": 9, "eta": 0.6}
+    assert unmasking({"kind": "Remasking", "steps": 9, "eta": 0.6}) == expected
+    assert unmasking("Remasking(steps=9, eta=0.6)") == expected  # as older records have it

@@ -436,6 +436,16 @@ def test_a_judgement_of_fewer_texts_or_without_mauve_gives_way():
         ("block_diffusion", {"unmasking": "FirstHitting()"}, "sampler first hitting, bfloat16"),
         (
             "block_diffusion",
+            {"unmasking": {"kind": "FirstHitting", "tokens_per_pass": 2, "lean": 0.0}},
+            "sampler first hitting, tokens per pass 2, bfloat16",
+        ),
+        (
+            "block_diffusion",
+            {"unmasking": {"kind": "Ancestral", "steps": 9, "schedule": {"kind": "Linear"}}},
+            "sampler ancestral, steps 9, schedule Linear, bfloat16",
+        ),
+        (
+            "block_diffusion",
             {"unmasking": "MostConfident(threshold=None, tokens_per_pass=2)"},
             "sampler most confident, tokens per pass 2, bfloat16",
         ),

@@ -190,10 +190,21 @@ def test_the_law_of_a_leaning_sampler_is_its_likelihood(
 
 
 def test_a_network_that_is_told_the_time_has_no_lean(clock: Transformer) -> None:
-    said = "lean must be 0 for a network that is told the noise level, .* got 0.9"
+    said = r"unmasking must have a noise level .* \(lean 0\) for a network that is told it, got .*lean=0\.9"
     with pytest.raises(ValueError, match=said):
         BlockWriter(clock, block_size=2, mask_id=MASK, context=8, unmasking=FirstHitting(lean=0.9))
     BlockWriter(clock, block_size=2, mask_id=MASK, context=8, unmasking=FirstHitting(2))
+
+
+def test_a_rule_of_ones_own_may_be_without_a_noise_level(model: Transformer, clock: Transformer) -> None:
+    class Unlevelled(Ancestral):
+        @property
+        def has_noise_level(self) -> bool:
+            return False
+
+    with pytest.raises(ValueError, match="unmasking must have a noise level"):
+        BlockWriter(clock, block_size=2, mask_id=MASK, context=8, unmasking=Unlevelled())
+    BlockWriter(model, block_size=2, mask_id=MASK, context=8, unmasking=Unlevelled())
 
 
 def test_blocks_of_one_token_follow_the_chain_rule(model: Transformer) -> None:

@@ -106,6 +106,13 @@ def test_given_tokens_are_kept_and_the_rest_follows_its_law_given_them():
     assert p_value(texts[:, [0, 2]], law) > SURE
 
 
+def test_a_writer_has_the_sharpening_it_was_given():
+    sharpening = Sharpening(temperature=0.5)
+    assert (
+        writer_of(fixed(torch.zeros(3)), context=2, steps=3, sharpening=sharpening).sharpening == sharpening
+    )
+
+
 def test_sharpening_is_of_the_guess():
     table = logits(2)
     texts = drawn(writer_of(fixed(table), context=2, steps=3, sharpening=Sharpening(temperature=0.5)), 2)

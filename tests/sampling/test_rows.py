@@ -4,10 +4,12 @@ import gc
 import weakref
 from itertools import pairwise
 
+import pytest
 import torch
 
 from bd3lm.sampling import Request, sample
-from tests.sampling.test_loop import (
+from tests.oracles.networks import tiny_transformer
+from tests.sampling.loop_cases import (
     EARLY,
     MODEL,
     REQUESTS,
@@ -27,7 +29,7 @@ def test_rows_at_rest_change_nothing(make, monkeypatch):
     requests = suited(REQUESTS, writer)
     expected = [facts(text) for text in sample(writer, requests, stopping=EARLY, batch_size=batch_size)]
     monkeypatch.setattr(
-        "bd3lm.sampling.loop._Table._is_worth_less_rows", lambda table, kept: kept <= len(table.seats) // 2
+        "bd3lm.sampling.loop._Table._should_shrink_batch", lambda table, kept: kept <= len(table.seats) // 2
     )
     found = sample(make(MODEL), requests, stopping=EARLY, batch_size=batch_size)
     assert [facts(text) for text in found] == expected
@@ -80,6 +82,37 @@ def test_the_width_is_the_end_of_the_piece_that_holds_the_last_token(make):
             end = writer.piece_end(end)
         assert writer.width(length) == end
     assert writer.width(10**15) >= 10**15
+
+
+@pytest.mark.parametrize(
+    ("given", "seed", "length", "message"),
+    [
+        (prompt(5), 0, 4, "length must be .* that holds the 5 given tokens, got 4"),
+        (prompt(0), 0, 0, "length must be a whole number from 1 on .* got 0"),
+        (prompt(0), 0, 4.0, r"length must be a whole number from 1 on .* got 4\.0"),
+        (
+            prompt(2).int(),
+            0,
+            4,
+            r"given must be int64 token ids \(tokens,\), got torch.int32 of shape \(2,\)",
+        ),
+        (torch.zeros(2), 0, 4, "given must be .* torch.float32"),
+        (prompt(2).unsqueeze(0), 0, 4, r"given must be .* shape \(1, 2\)"),
+        ([0, 1], 0, 4, r"given must be a tensor of int64 token ids \(tokens,\), got \[0, 1\]"),
+        (prompt(1), -1, 4, r"seed must be a whole number in 0\.\.2\^63 − 1, got -1"),
+        (prompt(1), 2**63, 4, r"seed must be .* 0\.\.2\^63 − 1, got 9223372036854775808"),
+        (prompt(1), 0.5, 4, "seed must be a whole number .* got 0.5"),
+    ],
+)
+def test_a_request_that_cannot_be_written_is_refused_when_it_is_made(given, seed, length, message):
+    with pytest.raises(ValueError, match=message):
+        Request(given, seed, length)
+
+
+def test_rows_are_where_the_network_is():
+    writer = blocks(tiny_transformer(vocab_size=8).to("meta"), cache=False)
+    rows = writer.open([Request(prompt(1), 0, 4)], width=4)
+    assert {rows.text.device.type, rows.noise_seeds.device.type} == {"meta"}
 
 
 def test_requests_are_compared_by_what_they_hold():

@@ -136,7 +136,7 @@ def test_a_lean_is_told_apart_from_none(model: Transformer) -> None:
 
 
 def test_a_network_that_is_told_the_time_has_no_lean(clock: Transformer) -> None:
-    with pytest.raises(ValueError, match=r"lean must be 0 for a network that is told .* got 0\.9"):
+    with pytest.raises(ValueError, match=r"unmasking must have a noise level .* got .*lean=0\.9"):
         SlidingWriter(clock, mask_id=MASK, context=4, unmasking=FirstHitting(lean=0.9))
 
 

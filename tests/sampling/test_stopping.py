@@ -27,7 +27,7 @@ from bd3lm.sampling import (
     token_entropy,
     write,
 )
-from bd3lm.sampling.stopping import Met
+from bd3lm.sampling.stopping import Ending, FindEnd
 from tests.oracles.networks import MASK, tiny_transformer
 
 EOS, VOCAB = 3, 8
@@ -144,26 +144,28 @@ def test_an_end_token_at_the_very_end_ends_the_text():
     assert (text.tokens.tolist(), text.stopped_by) == ([0, 0, 0, 0, 0, EOS], "eos")
 
 
-# --- what a text is asked whether it has met ---
+# --- strings that end a text ---
 
 
-def ends_after(*wanted: int) -> Met:
+def ends_after(*wanted: int) -> FindEnd:
     """At the first place, among the new tokens or not, where these tokens stand one after the other."""
 
-    def met(tokens: Tensor, written_from: int, new_from: int) -> int | None:
+    def find(tokens: Tensor, written_from: int, new_from: int) -> tuple[int, str] | None:
         written = tokens.tolist()
         ends = range(written_from + len(wanted), len(written) + 1)
-        return next((end for end in ends if tuple(written[end - len(wanted) : end]) == wanted), None)
+        found = (end for end in ends if tuple(written[end - len(wanted) : end]) == wanted)
+        return next(((end, str(wanted)) for end in found), None)
 
-    return met
+    return find
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 4, 8])
 @pytest.mark.parametrize("place", range(2, 9))
 def test_a_text_ends_where_it_has_met_what_it_is_to_end_at(block_size, place):
     wishes = [0] * (place - 2) + [1, 4] + [0] * (8 - place)
-    text = write_one(blocks(*wishes, block_size=block_size), [], 8, met=ends_after(1, 4))
+    text = write_one(blocks(*wishes, block_size=block_size), [], 8, find_end=ends_after(1, 4))
     assert (text.tokens.tolist(), text.stopped_by) == (wishes[:place], "string")
+    assert text.stop_string == "(1, 4)"
     assert text.evaluations == -(-place // block_size) * block_size  # the whole block was paid for
 
 
@@ -174,7 +176,7 @@ def test_every_writer_asks():
         BlockWriter(network, mask_id=MASK, block_size=2, context=8, cache=False),
         SlidingWriter(network, mask_id=MASK, context=8),
     ):
-        text = write_one(writer, [], 8, met=ends_after(1, 4))
+        text = write_one(writer, [], 8, find_end=ends_after(1, 4))
         assert (text.tokens.tolist(), text.stopped_by) == ([0, 1, 1, 4], "string")
 
 
@@ -186,10 +188,10 @@ def test_each_new_token_of_a_row_is_asked_about_once():
         asked.append((tokens.tolist(), written_from, new_from))
 
     wishes = [0, 1, 4, 5, 6, 7, 0, 1, 4, 5]
-    write_one(blocks(*wishes), [0, MASK, 4, 5, 6], 10, met=never)
+    write_one(blocks(*wishes), [0, MASK, 4, 5, 6], 10, find_end=never)
     assert asked == [(wishes[:8], 5, 5), (wishes, 5, 8)]
     asked.clear()
-    write_one(blocks(*wishes), [0, MASK, 4, MASK, 6], 5, met=never)
+    write_one(blocks(*wishes), [0, MASK, 4, MASK, 6], 5, find_end=never)
     assert asked == []  # nothing is written after what was given
 
 
@@ -197,15 +199,15 @@ def test_a_row_at_rest_is_not_asked():
     """As on a GPU, where rows that have ended stay in the batch for a while."""
     asked: list[int] = []
 
-    def met(tokens: Tensor, *_: int) -> None:
+    def find(tokens: Tensor, *_: int) -> None:
         asked.append(int(tokens[0]))
 
     places = {"written_from": torch.zeros(3).long(), "piece_start": torch.zeros(3).long()}
     ends = {"piece_end": torch.full((3,), 2), "stop": torch.full((3,), 4)}
     text = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1], [4, 1, 1, 1]])
-    assert Stopping(met=met).ends(text, **places, **ends, taken=[0, 2]) == [None] * 3
+    assert Stopping(find_end=find).ends(text, **places, **ends, taken=[0, 2]) == [None] * 3
     assert asked == [0, 4]
-    assert Stopping(met=met).ends(text, **places, **ends) == [None] * 3
+    assert Stopping(find_end=find).ends(text, **places, **ends) == [None] * 3
     assert asked == [0, 4, 0, 1, 4]
 
 
@@ -216,15 +218,15 @@ def test_what_comes_first_ends_a_text_and_the_end_token_if_both_do():
         ((4, EOS), (wishes[:4], "eos")),
         ((1, 5), (wishes[:4], "eos")),
     ):
-        text = write_one(blocks(*wishes, block_size=8), [], 8, met=ends_after(*wanted), eos_id=EOS)
+        text = write_one(blocks(*wishes, block_size=8), [], 8, find_end=ends_after(*wanted), eos_id=EOS)
         assert (text.tokens.tolist(), text.stopped_by) == expected
 
 
 def test_low_entropy_comes_after_what_a_text_has_met_in_its_block():
     rules = {"entropy_floor": 1.0, "entropy_window": 4, "redraws": 3}
-    met = write_one(blocks(7, 7, 7, 7), [], 8, met=ends_after(7, 7, 7), **rules)
+    met = write_one(blocks(7, 7, 7, 7), [], 8, find_end=ends_after(7, 7, 7), **rules)
     assert (met.tokens.tolist(), met.stopped_by, met.redraws) == ([7, 7, 7], "string", 0)
-    not_yet = write_one(blocks(7, 7, 7, 7, 1, 4), [], 8, met=ends_after(1, 4), **rules)
+    not_yet = write_one(blocks(7, 7, 7, 7, 1, 4), [], 8, find_end=ends_after(1, 4), **rules)
     assert (not_yet.tokens.tolist(), not_yet.stopped_by, not_yet.redraws) == ([], "entropy", 3)
 
 
@@ -388,9 +390,9 @@ def test_low_entropy_is_its_definition(judged, window, floor):
     )
     if end >= window and written_from < end and entropy_of(text[:end][-window:]) < floor:
         kept = [p for p in range(end) if p < written_from or p < end - window]
-        assert verdict == ("entropy", len(kept))
+        assert verdict == Ending("entropy", len(kept))
     else:
-        assert verdict == (("length", end) if end == len(text) else None)
+        assert verdict == (Ending("length", end) if end == len(text) else None)
 
 
 def test_a_text_shorter_than_the_window_is_never_judged():
@@ -512,7 +514,14 @@ def test_rows_are_judged_one_by_one():
         piece_end=torch.tensor([6, 6, 4, 4, 4, 6]),
         stop=torch.tensor([6, 9, 6, 6, 6, 6]),
     )
-    assert verdicts == [("eos", 4), None, ("entropy", 2), ("entropy", 3), None, ("length", 6)]
+    assert verdicts == [
+        Ending("eos", 4),
+        None,
+        Ending("entropy", 2),
+        Ending("entropy", 3),
+        None,
+        Ending("length", 6),
+    ]
 
 
 @pytest.mark.parametrize(

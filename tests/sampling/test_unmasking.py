@@ -152,14 +152,6 @@ def test_leaning_orders_are_as_likely_as_they_should_be():
         assert (p > 1e-3) if fits else (p < 1e-6)
 
 
-def test_records_name_a_lean_only_where_there_is_one():
-    assert repr(FirstHitting()) == repr(FirstHitting(lean=0.0)) == "FirstHitting(tokens_per_pass=1)"
-    assert repr(FirstHitting(2)) == "FirstHitting(tokens_per_pass=2)"
-    assert repr(FirstHitting(lean=2)) == repr(FirstHitting(lean=2.0))
-    assert repr(FirstHitting(2, 0.5)) == "FirstHitting(tokens_per_pass=2, lean=0.5)"
-    assert FirstHitting(2, 0.5) == FirstHitting(tokens_per_pass=2, lean=0.5) != FirstHitting(2)
-
-
 @pytest.mark.parametrize("rule", [FirstHitting(), FirstHitting(lean=0.3)], ids=str)
 def test_hitting_times_do_not_depend_on_where_a_block_begins(rule):
     """A place given in advance, or a block cut in two, leaves the order of the others as it was."""

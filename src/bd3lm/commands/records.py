@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import bd3lm
 from bd3lm.data.corpus import digest
 from bd3lm.files import write_atomically
+from bd3lm.sampling.rule_values import read_rule_settings
 
 if TYPE_CHECKING:  # a subject brings all of training with it, for which `bd3lm sample` need not wait
     from bd3lm.commands.subjects import Subject
@@ -104,10 +105,9 @@ def _read(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text("utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} must be JSON, as measurements are kept, and is not: {error}") from None
-    is_record = (
-        isinstance(value, dict) and {"kind", "weights", "measured", "settings", "result"} <= value.keys()
-    )
-    return value if is_record else {}
+    names = {"kind", "weights", "measured", "settings", "result"}
+    is_record = isinstance(value, dict) and names <= value.keys() and isinstance(value["settings"], dict)
+    return value | {"settings": read_rule_settings(value["settings"])} if is_record else {}
 
 
 def _write(file: Path, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:

@@ -18,6 +18,7 @@ from bd3lm.build import build_objective, validation_objective
 from bd3lm.commands.corpora import HELD_OUT, open_sequences
 from bd3lm.commands.perplexities import OWN, measure_perplexity
 from bd3lm.commands.records import keep, kept, new_record
+from bd3lm.commands.samples import settings_record
 from bd3lm.commands.subjects import Subject
 from bd3lm.commands.variances import measurable_rules, measure_variances
 from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, Method, SimplexMethod
@@ -410,9 +411,8 @@ def _sample(generation: Generation) -> dict[str, Any]:
 
 def _keep(subject: Subject, kind: str, settings: Settings, result: dict[str, Any]) -> None:
     used = ("length", "nucleus_p", "unmasking", "steps", "stop_at_eos", "seed")
-    record = new_record(
-        subject, kind, settings={name: getattr(settings, name) for name in used}, result=result
-    )
+    plain = settings_record(settings)
+    record = new_record(subject, kind, settings={name: plain[name] for name in used}, result=result)
     keep(subject, kind, record)
 
 

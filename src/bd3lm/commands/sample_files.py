@@ -15,7 +15,7 @@ from bd3lm.commands.samples import partial_of, run_sample, sample_record, settin
 from bd3lm.commands.subjects import Subject
 from bd3lm.data.corpus import digest
 from bd3lm.lm import Settings
-from bd3lm.reports.reproduction import unmasking
+from bd3lm.sampling.rule_values import read_rule_settings
 
 SUFFIX = ".jsonl"
 
@@ -109,9 +109,9 @@ class Samples:
 
     @property
     def lean(self) -> float:
-        """Of the order they were written in, as their way of unmasking has it; 0 without one that leans."""
-        _, arguments = unmasking(self.settings.get("unmasking") or "")
-        return float(arguments.get("lean", 0.0))
+        """The lean of their unmasking rule; 0 for a rule without one."""
+        rule = self.settings.get("unmasking") or {}
+        return float(rule.get("lean", 0.0))
 
     def values(self, field: str) -> list[Any]:
         return [record[field] for record in self.records]
@@ -155,7 +155,7 @@ def _parse(line: str, where: str) -> dict[str, Any]:
             f"{where} must be a sample as `bd3lm sample --out` writes it; missing or of another kind: "
             f"{', '.join(wrong) or 'documents'}"
         )
-    return fields
+    return fields | {"settings": read_rule_settings(fields["settings"])}
 
 
 def _key(subject: Subject, count: int, settings: Settings) -> str:

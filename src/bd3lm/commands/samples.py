@@ -24,6 +24,7 @@ from bd3lm.files import write_atomically
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models.devices import pick_device
 from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
+from bd3lm.sampling.rule_values import rule_values
 
 _MASK_SIGN = "░"
 _FRAMES_PER_SECOND = 20
@@ -67,7 +68,7 @@ def run_sample(
         for event in events:
             display.show(event)
             if isinstance(event, Stopped):
-                generation = model.generation(event.sample, settings.stop)
+                generation = model.generation(event.sample)
                 done.append(generation)
                 if file is not None:  # first of all, in case it cannot be shown
                     record = sample_record(generation, prompts[event.index], settings, model)
@@ -258,7 +259,7 @@ def settings_record(settings: Settings) -> dict[str, Any]:
     """Settings as JSON has them."""
     return {
         **asdict(settings),
-        "unmasking": None if settings.unmasking is None else repr(settings.unmasking),
+        "unmasking": rule_values(settings.unmasking),
         "stop": list(settings.stop),
     }
 

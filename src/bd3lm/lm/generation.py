@@ -52,7 +52,6 @@ from bd3lm.sampling import (
 )
 
 _PROJECTIONS = ("sampling", "greedy", "multi_hot")
-_MAY_BE_NONE = ("length", "top_k", "nucleus_p", "steps", "eos_id", "entropy_floor", "stride")
 _NUCLEUS = {"score_entropy": 0.99, "simplex": 0.95}  # Suppl. C.5
 _NUCLEUS_OF_MOST = 0.9
 
@@ -140,7 +139,7 @@ class Settings:
         return replace(settings or cls(), **changes)
 
     def for_method(self, method: Method) -> "Settings":
-        """With the method's own order and the paper's nucleus for it, where none was asked for."""
+        """A copy in which an order or a nucleus that was left open is the method's own or the paper's."""
         settings = self
         if settings.unmasking is None and isinstance(method, BlockDiffusionMethod):
             settings = replace(settings, unmasking=FirstHitting(lean=method.lean))
@@ -150,7 +149,7 @@ class Settings:
         return replace(settings, nucleus_p=_NUCLEUS.get(method.kind, _NUCLEUS_OF_MOST))
 
     def of_writer(self) -> "Settings":
-        """Those that make a writer: what is left when texts, their seeds and where they end are put aside."""
+        """A copy with only the fields that affect how the writer is built."""
         plain = Settings()
         aside = (
             "length",
@@ -166,7 +165,7 @@ class Settings:
         return replace(self, **{name: getattr(plain, name) for name in aside})
 
     def check_stop(self, tokenizer: Tokenizer | None) -> None:
-        """Refuse strings where there is no text to find them in."""
+        """Refuse strings for a model without a tokenizer: there is no text to find them in."""
         if self.stop and tokenizer is None:
             raise ValueError(
                 f"stop needs a tokenizer, and this model was saved without one, got {self.stop!r}; eos_id "
@@ -174,7 +173,7 @@ class Settings:
             )
 
     def check_floor(self, vocab_size: int) -> None:
-        """Refuse an entropy floor below which every text of such a vocabulary is."""
+        """Refuse an entropy floor that no text of this vocabulary can reach."""
         tokens = vocab_size - 1  # the mask is never written
         highest = math.log(min(self.entropy_window, tokens))
         if self.entropy_floor is not None and self.entropy_floor > highest:
@@ -198,7 +197,7 @@ class Settings:
             eos_id = tokenizer.eos_id
         return Stopping(
             eos_id=eos_id,
-            met=StopStrings(tokenizer, self.stop) if self.stop and tokenizer is not None else None,
+            find_end=StopStrings(tokenizer, self.stop) if self.stop and tokenizer is not None else None,
             entropy_floor=self.entropy_floor,
             entropy_window=self.entropy_window,
             redraws=self.redraws,
@@ -221,16 +220,16 @@ class Generation:
     sample: Sample
 
     @classmethod
-    def of(cls, sample: Sample, tokenizer: Tokenizer | None, stop: tuple[str, ...] = ()) -> "Generation":
-        """A sample with its text; `stop` are the strings that it was to end at."""
+    def of(cls, sample: Sample, tokenizer: Tokenizer | None) -> "Generation":
+        """A sample with its text, which ends before the string that stopped it."""
         if tokenizer is None:
             return cls(None, None, sample)
         tokens = sample.tokens.tolist()
         text = tokenizer.decode(tokens)
-        if sample.stopped_by == "string":
+        if sample.stop_string is not None:
             written = written_text(tokenizer, tokens, sample.written_from)
-            place = StopStrings(tokenizer, stop).first(written)
-            text = text if place is None else text[: len(text) - len(written) + place]
+            place = written.find(sample.stop_string)
+            text = text if place < 0 else text[: len(text) - len(written) + place]
         # Where a prompt ends inside a character, the character is of the completion.
         prompt = shared_start(tokenizer.decode(tokens[: sample.prompt]), text)
         return cls(text, text[prompt:], sample)
@@ -242,7 +241,7 @@ class Generation:
 
     @property
     def entropy(self) -> float:
-        """Of the frequencies of its tokens, in nats: texts that repeat themselves have little."""
+        """The entropy of its token frequencies, in nats: texts that repeat themselves have little."""
         return token_entropy(self.sample.tokens).item()
 
 
@@ -373,8 +372,8 @@ def _projection(settings: Settings, nucleus_p: float) -> Projection:
 
 
 def _is_left_open(name: str, value: object) -> bool:
-    """Whether it is None where that says to do as usual."""
-    return value is None and name in _MAY_BE_NONE
+    """True if it is None, and None is what the field is by default."""
+    return value is None and getattr(Settings, name) is None
 
 
 def _refuse(settings: Settings, *names: str, why: str) -> None:

@@ -23,7 +23,6 @@ from bd3lm.interop import HubOptions, LightningFacts, check_config
 from bd3lm.lm.generation import Generation, Settings, build_writer
 from bd3lm.lm.prompts import Prompt, build_requests, given_tokens, listed
 from bd3lm.lm.scoring import TextLikelihood, score
-from bd3lm.lm.stops import stop_strings
 from bd3lm.models import Transformer, pick_device
 from bd3lm.sampling import Event, Sample, Stopped, Writer, write
 
@@ -109,8 +108,7 @@ class LanguageModel:
             prompts, settings, seeds=seeds, max_new_tokens=max_new_tokens, watch=False, **changes
         )
         samples = [event.sample for event in events if isinstance(event, Stopped)]
-        stop = Settings.of(settings, changes).stop
-        return [self.generation(sample, stop) for sample in sorted(samples, key=lambda sample: sample.index)]
+        return [self.generation(sample) for sample in sorted(samples, key=lambda sample: sample.index)]
 
     def stream(
         self,
@@ -142,12 +140,11 @@ class LanguageModel:
             ),
             stopping=settings.stopping(self.tokenizer),
             batch_size=settings.batch_size,
-            device=self.network.embedding.weight.device,
             watch=watch,
         )
 
     def _writer(self, settings: Settings) -> Writer:
-        """The last one where it would be the same, since on a GPU it keeps what it recorded."""
+        """The last writer if these settings make the same one: on a GPU it keeps what it recorded."""
         alike = settings.of_writer(), self.config
         last = self._last_writer
         if last is None or last[0] != alike or last[1].model is not self.network:
@@ -194,10 +191,9 @@ class LanguageModel:
             batch_size=batch_size,
         )
 
-    def generation(self, sample: Sample, stop: str | Sequence[str] = ()) -> Generation:
-        """A sample with its text; `stop` are the strings of the settings it was written with, before the
-        first of which the text ends."""
-        return Generation.of(sample, self.tokenizer, stop_strings(stop))
+    def generation(self, sample: Sample) -> Generation:
+        """A sample with its text, which ends before the string that stopped it, where one did."""
+        return Generation.of(sample, self.tokenizer)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save in a folder, in our own format, the tokenizer with it.

@@ -27,31 +27,34 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class StopStrings:
-    """Where a text ends that is to end at one of some strings, as `Stopping.met` asks for it.
+    """Finds the first of some strings in a text, for `Stopping.find_end`.
 
-    After the fewest tokens whose text holds one. Every number of tokens is tried, not the end of a block
-    alone: a prefix may end inside a character, and a decoder may join what follows to what came before, so
-    that a string that is there after some tokens is gone after more. Where a text ends would else depend on
-    where its blocks do.
+    A text ends after the fewest tokens whose text holds one. Every number of tokens is tried, not only the
+    end of a block: a prefix may end inside a character, and a decoder may join what follows to what came
+    before, so a string that is there after some tokens may be gone after more. Otherwise the end of a text
+    would depend on where its blocks end.
     """
 
     tokenizer: Tokenizer
     strings: tuple[str, ...]
 
-    def __call__(self, tokens: Tensor, written_from: int, new_from: int) -> int | None:
+    def __call__(self, tokens: Tensor, written_from: int, new_from: int) -> tuple[int, str] | None:
         for begin in range(new_from, len(tokens), _STRIDE):
             start = self._far_enough_back(tokens, written_from, begin)
             context = max(start - _MARGIN, 0)
             seen = tokens[context : begin + _STRIDE].tolist()
             for size in range(begin + 1 - context, len(seen) + 1):
-                if self.first(written_text(self.tokenizer, seen[:size], start - context)) is not None:
-                    return context + size
+                found = self.first(written_text(self.tokenizer, seen[:size], start - context))
+                if found is not None:
+                    end = context + size
+                    written = written_text(self.tokenizer, tokens[:end].tolist(), written_from)
+                    return end, self.first(written) or found
         return None
 
-    def first(self, text: str) -> int | None:
-        """Where the first of the strings that a text holds begins."""
-        places = [place for string in self.strings if (place := text.find(string)) >= 0]
-        return min(places, default=None)
+    def first(self, text: str) -> str | None:
+        """The string that begins first in a text, of those that the text holds."""
+        held = [string for string in self.strings if string in text]
+        return min(held, key=text.find, default=None)
 
     def _far_enough_back(self, tokens: Tensor, written_from: int, begin: int) -> int:
         """From where on tokens must be read for no string to be missed that ends at `begin` or later.

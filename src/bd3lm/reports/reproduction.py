@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bd3lm.reports.content import OWN, Record, Run
+from bd3lm.sampling.rule_values import read_rule_values
 
 Flags = Mapping[str, tuple[str, Any]]
 """By the name of a setting: its flag, and the default, for which the flag is left out."""
@@ -104,8 +105,7 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def unmasking(written: str) -> tuple[str, dict[str, str]]:
-    """The name and the arguments of a way of unmasking, as records have it: "Ancestral(steps=8)"."""
-    name, _, rest = written.removesuffix(")").partition("(")
-    pairs = [each.partition("=") for each in rest.split(", ") if each]
-    return name, {key: value for key, _, value in pairs}
+def unmasking(written: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A way of unmasking as records have it: its name, and its arguments."""
+    values = read_rule_values(written)
+    return values.pop("kind"), values

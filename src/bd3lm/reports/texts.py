@@ -233,8 +233,11 @@ def _way_of_writing(run: Run, settings: Any) -> list[str]:
     if run.method == "block_diffusion":
         name, arguments = unmasking(settings["unmasking"])
         spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
-        of = [f"{key.replace('_', ' ')} {value}" for key, value in arguments.items() if value != "None"]
-        return [spaced, *of]
+        said = {key: value for key, value in arguments.items() if value is not None}
+        if not said.get("lean"):
+            said.pop("lean", None)
+        words = {key: value["kind"] if isinstance(value, dict) else value for key, value in said.items()}
+        return [spaced, *(f"{key.replace('_', ' ')} {value}" for key, value in words.items())]
     if run.method == "autoregressive":
         return ["token after token"]
     return [f"{settings['steps']} steps"] if settings["steps"] else []

@@ -62,7 +62,7 @@ class AnalyticWriter(ContextWriter):
             context=context,
             steps=steps + 1,
             schedule=schedule,
-            sharpening=sharpening or Sharpening(),
+            step_sharpening=sharpening or Sharpening(),
         )
 
     def moves(self, logits: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,6 @@ tokens costs n passes with first-hitting steps, not n + 1.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,9 +26,6 @@ class BlockwiseWriter(Writer):
     what a block sees is computed afresh in every pass, which within the window gives the same tokens, and
     past it another distribution: that of a network that never saw what has left the window.
     """
-
-    further: ClassVar[str] = ""
-    """What to use for texts longer than a block that is the whole context."""
 
     def __init__(
         self,
@@ -54,7 +50,7 @@ class BlockwiseWriter(Writer):
         if not self.window and request.length > self.block_size:
             raise ValueError(
                 f"length must be at most the block size {self.block_size}, which is the network's whole "
-                f"context, got {request.length}{self.further}"
+                f"context, got {request.length}"
             )
 
     def remember(self, rows: Rows) -> None:
@@ -112,7 +108,7 @@ class BlockwiseWriter(Writer):
         cache.advance(self.block_size)
 
     def _block_before(self, rows: Rows, positions: Tensor) -> Tensor:
-        """The block before these positions; for the first of a text, whatever: nothing sees it."""
+        """The block before these positions; anything for the first block of a text, as nothing sees it."""
         return rows.text.gather(1, (positions - self.block_size).clamp_min(0))
 
     def _recomputed(self, rows: Rows, positions: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
@@ -153,8 +149,6 @@ class BlockWriter(BlockwiseWriter):
     A block sees the `context − block_size` tokens before it.
     """
 
-    further = "; SlidingWriter goes further"
-
     def __init__(
         self,
         model: Denoiser,
@@ -183,6 +177,12 @@ class BlockWriter(BlockwiseWriter):
         self.denoising = Denoising(
             model, mask_id, block_size, self.unmasking, self.sharpening, previous_token
         )
+
+    def check(self, request: Request) -> None:
+        try:
+            super().check(request)
+        except ValueError as error:
+            raise ValueError(f"{error}; SlidingWriter goes further") from None
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
         hidden, _ = rows.hidden(rows.start, self.block_size)

@@ -39,15 +39,16 @@ class ContextWriter(Writer):
         context: int,
         steps: int,
         schedule: NoiseSchedule,
-        sharpening: Sharpening,
+        step_sharpening: Sharpening,
     ) -> None:
-        """`steps` are all steps down to t = 0; `sharpening` is that of what a token becomes."""
+        """`steps` are all steps down to t = 0; `step_sharpening` is that of what a token becomes in one."""
         super().__init__(model, mask_id)
         if context < 1:
             raise ValueError(f"context must be at least 1, got {context}")
         if not 0 <= mask_id < process.vocab_size:
             raise ValueError(f"mask_id must lie in 0..{process.vocab_size - 1}, got {mask_id}")
-        self.process, self.context, self.steps, self.sharpening = process, context, steps, sharpening
+        self.process, self.context, self.steps = process, context, steps
+        self.step_sharpening = step_sharpening
         rate = schedule.mask_rate(torch.linspace(1.0, 0.0, steps + 1, dtype=torch.float64))
         rate[0], rate[-1] = 1.0 - schedule.last_alpha, 0.0
         self.mask_rates = rate
@@ -126,7 +127,8 @@ class ContextWriter(Writer):
         """What becomes of the tokens that move, (moved,)."""
         row = moved.nonzero()[:, 0]
         log_moved = log_p[moved].unsqueeze(1)
-        drawn = self.sharpening.draw(log_moved, seeds[row], positions[moved].unsqueeze(1), repeat=step)
+        places = positions[moved].unsqueeze(1)
+        drawn = self.step_sharpening.draw(log_moved, seeds[row], places, repeat=step)
         return or_mask(drawn, log_moved, self.mask_id).squeeze(1)
 
 

@@ -32,11 +32,11 @@ class Denoising:
     """Whether the network is shown a hidden token together with the token before it."""
 
     def __post_init__(self) -> None:
-        lean = getattr(self.unmasking, "lean", 0.0)
-        if lean and self.model.uses_noise:
+        rule = self.unmasking
+        if self.model.uses_noise and isinstance(rule, Planned) and not rule.has_noise_level:
             raise ValueError(
-                "lean must be 0 for a network that is told the noise level, since an order that leans has "
-                f"none that all places share, got {lean:g}"
+                "unmasking must have a noise level that all hidden tokens share (lean 0) for a network that "
+                f"is told it, got {rule}"
             )
 
     def fill(

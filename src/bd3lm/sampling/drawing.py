@@ -86,7 +86,7 @@ class Sharpening:
 
 
 def or_mask(tokens: Tensor, log_p: Tensor, mask_id: int) -> Tensor:
-    """The mask in place of tokens whose log_p (..., vocabulary) is NaN, and so is no distribution.
+    """Tokens, with the mask in place of those whose log_p (..., vocabulary) is NaN.
 
     A softmax is NaN everywhere or nowhere, so one entry tells. No text may end with a mask, which the loop
     sees when it reads a finished one: nobody has to ask the device sooner. The drawing kernel of a GPU has no

@@ -21,6 +21,7 @@ class Sample:
     evaluations: int  # passes that wrote this text, also the tokens that were dropped at its end
     fill_passes: int  # passes that only read what was given
     stopped_by: StoppedBy
+    stop_string: str | None = None  # that which stopped it; its tokens hold it, its text ends before it
     redraws: int = 0  # how often it fell below the entropy floor and was drawn again
     redrawn_passes: int = 0  # what those attempts cost, both kinds of passes
 

@@ -21,7 +21,7 @@ from bd3lm.sampling.events import (
     TokenRevealed,
 )
 from bd3lm.sampling.rows import Request, Reveal, Rows, Writer
-from bd3lm.sampling.stopping import StoppedBy, Stopping
+from bd3lm.sampling.stopping import Ending, Stopping
 
 _MOST_TOKENS = 2**30  # of all rows together: 8 GiB of ids
 
@@ -46,7 +46,7 @@ class _Seat:
             redrawn_passes=self.redrawn_passes + passes,
         )
 
-    def finished(self, tokens: Tensor, evaluations: int, fill_passes: int, by: StoppedBy) -> Sample:
+    def finished(self, tokens: Tensor, evaluations: int, fill_passes: int, ending: Ending) -> Sample:
         given = self.request.given.cpu()[: len(tokens)]  # a template may end inside its last gap
         is_given = (given == tokens[: len(given)]).tolist()  # a gap never holds the mask any more
         return Sample(
@@ -58,7 +58,8 @@ class _Seat:
             written_from=max((place + 1 for place, known in enumerate(is_given) if known), default=0),
             evaluations=evaluations,
             fill_passes=fill_passes,
-            stopped_by=by,
+            stopped_by=ending.by,
+            stop_string=ending.string,
             redraws=self.redraws,
             redrawn_passes=self.redrawn_passes,
         )
@@ -70,10 +71,9 @@ def sample(
     *,
     stopping: Stopping | None = None,
     batch_size: int = 32,
-    device: torch.device | str = "cpu",
 ) -> list[Sample]:
-    """Write all texts, at most `batch_size` at a time; in the order of the requests."""
-    events = write(writer, requests, stopping=stopping, batch_size=batch_size, device=device)
+    """Write all texts, at most `batch_size` at a time; returned in the order of the requests."""
+    events = write(writer, requests, stopping=stopping, batch_size=batch_size)
     return sorted((e.sample for e in events if isinstance(e, Stopped)), key=lambda sample: sample.index)
 
 
@@ -83,16 +83,15 @@ def write(
     *,
     stopping: Stopping | None = None,
     batch_size: int = 32,
-    device: torch.device | str = "cpu",
     watch: bool = False,
 ) -> Iterator[Event]:
-    """The same as events, as they happen; without `watch` only `Redrawn` and `Stopped`.
+    """Write all texts, and yield events as they happen; without `watch` only `Redrawn` and `Stopped`.
 
     A text depends on its own request alone: neither on the batch it is written in nor on when a seat became
     free. Watching asks the device after every pass what it revealed; otherwise once a piece.
     """
     _check(writer, requests, batch_size)
-    table = _Table(writer, requests, stopping or Stopping(), batch_size, torch.device(device), watch)
+    table = _Table(writer, requests, stopping or Stopping(), batch_size, watch)
     return table.events()
 
 
@@ -105,10 +104,9 @@ class _Table:
         requests: Sequence[Request],
         stopping: Stopping,
         batch_size: int,
-        device: torch.device,
         watch: bool,
     ) -> None:
-        self.writer, self.stopping, self.device, self.watch = writer, stopping, device, watch
+        self.writer, self.stopping, self.watch = writer, stopping, watch
         self.width = writer.width(max(request.length for request in requests))
         self.waiting = deque(_Seat(index, request) for index, request in enumerate(requests))
         self.seats: list[_Seat | None] = [None] * min(batch_size, len(requests))
@@ -116,7 +114,7 @@ class _Table:
 
     @torch.no_grad()
     def events(self) -> Iterator[Event]:
-        """Everything that happens, until all texts are written, or nobody listens any longer."""
+        """Everything that happens, until all texts are written or the iterator is closed."""
         try:
             while True:
                 yield from self._seat_waiting()
@@ -124,7 +122,7 @@ class _Table:
                     return
                 yield from self._write_piece(self.rows)
         finally:
-            if self.rows is not None:  # in the middle of something: nothing of it is kept
+            if self.rows is not None:  # closed before the end: these rows are not kept for a next batch
                 self.rows.replays.forget()
 
     def _seat_waiting(self) -> Iterator[Event]:
@@ -136,13 +134,14 @@ class _Table:
             if seat.request.is_full(self.writer.mask_id):
                 if self.watch:
                     yield Started(seat.index, seat.request)
-                yield Stopped(seat.index, seat.finished(seat.request.given.cpu().clone(), 0, 0, "length"))
+                ending = Ending("length", seat.request.length)
+                yield Stopped(seat.index, seat.finished(seat.request.given.cpu().clone(), 0, 0, ending))
             else:
                 entering.append(seat)
         if entering:
             requests = [seat.request for seat in entering]
             make = self.writer.seat if self.rows is None else self.writer.open
-            fresh = make(requests, width=self.width, device=self.device)
+            fresh = make(requests, width=self.width)
             places = empty[: len(entering)]
             for place, seat, start in zip(places, entering, fresh.start.tolist(), strict=True):
                 self.seats[place] = replace(seat, start=start)
@@ -156,13 +155,17 @@ class _Table:
         if not kept and self.rows is not None:
             self.writer.leave(self.rows)
             self.rows = None
-        elif self.rows is not None and self._is_worth_less_rows(len(kept)):
+        elif self.rows is not None and self._should_shrink_batch(len(kept)):
             self.rows.keep(torch.tensor(kept))
             self.seats = [self.seats[place] for place in kept]
 
-    def _is_worth_less_rows(self, kept: int) -> bool:
-        """Where passes are recorded for a number of rows, a few empty ones cost less than recording anew."""
-        return kept <= len(self.seats) // 2 if self.device.type == "cuda" else kept < len(self.seats)
+    def _should_shrink_batch(self, kept: int) -> bool:
+        """True if dropping the empty rows is worth it.
+
+        On a GPU a pass is recorded for a number of rows, and a few empty rows cost less than recording again.
+        """
+        recorded = self.writer.model.device.type == "cuda"
+        return kept <= len(self.seats) // 2 if recorded else kept < len(self.seats)
 
     def _write_piece(self, rows: Rows) -> Iterator[Event]:
         """One piece of every row, and what became of it."""
@@ -173,7 +176,7 @@ class _Table:
         for reveal in self.writer.write(rows):
             if self.watch:
                 yield from self._revealed(reveal)
-        # Once the last gap is filled what follows it is all given, and nobody has to read it.
+        # After the last gap everything is given, and need not be read.
         end = torch.where(rows.start >= rows.written_to, rows.stop, rows.start)
         ends = self.stopping.ends(
             rows.text,
@@ -185,28 +188,28 @@ class _Table:
         )
         until = end.tolist() if self.watch else []
         for place in taken:
-            seat, verdict = self._seat(place), ends[place]
+            seat, ending = self._seat(place), ends[place]
             if self.watch:
                 yield BlockFinished(seat.index, seat.start, until[place])
                 self.seats[place] = seat = replace(seat, start=until[place])
-            if verdict is not None:
-                yield self._end(rows, place, seat, *verdict)
+            if ending is not None:
+                yield self._end(rows, place, seat, ending)
 
-    def _end(self, rows: Rows, place: int, seat: _Seat, stopped_by: StoppedBy, length: int) -> Event:
+    def _end(self, rows: Rows, place: int, seat: _Seat, ending: Ending) -> Event:
         """Clear a seat, for good or to write the text again."""
         evaluations, fill_passes = int(rows.evaluations[place]), int(rows.fill_passes[place])
         self.seats[place] = None
         rows.rest(place)
-        if stopped_by == "entropy" and seat.redraws < self.stopping.redraws:
+        if ending.by == "entropy" and seat.redraws < self.stopping.redraws:
             self.waiting.appendleft(seat.again(evaluations + fill_passes))
             return Redrawn(seat.index)
-        tokens = rows.text[place, :length].cpu().clone()
+        tokens = rows.text[place, : ending.length].cpu().clone()
         if (tokens == self.writer.mask_id).any():  # see `or_mask`
             raise FloatingPointError(
                 f"text {seat.index} cannot be written: the model's probabilities are not finite; its weights "
                 "may hold NaN"
             )
-        return Stopped(seat.index, seat.finished(tokens, evaluations, fill_passes, stopped_by))
+        return Stopped(seat.index, seat.finished(tokens, evaluations, fill_passes, ending))
 
     def _block_started(self, place: int) -> BlockStarted:
         seat = self._seat(place)
@@ -237,7 +240,6 @@ def _check(writer: Writer, requests: Sequence[Request], batch_size: int) -> None
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     for index, request in enumerate(requests):
         try:
-            request.check()
             writer.check(request)
         except ValueError as error:
             raise ValueError(f"request {index}: {error}") from None

@@ -48,10 +48,10 @@ class PosteriorWriter(ContextWriter):
             context=context,
             steps=steps,
             schedule=schedule or Linear(),
-            sharpening=Sharpening(),
+            step_sharpening=Sharpening(),
         )
-        self.guess = sharpening or Sharpening()
+        self.sharpening = sharpening or Sharpening()
 
     def moves(self, logits: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> tuple[Tensor, Tensor]:
-        log_p = self.guess(d3pm(logits, self.mask_id))
+        log_p = self.sharpening(d3pm(logits, self.mask_id))
         return split(self.process.posterior(log_p.double().exp(), x_t, alpha_s, alpha_t), x_t)

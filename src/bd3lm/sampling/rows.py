@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bd3lm.diffusion import is_whole
 from bd3lm.models import Denoiser, KVCache, Layout, Transformer, send
 from bd3lm.sampling.replay import Replays
 
@@ -17,8 +18,7 @@ _MOST_LEFT = 2**28  # bytes of finished rows that are kept for the next batch
 
 
 def equal_values(one: Any, other: object) -> bool:
-    """Whether two dataclasses are of one class and hold the same, tensors among it, which == compares one by
-    one; leave those out of the hash."""
+    """True if both are the same dataclass type with equal fields, comparing tensors by value."""
     names = [each.name for each in fields(one)]
     if type(one) is not type(other):
         return False
@@ -41,18 +41,20 @@ class Request:
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other)
 
-    def check(self) -> None:
-        """Refuse a text with no room for what is given of it."""
-        if self.given.ndim != 1 or self.given.dtype != torch.long:
+    def __post_init__(self) -> None:
+        given: object = self.given
+        if not isinstance(given, Tensor):
+            raise ValueError(f"given must be a tensor of int64 token ids (tokens,), got {given!r:.80}")
+        if given.ndim != 1 or given.dtype != torch.long:
             raise ValueError(
-                f"given must be int64 token ids (tokens,), got {self.given.dtype} of shape "
-                f"{tuple(self.given.shape)}"
+                f"given must be int64 token ids (tokens,), got {given.dtype} of shape {tuple(given.shape)}"
             )
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must lie in 0..2^63 − 1, got {self.seed}")
-        if self.length < max(len(self.given), 1):
+        if not is_whole(self.seed) or not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be a whole number in 0..2^63 − 1, got {self.seed!r}")
+        if not is_whole(self.length) or self.length < max(len(self.given), 1):
             raise ValueError(
-                f"length must be at least 1 and hold the {len(self.given)} given tokens, got {self.length}"
+                f"length must be a whole number from 1 on that holds the {len(self.given)} given tokens, "
+                f"got {self.length!r}"
             )
 
     def is_full(self, mask_id: int) -> bool:
@@ -62,8 +64,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Reveal:
-    """What one pass changed. Tokens are on the device, and good until the next pass; what was known before
-    the pass is on the host.
+    """What one pass changed.
+
+    Tokens are on the device and valid until the next pass; positions and flags are on the host.
 
     `hidden_again` is positions (rows, n), and whether they were masked again.
     """
@@ -78,8 +81,8 @@ class Reveal:
 class Rows:
     """The state of a batch: every row has its own text, place, seed and end.
 
-    Texts are on the device. All that decides what is written when is on the host, so that nobody has to ask
-    the device for it.
+    Texts are on the device. Everything that decides what is written when is on the host, so that no pass has
+    to wait for the device.
     """
 
     text: Tensor  # (rows, width), on the device; the mask where nothing is written yet
@@ -133,11 +136,11 @@ class Rows:
         return shapes[0] == shapes[1]
 
     def rest(self, row: int) -> None:
-        """Write nothing more in this row, which stays in the batch until another takes its place."""
+        """Write nothing more in this row; it stays in the batch until another replaces it."""
         self.gaps[row] = False
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with some rows only."""
+        """Drop all rows but these."""
         for name in _PER_ROW:
             values: Tensor = getattr(self, name)
             setattr(self, name, values[rows.to(values.device)])
@@ -146,7 +149,7 @@ class Rows:
         self.replays.forget()
 
     def put(self, rows: Tensor, fresh: "Rows") -> None:
-        """Let fresh rows take the place of some of these."""
+        """Replace some rows by fresh ones."""
         for name in _PER_ROW:
             values: Tensor = getattr(self, name)
             values[rows.to(values.device)] = getattr(fresh, name)
@@ -199,7 +202,7 @@ class Writer(ABC):
         """The end of the piece that holds the last of `length` tokens."""
         return self.piece_end(self.first_start(length - 1)) if length else 0
 
-    def open(self, requests: Sequence[Request], *, width: int, device: torch.device) -> Rows:
+    def open(self, requests: Sequence[Request], *, width: int) -> Rows:
         """Fresh rows, ready for their first piece."""
         rows = len(requests)
         text = torch.full((rows, width), self.mask_id)
@@ -216,8 +219,8 @@ class Writer(ABC):
         stop = torch.tensor([request.length for request in requests])
         seeds = torch.tensor([request.seed for request in requests])
         fresh = Rows(
-            text=text.to(device),
-            noise_seeds=seeds.to(device),
+            text=text.to(self.model.device),
+            noise_seeds=seeds.to(self.model.device),
             gaps=(text == self.mask_id) & (torch.arange(width) < stop.unsqueeze(1)),
             start=torch.tensor(starts),
             stop=stop,
@@ -230,12 +233,12 @@ class Writer(ABC):
         self.remember(fresh)
         return fresh
 
-    def seat(self, requests: Sequence[Request], *, width: int, device: torch.device) -> Rows:
-        """Rows ready for their first piece: those left by an earlier batch, where these fit in.
+    def seat(self, requests: Sequence[Request], *, width: int) -> Rows:
+        """Rows ready for their first piece.
 
-        What was recorded of their passes is then of use again, which short texts would else be recorded for.
+        Reuses the previous batch's buffers when shapes match, so its CUDA graphs need not be recorded again.
         """
-        fresh = self.open(requests, width=width, device=device)
+        fresh = self.open(requests, width=width)
         left, self._left = self._left, None
         if left is None:
             return fresh
@@ -247,7 +250,7 @@ class Writer(ABC):
         return fresh
 
     def leave(self, rows: Rows) -> None:
-        """Keep finished rows for the next batch, where that is worth it."""
+        """Keep finished rows for the next batch, if their passes were recorded and they are small."""
         if self._left is not None:
             self._left[0].replays.forget()
         self._left = None
@@ -269,7 +272,7 @@ def _reads_whole_chunks(inputs: Tensor) -> bool:
 
 
 def _state(model: Denoiser) -> object:
-    """What recorded passes depend on: where the weights are, and by which kernels. None if on more.
+    """What recorded passes depend on: the place of the weights and the kernels. None if on anything else too.
 
     Weights themselves are read in place, except through adaptive norms, which are computed once a cache.
     """

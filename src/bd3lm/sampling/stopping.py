@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,12 +12,21 @@ from bd3lm.models import send
 
 StoppedBy = Literal["eos", "string", "entropy", "length"]
 
-Met = Callable[[Tensor, int, int], int | None]
-"""Says how long a text is once it has met what it is to end at, or None while it has not.
+FindEnd = Callable[[Tensor, int, int], tuple[int, str] | None]
+"""Looks for a string that ends a text: says after how many tokens it stands there and which it is, or None.
 
 It is given the tokens (length,) of one text on the host, from where on they were written (what was given ends
-there), and from where on they are new: those before were asked about already.
+there), and from where on they are new: those before were searched already.
 """
+
+
+class Ending(NamedTuple):
+    """What ends a text, how many tokens that leaves, and the string that ended it, where one did."""
+
+    by: StoppedBy
+    length: int
+    string: str | None = None
+
 
 _ROUNDING = 1e-9  # an entropy is a sum of logarithms; equal ones may differ by this much
 
@@ -27,7 +36,7 @@ class Stopping:
     """The paper's rules (Suppl. C.5), for each row on its own. Nothing stops a text inside what was given.
 
     - `eos_id`: the text ends with the first such token that was sampled (not the one a text may begin with).
-    - `met`: asked at the end of a block; a text that has met what it is to end at is cut there. Whichever of
+    - `find_end`: called at the end of a block; a text in which it finds a string is cut there. Whichever of
       this and the end token leaves fewer tokens ends the text, and the end token where they leave as many.
     - `entropy_floor`: at the end of a block, once there are `entropy_window` tokens (given ones count), the
       entropy in nats of the token frequencies of the last `entropy_window` of them must not be strictly
@@ -38,7 +47,7 @@ class Stopping:
     """
 
     eos_id: int | None = None
-    met: Met | None = None
+    find_end: FindEnd | None = None
     entropy_floor: float | None = None
     entropy_window: int = 256
     redraws: int = 0
@@ -64,32 +73,39 @@ class Stopping:
         piece_end: Tensor,
         stop: Tensor,
         taken: Sequence[int] | None = None,
-    ) -> list[tuple[StoppedBy, int] | None]:
+    ) -> list[Ending | None]:
         """For each row, what ends its text and how long that leaves it, or None while it goes on.
 
         text is (rows, width); the rest (rows,), on the host. Tokens at `written_from` and later are not given
         ones; the last piece is piece_start..piece_end − 1, and the text never reaches past `stop`. Where
         nothing but its length ends a text, its device is not asked. `taken` are the rows whose verdict is
-        wanted, by default all; of the others `met` is not asked.
+        wanted, by default all; the others are not searched.
         """
         new_from = torch.maximum(written_from, piece_start)
         after_eos = self._after_eos(text, new_from, piece_end)
         until = torch.where(after_eos > 0, after_eos, piece_end)
-        after_string = self._after_string(text, written_from, new_from, until, taken)
+        after_string, strings = self._after_string(text, written_from, new_from, until, taken)
         low = self._low_entropy(text, written_from, piece_end)
         rows = torch.stack((after_eos, after_string, low.long(), written_from, piece_end, stop), 1).tolist()
-        return [self._verdict(*row) for row in rows]
+        return [self._ending(string, *row) for string, row in zip(strings, rows, strict=True)]
 
-    def _verdict(
-        self, after_eos: int, after_string: int, low: int, written_from: int, end: int, stop: int
-    ) -> tuple[StoppedBy, int] | None:
+    def _ending(
+        self,
+        string: str | None,
+        after_eos: int,
+        after_string: int,
+        low: int,
+        written_from: int,
+        end: int,
+        stop: int,
+    ) -> Ending | None:
         if after_string and not 0 < after_eos <= after_string:
-            return "string", after_string
+            return Ending("string", after_string, string)
         if after_eos:
-            return "eos", after_eos
+            return Ending("eos", after_eos)
         if low:
-            return "entropy", max(end - self.entropy_window, written_from)
-        return ("length", stop) if end >= stop else None
+            return Ending("entropy", max(end - self.entropy_window, written_from))
+        return Ending("length", stop) if end >= stop else None
 
     def _after_eos(self, text: Tensor, start: Tensor, end: Tensor) -> Tensor:
         """The position after the first end token in start..end − 1, 0 where there is none."""
@@ -109,17 +125,22 @@ class Stopping:
         new_from: Tensor,
         end: Tensor,
         taken: Sequence[int] | None,
-    ) -> Tensor:
-        """How long the texts are that have met what they are to end at, before `end`; 0 for the others."""
+    ) -> tuple[Tensor, list[str | None]]:
+        """After how many tokens each text holds a string that ends it, before `end`, and which.
+
+        0 and None for texts that hold none.
+        """
         after = torch.zeros_like(end)
-        if self.met is None:
-            return after
+        strings: list[str | None] = [None] * len(end)
+        if self.find_end is None:
+            return after, strings
         tokens = text[:, : int(end.max())].cpu()
         for row in range(len(tokens)) if taken is None else taken:
             if new_from[row] < end[row]:
-                found = self.met(tokens[row, : end[row]], int(written_from[row]), int(new_from[row]))
-                after[row] = found or 0
-        return after
+                found = self.find_end(tokens[row, : end[row]], int(written_from[row]), int(new_from[row]))
+                if found is not None:
+                    after[row], strings[row] = found
+        return after, strings
 
     def _low_entropy(self, text: Tensor, written_from: Tensor, end: Tensor) -> Tensor:
         window = self.entropy_window

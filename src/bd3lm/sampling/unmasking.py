@@ -41,6 +41,14 @@ class Pass:
 class Planned(ABC):
     """A rule that needs no network to know what it reveals when."""
 
+    @property
+    def has_noise_level(self) -> bool:
+        """Whether the places that a pass finds hidden share one noise level, the `mask_rate` of the pass.
+
+        A rule without one writes only with networks that are not told the noise level.
+        """
+        return True
+
     @abstractmethod
     def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
         """Passes that reveal the hidden places (rows, n) of blocks at these text positions (rows, n)."""
@@ -60,7 +68,7 @@ class Adaptive(ABC):
 Unmasking = Planned | Adaptive
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class FirstHitting(Planned):
     """One token a pass, in the order of their hitting times (Zheng et al.): exact in continuous time.
 
@@ -78,11 +86,11 @@ class FirstHitting(Planned):
     def __post_init__(self) -> None:
         _check_count("tokens_per_pass", self.tokens_per_pass)
         check_lean(self.lean)
+        object.__setattr__(self, "lean", float(self.lean))  # 2 and 2.0 are one rule, and one record
 
-    def __repr__(self) -> str:
-        """As records have it: a lean only where there is one."""
-        lean = f", lean={float(self.lean)}" if self.lean else ""
-        return f"FirstHitting(tokens_per_pass={self.tokens_per_pass}{lean})"
+    @property
+    def has_noise_level(self) -> bool:
+        return not self.lean
 
     def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
         rate = _hitting_rates(seeds, positions)

@@ -1,0 +1,145 @@
+"""Writers, requests and networks that the tests of the loop share."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion import Purpose, counter_uniform
+from bd3lm.models import Denoiser
+from bd3lm.sampling import (
+    Ancestral,
+    AutoregressiveWriter,
+    BlockWriter,
+    EntropyBound,
+    FirstHitting,
+    MostConfident,
+    Remasking,
+    Request,
+    Sample,
+    SlidingWriter,
+    Stopping,
+    Unmasking,
+    Writer,
+)
+from tests.oracles.networks import (
+    CLEAN,
+    MASK,
+    tiny_transformer,
+)
+
+EOS = 3
+CONTEXT = 12
+MODEL = tiny_transformer(9, vocab_size=8)
+TIMED = tiny_transformer(3, vocab_size=8, adaln=True, time_conditioning=True, conditioning_dim=32)
+
+
+def blocks(model: Denoiser, **options: Any) -> BlockWriter:
+    return BlockWriter(model, **{"block_size": 4, "mask_id": MASK, "context": CONTEXT} | options)
+
+
+def autoregressive(model: Denoiser, **options: Any) -> AutoregressiveWriter:
+    return AutoregressiveWriter(model, **{"mask_id": MASK, "context": CONTEXT, "score_first": True} | options)
+
+
+def sliding(model: Denoiser, **options: Any) -> SlidingWriter:
+    return SlidingWriter(model, **{"mask_id": MASK, "context": CONTEXT, "stride": 5} | options)
+
+
+RULES: dict[str, Unmasking] = {
+    "first-hitting": FirstHitting(),
+    "two a pass": FirstHitting(2),
+    "ancestral": Ancestral(3),
+    "remasking": Remasking(steps=6, eta=0.5),
+    "threshold": MostConfident(threshold=0.6),
+    "two likeliest": MostConfident(tokens_per_pass=2),
+    "entropy": EntropyBound(0.6),
+}
+WRITERS: dict[str, Callable[..., Writer]] = {
+    **{name: partial(blocks, unmasking=rule) for name, rule in RULES.items()},
+    **{
+        f"{name}, causal": partial(blocks, unmasking=RULES[name], causal_clean=True)
+        for name in ("first-hitting", "remasking", "threshold")
+    },
+    **{
+        f"{name}, with the token before": partial(blocks, unmasking=RULES[name], previous_token=True)
+        for name in ("first-hitting", "remasking", "threshold")
+    },
+    "blocks of one": partial(blocks, block_size=1),
+    "uncached": partial(blocks, cache=False),
+    "autoregressive": autoregressive,
+    "autoregressive after a first token": partial(autoregressive, score_first=False),
+    "autoregressive uncached": partial(autoregressive, cache=False),
+    "sliding": sliding,
+    "sliding, with the token before": partial(sliding, previous_token=True),
+    "sliding and remasking": partial(sliding, unmasking=RULES["remasking"]),
+    "sliding by whole contexts": partial(sliding, stride=CONTEXT),
+}
+every_writer = pytest.mark.parametrize("make", WRITERS.values(), ids=WRITERS)
+every_rule = pytest.mark.parametrize("name", [*RULES, "autoregressive", "sliding", "sliding and remasking"])
+
+
+def tokens(text: str) -> Tensor:
+    """ "0_ 13" is a template of four tokens with one gap."""
+    return torch.tensor([MASK if c == "_" else int(c) for c in text.replace(" ", "")], dtype=torch.long)
+
+
+def prompt(length: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.tensor(CLEAN)[torch.randint(0, len(CLEAN), (length,), generator=generator)]
+
+
+REQUESTS = [
+    Request(prompt(0), seed=1, length=7),
+    Request(prompt(3), seed=2, length=8),
+    Request(prompt(4), seed=3, length=5),
+    Request(prompt(9), seed=4, length=9),  # nothing to write
+    Request(prompt(8), seed=5, length=13),
+    Request(prompt(26), seed=6, length=31),  # the prompt is longer than the context
+    Request(tokens("0__1 ____ 3"), seed=7, length=10),
+    Request(tokens("____ 1301 1_01 0131 1013 _0"), seed=8, length=23),
+    Request(prompt(10), seed=9, length=2 * CONTEXT + 1),
+    Request(tokens("0__1 1301 1_01 0131 1013 301"), seed=10, length=23),  # what follows the gaps is given
+]
+
+EARLY = Stopping(eos_id=EOS, entropy_floor=1.0, entropy_window=3, redraws=2)
+
+
+def suited(requests: Sequence[Request], writer: Writer) -> list[Request]:
+    """With a first token, where the writer needs one."""
+    if getattr(writer, "score_first", True):
+        return list(requests)
+    return [Request(torch.cat((torch.tensor([0]), r.given[1:])), r.seed, max(r.length, 2)) for r in requests]
+
+
+def facts(sample: Sample) -> dict[str, Any]:
+    """All that a sample says, but for its place among the requests."""
+    return {k: v for k, v in vars(sample).items() if k != "index"} | {"tokens": sample.tokens.tolist()}
+
+
+class Counting:
+    """A network that notes how many rows each of its passes had, and what noise it was told."""
+
+    def __init__(self, model: Denoiser) -> None:
+        self.model = model
+        self.rows: list[int] = []
+        self.told: list[Tensor | None] = []
+
+    def __call__(self, tokens: Tensor, *, noise: Tensor | None = None, **options: Any) -> Tensor:
+        assert not torch.is_grad_enabled()
+        self.rows.append(len(tokens))
+        self.told.append(noise)
+        return self.model(tokens, noise=noise, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def drawn(log_p: Tensor, seed: int, position: int, repeat: int = 0) -> int:
+    """Gumbel-max with the noise of this position."""
+    place = torch.tensor(seed), torch.tensor(position)
+    u = counter_uniform(*place, Purpose.TOKEN, len(log_p), repeat=repeat)
+    return int((log_p - (-u.log()).log()).argmax())
