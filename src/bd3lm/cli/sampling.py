@@ -63,6 +63,8 @@ class SampleCommand:
     """Keep keys and values between passes."""
     out: Path | None = None
     """Write texts, tokens and costs as JSON lines to this new file, in the order of the prompts."""
+    film: Path | None = None
+    """Write how a single text was uncovered to this new .svg file, an animation for pages and slides."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: SamplingDTypeFlag = None
@@ -71,7 +73,7 @@ class SampleCommand:
         import torch
         from rich.console import Console
 
-        from bd3lm.commands.samples import check_out, run_sample, sampling_dtype
+        from bd3lm.commands.samples import check_film, check_out, run_sample, sampling_dtype
         from bd3lm.interop import BOX_FOLDER
         from bd3lm.lm import Settings, load
         from bd3lm.models.devices import pick_device
@@ -86,8 +88,10 @@ class SampleCommand:
                 f"MODEL must be a run, model folder or hub id, got {named!r}; to continue a text, name "
                 f'the model first: bd3lm sample box "{named}"'
             )
+        prompts = [prompt for prompt in self.prompts or ("",) for _ in range(self.count)]
         if self.out is not None:
             check_out(self.out)
+        check_film(self.film, len(prompts))
         dtype = sampling_dtype(self.dtype, self.device)
         model = load(
             BOX_FOLDER if self.model is None else self.model,
@@ -123,8 +127,7 @@ class SampleCommand:
             stride=self.stride,
             cache=self.cache,
         )
-        prompts = [prompt for prompt in self.prompts or ("",) for _ in range(self.count)]
-        run_sample(model, prompts, settings, out=self.out, notes=Console(stderr=True))
+        run_sample(model, prompts, settings, out=self.out, film=self.film, notes=Console(stderr=True))
         return 0
 
     def _check_ways(self) -> None:

@@ -55,14 +55,14 @@ def keep(of: "Subject | str", name: str, record: Mapping[str, Any]) -> Path | No
     return file
 
 
-def check_new_file(out: Path | None) -> None:
-    """Refuse, before anything is measured for it, an --out that would be overwritten or cannot be written."""
+def check_new_file(out: Path | None, flag: str = "--out") -> None:
+    """Refuse, before anything is measured for it, a file that would be overwritten or cannot be written."""
     if out is None:
         return
     if not out.parent.is_dir():
-        raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
+        raise ValueError(f"{flag} must be in an existing folder, and {out.parent} is none")
     if out.exists():
-        raise ValueError(f"--out must be a new file, and {out} exists")
+        raise ValueError(f"{flag} must be a new file, and {out} exists")
 
 
 def write_records(out: Path | None, records: Sequence[Mapping[str, Any]]) -> None:

@@ -23,6 +23,7 @@ from bd3lm.evaluation import stop_counts
 from bd3lm.files import write_atomically
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models.devices import pick_device
+from bd3lm.reports import film_svg, record_film
 from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
 from bd3lm.sampling.rule_values import rule_values
 
@@ -38,6 +39,7 @@ def run_sample(
     settings: Settings,
     *,
     out: Path | None = None,
+    film: Path | None = None,
     show: bool = True,
     console: Console | None = None,
     notes: Console | None = None,
@@ -46,7 +48,7 @@ def run_sample(
 
     One text in a terminal is shown while it is written, hidden tokens and all; of several each is shown
     when it is finished; without `show` none is. Records are kept as texts are finished, and `out` appears, in
-    the order of the prompts, when all are.
+    the order of the prompts, when all are. How a single text was written goes to `film`, an animated SVG.
     """
     console = console or Console()
     notes = notes or console
@@ -54,9 +56,12 @@ def run_sample(
     if model.tokenizer is None:
         raise ValueError("the model was saved without a tokenizer; name one with --tokenizer")
     partial = None if out is None else check_out(out)
+    check_film(film, len(prompts))
     watch = show and len(prompts) == 1 and console.is_terminal
     begun = time.perf_counter()
-    events = model.stream(prompts, settings, watch=watch)  # complains before anything is written
+    # complains before anything is written
+    events = model.stream(prompts, settings, watch=watch or film is not None)
+    filmed: list[Event] = []
     done: list[Generation] = []
     display = _Animation(model, console) if watch else _Bar(console, len(prompts))
     alone = min(len(prompts), settings.batch_size) == 1
@@ -67,6 +72,8 @@ def run_sample(
     ):
         for event in events:
             display.show(event)
+            if film is not None:
+                filmed.append(event)
             if isinstance(event, Stopped):
                 generation = model.generation(event.sample)
                 done.append(generation)
@@ -82,9 +89,12 @@ def run_sample(
     if partial is not None and out is not None:
         _put_in_order(partial, [generation.sample.index for generation in done])
         partial.replace(out)
+    if film is not None:
+        recorded = record_film(filmed, model.tokenizer.decode, mask_id=model.config.method.mask_id)
+        write_atomically(film, film_svg(recorded).encode())
     notes.print(Text(_summary(done, seconds)), soft_wrap=True)
-    if out is not None:
-        notes.print(Text(f"wrote {out}"), soft_wrap=True)
+    for written in filter(None, (out, film)):
+        notes.print(Text(f"wrote {written}"), soft_wrap=True)
     return sorted(done, key=lambda generation: generation.sample.index)
 
 
@@ -122,6 +132,17 @@ def check_out(out: Path) -> Path:
     if partial.exists():
         raise ValueError(f"--out {out} was begun before: move away {partial}, which holds what was written")
     return partial
+
+
+def check_film(film: Path | None, texts: int) -> None:
+    """Refuse a film of several texts, one that is not called .svg, and one that would overwrite a file."""
+    if film is None:
+        return
+    if texts != 1:
+        raise ValueError(f"--film is of one text, got {texts}")
+    if film.suffix != ".svg":
+        raise ValueError(f"--film must be a file called .svg, got {film}")
+    check_new_file(film, "--film")
 
 
 def partial_of(out: Path) -> Path:

@@ -10,7 +10,7 @@ from html import escape
 from typing import NamedTuple
 
 from bd3lm.reports.animation import Film
-from bd3lm.reports.style import COLOURS, INK, SOFT
+from bd3lm.reports.colours import COLOURS, INK, SOFT
 
 _CHARACTER, _LINE = 8.4, 22.0  # pixels, of a character and of a line
 _FONT_SIZE, _MARGIN = 14, 14.0

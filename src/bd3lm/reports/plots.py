@@ -8,10 +8,8 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from bd3lm.reports.colours import COLOURS, INK, SOFT
 from bd3lm.reports.style import (
-    COLOURS,
-    INK,
-    SOFT,
     figure_in_style,
     legend,
     legend_height,

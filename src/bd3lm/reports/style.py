@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-# Okabe and Ito's colours, told apart by all kinds of eyes; styles and markers tell them apart in grey.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#B0568A", "#8A6A00", "#333333", "#3B9BD1")
+from bd3lm.reports.colours import COLOURS, INK, SOFT
+
 _DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.3)), (0, (5, 1.4, 1.2, 1.4)), (0, (8, 1.6, 3, 1.6)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _WIDTH = 5.2  # inches; a page shows it about 1.5 times as large, a phone as it is
-INK, SOFT, _GRID = "#1b1b1b", "#595959", "#e4e4e0"
+_GRID = "#e4e4e0"
 _FONTS = "system-ui, 'Helvetica Neue', Arial, sans-serif"
 
 _STYLE: dict[Any, Any] = {
