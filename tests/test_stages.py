@@ -8,8 +8,8 @@ import yaml
 
 from bd3lm import presets
 from bd3lm.recipe import BlockDiffusionRecipe, TimesMasking
-from bd3lm.stages import resolve_stages
-from tests.tiny_recipes import two_stages
+from bd3lm.stages import resolve_stages, stages_to_dict
+from tests.tiny_recipes import plain, two_stages
 
 
 @pytest.fixture
@@ -98,3 +98,47 @@ def test_a_missing_file_is_refused(tmp_path):
 def test_a_stage_that_is_given_a_plain_value_is_refused():
     with pytest.raises(ValueError, match="block"):
         resolve_stages("demo", overrides={"block": 3})
+
+
+# --- stages of one's own ---
+
+
+def test_a_file_alone_may_have_stages(tmp_path):
+    """What --show prints of several stages is such a file."""
+    stages = resolve_stages("demo", overrides={"train": {"steps": 7}})
+    file = write(tmp_path / "c.yaml", stages_to_dict(stages))
+    assert resolve_stages(None, config=file) == stages
+    changed = resolve_stages(None, config=file, overrides={"block": {"train": {"steps": 3}}})
+    assert [(name, recipe.train.steps) for name, recipe in changed] == [("ar", 7), ("block", 3)]
+
+
+def test_a_curriculum_is_written_as_stages(tmp_path):
+    sizes = {"ar": None, "four": 4, "sixteen": 16}
+    recipes = {
+        name: plain(
+            tmp_path / "data", {"method": {"kind": "block_diffusion", "block_size": size}} if size else {}
+        )
+        for name, size in sizes.items()
+    }
+    file = write(tmp_path / "c.yaml", recipes)
+    stages = resolve_stages(None, config=file)
+    assert {name: getattr(recipe.method, "block_size", None) for name, recipe in stages} == sizes
+    [(last, recipe)] = resolve_stages(None, config=file, start_from="somewhere")
+    assert (last, recipe.start_from) == ("sixteen", "somewhere")
+    with pytest.raises(ValueError, match=r"only the stage sixteen is run, got flags --four.any.field"):
+        resolve_stages(None, config=file, overrides={"four": {}}, start_from="somewhere")
+    with pytest.raises(ValueError, match=r"c.yaml \(stage four\) has a problem:\n  method.block_size: "):
+        resolve_stages(None, config=file, overrides={"four": {"method": {"block_size": "x"}}})
+
+
+@pytest.mark.parametrize("name", ["a/b", "model", "..", ""])
+def test_stages_that_cannot_be_folders_are_refused(name, tmp_path):
+    file = write(tmp_path / "c.yaml", {"ar": plain(tmp_path), name: plain(tmp_path)})
+    with pytest.raises(ValueError, match=f"name of a stage is that of its folder .* got '{name}'"):
+        resolve_stages(None, config=file)
+
+
+def test_misspelt_parts_are_not_taken_for_stages(tmp_path):
+    file = write(tmp_path / "c.yaml", {"trian": {"steps": 3}, "metod": {"kind": "autoregressive"}})
+    with pytest.raises(ValueError, match=r"trian: unknown key, did you mean 'train'\?"):
+        resolve_stages(None, config=file)

@@ -1,5 +1,6 @@
 """The stages of a run and their recipes: from a preset, a file and flags, or from the folder of a run."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -9,6 +10,7 @@ import yaml
 
 from bd3lm.config import SettingsError, did_you_mean
 from bd3lm.files import write_atomically
+from bd3lm.interop import RUN_MODEL
 from bd3lm.presets import ONLY, Stage, preset
 from bd3lm.recipe import Recipe, merge, read_settings, recipe_from_dict, recipe_to_dict
 
@@ -25,15 +27,34 @@ def resolve_stages(
     overrides: Mapping[str, Any] | None = None,
     start_from: str | None = None,
 ) -> list[tuple[str, Recipe]]:
-    """The stages of a preset with their recipes: flag over file over preset over default.
+    """The stages of a run with their recipes: flag over file over preset over default.
 
-    A flag or a file's key that names a stage applies to that stage alone, any other to every stage. With
+    Without a preset the file says everything: one recipe, or several stages by name, in their order. A flag
+    or a file's key that names a stage applies to that stage alone, any other to every stage. With
     `start_from` only the last stage is run, from there.
     """
-    stages = preset(name).stages if name is not None else (Stage(ONLY, {}),)
     files = [read_settings(config)] if config is not None else []
+    if name is not None:
+        stages = preset(name).stages
+    else:
+        stages, files = _stages_of(files[0] if files else {}, where=str(config)), []
     where = " with ".join([*([f"preset {name}"] if name else []), *([str(config)] if config else [])])
     return _resolved(stages, [*files, dict(overrides or {})], where or "the recipe", start_from)
+
+
+def _stages_of(settings: Mapping[str, Any], where: str) -> tuple[Stage, ...]:
+    """The stages in a file that has no preset under it; a file without stages is one recipe."""
+    parts = {each.name for each in fields(Recipe)}
+    recipes = [each for each in settings.values() if isinstance(each, Mapping) and each.keys() & parts]
+    if not settings or len(recipes) < len(settings) or settings.keys() & parts:
+        return (Stage(ONLY, settings),)
+    for name in settings:
+        if not re.fullmatch(r"\w[\w-]*", name) or name in (RUN_MODEL, "checkpoints"):
+            raise ValueError(
+                f"{where}: the name of a stage is that of its folder and must be made of letters, digits, _ "
+                f"and -, other than {RUN_MODEL} and checkpoints, got {name!r}"
+            )
+    return tuple(Stage(name, recipe) for name, recipe in settings.items())
 
 
 def saved_stages(out: Path, overrides: Mapping[str, Any] | None = None) -> list[tuple[str, Recipe]]:
@@ -56,6 +77,7 @@ def _resolved(
     for layer in layers:
         _check_stage_names(layer, [stage.name for stage in stages])
     if start_from is not None:
+        _check_flags_beside_start(layers[-1], stages)
         stages = stages[-1:]
     resolved = []
     for stage in stages:
@@ -73,6 +95,16 @@ def _resolved(
             raise ValueError(f"{error}{_other_stages(stages, common)}") from None
         resolved.append((stage.name, recipe))
     return resolved
+
+
+def _check_flags_beside_start(flags: Mapping[str, Any], stages: Sequence[Stage]) -> None:
+    """Refuse flags that --from leaves nothing to do: those of stages it skips, and another start."""
+    *skipped, last = [stage.name for stage in stages]
+    if found := [name for name in skipped if name in flags]:
+        raise ValueError(f"with --from only the stage {last} is run, got flags --{found[0]}.any.field")
+    own = flags.get(last)
+    if "start_from" in flags or (isinstance(own, Mapping) and "start_from" in own):
+        raise ValueError("--from says what to start from, got --start_from too: give one of them")
 
 
 def _check_stage_names(layer: Mapping[str, Any], stages: Sequence[str]) -> None:

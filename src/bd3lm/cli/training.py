@@ -21,11 +21,12 @@ class Train:
     """
 
     preset: Positional[str | None] = None
-    """A named run; `bd3lm presets` lists them. Without one the config file says everything."""
+    """A named run; `bd3lm presets` lists them. Without one --config says everything."""
     out: Path | None = None
     """The folder of the run; by default runs/PRESET."""
     config: Path | None = None
-    """A YAML file with what differs from the preset."""
+    """A YAML file with what differs from the preset; without one, with a whole recipe, or with several under
+    the names of their stages."""
     resume: bool = False
     """Go on with the run in --out: with no preset by its own recipe, else by one that computes the same."""
     start_from: Annotated[str | None, arg(name="from")] = None
@@ -73,23 +74,9 @@ class Train:
             if self.start_from is not None:
                 raise ValueError(f"--from is for a new run, which {self.out} is not with --resume")
             return saved_stages(self.out, overrides)
-        if self.start_from is not None:
-            _check_flags_beside_from(overrides, self.preset)
         return resolve_stages(
             self.preset, config=self.config, overrides=overrides, start_from=self.start_from
         )
-
-
-def _check_flags_beside_from(overrides: Mapping[str, Any], name: str | None) -> None:
-    """Refuse flags that --from leaves nothing to do: those of stages it skips, and another start."""
-    from bd3lm.presets import preset
-
-    *skipped, last = [stage.name for stage in preset(name).stages] if name is not None else [""]
-    if found := [stage for stage in skipped if stage in overrides]:
-        raise ValueError(f"with --from only the stage {last} is run, got flags --{found[0]}.any.field")
-    own = overrides.get(last)
-    if "start_from" in overrides or (isinstance(own, Mapping) and "start_from" in own):
-        raise ValueError("--from says what to start from, got --start_from too: give one of them")
 
 
 def _check_later_stages(stages: Sequence[tuple[str, "Recipe"]]) -> None:
