@@ -14,6 +14,7 @@ from benchmarks.evidence.measures import Measure, describe
 from benchmarks.evidence.prepare import prepare_tiny, unpack
 from benchmarks.evidence.results import PATTERN, Results
 from benchmarks.evidence.runs import Run, all_runs
+from benchmarks.evidence.samples import in_order
 from benchmarks.evidence.tiny import tiny
 from benchmarks.evidence.train import Place, time_steps, train
 
@@ -28,7 +29,7 @@ def main(words: list[str] | None = None) -> None:
     runs = [tiny(run) for run in all_runs()] if options.tiny else all_runs()
     if options.only:
         runs = _chosen(runs, options.only)
-    earlier = [*options.earlier, *([] if options.tiny else sorted(_RESULTS.glob(PATTERN)))]
+    earlier = [*options.earlier, *([] if options.tiny else in_order(_RESULTS, PATTERN))]
     if options.list:
         _show(runs, Results(_RESULTS / "none", earlier))
         return

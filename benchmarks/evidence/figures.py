@@ -26,7 +26,7 @@ from benchmarks.evidence.noise import (
 from benchmarks.evidence.real import REAL, real_name
 from benchmarks.evidence.results import PATTERN, Line, Results
 from benchmarks.evidence.runs import LEANS, LONG, TIED_AR, Run, all_runs
-from benchmarks.evidence.samples import JUDGED, read_verdicts, text_name
+from benchmarks.evidence.samples import JUDGED, in_order, read_verdicts, text_name
 
 from bd3lm.recipe import BlockDiffusionRecipe
 
@@ -67,12 +67,12 @@ class Evidence:
     @classmethod
     def read(cls, folder: Path) -> "Evidence":
         """All that lies in the folder of the results."""
-        results = Results(folder / "none", sorted(folder.glob(PATTERN)))
+        results = Results(folder / "none", in_order(folder, PATTERN))
         real = folder / REAL
         return cls(
             results,
             all_runs(),
-            read_verdicts(sorted(folder.glob(JUDGED))),
+            read_verdicts(in_order(folder, JUDGED)),
             json.loads(real.read_text("utf-8")) if real.exists() else None,
         )
 

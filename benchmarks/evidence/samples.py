@@ -9,6 +9,7 @@ there is left out.
 import argparse
 import gzip
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,13 @@ SAMPLES, JUDGED = "evidence*-samples.jsonl.gz", "judged*.json"
 def text_name(run: str, seed: int, digest: str, way: str) -> str:
     """Of the texts of a run; the digest tells those of other settings from these."""
     return f"{run}-s{seed}-{digest[:8]}-{way}"
+
+
+def in_order(folder: Path, pattern: str) -> list[Path]:
+    """Files of results, oldest first: the tenth after the second."""
+    return sorted(
+        folder.glob(pattern), key=lambda file: [int(each) for each in re.findall(r"\d+", file.name)]
+    )
 
 
 def read_verdicts(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
@@ -51,8 +59,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the folder to write them to")
     parser.add_argument("--results", type=Path, default=RESULTS, help=f"the folder with {SAMPLES}")
     options = parser.parse_args()
-    judged = read_verdicts(sorted(options.results.glob(JUDGED)))
-    written = unpack_samples(sorted(options.results.glob(SAMPLES)), options.folder, judged)
+    judged = read_verdicts(in_order(options.results, JUDGED))
+    written = unpack_samples(in_order(options.results, SAMPLES), options.folder, judged)
     print(f"wrote {len(written)} files of texts to {options.folder}, {len(judged)} were judged before")
 
 

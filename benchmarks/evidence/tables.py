@@ -166,7 +166,7 @@ def part_table(evidence: Evidence) -> Table:
     for name in _names(evidence, is_measured):
         close = evidence.exact(name, part=True) or evidence.nats(name, "iw:8", part=True)
         bound = evidence.bound(name, part=True)
-        least = [NONE, NONE] if name == "ar" else _cells(evidence, name, bound, part=True)
+        least = [NONE, NONE] if name in ("ar", TIED_AR) else _cells(evidence, name, bound, part=True)
         rows.append([name, *least, *_cells(evidence, name, close, part=True)])
     return Table(
         "On the first sequences of the test split, which compare with each other only: the exact perplexity "
