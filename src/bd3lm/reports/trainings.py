@@ -140,7 +140,7 @@ def variance_parts(report: Report) -> Iterator[Part]:
         "Variance of the loss for each way of drawing masks."
         + (f" Least among the unbiased: {'; '.join(least)}." if least else ""),
         f"Variance of the loss over blocks{_of(list(figures))}. Filled marks are unbiased estimates of the "
-        "bound; hollow ones estimate something else. Redrawn masks are clipped ones that are drawn again until "
+        "bound; hollow ones estimate something else. Redrawn masks are clipped ones, drawn again until "
         f"the share they hide lies in the range. Measured by {commands(chosen)}.",
     )
     asked = [["loss", *(["gradient"] if record["settings"]["gradients"] else [])] for _, record in chosen]
