@@ -1,4 +1,4 @@
-"""The README's Python runs as written, and the commands it names exist."""
+"""The README's Python runs as written, and its targets of make exist; test_docs.py reads its commands."""
 
 import re
 from pathlib import Path

@@ -15,7 +15,10 @@ _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s: a gradient of zero sta
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    """The defaults are the paper's (Suppl. C.2): a constant rate after a linear warm-up, no weight decay."""
+    """AdamW and its rate. The paper prints 3e-4, constant after 2,500 steps of linear warm-up (Suppl. C.2).
+
+    It leaves out the rest; betas, eps, weight decay and the clip norm are the reference implementation's.
+    """
 
     lr: float = 3e-4
     betas: tuple[float, float] = (0.9, 0.999)
