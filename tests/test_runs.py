@@ -155,6 +155,21 @@ def test_a_run_says_once_how_it_trains_and_keeps_what_was_asked(asked, said, dat
     assert yaml.safe_load((tmp_path / "recipe.yaml").read_text())["train"]["compile"] == asked
 
 
+def test_held_out_text_shorter_than_a_context_is_said_before_training(data, tmp_path):
+    tokens = TokenShards(data).split("valid").tokens
+    console = quiet()
+    changes = {"data": {"context": tokens + 1}, "train": {"global_batch": 1, "steps": 1}}
+    run = train(tmp_path / "short", tiny_recipe(data, changes), console=console)
+    said = f"the valid split has {tokens:,} tokens, less than one context of {tokens + 1:,}"
+    assert f"{said}: nothing will be validated\n" in console.file.getvalue()
+    assert not run.trainer.validators
+    assert run.nothing_held_out == said
+
+    console = quiet()
+    train(tmp_path / "enough", tiny_recipe(data), console=console)
+    assert "nothing will be validated" not in console.file.getvalue()
+
+
 def test_a_longer_run_goes_on_from_a_finished_one(data, finished, tmp_path):
     """With a constant learning rate it is the run that was long from the start."""
     longer = tiny_recipe(data, {"train": {"steps": 10}})
@@ -478,7 +493,7 @@ def test_a_search_without_held_out_text_is_found_before_the_first_is_trained(sta
     prepare(ListCorpus({"train": random_texts(40, seed=0)}), byte_tokenizer(), shards, progress=False)
     search = {"every": 3, "batches": 1, "widths": [0.5], "step": 0.5}
     block = {"data": {"path": str(shards)}, "method": {"masking": {"kind": "clipped", "search": search}}}
-    with pytest.raises(ValueError, match=f"{shards} has no sequence held out"):
+    with pytest.raises(ValueError, match=f"{shards} has no valid or test split, and the clip search"):
         train_stages(
             resolve_stages("two", overrides={"block": block}), tmp_path / "out", console=quiet(), device="cpu"
         )

@@ -90,6 +90,8 @@ class Run:
     shards: TokenShards
     held_out: HeldOut
     out: Path
+    nothing_held_out: str | None = None
+    """Why there is nothing to validate on; None where there is something."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -145,7 +147,7 @@ def build_run(
         engine=engine,
         store=store,
         score_first=method.score_first,
-        validators=_validators(recipe, objective, held_out),
+        validators=_validators(recipe, objective, held_out, shards),
         callbacks=_callbacks(recipe, out, console, label),
         run_state={
             "recipe": recipe_to_dict(recipe),
@@ -153,7 +155,14 @@ def build_run(
             "tokenizer_fingerprint": shards.tokenizer.fingerprint,
         },
     )
-    return Run(trainer=trainer, config=config, shards=shards, held_out=held_out, out=out)
+    return Run(
+        trainer=trainer,
+        config=config,
+        shards=shards,
+        held_out=held_out,
+        out=out,
+        nothing_held_out=why_nothing_is_held_out(recipe.data, shards),
+    )
 
 
 def check_run(recipe: Recipe, out: Path, *, engine: Engine, before: Recipe | None = None) -> None:
@@ -182,7 +191,8 @@ def check_run(recipe: Recipe, out: Path, *, engine: Engine, before: Recipe | Non
         )
     if shards is not None:
         _stream(recipe, shards)
-        _validators(recipe, objective, HeldOut(held_out_batches(data, shards), recipe.method.score_first))
+        held_out = HeldOut(held_out_batches(data, shards), recipe.method.score_first)
+        _validators(recipe, objective, held_out, shards)
 
 
 def _check_trackers(recipe: Recipe, engine: Engine) -> None:
@@ -394,11 +404,27 @@ def _method(method: MethodRecipe, context: int, mask_id: int) -> Method:
 
 def held_out_batches(recipe: DataRecipe, shards: TokenShards) -> Sequence[torch.Tensor]:
     """The held-out sequences of some data, in batches; none where nothing was held out."""
-    split = next((name for name in ("valid", "test") if name in shards.splits), None)
+    split = _held_out_split(shards)
     if split is None:
         return ()
     sequences = WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)
     return _HeldOutBatches(sequences, recipe.validation_sequences, recipe.validation_batch)
+
+
+def why_nothing_is_held_out(recipe: DataRecipe, shards: TokenShards) -> str | None:
+    """Why `held_out_batches` has none: no text was held out, or too little; None where it has some."""
+    split = _held_out_split(shards)
+    if split is None:
+        return f"the data in {shards.folder} has no valid or test split"
+    if len(WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)):
+        return None
+    frame = " less BOS and EOS" if recipe.bos_eos else ""
+    tokens = shards.split(split).tokens
+    return f"the {split} split has {tokens:,} tokens, less than one context of {recipe.context:,}{frame}"
+
+
+def _held_out_split(shards: TokenShards) -> str | None:
+    return next((name for name in ("valid", "test") if name in shards.splits), None)
 
 
 class _HeldOutBatches(Sequence[torch.Tensor]):
@@ -424,15 +450,17 @@ class _HeldOutBatches(Sequence[torch.Tensor]):
         return torch.from_numpy(self._sequences[start : min(start + self._rows, self._starts.stop)])
 
 
-def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut) -> list[Validator]:
+def _validators(
+    recipe: Recipe, objective: Objective, held_out: HeldOut, shards: TokenShards
+) -> list[Validator]:
     seed, trackers = recipe.train.seed, recipe.trackers
     masking = recipe.method.masking if isinstance(recipe.method, BlockDiffusionRecipe) else None
     search = masking.search if isinstance(masking, ClippedMasking) else None
     if not len(held_out.batches):
         if search is not None or trackers.gradient_variance_batches or trackers.nelbo_variance_batches:
             raise ValueError(
-                f"the data in {recipe.data.path} has no sequence held out, which the clip search and the "
-                "variance trackers need; prepare it with --held-out"
+                f"{why_nothing_is_held_out(recipe.data, shards)}, and the clip search and the variance "
+                "trackers need a sequence to validate on; prepare the data with --held-out"
             )
         return []
     lean = recipe.method.lean if isinstance(recipe.method, BlockDiffusionRecipe) else 0.0

@@ -183,6 +183,8 @@ def _train(run: Run, recipe: Recipe, *, resume: bool, console: Console) -> None:
     if trainer.engine.is_main and trainer.step < trainer.settings.steps:
         how = "compiled; the first step takes about a minute" if trainer.settings.compile else "not compiled"
         console.print(f"training on {trainer.engine.device} in {trainer.precision}, {how}")
+        if run.nothing_held_out is not None:
+            console.print(f"{run.nothing_held_out}: nothing will be validated", soft_wrap=True, markup=False)
     try:
         trainer.run()
     except FloatingPointError as error:
