@@ -124,8 +124,13 @@ def build_run(
     data_folder: Path | None = None,
     console: Console | None = None,
     label: str = "training",
+    objective: Objective | None = None,
 ) -> Run:
-    """Everything a recipe describes, writing under `out`; the built-in corpus goes to `data_folder`."""
+    """Everything a recipe describes, writing under `out`; the built-in corpus goes to `data_folder`.
+
+    An `objective` is trained with in place of the recipe's. It must be for the same model: the recipe says
+    which model is released. Checkpoints hold its repr, by which it is known again when the run is resumed.
+    """
     _check_trackers(recipe, engine)
     shards = open_data(recipe.data, data_folder or out / "data", engine)
     context = recipe.data.context
@@ -134,27 +139,35 @@ def build_run(
     network, config = _network(recipe, shards, recipe.start_from if store.latest() is None else None)
     method = recipe.method
     tokenizer = shards.tokenizer
-    objective = build_objective(
+    of_recipe = build_objective(
         method, context=context, mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size
     )
+    record = recipe_to_dict(recipe)
+    if objective is not None:
+        _check_objective(objective, of_recipe)
+        record["method"] = {"kind": method.kind, "objective": repr(objective)}
+    trained = of_recipe if objective is None else objective
     held_out = HeldOut(held_out_batches(recipe.data, shards), method.score_first)
     trainer = Trainer(
         network=network,
-        objective=objective,
+        objective=trained,
         data=_stream(recipe, shards),
         settings=recipe.train,
         optimizer=recipe.optimizer,
         engine=engine,
         store=store,
         score_first=method.score_first,
-        validators=_validators(recipe, objective, held_out, shards),
+        validators=_validators(recipe, trained, held_out, shards),
         callbacks=_callbacks(recipe, out, console, label),
         run_state={
-            "recipe": recipe_to_dict(recipe),
+            "recipe": record,
+            "objective": None if objective is None else repr(objective),
             "data_fingerprint": shards.fingerprint,
             "tokenizer_fingerprint": shards.tokenizer.fingerprint,
         },
     )
+    if engine.is_main:
+        out.mkdir(parents=True, exist_ok=True)
     return Run(
         trainer=trainer,
         config=config,
@@ -163,6 +176,21 @@ def build_run(
         out=out,
         nothing_held_out=why_nothing_is_held_out(recipe.data, shards),
     )
+
+
+def _check_objective(objective: Objective, of_recipe: Objective) -> None:
+    """Refuse an objective that trains another model than the recipe's, or that could not be known again."""
+    for name in ("block_size", "mask_id", "causal_clean", "previous_token", "score_first"):
+        own, expected = getattr(objective, name, None), getattr(of_recipe, name, None)
+        if own is not None and own != expected:
+            raise ValueError(
+                f"objective must be for the model of the recipe, whose {name} is {expected}, got {own}"
+            )
+    if " object at 0x" in repr(objective):
+        raise ValueError(
+            "objective must have a repr that says its settings, by which a checkpoint knows it again, got "
+            f"{objective!r}: make it, and all that it holds, dataclasses"
+        )
 
 
 def check_run(recipe: Recipe, out: Path, *, engine: Engine, before: Recipe | None = None) -> None:
@@ -320,7 +348,7 @@ def validation_objective(objective: Objective, *, lean: float = 0.0, uses_noise:
         return objective  # what D3PM adds to its bound never enters the figure
     if isinstance(objective, SimplexDiffusionLoss):
         return replace(objective, pure_noise=True)
-    raise ValueError(f"no validation objective is known for {type(objective).__name__}")
+    return objective  # of somebody else's, which says itself whether it is a bound
 
 
 def _network(
@@ -463,6 +491,8 @@ def _validators(
                 "trackers need a sequence to validate on; prepare the data with --held-out"
             )
         return []
+    if search is not None and not isinstance(getattr(objective, "masking", None), diffusion.ClippedTimes):
+        raise ValueError(f"method.masking.search needs an objective with ClippedTimes, got {objective}")
     lean = recipe.method.lean if isinstance(recipe.method, BlockDiffusionRecipe) else 0.0
     judge = validation_objective(objective, lean=lean, uses_noise=recipe.network.time_conditioning)
     validators: list[Validator] = [LikelihoodValidator(held_out, judge, seed)]
