@@ -160,6 +160,8 @@ class Convert:
     """Which weights of a .ckpt to take; by default the EMA's where there are any."""
     dtype: DType | None = None
     """Precision to write; by default that of the weights."""
+    to: Literal["bd3lm", "reference"] = "bd3lm"
+    """The layout to write: this project's, or that of the paper's published weights, for its own code."""
 
     def run(self) -> int:
         import torch
@@ -192,7 +194,13 @@ class Convert:
         # Not as a model to be used, which would compute in another precision than it is stored in.
         dtype = getattr(torch, self.dtype) if self.dtype else None
         network, config = interop.load(path, lightning=lightning, dtype=dtype)
-        LanguageModel(network, config, saved_tokenizer(path)).save_pretrained(self.out)
+        tokenizer = saved_tokenizer(path)
+        if self.to == "reference":
+            interop.save_reference(network, config, self.out)
+            if tokenizer is not None:
+                tokenizer.save(self.out)
+        else:
+            LanguageModel(network, config, tokenizer).save_pretrained(self.out)
         parameters = sum(p.numel() for p in network.parameters())
         print(f"wrote {self.out}: {config.title}, {parameters:,} parameters")
         return 0
