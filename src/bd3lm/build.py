@@ -259,7 +259,8 @@ def open_shards(path: str) -> TokenShards:
     if not local_path(path).is_dir():
         raise ValueError(
             f"data.path must be a folder of token shards, got {path}, which does not exist; "
-            f"make it with `bd3lm data prepare SOURCE {path}`"
+            f"make it with `bd3lm data prepare SOURCE {path}` or, if it moved, say where: --data.path "
+            "(train), --data (eval)"
         )
     return TokenShards(path)
 
