@@ -1,6 +1,6 @@
 """From a recipe to a run: each choice becomes its object, and weights are taken from where they fit."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +33,7 @@ from bd3lm.objectives import (
     D3PM,
     Autoregressive,
     BlockDiffusionLoss,
+    Objective,
     ScoreEntropy,
     SimplexDiffusionLoss,
 )
@@ -51,7 +52,7 @@ from bd3lm.recipe import (
 from bd3lm.training import ClipSearchValidator, Engine, GradientVarianceValidator, LikelihoodValidator
 from tests.data_room.documents import random_texts
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe
-from tests.training.tiny import rows
+from tests.training.tiny import rows, state
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,114 @@ def made(folder: Path) -> Path:
 
 def build(data: Path, out: Path, *changes):
     return build_run(tiny_recipe(data, *changes), made(out), engine=Engine())
+
+
+# --- an objective of one's own ---
+
+
+@dataclass(frozen=True)
+class Half(Autoregressive):
+    """Half of the autoregressive loss, which bounds nothing."""
+
+    @property
+    def is_bound(self) -> bool:
+        return False
+
+    def loss(self, model, batch, draws):
+        loss = super().loss(model, batch, draws)
+        return replace(loss, nats=loss.nats / 2)
+
+
+@dataclass(frozen=True)
+class Unheard(Objective):
+    """Not of any kind that is known here, around one that is."""
+
+    inner: Objective
+
+    @property
+    def is_bound(self) -> bool:
+        return False
+
+    def draw(self, rows, length, *, generator, device):
+        return self.inner.draw(rows, length, generator=generator, device=device)
+
+    def loss(self, model, batch, draws):
+        return self.inner.loss(model, batch, draws)
+
+
+SQUARED = BlockDiffusionLoss(block_size=4, mask_id=257, masking=Times(diffusion.Square()))
+
+
+def test_an_objective_of_ones_own_is_trained_with_and_recorded(data, tmp_path):
+    recipe = tiny_recipe(data, BLOCK)
+    run = build_run(recipe, tmp_path / "new" / "run", engine=Engine(), objective=SQUARED)
+    run.trainer.run()
+    same = build(
+        data, tmp_path / "same", BLOCK, {"method": {"masking": {"kind": "times", "schedule": "square"}}}
+    )
+    same.trainer.run()
+    nats = [[row["train_nats"] for row in rows(each.out)] for each in (run, same)]
+    assert nats[0] == nats[1]
+    kept = state(run.out, 6)["run"]
+    assert kept["objective"] == repr(SQUARED)
+    assert kept["recipe"]["method"] == {"kind": "block_diffusion", "objective": repr(SQUARED)}
+    assert state(same.out, 6)["run"]["objective"] is None
+    run.export()
+    assert load(run.out / "model")[1] == run.config == same.config
+
+
+def test_a_run_with_an_objective_of_ones_own_goes_on_with_the_same_only(data, tmp_path):
+    recipe = tiny_recipe(data, BLOCK)
+    build_run(recipe, tmp_path, engine=Engine(), objective=SQUARED).trainer.run()
+    again = build_run(
+        recipe, tmp_path, engine=Engine(), objective=replace(SQUARED, masking=Times(diffusion.Square()))
+    )
+    assert again.trainer.resume()
+    for other in (None, replace(SQUARED, masking=Times())):
+        with pytest.raises(ValueError, match="was trained with another objective: it was BlockDiffusionLoss"):
+            build_run(recipe, tmp_path, engine=Engine(), objective=other).trainer.resume()
+    build(data, tmp_path / "plain", BLOCK).trainer.run()
+    with pytest.raises(ValueError, match="another objective: it was the recipe's, and is BlockDiffusionLoss"):
+        build_run(recipe, tmp_path / "plain", engine=Engine(), objective=SQUARED).trainer.resume()
+
+
+def test_an_objective_of_an_unknown_kind_is_its_own_judge(data, tmp_path):
+    run = build_run(tiny_recipe(data, BLOCK), tmp_path, engine=Engine(), objective=Unheard(SQUARED))
+    run.trainer.run()
+    last = rows(tmp_path)[-1]
+    assert float(last["valid_nats"]) > 0
+    assert "valid_perplexity" not in last
+    half = build_run(tiny_recipe(data), tmp_path / "half", engine=Engine(), objective=Half(mask_id=257))
+    half.trainer.run()
+    half_nats, nats = (float(rows(tmp_path / "half")[-1][name]) for name in ("train_nats", "valid_nats"))
+    assert half_nats < 0.6 * nats  # a known kind is judged by the likelihood
+
+
+class Nameless(diffusion.Linear):
+    __repr__ = object.__repr__
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (replace(SQUARED, block_size=8), "whose block_size is 4, got 8"),
+        (replace(SQUARED, mask_id=7), "whose mask_id is 257, got 7"),
+        (replace(SQUARED, causal_clean=True), "whose causal_clean is False, got True"),
+        (Autoregressive(mask_id=257), "whose score_first is None, got False"),
+        (replace(SQUARED, masking=Times(Nameless())), "objective must have a repr that says its settings"),
+    ],
+)
+def test_an_objective_for_another_model_is_refused(objective, message, data, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        build_run(tiny_recipe(data, BLOCK), tmp_path / "run", engine=Engine(), objective=objective)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_search_needs_a_range_to_search(data, tmp_path):
+    search = {"every": 3, "batches": 1, "widths": [0.5], "step": 0.5}
+    recipe = tiny_recipe(data, BLOCK, {"method": {"masking": {"kind": "clipped", "search": search}}})
+    with pytest.raises(ValueError, match="search needs an objective with ClippedTimes"):
+        build_run(recipe, tmp_path / "run", engine=Engine(), objective=SQUARED)
 
 
 # --- objectives ---

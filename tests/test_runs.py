@@ -155,6 +155,34 @@ def test_a_run_says_once_how_it_trains_and_keeps_what_was_asked(asked, said, dat
     assert yaml.safe_load((tmp_path / "recipe.yaml").read_text())["train"]["compile"] == asked
 
 
+def test_held_out_text_shorter_than_a_context_is_said_before_training(data, tmp_path):
+    tokens = TokenShards(data).split("valid").tokens
+    console = quiet()
+    changes = {"data": {"context": tokens + 1}, "train": {"global_batch": 1, "steps": 1}}
+    run = train(tmp_path / "short", tiny_recipe(data, changes), console=console)
+    said = f"the valid split has {tokens:,} tokens, less than one context of {tokens + 1:,}"
+    assert f"{said}: nothing will be validated\n" in console.file.getvalue()
+    assert not run.trainer.validators
+    assert run.nothing_held_out == said
+
+    console = quiet()
+    train(tmp_path / "enough", tiny_recipe(data), console=console)
+    assert "nothing will be validated" not in console.file.getvalue()
+
+
+def test_why_another_number_of_steps_is_refused_is_said(data, tmp_path):
+    decaying = {"optimizer": {"decay": "cosine"}}
+    train(tmp_path, tiny_recipe(data, decaying))
+    with pytest.raises(ValueError, match=r"train\.steps \(6 then, 10 now\)") as caught:
+        train(tmp_path, tiny_recipe(data, decaying, {"train": {"steps": 10}}), resume=True)
+    assert f". The learning rate's cosine decay depends on train.steps; --from {tmp_path} with" in str(
+        caught.value
+    )
+    with pytest.raises(ValueError, match=r"Different: train\.seed") as caught:
+        train(tmp_path, tiny_recipe(data, decaying, {"train": {"seed": 10}}), resume=True)
+    assert "decay" not in str(caught.value)
+
+
 def test_a_longer_run_goes_on_from_a_finished_one(data, finished, tmp_path):
     """With a constant learning rate it is the run that was long from the start."""
     longer = tiny_recipe(data, {"train": {"steps": 10}})
@@ -449,7 +477,7 @@ def test_a_run_that_cannot_be_leaves_nothing_behind(changes, data, tmp_path):
 
 def test_the_data_of_a_later_stage_is_looked_for_before_the_first_is_trained(staged, tmp_path):
     stages = resolve_stages("two", overrides={"block": {"data": {"path": "nowhere"}}})
-    with pytest.raises(ValueError, match="got nowhere, which does not exist"):
+    with pytest.raises(ValueError, match=r"got nowhere, which does not exist; .* if it moved, say where"):
         train_stages(stages, tmp_path / "out", console=quiet(), device="cpu")
     assert not (tmp_path / "out").exists()
 
@@ -478,7 +506,7 @@ def test_a_search_without_held_out_text_is_found_before_the_first_is_trained(sta
     prepare(ListCorpus({"train": random_texts(40, seed=0)}), byte_tokenizer(), shards, progress=False)
     search = {"every": 3, "batches": 1, "widths": [0.5], "step": 0.5}
     block = {"data": {"path": str(shards)}, "method": {"masking": {"kind": "clipped", "search": search}}}
-    with pytest.raises(ValueError, match=f"{shards} has no sequence held out"):
+    with pytest.raises(ValueError, match=f"{shards} has no valid or test split, and the clip search"):
         train_stages(
             resolve_stages("two", overrides={"block": block}), tmp_path / "out", console=quiet(), device="cpu"
         )

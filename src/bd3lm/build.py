@@ -90,6 +90,8 @@ class Run:
     shards: TokenShards
     held_out: HeldOut
     out: Path
+    nothing_held_out: str | None = None
+    """Why there is nothing to validate on; None where there is something."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -122,8 +124,13 @@ def build_run(
     data_folder: Path | None = None,
     console: Console | None = None,
     label: str = "training",
+    objective: Objective | None = None,
 ) -> Run:
-    """Everything a recipe describes, writing under `out`; the built-in corpus goes to `data_folder`."""
+    """Everything a recipe describes, writing under `out`; the built-in corpus goes to `data_folder`.
+
+    An `objective` is trained with in place of the recipe's. It must be for the same model: the recipe says
+    which model is released. Checkpoints hold its repr, by which it is known again when the run is resumed.
+    """
     _check_trackers(recipe, engine)
     shards = open_data(recipe.data, data_folder or out / "data", engine)
     context = recipe.data.context
@@ -132,28 +139,58 @@ def build_run(
     network, config = _network(recipe, shards, recipe.start_from if store.latest() is None else None)
     method = recipe.method
     tokenizer = shards.tokenizer
-    objective = build_objective(
+    of_recipe = build_objective(
         method, context=context, mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size
     )
+    record = recipe_to_dict(recipe)
+    if objective is not None:
+        _check_objective(objective, of_recipe)
+        record["method"] = {"kind": method.kind, "objective": repr(objective)}
+    trained = of_recipe if objective is None else objective
     held_out = HeldOut(held_out_batches(recipe.data, shards), method.score_first)
     trainer = Trainer(
         network=network,
-        objective=objective,
+        objective=trained,
         data=_stream(recipe, shards),
         settings=recipe.train,
         optimizer=recipe.optimizer,
         engine=engine,
         store=store,
         score_first=method.score_first,
-        validators=_validators(recipe, objective, held_out),
+        validators=_validators(recipe, trained, held_out, shards),
         callbacks=_callbacks(recipe, out, console, label),
         run_state={
-            "recipe": recipe_to_dict(recipe),
+            "recipe": record,
+            "objective": None if objective is None else repr(objective),
             "data_fingerprint": shards.fingerprint,
             "tokenizer_fingerprint": shards.tokenizer.fingerprint,
         },
     )
-    return Run(trainer=trainer, config=config, shards=shards, held_out=held_out, out=out)
+    if engine.is_main:
+        out.mkdir(parents=True, exist_ok=True)
+    return Run(
+        trainer=trainer,
+        config=config,
+        shards=shards,
+        held_out=held_out,
+        out=out,
+        nothing_held_out=why_nothing_is_held_out(recipe.data, shards),
+    )
+
+
+def _check_objective(objective: Objective, of_recipe: Objective) -> None:
+    """Refuse an objective that trains another model than the recipe's, or that could not be known again."""
+    for name in ("block_size", "mask_id", "causal_clean", "previous_token", "score_first"):
+        own, expected = getattr(objective, name, None), getattr(of_recipe, name, None)
+        if own is not None and own != expected:
+            raise ValueError(
+                f"objective must be for the model of the recipe, whose {name} is {expected}, got {own}"
+            )
+    if " object at 0x" in repr(objective):
+        raise ValueError(
+            "objective must have a repr that says its settings, by which a checkpoint knows it again, got "
+            f"{objective!r}: make it, and all that it holds, dataclasses"
+        )
 
 
 def check_run(recipe: Recipe, out: Path, *, engine: Engine, before: Recipe | None = None) -> None:
@@ -182,7 +219,8 @@ def check_run(recipe: Recipe, out: Path, *, engine: Engine, before: Recipe | Non
         )
     if shards is not None:
         _stream(recipe, shards)
-        _validators(recipe, objective, HeldOut(held_out_batches(data, shards), recipe.method.score_first))
+        held_out = HeldOut(held_out_batches(data, shards), recipe.method.score_first)
+        _validators(recipe, objective, held_out, shards)
 
 
 def _check_trackers(recipe: Recipe, engine: Engine) -> None:
@@ -221,7 +259,8 @@ def open_shards(path: str) -> TokenShards:
     if not local_path(path).is_dir():
         raise ValueError(
             f"data.path must be a folder of token shards, got {path}, which does not exist; "
-            f"make it with `bd3lm data prepare SOURCE {path}`"
+            f"make it with `bd3lm data prepare SOURCE {path}` or, if it moved, say where: --data.path "
+            "(train), --data (eval)"
         )
     return TokenShards(path)
 
@@ -310,7 +349,7 @@ def validation_objective(objective: Objective, *, lean: float = 0.0, uses_noise:
         return objective  # what D3PM adds to its bound never enters the figure
     if isinstance(objective, SimplexDiffusionLoss):
         return replace(objective, pure_noise=True)
-    raise ValueError(f"no validation objective is known for {type(objective).__name__}")
+    return objective  # of somebody else's, which says itself whether it is a bound
 
 
 def _network(
@@ -394,11 +433,27 @@ def _method(method: MethodRecipe, context: int, mask_id: int) -> Method:
 
 def held_out_batches(recipe: DataRecipe, shards: TokenShards) -> Sequence[torch.Tensor]:
     """The held-out sequences of some data, in batches; none where nothing was held out."""
-    split = next((name for name in ("valid", "test") if name in shards.splits), None)
+    split = _held_out_split(shards)
     if split is None:
         return ()
     sequences = WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)
     return _HeldOutBatches(sequences, recipe.validation_sequences, recipe.validation_batch)
+
+
+def why_nothing_is_held_out(recipe: DataRecipe, shards: TokenShards) -> str | None:
+    """Why `held_out_batches` has none: no text was held out, or too little; None where it has some."""
+    split = _held_out_split(shards)
+    if split is None:
+        return f"the data in {shards.folder} has no valid or test split"
+    if len(WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)):
+        return None
+    frame = " less BOS and EOS" if recipe.bos_eos else ""
+    tokens = shards.split(split).tokens
+    return f"the {split} split has {tokens:,} tokens, less than one context of {recipe.context:,}{frame}"
+
+
+def _held_out_split(shards: TokenShards) -> str | None:
+    return next((name for name in ("valid", "test") if name in shards.splits), None)
 
 
 class _HeldOutBatches(Sequence[torch.Tensor]):
@@ -424,17 +479,21 @@ class _HeldOutBatches(Sequence[torch.Tensor]):
         return torch.from_numpy(self._sequences[start : min(start + self._rows, self._starts.stop)])
 
 
-def _validators(recipe: Recipe, objective: Objective, held_out: HeldOut) -> list[Validator]:
+def _validators(
+    recipe: Recipe, objective: Objective, held_out: HeldOut, shards: TokenShards
+) -> list[Validator]:
     seed, trackers = recipe.train.seed, recipe.trackers
     masking = recipe.method.masking if isinstance(recipe.method, BlockDiffusionRecipe) else None
     search = masking.search if isinstance(masking, ClippedMasking) else None
     if not len(held_out.batches):
         if search is not None or trackers.gradient_variance_batches or trackers.nelbo_variance_batches:
             raise ValueError(
-                f"the data in {recipe.data.path} has no sequence held out, which the clip search and the "
-                "variance trackers need; prepare it with --held-out"
+                f"{why_nothing_is_held_out(recipe.data, shards)}, and the clip search and the variance "
+                "trackers need a sequence to validate on; prepare the data with --held-out"
             )
         return []
+    if search is not None and not isinstance(getattr(objective, "masking", None), diffusion.ClippedTimes):
+        raise ValueError(f"method.masking.search needs an objective with ClippedTimes, got {objective}")
     lean = recipe.method.lean if isinstance(recipe.method, BlockDiffusionRecipe) else 0.0
     judge = validation_objective(objective, lean=lean, uses_noise=recipe.network.time_conditioning)
     validators: list[Validator] = [LikelihoodValidator(held_out, judge, seed)]

@@ -1,6 +1,9 @@
 """The Hugging Face hub: what can be the id of something there, and what to say when it cannot be reached."""
 
 import re
+import socket
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 FILE_SUFFIXES = (*PICKLE_SUFFIXES, ".safetensors", ".json", ".gguf")
@@ -16,6 +19,23 @@ def is_hub_id(text: str, *, needs_owner: bool = False) -> bool:
     if needs_owner and "/" not in text:
         return False
     return _ID.fullmatch(text) is not None and not text.endswith(FILE_SUFFIXES)
+
+
+def unresolved_hub() -> str | None:
+    """The hub's host where its name does not resolve; its client would try again and again for half a minute.
+
+    A proxy resolves names itself, so with one this cannot be known.
+    """
+    from huggingface_hub.constants import ENDPOINT
+
+    host = urlsplit(ENDPOINT).hostname
+    if host is None or getproxies().keys() & {"http", "https", "all"}:
+        return None
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return host
+    return None
 
 
 def hub_reason(error: Exception) -> str:

@@ -183,6 +183,8 @@ def _train(run: Run, recipe: Recipe, *, resume: bool, console: Console) -> None:
     if trainer.engine.is_main and trainer.step < trainer.settings.steps:
         how = "compiled; the first step takes about a minute" if trainer.settings.compile else "not compiled"
         console.print(f"training on {trainer.engine.device} in {trainer.precision}, {how}")
+        if run.nothing_held_out is not None:
+            console.print(f"{run.nothing_held_out}: nothing will be validated", soft_wrap=True, markup=False)
     try:
         trainer.run()
     except FloatingPointError as error:
@@ -241,11 +243,20 @@ def _require_same(folder: Path, recipe: Recipe) -> Recipe:
     """The recipe that a run was started with, after making sure that it computes the same as this one."""
     saved = read_recipe(folder)
     if changed := _differences(recipe_to_dict(saved), recipe_to_dict(recipe), _may_change(saved)):
+        steps = any(each.startswith("train.steps ") for each in changed)
         raise ValueError(
             f"{folder} was started with another recipe; to go on needs one that computes the same: give no "
             f"preset and none of these flags, or another --out. Different: {', '.join(sorted(changed))}"
+            f"{_about_steps(folder, saved) if steps else ''}"
         )
     return saved
+
+
+def _about_steps(folder: Path, saved: Recipe) -> str:
+    return (
+        f". The learning rate's {saved.optimizer.decay} decay depends on train.steps; --from {folder} with "
+        "another --out trains on from its weights"
+    )
 
 
 def _on_main(engine: Engine, write: Callable[[], None]) -> None:

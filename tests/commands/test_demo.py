@@ -153,9 +153,7 @@ def test_the_second_suggestion_trains(finished, tmp_path, capsys):
     words = ["train", "demo", "--out", str(out), "--from", str(folder / "ar"), "--method.block_size", "8"]
     assert main([*words, "--device", "cpu"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "runs/pairs" in printed
-    assert "runs/demo-paper" in printed
-    assert "runs/block8 --from" not in printed  # which was just done
+    assert "To try next" not in printed
     assert "block diffusion, blocks of 8" in printed
     assert f"Everything is in {out}:" in printed
 
@@ -167,7 +165,14 @@ def test_what_is_there_already_is_not_suggested(autoregressive, finished, tmp_pa
         assert f"--out runs/{name}" in demo._to_try(runs)[0]
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "recipe.yaml").touch()
-    assert demo._to_try(runs) == demo._to_try([autoregressive]) == []
+    assert demo._to_try(runs) == []
+
+
+def test_with_flags_of_ones_own_nothing_is_suggested(finished, autoregressive, tmp_path, capsys):
+    assert demo._to_try([autoregressive]) == []
+    words = ["--out", str(tmp_path / "demo"), "--device", "cpu", "--optimizer.warmup_steps", "3"]
+    assert main(["train", "demo", *words]) == 0
+    assert "To try next" not in capsys.readouterr().out
 
 
 def test_a_second_demo_finds_the_first_done(finished, monkeypatch):
@@ -176,6 +181,8 @@ def test_a_second_demo_finds_the_first_done(finished, monkeypatch):
     console = screen()
     demo.run_demo(folder, console=console)
     assert table(console.file.getvalue()) == table(printed)
+    assert "To try next" in printed
+    assert "To try next" not in console.file.getvalue()
 
 
 @pytest.mark.parametrize("words", [["demo"], ["train", "demo", "--device", "cpu"]], ids=" ".join)
@@ -201,7 +208,8 @@ def test_without_held_out_text_it_trains_and_says_that_nothing_is_measured(tmp_p
     assert main(["data", "prepare", str(text), str(data), "--tokenizer", "bytes", "--held-out", "0"]) == 0
     assert main(["train", "demo", "--out", str(out), "--device", "cpu", "--data.path", str(data)]) == 0
     printed = capsys.readouterr().out
-    assert f"{data} has no sequence held out, so nothing is measured: prepare it with --held-out" in printed
+    assert f"{data} has no valid or test split: nothing will be validated" in printed
+    assert "split, so nothing is measured: prepare the data with --held-out" in printed
     assert "Perplexity of held-out text" not in printed
     assert (out / "report.html").is_file()
     assert (out / "block" / "model" / "config.json").is_file()

@@ -73,11 +73,35 @@ def test_a_worker_that_dies_is_one_line(
     assert "a worker process ended before its work was done" in refusal(capsys)
 
 
-@pytest.mark.parametrize("held_out", ["inf", "nan"])
-def test_held_out_is_a_number(tmp_path: Path, capsys: Capture, held_out: str) -> None:
+@pytest.mark.parametrize("held_out", ["inf", "nan", "1.0", "2.0"])
+def test_held_out_is_a_share_or_a_whole_number(tmp_path: Path, capsys: Capture, held_out: str) -> None:
+    """1.0 could be meant as everything."""
     source = write_jsonl(tmp_path / "a.jsonl", random_texts(40))
     assert prepare(source, tmp_path / "out", "--held-out", held_out) == 1
-    assert f"held_out must be a fraction below 1 or a whole number of rows, got {held_out}" in refusal(capsys)
+    said = refusal(capsys)
+    assert "held_out must be a fraction below 1, such as 0.05, or a whole number of rows" in said
+    assert f"written without a decimal point, got {held_out}" in said
+
+
+@pytest.mark.parametrize(("held_out", "documents"), [("1", 1), ("3", 3), ("0.5", 20)])
+def test_held_out_counts_from_1_and_shares_below(tmp_path: Path, held_out: str, documents: int) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [f"text {n}" for n in range(40)])
+    assert prepare(source, tmp_path / "out", "--held-out", held_out) == 0
+    assert TokenShards(tmp_path / "out").split("valid").documents == documents
+
+
+def test_the_default_tokenizer_is_named_where_the_hub_is_out_of_reach(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bd3lm.data.tokenizers.unresolved_hub", lambda: "huggingface.co")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    source = write_jsonl(tmp_path / "a.jsonl", random_texts(4))
+    assert data("prepare", source, tmp_path / "out") == 1
+    said = refusal(capsys)
+    assert "tokenizer.json: the name huggingface.co does not resolve. gpt2 is the default here" in said
+    assert "--tokenizer names another, such as bytes" in said
+    assert data("prepare", source, tmp_path / "out", "--tokenizer", "someone/else") == 1
+    assert "default" not in refusal(capsys)
 
 
 @pytest.mark.parametrize(("unit", "documents"), [("file", 1), ("line", 3), ("paragraph", 2)])

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -242,7 +242,7 @@ def test_the_fingerprint_follows_contents_and_options_and_not_the_place(tmp_path
 # --- errors -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("held_out", [-1, 1.5, 4, 100, math.inf, math.nan])
+@pytest.mark.parametrize("held_out", [-1, 1.0, 1.5, 2.0, 4, 100, math.inf, math.nan])
 def test_held_out_must_make_sense(tmp_path: Path, held_out: float) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     with pytest.raises(ValueError, match=r"^held_out must"):
@@ -250,8 +250,17 @@ def test_held_out_must_make_sense(tmp_path: Path, held_out: float) -> None:
 
 
 def test_what_has_no_documents_is_not_blamed_on_held_out(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^a.jsonl has no documents$"):
-        FileCorpus(write_jsonl(tmp_path / "a.jsonl", [])).documents("train")
+    for unit in get_args(TextUnit):
+        with pytest.raises(ValueError, match=r"^a.txt is empty, so it has no documents$"):
+            FileCorpus(write_txt(tmp_path / "a.txt", []), text_unit=unit).documents("train")
+    with pytest.raises(ValueError, match=r"^b.jsonl has no documents$"):
+        FileCorpus(write_jsonl(tmp_path / "b.jsonl", [" "])).documents("train")
+
+
+def test_a_single_line_without_text_is_not_blamed_on_held_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"txt": "a"}\n')
+    with pytest.raises(ValueError, match=r"line 1, has no text in a field 'text': it has txt$"):
+        FileCorpus(tmp_path / "a.jsonl").documents("train")
 
 
 def test_text_unit_must_be_known(tmp_path: Path) -> None:

@@ -290,6 +290,11 @@ def test_a_vocabulary_with_gaps_gets_no_mask(tmp_path: Path) -> None:
 # --- the hub, as far as it goes without one ---------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def _hub_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bd3lm.data.tokenizers.unresolved_hub", lambda: None)
+
+
 def test_a_hub_name_fetches_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpt_like(tmp_path, GPT_CONFIG)
     asked = []
@@ -328,3 +333,17 @@ def test_without_a_network_the_error_names_the_tokenizer(monkeypatch: pytest.Mon
         FileNotFoundError, match=r"tokenizer 'gpt2' is no folder here.*: cannot reach the hub$"
     ):
         load_tokenizer("gpt2")
+
+
+def test_a_tokenizer_in_the_cache_is_used_where_the_hub_is_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpt_like(tmp_path, GPT_CONFIG)
+
+    def download(_: str, file: str, *, local_files_only: bool) -> str:
+        assert local_files_only
+        return str(tmp_path / file)
+
+    monkeypatch.setattr("bd3lm.data.tokenizers.unresolved_hub", lambda: "huggingface.co")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert load_tokenizer("someone/gpt") == load_tokenizer(tmp_path)

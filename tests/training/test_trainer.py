@@ -277,17 +277,52 @@ def test_speed_is_of_all_tokens_read_and_of_the_steps_since_the_start(monkeypatc
     assert averages["train_nats"] == 700 / 350
 
 
-def test_a_second_interrupt_stops_at_once(tmp_path):
-    def twice(trainer: Trainer) -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
+@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGINT, 0.0), (signal.SIGTERM, 1.5)])
+def test_a_second_signal_stops_at_once(number, seconds, tmp_path, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("bd3lm.training.signals.time.monotonic", lambda: now)
 
-    before = signal.getsignal(signal.SIGINT)  # ignored, where a shell started the tests in the background
+    def twice(trainer: Trainer) -> None:
+        nonlocal now
+        signal.raise_signal(number)
+        now += seconds
+        signal.raise_signal(number)
+
+    before = signal.getsignal(number)  # ignored, where a shell started the tests in the background
     trainer = tiny_trainer(tmp_path, COUNTS, Watcher(twice))
     with pytest.raises(KeyboardInterrupt):
         trainer.run()
     assert trainer.step == 1
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
+
+
+def test_a_sigterm_that_is_passed_on_is_the_same_request(tmp_path):
+    """A scheduler signals torchrun and its processes, and torchrun then signals these once more."""
+
+    def twice(trainer: Trainer) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+
+    trainer = tiny_trainer(tmp_path, COUNTS, Watcher(twice))
+    trainer.run()
+    assert (trainer.step, trainer.stopped_by) == (2, "signal")
+
+
+def test_a_signal_is_answered_while_the_step_goes_on(tmp_path, monkeypatch, capfd):
+    trainer = tiny_trainer(tmp_path, COUNTS)
+    draws = trainer._draws
+
+    def signalled():
+        if trainer.step == 3:
+            signal.raise_signal(signal.SIGTERM)
+            said.append(capfd.readouterr().err)
+        return draws()
+
+    said: list[str] = []
+    monkeypatch.setattr(trainer, "_draws", signalled)
+    trainer.run()
+    assert said == ["finishing step 4, then saving; again to quit at once\n"]
+    assert (trainer.step, trainer.store.latest()) == (4, 4)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, subcommand
 
 from bd3lm.cli.flags import DType
+
+if TYPE_CHECKING:
+    from bd3lm.data import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,13 @@ class Prepare:
     text_unit: Literal["file", "line", "paragraph"] | None = None
     """What of a txt file is one document; by default the file in a folder of them, else what stands between
     blank lines."""
-    held_out: float | None = None
-    """Share of the documents, the last ones, to hold out, or how many; 0.05 by default where there is no
-    validation or test file. Giving it reads all files as one text, 0 holds out none."""
+    held_out: int | float | None = None
+    """Share of the documents, the last ones, to hold out (below 1), or how many (1 is one document); 0.05 by
+    default where there is no validation or test file. Giving it reads all files as one text, 0 holds out
+    none."""
 
     def run(self) -> int:
-        from bd3lm.data import load_corpus, load_tokenizer, prepare
+        from bd3lm.data import load_corpus, prepare
 
         corpus = load_corpus(
             self.source,
@@ -49,7 +53,7 @@ class Prepare:
         )
         shards = prepare(
             corpus,
-            load_tokenizer(self.tokenizer or ("bert-base-uncased" if self.source == "lm1b" else "gpt2")),
+            self._tokenizer(),
             self.out,
             workers=self.workers,
             eos_between_documents=self.eos,
@@ -62,6 +66,20 @@ class Prepare:
         print(f"held out: {held_out:,} documents" if held_out else "held out: none")
         print(f"wrote {self.out}")
         return 0
+
+    def _tokenizer(self) -> "Tokenizer":
+        from bd3lm.data import load_tokenizer
+
+        if self.tokenizer is not None:
+            return load_tokenizer(self.tokenizer)
+        default = "bert-base-uncased" if self.source == "lm1b" else "gpt2"
+        try:
+            return load_tokenizer(default)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{error}. {default} is the default here: --tokenizer names another, such as bytes, or a "
+                "folder that `bd3lm data train-tokenizer` made"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -142,6 +160,8 @@ class Convert:
     """Which weights of a .ckpt to take; by default the EMA's where there are any."""
     dtype: DType | None = None
     """Precision to write; by default that of the weights."""
+    to: Literal["bd3lm", "reference"] = "bd3lm"
+    """The layout to write: this project's, or that of the paper's published weights, for its own code."""
 
     def run(self) -> int:
         import torch
@@ -174,7 +194,13 @@ class Convert:
         # Not as a model to be used, which would compute in another precision than it is stored in.
         dtype = getattr(torch, self.dtype) if self.dtype else None
         network, config = interop.load(path, lightning=lightning, dtype=dtype)
-        LanguageModel(network, config, saved_tokenizer(path)).save_pretrained(self.out)
+        tokenizer = saved_tokenizer(path)
+        if self.to == "reference":
+            interop.save_reference(network, config, self.out)
+            if tokenizer is not None:
+                tokenizer.save(self.out)
+        else:
+            LanguageModel(network, config, tokenizer).save_pretrained(self.out)
         parameters = sum(p.numel() for p in network.parameters())
         print(f"wrote {self.out}: {config.title}, {parameters:,} parameters")
         return 0

@@ -7,6 +7,7 @@ bound that the paper can print.
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,9 +21,9 @@ from bd3lm.commands.perplexities import measure_perplexity
 from bd3lm.commands.reports import make_report
 from bd3lm.commands.subjects import Subject
 from bd3lm.config import SimplexMethod
-from bd3lm.diffusion import ClippedTimes, Counts
 from bd3lm.lm import build_estimator, load
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
+from bd3lm.recipe import Recipe, recipe_from_dict
 from bd3lm.reports import perplexity_text
 from bd3lm.runs import train_stages
 from bd3lm.stages import is_run, resolve_stages
@@ -54,9 +55,9 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
     """
     console = console or Console()
     run = runs[-1]
-    if without := [str(each.shards.folder) for each in runs if not each.held_out.batches]:
+    if without := [each.nothing_held_out for each in runs if each.nothing_held_out is not None]:
         console.print(
-            f"{without[0]} has no sequence held out, so nothing is measured: prepare it with --held-out",
+            f"{without[0]}, so nothing is measured: prepare the data with --held-out",
             soft_wrap=True,
             markup=False,
         )
@@ -74,7 +75,8 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
         f"{run.out / 'model'}.",
         soft_wrap=True,
     )
-    if suggestions := _to_try(runs):
+    trained = run.trainer.step > run.trainer.resumed_at  # else this was said before
+    if trained and (suggestions := _to_try(runs)):
         console.print("\n".join(["To try next:", *suggestions]), soft_wrap=True)
 
 
@@ -102,24 +104,33 @@ def _print_perplexities(runs: list[Run], console: Console) -> None:
 
 
 def _to_try(runs: list[Run]) -> list[str]:
-    """Commands, a line each, for what neither this run did nor one in the folder it would be written to."""
-    objective = runs[-1].trainer.objective
-    if not isinstance(objective, BlockDiffusionLoss):
+    """Commands, a line each, for what no run in the folder it would be written to did.
+
+    They are for the demo as it is: with flags of the user's own, they could do something else, or fail.
+    """
+    if not _is_plain_demo(runs):
         return []
-    masks, size = objective.masking, objective.block_size
-    pairs = isinstance(masks, Counts) and masks.complementary
-    larger = f"--from {runs[0].out} --method.block_size 8"
     ideas = (
-        ("other masks", "demo", "pairs", "--block.method.masking.complementary true", pairs),
-        ("larger blocks", "demo", "block8", larger, size == 8),
-        ("the paper's way", "demo-paper", "demo-paper", "", isinstance(masks, ClippedTimes)),
+        ("other masks", "demo", "pairs", "--block.method.masking.complementary true"),
+        ("larger blocks", "demo", "block8", f"--from {runs[0].out} --method.block_size 8"),
+        ("the paper's way", "demo-paper", "demo-paper", ""),
     )
     command = sys.argv[0] if Path(sys.argv[0]).name == "bd3lm" else "bd3lm"
     return [
         f"  {what + ':':17}{command} train {preset} --out runs/{out} {flags}".rstrip()
-        for what, preset, out, flags, done in ideas
-        if not done and not is_run(Path("runs") / out)
+        for what, preset, out, flags in ideas
+        if not is_run(Path("runs") / out)
     ]
+
+
+def _is_plain_demo(runs: list[Run]) -> bool:
+    """Whether the runs are the stages of `demo`, apart from what follows from order and folder."""
+
+    def own(recipe: Recipe) -> Recipe:
+        return replace(recipe, start_from=None, data=replace(recipe.data, skip=None))
+
+    trained = [recipe_from_dict(run.trainer.run_state["recipe"], where=str(run.out)) for run in runs]
+    return list(map(own, trained)) == [own(recipe) for _, recipe in resolve_stages("demo")]
 
 
 def unigram_perplexity(run: Run) -> float:

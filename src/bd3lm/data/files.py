@@ -24,6 +24,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
+from numbers import Integral
 from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
@@ -62,16 +63,20 @@ class FileCorpus(Corpus):
         path = local_path(path)
         if text_unit is not None and text_unit not in get_args(TextUnit):
             raise ValueError(f"text_unit must be one of {', '.join(get_args(TextUnit))}, got {text_unit!r}")
+        # 1.0 could be meant as all of the rows or as one of them.
         if held_out is not None and not (
-            0 <= held_out < 1 or (held_out >= 1 and float(held_out).is_integer())
+            0 <= held_out < 1 or (held_out >= 1 and isinstance(held_out, Integral))
         ):
-            raise ValueError(f"held_out must be a fraction below 1 or a whole number of rows, got {held_out}")
+            raise ValueError(
+                "held_out must be a fraction below 1, such as 0.05, or a whole number of rows, written "
+                f"without a decimal point, got {held_out}"
+            )
         self.name = path.resolve().name
         self._root = path if path.is_dir() else path.parent
         self._field = field
         self._files = find_files(path)
         self._by_split = split_by_name(self._root, self._files) if path.is_dir() and held_out is None else {}
-        self._held_out = 0.0 if self._by_split else HELD_OUT if held_out is None else held_out
+        self._held_out = 0.0 if self._by_split else HELD_OUT if held_out is None else float(held_out)
         of_a_split = bool(self._by_split) or _all_say_train(self._root, self._files)
         self._text_unit: TextUnit = text_unit or ("paragraph" if of_a_split or path.is_file() else "file")
 
@@ -115,14 +120,12 @@ class FileCorpus(Corpus):
 
     def _part(self, split: str) -> tuple[int, int]:
         """Where the rows of a split start, and how many they are, when the last are held out."""
-        if not self._row_count:
-            raise ValueError(f"{self.name} has no documents")
         held_out = (
             int(self._held_out) if self._held_out >= 1 else max(1, round(self._held_out * self._row_count))
         )
         if held_out >= self._row_count:
             raise ValueError(
-                f"held_out must leave rows to train on, got {self._held_out} of the {self._row_count} rows "
+                f"held_out must leave rows to train on, got {self._held_out:g} of the {self._row_count} rows "
                 f"(documents) of {self.name}; 0 holds out none"
             )
         kept = self._row_count - held_out
@@ -130,7 +133,14 @@ class FileCorpus(Corpus):
 
     @cached_property
     def _row_count(self) -> int:
-        """Counting reads all files once more; keeping the last rows back instead would cost their memory."""
+        """Counting reads all files once more; keeping the last rows back instead would cost their memory.
+
+        The first document is read before: what is wrong with it is not to be blamed on how rows are split.
+        """
+        if not any(row.strip() for row in self._rows(self._files)):
+            if any(file.stat().st_size for file in self._files):
+                raise ValueError(f"{self.name} has no documents")
+            raise ValueError(f"{self.name} is empty, so it has no documents")
         return sum(count_rows(file, self._text_unit) for file in self._files)
 
     def _rows(self, files: Iterable[Path]) -> Iterator[str]:

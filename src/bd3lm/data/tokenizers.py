@@ -18,7 +18,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bd3lm.files import local_path, write_atomically
-from bd3lm.hub import hub_reason, is_hub_id
+from bd3lm.hub import hub_reason, is_hub_id, unresolved_hub
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -245,18 +245,21 @@ def _from_hub(name: str) -> Tokenizer:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
+    unresolved = unresolved_hub()
+    fetch = partial(hf_hub_download, local_files_only=True) if unresolved else hf_hub_download
     try:
-        text = Path(hf_hub_download(name, TOKENIZER_FILE)).read_text("utf-8")
+        text = Path(fetch(name, TOKENIZER_FILE)).read_text("utf-8")
         try:
-            config = Path(hf_hub_download(name, CONFIG_FILE)).read_text("utf-8")
+            config = Path(fetch(name, CONFIG_FILE)).read_text("utf-8")
         except LocalEntryNotFoundError:
             raise
         except EntryNotFoundError:
             config = "{}"
     except Exception as error:  # not all errors of the network are OSErrors
+        reason = f"the name {unresolved} does not resolve" if unresolved else hub_reason(error)
         raise FileNotFoundError(
             f"tokenizer {name!r} is no folder here, and the Hugging Face hub did not give its "
-            f"{TOKENIZER_FILE}: {hub_reason(error)}"
+            f"{TOKENIZER_FILE}: {reason}"
         ) from error
     return _from_json(text, config, name)
 

@@ -132,6 +132,7 @@ class Trainer:
         self.score_first = score_first
         self.run_state = dict(run_state or {})
         self.step = 0
+        self.resumed_at = 0
         self.stopped_by: Literal["steps", "signal"] = "steps"
         self.validation_due = False
         self._unlogged: Metrics = {}  # of a step whose validation is due
@@ -162,7 +163,7 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the last step, or until SIGTERM or Ctrl-C asks to stop; both save before returning."""
-        with stop_requests() as stop_requested:
+        with stop_requests(self._answer_to_signal) as stop_requested:
             for callback in self.callbacks:
                 callback.on_start(self)
             try:
@@ -179,6 +180,13 @@ class Trainer:
             finally:
                 for callback in self.callbacks:
                     callback.on_end(self)
+
+    def _answer_to_signal(self) -> str:
+        """What is said when a signal asks to stop, by one process for all."""
+        if not self.engine.is_main:
+            return ""
+        step = min(self.step + 1, self.settings.steps)
+        return f"finishing step {step}, then saving; again to quit at once"
 
     def train_step(self) -> None:
         """One step: the global batch forward and backward, then the optimizer and the average."""
@@ -278,7 +286,7 @@ class Trainer:
         if state is None:
             return False
         self._require_same_inputs(state["run"])
-        self.step = state["step"]
+        self.step = self.resumed_at = state["step"]
         self.validation_due, self._unlogged = state["validation_due"], state["unlogged"]
         self._window.restore(state["since_log"], self.engine.device)
         pooled = {
@@ -294,7 +302,13 @@ class Trainer:
         return True
 
     def _require_same_inputs(self, before: Mapping[str, Any]) -> None:
-        """Refuse to go on with other data or another tokenizer than the checkpoint was trained with."""
+        """Refuse to go on with another objective, other data or another tokenizer than the checkpoint's."""
+        was, now_is = (state.get("objective") or "the recipe's" for state in (before, self.run_state))
+        if was != now_is:
+            raise ValueError(
+                f"the checkpoint in {self.store.folder} was trained with another objective: it was {was}, "
+                f"and is {now_is}; give build_run the same `objective`"
+            )
         for name in ("data_fingerprint", "tokenizer_fingerprint"):
             then, now = before.get(name), self.run_state.get(name)
             if then != now:
