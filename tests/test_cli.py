@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -647,6 +648,9 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
             "redrawn_passes": 0,
             "entropy": pytest.approx(found.entropy, abs=1e-6),
             "seed": found.sample.seed,
+            "model": saved,
+            "weights": sha256((Path(saved) / "model.safetensors").read_bytes()).hexdigest(),
+            "bd3lm": bd3lm.__version__,
             "dtype": "float64",
             "settings": {
                 **asdict(settings),

@@ -186,7 +186,7 @@ def test_a_file_is_judged_as_the_model_that_wrote_it(run, judge, tmp_path):
     (read,) = judged(tmp_path / "elsewhere.jsonl", judge)
     assert read["result"] == drawn["result"]
     assert read["settings"] == drawn["settings"]
-    assert (read["model"], read["weights"]) == (str(tmp_path / "elsewhere.jsonl"), None)
+    assert (read["model"], read["weights"]) == (str(tmp_path / "elsewhere.jsonl"), drawn["weights"])
     assert read.keys() == drawn.keys()
 
 

@@ -113,7 +113,8 @@ def test_a_file_of_samples_has_the_lengths_of_the_model_that_wrote_them(shards, 
     assert of_file["result"]["training"] == of_model["result"]["training"]
     assert of_file["settings"]["length"] == 40
     assert of_file.keys() == of_model.keys()
-    assert (of_file["weights"], of_model["title"]) == (None, "block diffusion, blocks of 4")
+    assert of_file["weights"] == of_model["weights"] == Subject.open(run).weights
+    assert (of_file["title"], of_model["title"]) == (None, "block diffusion, blocks of 4")
 
 
 def test_a_file_of_samples_that_were_asked_for_no_length(shards, tmp_path, capsys):

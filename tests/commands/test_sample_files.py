@@ -23,6 +23,7 @@ def test_only_a_newline_ends_a_line(tmp_path):
         ([], "missing or of another kind: documents, length"),
         ({**LINE, "settings": {"length": 9}}, "samples written in one way, got 2 different settings"),
         ({**LINE, "dtype": "bfloat16"}, "samples written in one way, got 2 different settings"),
+        ({**LINE, "weights": "0123"}, "samples written in one way, got 2 different settings or models"),
     ],
 )
 def test_a_file_that_is_no_samples_is_refused(line, said, tmp_path):
@@ -68,6 +69,11 @@ def test_a_source_is_a_file_of_samples_or_a_model(tmp_path):
     assert isinstance(subject, Subject)
     assert subject.dtype == "float32"
     assert Samples("drawn", [LINE], subject).origin is subject
+
+
+def test_a_file_says_what_weights_wrote_it_unless_it_is_older(tmp_path):
+    assert Samples.read(written(tmp_path, LINE)).weights is None
+    assert Samples.read(written(tmp_path, {**LINE, "weights": "0123"})).weights == "0123"
 
 
 def test_rules_that_older_files_have_as_strings_are_read_as_values(tmp_path):

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.live import Live
 
+import bd3lm
 from bd3lm.commands import samples
 from bd3lm.commands.samples import check_out, run_sample, settings_record
 from bd3lm.lm import Generation, LanguageModel, Settings
@@ -466,6 +467,9 @@ def test_a_line_a_text(block_size, screen, tmp_path):
             "redrawn_passes": 0,
             "entropy": pytest.approx(found.entropy, abs=1e-6),
             "seed": sample.seed,
+            "model": None,
+            "weights": None,
+            "bd3lm": bd3lm.__version__,
             "dtype": "float64",
             "settings": {
                 **asdict(settings),

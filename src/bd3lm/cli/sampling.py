@@ -73,8 +73,9 @@ class SampleCommand:
         import torch
         from rich.console import Console
 
-        from bd3lm.commands.samples import check_film, check_out, run_sample, sampling_dtype
-        from bd3lm.interop import BOX_FOLDER
+        from bd3lm import interop
+        from bd3lm.commands.records import weights_digest
+        from bd3lm.commands.samples import Author, check_film, check_out, run_sample, sampling_dtype
         from bd3lm.lm import Settings, load
         from bd3lm.models.devices import pick_device
 
@@ -93,8 +94,9 @@ class SampleCommand:
             check_out(self.out)
         check_film(self.film, len(prompts))
         dtype = sampling_dtype(self.dtype, self.device)
+        path = interop.resolve(interop.BOX_FOLDER if self.model is None else self.model)
         model = load(
-            BOX_FOLDER if self.model is None else self.model,
+            path,
             device=pick_device(self.device),
             dtype=getattr(torch, dtype) if dtype else None,
             tokenizer=self.tokenizer,
@@ -127,7 +129,16 @@ class SampleCommand:
             stride=self.stride,
             cache=self.cache,
         )
-        run_sample(model, prompts, settings, out=self.out, film=self.film, notes=Console(stderr=True))
+        author = Author(self.model or interop.BOX, None if self.out is None else weights_digest(path))
+        run_sample(
+            model,
+            prompts,
+            settings,
+            author=author,
+            out=self.out,
+            film=self.film,
+            notes=Console(stderr=True),
+        )
         return 0
 
     def _check_ways(self) -> None:

@@ -199,7 +199,9 @@ def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes
         "mauve": likeness,
     }
     settings = _settings(samples, judge, judging)
-    record = new_record(samples.origin, "judgement", settings=settings, result=result)
+    record = new_record(
+        samples.origin, "judgement", settings=settings, result=result, weights=samples.weights
+    )
     keep(samples.origin, record_name("judgement", settings, judge.name, str(samples.length)), record)
     return record
 

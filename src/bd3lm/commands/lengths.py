@@ -118,7 +118,7 @@ def measure_lengths(samples: Samples, shards: TokenShards | None) -> dict[str, A
         "split": None if shards is None else SPLIT,
         "dtype": samples.records[0].get("dtype"),
     }
-    record = new_record(samples.origin, "lengths", settings=settings, result=result)
+    record = new_record(samples.origin, "lengths", settings=settings, result=result, weights=samples.weights)
     keep(samples.origin, record_name("lengths", settings, str(len(lengths))), record)
     return record
 

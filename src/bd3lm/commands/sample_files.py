@@ -11,7 +11,7 @@ from rich.text import Text
 
 import bd3lm
 from bd3lm.commands.records import FOLDER
-from bd3lm.commands.samples import partial_of, run_sample, sample_record, settings_record
+from bd3lm.commands.samples import Author, partial_of, run_sample, sample_record, settings_record
 from bd3lm.commands.subjects import Subject
 from bd3lm.data.corpus import digest
 from bd3lm.lm import Settings
@@ -58,7 +58,7 @@ class Samples:
         ways = {json.dumps(_way(record), sort_keys=True) for record in records}
         if len(ways) > 1:
             raise ValueError(
-                f"{file} must hold samples written in one way, got {len(ways)} different settings"
+                f"{file} must hold samples written in one way, got {len(ways)} different settings or models"
             )
         return cls(str(file), records)
 
@@ -85,13 +85,21 @@ class Samples:
         notes.print(
             Text(f"writing {many} of up to {settings.length:,} tokens by {subject.name}"), soft_wrap=True
         )
-        texts = run_sample(model, [""] * count, settings, out=file, show=False, console=notes)
-        return cls(subject.name, [sample_record(text, "", settings, model) for text in texts], subject)
+        author = Author(subject.name, subject.weights)
+        texts = run_sample(model, [""] * count, settings, author=author, out=file, show=False, console=notes)
+        records = [sample_record(text, "", settings, model, author) for text in texts]
+        return cls(subject.name, records, subject)
 
     @property
     def origin(self) -> Subject | str:
         """What a record of them is of: the model, or the name of a file."""
         return self.name if self.subject is None else self.subject
+
+    @property
+    def weights(self) -> str | None:
+        """The digest of the weights that wrote them; None where an older file does not say."""
+        weights: str | None = self.records[0].get("weights")
+        return weights
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -169,4 +177,4 @@ def _key(subject: Subject, count: int, settings: Settings) -> str:
 def _way(record: Mapping[str, Any]) -> list[Any]:
     """How a sample was written, as far as samples measured together must agree."""
     settings = {name: value for name, value in record["settings"].items() if name not in _MAY_DIFFER}
-    return [settings, record["dtype"]]
+    return [settings, record["dtype"], record.get("weights")]

@@ -6,7 +6,7 @@ import time
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+import bd3lm
 from bd3lm.commands.records import check_new_file
 from bd3lm.data import Tokenizer
 from bd3lm.evaluation import stop_counts
@@ -33,11 +34,23 @@ _SMALL = 20_000_000  # parameters
 _SHOWN = 2000  # last tokens that an animation decodes: more than a screen holds
 
 
+@dataclass(frozen=True)
+class Author:
+    """The model that writes: its name as it was given, and the digest of its weights."""
+
+    name: str | None = None
+    weights: str | None = None
+
+
+_UNNAMED = Author()
+
+
 def run_sample(
     model: LanguageModel,
     prompts: Sequence[str],
     settings: Settings,
     *,
+    author: Author = _UNNAMED,
     out: Path | None = None,
     film: Path | None = None,
     show: bool = True,
@@ -78,7 +91,7 @@ def run_sample(
                 generation = model.generation(event.sample)
                 done.append(generation)
                 if file is not None:  # first of all, in case it cannot be shown
-                    record = sample_record(generation, prompts[event.index], settings, model)
+                    record = sample_record(generation, prompts[event.index], settings, model, author)
                     file.write(json.dumps(record, ensure_ascii=False) + "\n")
                     file.flush()
                 if show and not watch:
@@ -251,9 +264,9 @@ def _printable(text: str) -> str:
 
 
 def sample_record(
-    generation: Generation, prompt: str, settings: Settings, model: LanguageModel
+    generation: Generation, prompt: str, settings: Settings, model: LanguageModel, author: Author = _UNNAMED
 ) -> dict[str, Any]:
-    """A text, what it cost and how it was written: a line of --out."""
+    """A text, what it cost, how it was written and by what: a line of --out."""
     sample = generation.sample
     return {
         "index": sample.index,
@@ -271,6 +284,9 @@ def sample_record(
         "redrawn_passes": sample.redrawn_passes,
         "entropy": round(generation.entropy, 6),
         "seed": sample.seed,
+        "model": author.name,
+        "weights": author.weights,
+        "bd3lm": bd3lm.__version__,
         "dtype": str(model.network.embedding.weight.dtype).removeprefix("torch."),
         "settings": settings_record(settings),
     }
