@@ -635,6 +635,7 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
         assert record == {
             "index": index,
             "prompt": prompts[index],
+            "template": None,
             "text": found.text,
             "completion": found.text.removeprefix(prompts[index]),
             "documents": [found.text],
