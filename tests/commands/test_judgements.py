@@ -200,6 +200,22 @@ def test_a_model_without_a_run_leaves_nothing_behind(run, judge):
     assert sorted(model.rglob("*")) == before
 
 
+def test_another_nucleus_rule_draws_other_samples_and_is_said(run, judge_folder, tmp_path, capsys):
+    found = {}
+    for rule in ("inclusive", "exclusive"):
+        out = tmp_path / f"{len(found)}.json"
+        words = ["--judge", str(judge_folder), "--nucleus-rule", rule, "--nucleus", "0.2", "--out", str(out)]
+        assert main(["judge", str(run), *FLAGS, *words]) == 0
+        (found[rule],) = json.loads(out.read_text())
+        assert ("exclusive" in capsys.readouterr().out) is (rule == "exclusive")
+    assert found["inclusive"]["result"]["nats"] != found["exclusive"]["result"]["nats"]
+    assert (
+        "nucleus_rule" not in found["inclusive"]["settings"]
+    )  # as in records from before there was a choice
+    assert found["exclusive"]["settings"]["nucleus_rule"] == "exclusive"
+    assert len(list((run / "measured").glob("samples-40-*.jsonl"))) == 2
+
+
 def test_files_put_together_are_judged_together(run, judge, tmp_path):
     for seed in (1, 2):
         judged(run, judge, Drawing(count=2, lengths=(40,), entropy_floor=0.0, seed=seed))
@@ -252,6 +268,7 @@ def test_the_paper_s_way_of_drawing():
     assert settings(of_bytes().with_lean(2.0)).unmasking == FirstHitting(lean=2.0)
     assert settings(of_bytes(), steps=5000).unmasking == Ancestral(5000)
     assert settings(of_bytes(), nucleus_p=1.0).nucleus_p == 1.0
+    assert settings(of_bytes(), nucleus_rule="exclusive").nucleus_rule == "exclusive"
     assert settings(of_bytes(), entropy_floor=0.0).entropy_floor is None
     for method in BASELINES.values():
         found = settings(baseline(method), steps=25)
@@ -344,7 +361,10 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         (["texts.jsonl", "--lean", "2"], "--lean is for models that write"),
         (["texts.jsonl", "--window", "9", "--device", "cpu"], "there is no file texts.jsonl"),
         (["RUN", "--count", "0"], "count must be at least 1, got 0"),
-        (["RUN", "--length", "128"], "length must be at least 256, the tokens whose entropy has a floor"),
+        (
+            ["RUN", "--length", "128"],
+            "--length 128 is shorter than the 256 tokens of the entropy rule: add --ent",
+        ),
         (["RUN", "--length", "512", "512"], "length must be one or more different lengths"),
         (["RUN", "--entropy-floor", "0", "--redraws", "3"], "redraws needs an entropy floor above 0, got 3"),
         (["RUN", "--judge-batch", "0"], "judge-batch must be at least 1, got 0"),

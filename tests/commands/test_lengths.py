@@ -100,6 +100,19 @@ def test_training_documents_taken_for_samples_have_the_same_lengths(shards):
         assert found["samples"][name] == found["training"][name]
 
 
+def test_the_nucleus_rule_is_the_one_asked_for(shards, tmp_path, capsys):
+    run = as_run(tmp_path / "run", shards)
+    words = ["--count", "2", "--length", "12", "--entropy-floor", "0", "--nucleus-rule", "exclusive"]
+    assert main(["lengths", str(run), *words, "--out", str(tmp_path / "model.json")]) == 0
+    (record,) = json.loads((tmp_path / "model.json").read_text())
+    assert record["settings"]["nucleus_rule"] == "exclusive"
+    (drawn,) = (run / "measured").glob("documents-*.jsonl")
+    assert all(
+        json.loads(line)["settings"]["nucleus_rule"] == "exclusive"
+        for line in drawn.read_text("utf-8").split("\n")[:-1]
+    )
+
+
 def test_a_file_of_samples_has_the_lengths_of_the_model_that_wrote_them(shards, tmp_path, capsys):
     run = as_run(tmp_path / "run", shards)
     words = ["--count", "12", "--length", "40", "--entropy-floor", "0", "--device", "cpu", "--batch", "5"]

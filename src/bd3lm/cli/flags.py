@@ -37,6 +37,10 @@ NucleusFlag = Annotated[
         "By default 0.9, for SEDD 0.99, for SSD-LM 0.95."
     ),
 ]
+NucleusRuleFlag = Annotated[
+    Literal["inclusive", "exclusive"],
+    arg(help="Whether the token that crosses --nucleus is kept; the reference implementation leaves it out."),
+]
 StepsFlag = Annotated[
     int | None,
     arg(

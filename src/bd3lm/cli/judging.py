@@ -10,6 +10,7 @@ from bd3lm.cli.flags import (
     DType,
     LeanFlag,
     NucleusFlag,
+    NucleusRuleFlag,
     SamplingDTypeFlag,
     StepsFlag,
     TokenizerFlag,
@@ -33,6 +34,7 @@ class Judge:
     length: tuple[int, ...] = (1024, 2048)
     """Tokens of a sample, whatever ends come in it; several lengths are judged one by one."""
     nucleus: NucleusFlag = None
+    nucleus_rule: NucleusRuleFlag = "inclusive"
     steps: StepsFlag = None
     lean: LeanFlag = None
     entropy_floor: float = 4.0
@@ -75,6 +77,7 @@ class Judge:
             count=self.count,
             lengths=self.length,
             nucleus_p=self.nucleus,
+            nucleus_rule=self.nucleus_rule,
             steps=self.steps,
             entropy_floor=self.entropy_floor,
             redraws=self.redraws,

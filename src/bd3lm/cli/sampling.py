@@ -7,7 +7,15 @@ from typing import Any, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
-from bd3lm.cli.flags import DeviceFlag, LeanFlag, NucleusFlag, SamplingDTypeFlag, StepsFlag, TokenizerFlag
+from bd3lm.cli.flags import (
+    DeviceFlag,
+    LeanFlag,
+    NucleusFlag,
+    NucleusRuleFlag,
+    SamplingDTypeFlag,
+    StepsFlag,
+    TokenizerFlag,
+)
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,9 @@ class SampleCommand:
     max_new_tokens: int | None = None
     """Tokens at most after each prompt, in place of --length."""
     nucleus: NucleusFlag = None
-    nucleus_rule: Literal["inclusive", "exclusive"] = "inclusive"
-    """Whether the token that crosses --nucleus is kept; the reference implementation leaves it out."""
+    nucleus_rule: NucleusRuleFlag = "inclusive"
     temperature: float = 1.0
+    """Below 1 likely tokens become likelier; 0 always takes the likeliest."""
     top_k: int | None = None
     """Draw from this many of the likeliest tokens."""
     seed: int = 0

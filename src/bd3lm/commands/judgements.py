@@ -15,6 +15,7 @@ from bd3lm.commands.records import keep, model_and_title, new_record, record_nam
 from bd3lm.commands.sample_files import Samples
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import load_corpus
+from bd3lm.diffusion.categorical import NucleusRule
 from bd3lm.evaluation import HuggingFaceJudge, judge_texts, mauve_score
 from bd3lm.evaluation.judges import GGUF, JUDGE_SOURCES
 from bd3lm.evaluation.judging import check_windows, mean_and_error
@@ -36,6 +37,7 @@ class Drawing:
     count: int = 300
     lengths: tuple[int, ...] = (1024, 2048)
     nucleus_p: float | None = None
+    nucleus_rule: NucleusRule = "inclusive"
     steps: int | None = None
     entropy_floor: float = 4.0
     redraws: int = 20
@@ -49,8 +51,8 @@ class Drawing:
             raise ValueError(f"length must be one or more different lengths, got {self.lengths}")
         if self.entropy_floor and min(self.lengths) < ENTROPY_WINDOW:
             raise ValueError(
-                f"length must be at least {ENTROPY_WINDOW}, the tokens whose entropy has a floor, got "
-                f"{min(self.lengths)}; an entropy floor of 0 is none"
+                f"--length {min(self.lengths)} is shorter than the {ENTROPY_WINDOW} tokens of the entropy "
+                "rule: add --entropy-floor 0"
             )
         if not self.entropy_floor and self.redraws != Drawing.redraws:
             raise ValueError(f"redraws needs an entropy floor above 0, got {self.redraws} without one")
@@ -63,6 +65,7 @@ class Drawing:
             seed=self.seed,
             batch_size=self.batch_size,
             nucleus_p=self.nucleus_p,
+            nucleus_rule=self.nucleus_rule,
             unmasking=Ancestral(self.steps) if self.steps is not None and in_blocks else None,
             steps=None if in_blocks else self.steps,
             stop_at_eos=False,
@@ -218,6 +221,7 @@ def _settings(samples: Samples, judge: FeatureJudge, judging: Judging) -> dict[s
         "count": len(samples.records),
         "length": samples.length,
         **{name: samples.settings.get(name) for name in drawn},
+        **samples.other_nucleus_rule,
         "lean": samples.lean,
         "dtype": samples.records[0]["dtype"],
     }
@@ -243,7 +247,8 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
         if result["redrawn_passes"]:
             passes.append(f"+ {result['redrawn_passes'] / result['samples']:,.0f}")
         if settings["nucleus_p"] is not None:  # a greedy projection has none
-            drawn.insert(1, f"nucleus {settings['nucleus_p']:g}")
+            rule = f" {settings['nucleus_rule']}" if "nucleus_rule" in settings else ""
+            drawn.insert(1, f"nucleus {settings['nucleus_p']:g}{rule}")
         table.add_row(
             Text(model_and_title(record)),
             f"{settings['length']:,}",

@@ -121,6 +121,15 @@ class Samples:
         rule = self.settings.get("unmasking") or {}
         return float(rule.get("lean", 0.0))
 
+    @property
+    def other_nucleus_rule(self) -> dict[str, str]:
+        """The nucleus rule for a record, where it is not the usual one.
+
+        Records from before there was a choice do not name it, and are to be the same as those made since.
+        """
+        rule = self.settings.get("nucleus_rule", "inclusive")
+        return {} if rule == "inclusive" else {"nucleus_rule": rule}
+
     def values(self, field: str) -> list[Any]:
         return [record[field] for record in self.records]
 
