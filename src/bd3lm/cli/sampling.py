@@ -94,6 +94,7 @@ class SampleCommand:
         from bd3lm import interop
         from bd3lm.commands.records import weights_digest
         from bd3lm.commands.samples import Author, check_film, check_out, run_sample, sampling_dtype
+        from bd3lm.commands.sources import one_model
         from bd3lm.lm import Settings, load
         from bd3lm.models.devices import pick_device
 
@@ -112,7 +113,8 @@ class SampleCommand:
         prompts = [prompt for prompt in self._given() for _ in range(self.count)]
         check_film(self.film, len(prompts))
         dtype = sampling_dtype(self.dtype, self.device)
-        path = interop.resolve(interop.BOX_FOLDER if self.model is None else self.model)
+        source = interop.BOX if self.model is None else one_model(self.model)
+        path = interop.BOX_FOLDER if self.model is None else interop.resolve(source)
         model = load(
             path,
             device=pick_device(self.device),
@@ -147,7 +149,7 @@ class SampleCommand:
             stride=self.stride,
             cache=self.cache,
         )
-        author = Author(self.model or interop.BOX, None if self.out is None else weights_digest(path))
+        author = Author(str(source), None if self.out is None else weights_digest(path))
         run_sample(
             model,
             prompts,

@@ -10,6 +10,7 @@ import torch
 from bd3lm import interop
 from bd3lm.build import open_data
 from bd3lm.commands.records import weights_digest
+from bd3lm.commands.sources import one_model
 from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import TokenShards
 from bd3lm.lm import LanguageModel, load
@@ -37,7 +38,11 @@ class Subject:
         tokenizer: str | Path | None = None,
         lean: float | None = None,
     ) -> "Subject":
-        """A run, model folder or hub id, ready to be measured; a `lean` replaces a block model's own."""
+        """A run, model folder or hub id, ready to be measured; a `lean` replaces a block model's own.
+
+        Of a run of several stages it is the last, and has the name of that stage.
+        """
+        source = one_model(source)
         folder = interop.resolve(source)
         model = load(
             folder,

@@ -14,6 +14,7 @@ from bd3lm.interop.reference import save as save_reference
 from bd3lm.interop.sources import (
     BOX,
     BOX_FOLDER,
+    CONFIG_NAME,
     RUN_MODEL,
     WEIGHTS_NAME,
     HubOptions,
@@ -29,6 +30,7 @@ from bd3lm.models import Transformer, pick_device
 __all__ = [
     "BOX",
     "BOX_FOLDER",
+    "CONFIG_NAME",
     "RUN_MODEL",
     "WEIGHTS_NAME",
     "HubOptions",
