@@ -100,6 +100,12 @@ def test_training_documents_taken_for_samples_have_the_same_lengths(shards):
         assert found["samples"][name] == found["training"][name]
 
 
+def test_texts_of_other_code_have_no_lengths_in_tokens(tmp_path, capsys):
+    (tmp_path / "texts.txt").write_text("A text.")
+    assert main(["lengths", str(tmp_path / "texts.txt")]) == 1
+    assert "must have tokens, as `bd3lm sample --out` writes them, got none" in capsys.readouterr().err
+
+
 def test_the_nucleus_rule_is_the_one_asked_for(shards, tmp_path, capsys):
     run = as_run(tmp_path / "run", shards)
     words = ["--count", "2", "--length", "12", "--entropy-floor", "0", "--nucleus-rule", "exclusive"]
@@ -271,6 +277,8 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
     assert main(["sample", str(run), "--no-eos", *options, "--out", str(endless)]) == 0
     assert main(["sample", str(run), *options, "--stop", "a", "--out", str(cut)]) == 0
     broken.write_text('{"text": "no sample"}\n')
+    half = tmp_path / "half.jsonl"
+    half.write_text('{"text": "a part of a sample", "settings": {}}\n')
     of_bytes(None).save_pretrained(tmp_path / "ar")
     capsys.readouterr()
     for words, message in (
@@ -284,7 +292,8 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
         ([str(prompted)], "written from nothing, without a prompt"),
         ([str(endless)], f"{endless} must hold documents, and its samples were written on past their end"),
         ([str(cut)], f"{cut} must hold documents, and its samples were ended at strings, ['a']"),
-        ([str(broken)], "line 1 must be a sample as `bd3lm sample --out` writes it"),
+        ([str(broken)], "must have tokens, as `bd3lm sample --out` writes them, got none"),
+        ([str(half)], "line 1 must be a sample as `bd3lm sample --out` writes it"),
         ([str(tmp_path / "none.jsonl")], "there is no file"),
         ([str(prompted), "--count", "7"], "--count is for models that write"),
         ([str(prompted), "--lean", "2"], "--lean is for models that write"),

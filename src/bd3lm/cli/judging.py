@@ -25,8 +25,9 @@ class Judge:
     """Generative perplexity: how likely samples are to another language model; by default as in the paper."""
 
     sources: Positional[tuple[str, ...]]
-    """Runs, model folders or hub ids, from which samples are drawn; or .jsonl files that `bd3lm sample --out`
-    wrote, which are judged as they are."""
+    """Runs, model folders or hub ids, from which samples are drawn; or files that are judged as they are: of
+    `bd3lm sample --out`, or texts of other code, .jsonl with a field text or .txt with blank lines
+    between."""
     judge: str = "gpt2-large"
     """A causal language model: a local folder, a GGUF file, or a name on the hub, which is downloaded."""
     count: int = 300

@@ -28,6 +28,7 @@ from bd3lm.reports import with_error
 from bd3lm.sampling import Ancestral
 
 ENTROPY_WINDOW = Settings().entropy_window
+_UNKNOWN = "?"
 
 
 @dataclass(frozen=True)
@@ -156,12 +157,7 @@ def _samples_of(source: Subject | Samples, drawing: Drawing, notes: Console) -> 
 def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes: Console) -> dict[str, Any]:
     """The judgement of samples as a record, which is kept beside the run of their model."""
     texts = samples.values("documents")
-    degenerate = samples.values("stopped_by").count("entropy")
-    if not any(map(any, texts)):
-        raise ValueError(
-            f"nothing is left of the samples of {samples.name}: {degenerate} of {len(texts)} stayed below "
-            f"the entropy floor of {samples.settings.get('entropy_floor')}; a floor of 0 cuts none"
-        )
+    _check_there_is_text(samples)
     options = {"window": judging.window, "batch_size": judging.batch_size}
     found = judge_texts(
         judge,
@@ -180,9 +176,6 @@ def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes
     if judging.reference is not None:
         documents = load_corpus(judging.reference, held_out=0).documents("train")
         likeness = mauve_score(judge, texts, documents, **options)
-    entropy, entropy_error = mean_and_error(samples.values("entropy"))
-    evaluations = sum(samples.values("evaluations"))
-    written = sum(samples.values("length")) - sum(samples.values("given"))
     result = {
         "samples": len(texts),
         "tokens": int(found.tokens.sum()),
@@ -192,13 +185,7 @@ def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes
         "perplexity": found.perplexity,
         "perplexity_error": found.perplexity_error,
         "bits_per_character": found.bits_per_character,
-        "entropy": entropy,
-        "entropy_error": entropy_error,
-        "evaluations": evaluations / len(texts),
-        "evaluations_per_token": evaluations / written if written else None,
-        "redraws": sum(samples.values("redraws")),
-        "redrawn_passes": sum(samples.values("redrawn_passes")),
-        "degenerate": degenerate,
+        **_of_writing(samples),
         "mauve": likeness,
     }
     settings = _settings(samples, judge, judging)
@@ -207,6 +194,47 @@ def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes
     )
     keep(samples.origin, record_name("judgement", settings, judge.name, str(samples.length)), record)
     return record
+
+
+def _check_there_is_text(samples: Samples) -> None:
+    texts = samples.values("documents")
+    if any(map(any, texts)):
+        return
+    if samples.is_of_other_code:
+        raise ValueError(f"{samples.name} must hold a text to judge, got {len(texts)} empty ones")
+    degenerate = samples.values("stopped_by").count("entropy")
+    raise ValueError(
+        f"nothing is left of the samples of {samples.name}: {degenerate} of {len(texts)} stayed below "
+        f"the entropy floor of {samples.settings.get('entropy_floor')}; a floor of 0 cuts none"
+    )
+
+
+_OF_WRITING = (
+    "entropy",
+    "entropy_error",
+    "evaluations",
+    "evaluations_per_token",
+    "redraws",
+    "redrawn_passes",
+    "degenerate",
+)
+
+
+def _of_writing(samples: Samples) -> dict[str, Any]:
+    """What stands beside a perplexity; None for texts of other code, which say nothing of their tokens."""
+    if samples.is_of_other_code:
+        return dict.fromkeys(_OF_WRITING)
+    evaluations = sum(samples.values("evaluations"))
+    written = sum(samples.values("length")) - sum(samples.values("given"))
+    figures = (
+        *mean_and_error(samples.values("entropy")),
+        evaluations / len(samples.records),
+        evaluations / written if written else None,
+        sum(samples.values("redraws")),
+        sum(samples.values("redrawn_passes")),
+        samples.values("stopped_by").count("entropy"),
+    )
+    return dict(zip(_OF_WRITING, figures, strict=True))
 
 
 def _settings(samples: Samples, judge: FeatureJudge, judging: Judging) -> dict[str, Any]:
@@ -242,7 +270,18 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
         ]
         if result["mauve"] is not None:
             under_judge.append(f"MAUVE {result['mauve']:.3f}")
-        drawn = [f"{result['samples']:,} samples", settings["dtype"], f"{result['redraws']:,} redrawn"]
+        drawn = [f"{result['samples']:,} samples"]
+        if _is_of_other_code(record):
+            table.add_row(
+                Text(model_and_title(record)),
+                _UNKNOWN,
+                "\n".join(under_judge),
+                _UNKNOWN,
+                _UNKNOWN,
+                ", ".join(drawn),
+            )
+            continue
+        drawn += [settings["dtype"], f"{result['redraws']:,} redrawn"]
         passes = [f"{result['evaluations']:,.0f}"]
         if result["redrawn_passes"]:
             passes.append(f"+ {result['redrawn_passes'] / result['samples']:,.0f}")
@@ -265,6 +304,8 @@ def _legend(records: Sequence[dict[str, Any]]) -> Text:
         "± is one standard error over samples. Entropy is of the tokens of a sample, in nats; passes are the "
         "evaluations of the network that wrote one."
     ]
+    if any(map(_is_of_other_code, records)):
+        lines.append(f"{_UNKNOWN} is unknown: a file of texts alone does not say how they were written.")
     if any(record["result"]["redrawn_passes"] for record in records):
         lines[0] += " After +, and not in them, those of attempts that were drawn again, a mean over samples."
     for record in records:
@@ -280,4 +321,9 @@ def _legend(records: Sequence[dict[str, Any]]) -> Text:
 def _line(record: dict[str, Any]) -> str:
     settings, result = record["settings"], record["result"]
     perplexity = with_error(result["perplexity"], result["perplexity_error"])
-    return f"{record['model']}, {settings['length']:,} tokens: {perplexity}"
+    length = "" if _is_of_other_code(record) else f", {settings['length']:,} tokens"
+    return f"{record['model']}{length}: {perplexity}"
+
+
+def _is_of_other_code(record: dict[str, Any]) -> bool:
+    return record["settings"]["length"] is None

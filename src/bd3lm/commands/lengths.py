@@ -157,7 +157,10 @@ def _document_lengths(samples: Samples) -> list[int]:
         )
     for index, record in enumerate(samples.records):
         if not isinstance(record.get("tokens"), list):
-            raise ValueError(f"sample {index} of {samples.name} must have tokens, got none")
+            raise ValueError(
+                f"sample {index} of {samples.name} must have tokens, as `bd3lm sample --out` writes "
+                "them, got none"
+            )
     marks = {record["tokens"][-1] for record in samples.records if record["stopped_by"] == "eos"}
     tokenizer = None if samples.subject is None else samples.subject.model.tokenizer
     if tokenizer is not None and tokenizer.bos_id is not None:
