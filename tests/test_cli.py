@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -634,6 +635,7 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
         assert record == {
             "index": index,
             "prompt": prompts[index],
+            "template": None,
             "text": found.text,
             "completion": found.text.removeprefix(prompts[index]),
             "documents": [found.text],
@@ -647,6 +649,9 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
             "redrawn_passes": 0,
             "entropy": pytest.approx(found.entropy, abs=1e-6),
             "seed": found.sample.seed,
+            "model": saved,
+            "weights": sha256((Path(saved) / "model.safetensors").read_bytes()).hexdigest(),
+            "bd3lm": bd3lm.__version__,
             "dtype": "float64",
             "settings": {
                 **asdict(settings),
@@ -668,6 +673,7 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
         ("--nucleus 0.5", {"nucleus_p": 0.5}),
         ("--nucleus 0.5 --nucleus-rule exclusive", {"nucleus_p": 0.5, "nucleus_rule": "exclusive"}),
         ("--temperature 0.7", {"temperature": 0.7}),
+        ("--temperature 0", {"temperature": 0.0}),
         ("--top-k 3", {"top_k": 3}),
         ("--seed 5", {"seed": 5}),
         ("--batch 2", {"batch_size": 2}),
@@ -868,7 +874,7 @@ def test_a_run_can_be_sampled_from(two, tmp_path, capsys):
         ("sample MODEL ab --batch 0", "must be a whole number from 1 on, got 0"),
         ("sample MODEL ab --nucleus 2", "must lie in (0, 1], got 2.0"),
         ("sample MODEL ab --nucleus 0", "must lie in (0, 1], got 0.0"),
-        ("sample MODEL ab --temperature 0", "temperature must be positive and finite, got 0.0"),
+        ("sample MODEL ab --temperature -1", "temperature must lie in [0.001, 1000], so that"),
         ("sample MODEL ab --top-k 0", "top_k must be a whole number from 1 on, got 0"),
         ("sample MODEL ab --steps 0", "steps must be at least 1, got 0"),
         (

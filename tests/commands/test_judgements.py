@@ -186,7 +186,7 @@ def test_a_file_is_judged_as_the_model_that_wrote_it(run, judge, tmp_path):
     (read,) = judged(tmp_path / "elsewhere.jsonl", judge)
     assert read["result"] == drawn["result"]
     assert read["settings"] == drawn["settings"]
-    assert (read["model"], read["weights"]) == (str(tmp_path / "elsewhere.jsonl"), None)
+    assert (read["model"], read["weights"]) == (str(tmp_path / "elsewhere.jsonl"), drawn["weights"])
     assert read.keys() == drawn.keys()
 
 
@@ -198,6 +198,51 @@ def test_a_model_without_a_run_leaves_nothing_behind(run, judge):
     (alone,) = judged(model, judge)
     assert alone["result"] == record["result"]
     assert sorted(model.rglob("*")) == before
+
+
+def test_another_nucleus_rule_draws_other_samples_and_is_said(run, judge_folder, tmp_path, capsys):
+    found = {}
+    for rule in ("inclusive", "exclusive"):
+        out = tmp_path / f"{len(found)}.json"
+        words = ["--judge", str(judge_folder), "--nucleus-rule", rule, "--nucleus", "0.2", "--out", str(out)]
+        assert main(["judge", str(run), *FLAGS, *words]) == 0
+        (found[rule],) = json.loads(out.read_text())
+        assert ("exclusive" in capsys.readouterr().out) is (rule == "exclusive")
+    assert found["inclusive"]["result"]["nats"] != found["exclusive"]["result"]["nats"]
+    assert (
+        "nucleus_rule" not in found["inclusive"]["settings"]
+    )  # as in records from before there was a choice
+    assert found["exclusive"]["settings"]["nucleus_rule"] == "exclusive"
+    assert len(list((run / "measured").glob("samples-40-*.jsonl"))) == 2
+
+
+def test_texts_of_other_code_are_judged_beside_samples(run, judge, tmp_path):
+    human = ["A text of people.", "Another of theirs, longer than the first."]
+    texts = tmp_path / "human.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in human))
+    (tmp_path / "human.txt").write_text("\n\n".join(human))
+    console = screen()
+    sources = [open_source(str(source)) for source in (run, texts, tmp_path / "human.txt")]
+    drawn, *others = run_judge(sources, FEW, WINDOWS, load_judge=lambda: judge, console=console)
+    expected = judge_texts(judge, [[text] for text in human], window=32, stride=16)
+    unknown = ("entropy", "entropy_error", "evaluations", "evaluations_per_token", "redraws", "degenerate")
+    for record in others:
+        result = record["result"]
+        assert result.keys() == drawn["result"].keys()
+        assert record["settings"].keys() == drawn["settings"].keys()
+        assert result["perplexity"] == pytest.approx(expected.perplexity)
+        assert result["bits_per_character"] == pytest.approx(expected.bits_per_character)
+        assert [result[name] for name in unknown] == [None] * len(unknown)
+        assert (result["samples"], record["settings"]["length"]) == (2, None)
+    printed = " ".join(console.file.getvalue().split())
+    shown = with_error(others[0]["result"]["perplexity"], others[0]["result"]["perplexity_error"])
+    assert printed.count(f"? {shown} ? ? 2 samples") == 2
+    assert "? is unknown: a file of texts alone does not say how they were written." in printed
+
+
+def test_only_empty_texts_of_other_code(judge, tmp_path):
+    with pytest.raises(ValueError, match=r"samples\.jsonl must hold a text to judge, got 2 empty ones"):
+        judged(written(tmp_path, {"text": ""}, {"text": ""}), judge)
 
 
 def test_files_put_together_are_judged_together(run, judge, tmp_path):
@@ -252,6 +297,7 @@ def test_the_paper_s_way_of_drawing():
     assert settings(of_bytes().with_lean(2.0)).unmasking == FirstHitting(lean=2.0)
     assert settings(of_bytes(), steps=5000).unmasking == Ancestral(5000)
     assert settings(of_bytes(), nucleus_p=1.0).nucleus_p == 1.0
+    assert settings(of_bytes(), nucleus_rule="exclusive").nucleus_rule == "exclusive"
     assert settings(of_bytes(), entropy_floor=0.0).entropy_floor is None
     for method in BASELINES.values():
         found = settings(baseline(method), steps=25)
@@ -344,7 +390,10 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         (["texts.jsonl", "--lean", "2"], "--lean is for models that write"),
         (["texts.jsonl", "--window", "9", "--device", "cpu"], "there is no file texts.jsonl"),
         (["RUN", "--count", "0"], "count must be at least 1, got 0"),
-        (["RUN", "--length", "128"], "length must be at least 256, the tokens whose entropy has a floor"),
+        (
+            ["RUN", "--length", "128"],
+            "--length 128 is shorter than the 256 tokens of the entropy rule: add --ent",
+        ),
         (["RUN", "--length", "512", "512"], "length must be one or more different lengths"),
         (["RUN", "--entropy-floor", "0", "--redraws", "3"], "redraws needs an entropy floor above 0, got 3"),
         (["RUN", "--judge-batch", "0"], "judge-batch must be at least 1, got 0"),
@@ -374,8 +423,8 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
             "a .gguf file or a hub id such as gpt2-large, got the file 'human.csv'",
         ),
         (["RUN", "--judge", "RUN"], "must be a causal language model that transformers can load: "),
-        (["human.csv"], "hub ids or .jsonl files that `bd3lm sample --out` wrote, got the file human.csv"),
-        (["human.jsonl"], "human.jsonl line 1 must be a sample as `bd3lm sample --out` writes it; missing"),
+        (["human.csv"], "with a field text, or .txt, got the file human.csv"),
+        (["half.jsonl"], "half.jsonl line 1 must be a sample as `bd3lm sample --out` writes it; missing"),
         (
             ["RUN", "--mauve", "human.csv"],
             "mauve must be a file of human text: human.csv has a name that says",
@@ -387,7 +436,7 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
 def test_bad_input_is_one_line(words, said, run, judge_folder, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "human.csv").write_text("a,b\n")
-    (tmp_path / "human.jsonl").write_text(json.dumps({"text": "human"}) + "\n")
+    (tmp_path / "half.jsonl").write_text(json.dumps({"words": "human"}) + "\n")
     (tmp_path / "samples.jsonl").write_text(json.dumps(LINE) + "\n")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     wide = save_judge(tmp_path / "wide", n_positions=1024) if "--stride" in words else judge_folder

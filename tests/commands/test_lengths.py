@@ -100,6 +100,25 @@ def test_training_documents_taken_for_samples_have_the_same_lengths(shards):
         assert found["samples"][name] == found["training"][name]
 
 
+def test_texts_of_other_code_have_no_lengths_in_tokens(tmp_path, capsys):
+    (tmp_path / "texts.txt").write_text("A text.")
+    assert main(["lengths", str(tmp_path / "texts.txt")]) == 1
+    assert "must have tokens, as `bd3lm sample --out` writes them, got none" in capsys.readouterr().err
+
+
+def test_the_nucleus_rule_is_the_one_asked_for(shards, tmp_path, capsys):
+    run = as_run(tmp_path / "run", shards)
+    words = ["--count", "2", "--length", "12", "--entropy-floor", "0", "--nucleus-rule", "exclusive"]
+    assert main(["lengths", str(run), *words, "--out", str(tmp_path / "model.json")]) == 0
+    (record,) = json.loads((tmp_path / "model.json").read_text())
+    assert record["settings"]["nucleus_rule"] == "exclusive"
+    (drawn,) = (run / "measured").glob("documents-*.jsonl")
+    assert all(
+        json.loads(line)["settings"]["nucleus_rule"] == "exclusive"
+        for line in drawn.read_text("utf-8").split("\n")[:-1]
+    )
+
+
 def test_a_file_of_samples_has_the_lengths_of_the_model_that_wrote_them(shards, tmp_path, capsys):
     run = as_run(tmp_path / "run", shards)
     words = ["--count", "12", "--length", "40", "--entropy-floor", "0", "--device", "cpu", "--batch", "5"]
@@ -113,7 +132,8 @@ def test_a_file_of_samples_has_the_lengths_of_the_model_that_wrote_them(shards, 
     assert of_file["result"]["training"] == of_model["result"]["training"]
     assert of_file["settings"]["length"] == 40
     assert of_file.keys() == of_model.keys()
-    assert (of_file["weights"], of_model["title"]) == (None, "block diffusion, blocks of 4")
+    assert of_file["weights"] == of_model["weights"] == Subject.open(run).weights
+    assert (of_file["title"], of_model["title"]) == (None, "block diffusion, blocks of 4")
 
 
 def test_a_file_of_samples_that_were_asked_for_no_length(shards, tmp_path, capsys):
@@ -257,6 +277,8 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
     assert main(["sample", str(run), "--no-eos", *options, "--out", str(endless)]) == 0
     assert main(["sample", str(run), *options, "--stop", "a", "--out", str(cut)]) == 0
     broken.write_text('{"text": "no sample"}\n')
+    half = tmp_path / "half.jsonl"
+    half.write_text('{"text": "a part of a sample", "settings": {}}\n')
     of_bytes(None).save_pretrained(tmp_path / "ar")
     capsys.readouterr()
     for words, message in (
@@ -270,7 +292,8 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
         ([str(prompted)], "written from nothing, without a prompt"),
         ([str(endless)], f"{endless} must hold documents, and its samples were written on past their end"),
         ([str(cut)], f"{cut} must hold documents, and its samples were ended at strings, ['a']"),
-        ([str(broken)], "line 1 must be a sample as `bd3lm sample --out` writes it"),
+        ([str(broken)], "must have tokens, as `bd3lm sample --out` writes them, got none"),
+        ([str(half)], "line 1 must be a sample as `bd3lm sample --out` writes it"),
         ([str(tmp_path / "none.jsonl")], "there is no file"),
         ([str(prompted), "--count", "7"], "--count is for models that write"),
         ([str(prompted), "--lean", "2"], "--lean is for models that write"),

@@ -17,12 +17,19 @@ def test_only_a_newline_ends_a_line(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ({"text": "human"}, "line 2 must be a sample .*missing or of another kind: documents, length, given"),
+        (
+            {"words": "human"},
+            "line 2 must be a sample .*missing or of another kind: documents, length, given",
+        ),
+        ({"text": 3}, "line 2 must be a sample .*missing or of another kind: documents, length, given"),
+        ({"text": "human"}, "samples written in one way, got 2 different settings"),
+        ({"text": "cut", "settings": {}}, "line 2 must be a sample .*of another kind: documents, length"),
         ({**LINE, "entropy": "4"}, "missing or of another kind: entropy$"),
         ({**LINE, "documents": [1]}, "missing or of another kind: documents$"),
         ([], "missing or of another kind: documents, length"),
         ({**LINE, "settings": {"length": 9}}, "samples written in one way, got 2 different settings"),
         ({**LINE, "dtype": "bfloat16"}, "samples written in one way, got 2 different settings"),
+        ({**LINE, "weights": "0123"}, "samples written in one way, got 2 different settings or models"),
     ],
 )
 def test_a_file_that_is_no_samples_is_refused(line, said, tmp_path):
@@ -42,12 +49,34 @@ def test_an_empty_or_broken_file_is_refused(tmp_path):
 
 
 def test_another_file_is_no_source(tmp_path):
-    (tmp_path / "texts.txt").write_text("A text.")
-    said = (
-        r"sources must be runs, .* \.jsonl files that `bd3lm sample --out` wrote, got the file .*texts\.txt"
-    )
-    with pytest.raises(ValueError, match=said):
-        open_source(str(tmp_path / "texts.txt"))
+    (tmp_path / "texts.csv").write_text("A text.")
+    with pytest.raises(ValueError, match=r"sources must be runs, .* \.txt, got the file .*texts\.csv"):
+        open_source(str(tmp_path / "texts.csv"))
+
+
+def test_texts_of_other_code_have_their_texts_alone(tmp_path):
+    (tmp_path / "texts.txt").write_text("One text\nof two lines.\n\n\nAnother.\n")
+    lines = written(tmp_path, {"text": "One text\nof two lines.", "id": 1}, {"text": "Another.\n\nStill."})
+    for file, last in ((tmp_path / "texts.txt", "Another."), (lines, "Another.\n\nStill.")):
+        found = open_source(str(file))
+        assert isinstance(found, Samples)
+        assert found.values("documents") == [["One text\nof two lines."], [last]]
+        assert found.is_of_other_code
+        assert (found.length, found.lean, found.weights, found.origin) == (None, None, None, str(file))
+        assert found.values("entropy") == [None, None]
+        found.require_from_nothing()
+    assert not Samples.read(written(tmp_path, LINE)).is_of_other_code
+    (tmp_path / "texts.txt").write_text("\n\n")
+    with pytest.raises(ValueError, match="must hold at least one text, got none"):
+        Samples.read(tmp_path / "texts.txt")
+
+
+def test_texts_of_other_code_must_not_have_a_prompt_either(tmp_path):
+    found = Samples.read(written(tmp_path, {"text": "Once upon a time.", "prompt": "Once"}))
+    with pytest.raises(
+        ValueError, match=r"sample 0 of .* must be written from nothing, .* that has a prompt"
+    ):
+        found.require_from_nothing()
 
 
 @pytest.mark.parametrize("given", [{"given": 3}, {"given": 1, "prompt": "a"}])
@@ -68,6 +97,11 @@ def test_a_source_is_a_file_of_samples_or_a_model(tmp_path):
     assert isinstance(subject, Subject)
     assert subject.dtype == "float32"
     assert Samples("drawn", [LINE], subject).origin is subject
+
+
+def test_a_file_says_what_weights_wrote_it_unless_it_is_older(tmp_path):
+    assert Samples.read(written(tmp_path, LINE)).weights is None
+    assert Samples.read(written(tmp_path, {**LINE, "weights": "0123"})).weights == "0123"
 
 
 def test_rules_that_older_files_have_as_strings_are_read_as_values(tmp_path):

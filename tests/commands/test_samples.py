@@ -16,11 +16,12 @@ import torch
 from rich.console import Console
 from rich.live import Live
 
+import bd3lm
 from bd3lm.commands import samples
 from bd3lm.commands.samples import check_out, run_sample, settings_record
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models import Transformer
-from bd3lm.sampling import Adaptive, Ancestral, FirstHitting, Remasking
+from bd3lm.sampling import Adaptive, Ancestral, FirstHitting, Remasking, Sample, Stopped
 from bd3lm.sampling.rule_values import rule_values
 from tests.lm import (
     BASELINES,
@@ -311,6 +312,36 @@ def test_a_pipe_gets_several_texts_with_titles():
     assert len(lines) == 5
 
 
+def of_different_lengths() -> tuple[LanguageModel, list[str], Settings]:
+    """Texts of which later ones are finished before the first."""
+    return of_letters(4), ["a", "abcdefghijkl", "ab"], Settings(stop_at_eos=False, length=14, batch_size=3)
+
+
+def test_a_pipe_gets_texts_in_the_order_of_the_prompts():
+    model, prompts, settings = of_different_lengths()
+    finished = [event.index for event in model.stream(prompts, settings) if isinstance(event, Stopped)]
+    assert finished != sorted(finished)
+    printed, found = shown(pipe(), model, prompts, settings)
+    assert re.findall(r"^text (\d):", printed, re.M) == ["0", "1", "2"]
+    assert [line for line in printed.splitlines() if line.startswith("a")] == [each.text for each in found]
+
+
+def test_interrupted_a_pipe_still_gets_the_texts_that_waited_for_an_earlier_one(monkeypatch):
+    model, prompts, settings = of_different_lengths()
+    generation = model.generation
+
+    def interrupted(sample: Sample) -> Generation:
+        if sample.index == 0:
+            raise KeyboardInterrupt
+        return generation(sample)
+
+    monkeypatch.setattr(model, "generation", interrupted)
+    console = pipe()
+    with pytest.raises(KeyboardInterrupt):
+        run_sample(model, prompts, settings, console=console)
+    assert re.findall(r"^text (\d):", console.file.getvalue(), re.M) == ["1"]
+
+
 @pytest.mark.parametrize("screen", [terminal, pipe])
 @pytest.mark.parametrize(
     "prompt",
@@ -466,6 +497,10 @@ def test_a_line_a_text(block_size, screen, tmp_path):
             "redrawn_passes": 0,
             "entropy": pytest.approx(found.entropy, abs=1e-6),
             "seed": sample.seed,
+            "template": None,
+            "model": None,
+            "weights": None,
+            "bd3lm": bd3lm.__version__,
             "dtype": "float64",
             "settings": {
                 **asdict(settings),
@@ -483,8 +518,8 @@ def test_a_line_a_text(block_size, screen, tmp_path):
 def test_lines_are_in_the_order_of_the_prompts_whichever_text_is_finished_first(tmp_path):
     """Texts with more of their length given need fewer blocks; what is shown does not wait for the others."""
     out, prompts = tmp_path / "texts.jsonl", ["a", "a\u2028", "a" * 30, "a" * 20]
-    printed, found = shown(pipe(), of_letters(), prompts, Settings(length=40, stop_at_eos=False), out=out)
-    titles = [int(index) for index in re.findall(r"^text (\d+): ", printed, re.MULTILINE)]
+    printed, found = shown(terminal(), of_letters(), prompts, Settings(length=40, stop_at_eos=False), out=out)
+    titles = [int(index) for index in re.findall(r"text (\d+): ", "\n".join(frames(printed)))]
     assert titles != sorted(titles)
     records = [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
     assert [record["index"] for record in records] == [0, 1, 2, 3]

@@ -179,10 +179,18 @@ def test_runs_stand_side_by_side(run, capsys):
     assert float(first) > 0
 
 
+def test_a_run_of_several_stages_is_its_last(run, capsys):
+    assert main(["variance", str(run), "--batches", "1"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith(
+        f"{run} is a run of several stages: taking the last that was begun, {run / 'block'}\n"
+    )
+    assert "counts" in printed.out
+
+
 def test_bad_input_is_one_line(run, capsys):
     for words, message in (
         ([str(run / "ar")], "must hold a block diffusion model"),
-        ([str(run)], "name one of them"),
         ([str(run / "block"), "--gradients", "1"], "gradients 0 or at least 2"),
     ):
         assert main(["variance", *words]) == 1

@@ -131,12 +131,12 @@ def test_impossible_tokens_are_never_drawn():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": 0.0}, "temperature must be positive and finite, got 0.0; top_k=1"),
-        ({"temperature": -1.0}, "temperature must be positive and finite, got -1.0"),
-        ({"temperature": math.inf}, "temperature must be positive and finite, got inf"),
-        ({"temperature": math.nan}, "temperature must be positive and finite, got nan"),
-        ({"temperature": 1e-40}, r"temperature must lie in \[0\.001, 1000\], .* got 1e-40; top_k=1"),
-        ({"temperature": 1e300}, r"temperature must lie in \[0\.001, 1000\], .* got 1e\+300; top_k=1"),
+        ({"temperature": -1.0}, r"temperature must lie in \[0\.001, 1000\], .* got -1\.0"),
+        ({"temperature": math.inf}, r"temperature must lie in \[0\.001, 1000\], .* got inf"),
+        ({"temperature": math.nan}, r"temperature must lie in \[0\.001, 1000\], .* got nan"),
+        ({"temperature": 1e-40}, r"temperature must lie in \[0\.001, 1000\], .* or be 0, .* got 1e-40"),
+        ({"temperature": 1e300}, r"temperature must lie in \[0\.001, 1000\], .* got 1e\+300"),
+        ({"temperature": 0.0, "top_k": 0}, "top_k must be at least 1, got 0"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
         ({"nucleus_p": 0.0}, r"nucleus_p must lie in \(0, 1\], got 0.0"),
         ({"nucleus_p": 1.01}, r"nucleus_p must lie in \(0, 1\], got 1.01"),
@@ -147,3 +147,12 @@ def test_impossible_tokens_are_never_drawn():
 def test_impossible_sharpening_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Sharpening(**options)
+
+
+@pytest.mark.parametrize(
+    "others", [{}, {"top_k": 5}, {"nucleus_p": 0.3, "nucleus_rule": "exclusive"}], ids=str
+)
+def test_the_temperature_0_takes_the_likeliest_token(others):
+    log_p = torch.randn(50, 1, 9, generator=torch.Generator().manual_seed(3)).log_softmax(-1)
+    drawn = Sharpening(temperature=0.0, **others).draw(log_p, torch.arange(50), torch.tensor([[7]]))
+    assert torch.equal(drawn, log_p.argmax(-1))

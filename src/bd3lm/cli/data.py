@@ -167,6 +167,7 @@ class Convert:
         import torch
 
         from bd3lm import interop
+        from bd3lm.commands.sources import one_model
         from bd3lm.data import saved_tokenizer
         from bd3lm.lm import LanguageModel
 
@@ -190,7 +191,7 @@ class Convert:
                 f"file, got {self.source}"
             )
         _check_folder(self.out)
-        path = interop.resolve(self.source)
+        path = interop.resolve(one_model(self.source))
         # Not as a model to be used, which would compute in another precision than it is stored in.
         dtype = getattr(torch, self.dtype) if self.dtype else None
         network, config = interop.load(path, lightning=lightning, dtype=dtype)

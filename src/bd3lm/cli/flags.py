@@ -37,6 +37,10 @@ NucleusFlag = Annotated[
         "By default 0.9, for SEDD 0.99, for SSD-LM 0.95."
     ),
 ]
+NucleusRuleFlag = Annotated[
+    Literal["inclusive", "exclusive"],
+    arg(help="Whether the token that crosses --nucleus is kept; the reference implementation leaves it out."),
+]
 StepsFlag = Annotated[
     int | None,
     arg(
@@ -51,7 +55,7 @@ def check_sources(command: Any, *, for_files: Collection[str]) -> None:
     from bd3lm.commands.sample_files import is_file_of_samples
 
     if not command.sources:
-        raise ValueError("a source must be given: a run, a model, or a .jsonl file of samples")
+        raise ValueError("a source must be given: a run, a model, or a file of samples")
     if not all(map(is_file_of_samples, command.sources)):
         return
     for field in fields(command):

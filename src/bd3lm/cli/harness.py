@@ -50,11 +50,12 @@ class Harness:
 
         from bd3lm.commands.harness import run_harness
         from bd3lm.commands.records import check_new_file
+        from bd3lm.commands.sources import one_model
         from bd3lm.harness import HarnessLM
 
         check_new_file(self.out)
         model = HarnessLM(
-            self.model,
+            one_model(self.model),
             estimator=self.estimator,
             samples=self.samples,
             lean=self.lean,

@@ -10,6 +10,7 @@ from bd3lm.cli.flags import (
     DType,
     LeanFlag,
     NucleusFlag,
+    NucleusRuleFlag,
     SamplingDTypeFlag,
     StepsFlag,
     TokenizerFlag,
@@ -24,8 +25,9 @@ class Judge:
     """Generative perplexity: how likely samples are to another language model; by default as in the paper."""
 
     sources: Positional[tuple[str, ...]]
-    """Runs, model folders or hub ids, from which samples are drawn; or .jsonl files that `bd3lm sample --out`
-    wrote, which are judged as they are."""
+    """Runs, model folders or hub ids, from which samples are drawn; or files that are judged as they are: of
+    `bd3lm sample --out`, or texts of other code, .jsonl with a field text or .txt with blank lines
+    between."""
     judge: str = "gpt2-large"
     """A causal language model: a local folder, a GGUF file, or a name on the hub, which is downloaded."""
     count: int = 300
@@ -33,6 +35,7 @@ class Judge:
     length: tuple[int, ...] = (1024, 2048)
     """Tokens of a sample, whatever ends come in it; several lengths are judged one by one."""
     nucleus: NucleusFlag = None
+    nucleus_rule: NucleusRuleFlag = "inclusive"
     steps: StepsFlag = None
     lean: LeanFlag = None
     entropy_floor: float = 4.0
@@ -75,6 +78,7 @@ class Judge:
             count=self.count,
             lengths=self.length,
             nucleus_p=self.nucleus,
+            nucleus_rule=self.nucleus_rule,
             steps=self.steps,
             entropy_floor=self.entropy_floor,
             redraws=self.redraws,

@@ -9,6 +9,7 @@ from bd3lm.cli.flags import (
     DeviceFlag,
     LeanFlag,
     NucleusFlag,
+    NucleusRuleFlag,
     SamplingDTypeFlag,
     TokenizerFlag,
     check_sources,
@@ -31,6 +32,7 @@ class Lengths:
     entropy_window: int = 256
     """How many last tokens that is."""
     nucleus: NucleusFlag = None
+    nucleus_rule: NucleusRuleFlag = "inclusive"
     lean: LeanFlag = None
     seed: int = 0
     batch: int = 32
@@ -60,6 +62,7 @@ class Lengths:
             entropy_floor=self.entropy_floor,
             entropy_window=self.entropy_window,
             nucleus_p=self.nucleus,
+            nucleus_rule=self.nucleus_rule,
             batch_size=self.batch,
             seed=self.seed,
         )

@@ -1,34 +1,52 @@
 """`bd3lm sample`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tyro.conf import Positional, UseAppendAction
 
-from bd3lm.cli.flags import DeviceFlag, LeanFlag, NucleusFlag, SamplingDTypeFlag, StepsFlag, TokenizerFlag
+from bd3lm.cli.flags import (
+    DeviceFlag,
+    LeanFlag,
+    NucleusFlag,
+    NucleusRuleFlag,
+    SamplingDTypeFlag,
+    StepsFlag,
+    TokenizerFlag,
+)
 
 
 @dataclass(frozen=True)
 class SampleCommand:
     """Let a model write, one text for each prompt.
 
-    In a terminal one text is shown as it is uncovered; of several each is shown when it is finished.
+    In a terminal one text is shown as it is uncovered; of several each is shown when it is finished, and
+    elsewhere in the order of the prompts.
     """
 
     model: Positional[str | None] = None
     """A run, model folder or hub id; by default box, the model that comes with bd3lm."""
     prompts: Positional[tuple[str, ...]] = ()
     """Texts to continue; none starts from nothing."""
+    prompts_from: str | None = None
+    """Read prompts from this file, one a line, or from a .jsonl file with a field prompt; - is standard
+    input, of either kind."""
+    template: str | None = None
+    """Fill the gaps of a text instead: in "The {3} sat on the {2}." gaps of 3 and of 2 tokens. {{ and }} are
+    braces."""
     count: int = 1
     """Texts for each prompt."""
     length: int | None = None
     """Tokens a text may reach, its prompt included; by default the network's context. It may be longer, but
     for SEDD and D3PM with uniform noise."""
+    max_new_tokens: int | None = None
+    """Tokens at most after each prompt, in place of --length."""
     nucleus: NucleusFlag = None
-    nucleus_rule: Literal["inclusive", "exclusive"] = "inclusive"
-    """Whether the token that crosses --nucleus is kept; the reference implementation leaves it out."""
+    nucleus_rule: NucleusRuleFlag = "inclusive"
     temperature: float = 1.0
+    """Below 1 likely tokens become likelier; 0 always takes the likeliest."""
     top_k: int | None = None
     """Draw from this many of the likeliest tokens."""
     seed: int = 0
@@ -73,8 +91,10 @@ class SampleCommand:
         import torch
         from rich.console import Console
 
-        from bd3lm.commands.samples import check_film, check_out, run_sample, sampling_dtype
-        from bd3lm.interop import BOX_FOLDER
+        from bd3lm import interop
+        from bd3lm.commands.records import weights_digest
+        from bd3lm.commands.samples import Author, check_film, check_out, run_sample, sampling_dtype
+        from bd3lm.commands.sources import one_model
         from bd3lm.lm import Settings, load
         from bd3lm.models.devices import pick_device
 
@@ -88,13 +108,15 @@ class SampleCommand:
                 f"MODEL must be a run, model folder or hub id, got {named!r}; to continue a text, name "
                 f'the model first: bd3lm sample box "{named}"'
             )
-        prompts = [prompt for prompt in self.prompts or ("",) for _ in range(self.count)]
         if self.out is not None:
             check_out(self.out)
+        prompts = [prompt for prompt in self._given() for _ in range(self.count)]
         check_film(self.film, len(prompts))
         dtype = sampling_dtype(self.dtype, self.device)
+        source = interop.BOX if self.model is None else one_model(self.model)
+        path = interop.BOX_FOLDER if self.model is None else interop.resolve(source)
         model = load(
-            BOX_FOLDER if self.model is None else self.model,
+            path,
             device=pick_device(self.device),
             dtype=getattr(torch, dtype) if dtype else None,
             tokenizer=self.tokenizer,
@@ -127,8 +149,30 @@ class SampleCommand:
             stride=self.stride,
             cache=self.cache,
         )
-        run_sample(model, prompts, settings, out=self.out, film=self.film, notes=Console(stderr=True))
+        author = Author(str(source), None if self.out is None else weights_digest(path))
+        run_sample(
+            model,
+            prompts,
+            settings,
+            author=author,
+            max_new_tokens=self.max_new_tokens,
+            out=self.out,
+            film=self.film,
+            notes=Console(stderr=True),
+        )
         return 0
+
+    def _given(self) -> Sequence[Any]:
+        """Prompts, a template, or the empty prompt, which starts from nothing."""
+        from bd3lm.commands.prompts import parse_template, read_prompts
+
+        sources = {"PROMPTS": self.prompts, "--prompts-from": self.prompts_from, "--template": self.template}
+        given = [name for name, value in sources.items() if value not in (None, ())]
+        if len(given) > 1:
+            raise ValueError(f"only one of {', '.join(sources)} may be given, got {' and '.join(given)}")
+        if self.template is not None:
+            return [parse_template(self.template)]
+        return self.prompts or ("",) if self.prompts_from is None else read_prompts(self.prompts_from)
 
     def _check_ways(self) -> None:
         if self.remask is not None and self.steps is None:
@@ -149,7 +193,16 @@ class SampleCommand:
 
     def _check_numbers(self) -> None:
         """In the words of the flags, where Python's arguments have other names."""
-        for name, count in (("--steps", self.steps), ("--tokens-per-pass", self.tokens_per_pass)):
+        if self.length is not None and self.max_new_tokens is not None:
+            raise ValueError(
+                f"only one of --length and --max-new-tokens may be given, got {self.length} and "
+                f"{self.max_new_tokens}"
+            )
+        for name, count in (
+            ("--steps", self.steps),
+            ("--tokens-per-pass", self.tokens_per_pass),
+            ("--max-new-tokens", self.max_new_tokens),
+        ):
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count}")
         if self.batch < 1:

@@ -15,6 +15,7 @@ from bd3lm.commands.records import keep, model_and_title, new_record, record_nam
 from bd3lm.commands.sample_files import Samples
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import load_corpus
+from bd3lm.diffusion.categorical import NucleusRule
 from bd3lm.evaluation import HuggingFaceJudge, judge_texts, mauve_score
 from bd3lm.evaluation.judges import GGUF, JUDGE_SOURCES
 from bd3lm.evaluation.judging import check_windows, mean_and_error
@@ -27,6 +28,7 @@ from bd3lm.reports import with_error
 from bd3lm.sampling import Ancestral
 
 ENTROPY_WINDOW = Settings().entropy_window
+_UNKNOWN = "?"
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Drawing:
     count: int = 300
     lengths: tuple[int, ...] = (1024, 2048)
     nucleus_p: float | None = None
+    nucleus_rule: NucleusRule = "inclusive"
     steps: int | None = None
     entropy_floor: float = 4.0
     redraws: int = 20
@@ -49,8 +52,8 @@ class Drawing:
             raise ValueError(f"length must be one or more different lengths, got {self.lengths}")
         if self.entropy_floor and min(self.lengths) < ENTROPY_WINDOW:
             raise ValueError(
-                f"length must be at least {ENTROPY_WINDOW}, the tokens whose entropy has a floor, got "
-                f"{min(self.lengths)}; an entropy floor of 0 is none"
+                f"--length {min(self.lengths)} is shorter than the {ENTROPY_WINDOW} tokens of the entropy "
+                "rule: add --entropy-floor 0"
             )
         if not self.entropy_floor and self.redraws != Drawing.redraws:
             raise ValueError(f"redraws needs an entropy floor above 0, got {self.redraws} without one")
@@ -63,6 +66,7 @@ class Drawing:
             seed=self.seed,
             batch_size=self.batch_size,
             nucleus_p=self.nucleus_p,
+            nucleus_rule=self.nucleus_rule,
             unmasking=Ancestral(self.steps) if self.steps is not None and in_blocks else None,
             steps=None if in_blocks else self.steps,
             stop_at_eos=False,
@@ -153,12 +157,7 @@ def _samples_of(source: Subject | Samples, drawing: Drawing, notes: Console) -> 
 def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes: Console) -> dict[str, Any]:
     """The judgement of samples as a record, which is kept beside the run of their model."""
     texts = samples.values("documents")
-    degenerate = samples.values("stopped_by").count("entropy")
-    if not any(map(any, texts)):
-        raise ValueError(
-            f"nothing is left of the samples of {samples.name}: {degenerate} of {len(texts)} stayed below "
-            f"the entropy floor of {samples.settings.get('entropy_floor')}; a floor of 0 cuts none"
-        )
+    _check_there_is_text(samples)
     options = {"window": judging.window, "batch_size": judging.batch_size}
     found = judge_texts(
         judge,
@@ -177,9 +176,6 @@ def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes
     if judging.reference is not None:
         documents = load_corpus(judging.reference, held_out=0).documents("train")
         likeness = mauve_score(judge, texts, documents, **options)
-    entropy, entropy_error = mean_and_error(samples.values("entropy"))
-    evaluations = sum(samples.values("evaluations"))
-    written = sum(samples.values("length")) - sum(samples.values("given"))
     result = {
         "samples": len(texts),
         "tokens": int(found.tokens.sum()),
@@ -189,19 +185,56 @@ def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes
         "perplexity": found.perplexity,
         "perplexity_error": found.perplexity_error,
         "bits_per_character": found.bits_per_character,
-        "entropy": entropy,
-        "entropy_error": entropy_error,
-        "evaluations": evaluations / len(texts),
-        "evaluations_per_token": evaluations / written if written else None,
-        "redraws": sum(samples.values("redraws")),
-        "redrawn_passes": sum(samples.values("redrawn_passes")),
-        "degenerate": degenerate,
+        **_of_writing(samples),
         "mauve": likeness,
     }
     settings = _settings(samples, judge, judging)
-    record = new_record(samples.origin, "judgement", settings=settings, result=result)
+    record = new_record(
+        samples.origin, "judgement", settings=settings, result=result, weights=samples.weights
+    )
     keep(samples.origin, record_name("judgement", settings, judge.name, str(samples.length)), record)
     return record
+
+
+def _check_there_is_text(samples: Samples) -> None:
+    texts = samples.values("documents")
+    if any(map(any, texts)):
+        return
+    if samples.is_of_other_code:
+        raise ValueError(f"{samples.name} must hold a text to judge, got {len(texts)} empty ones")
+    degenerate = samples.values("stopped_by").count("entropy")
+    raise ValueError(
+        f"nothing is left of the samples of {samples.name}: {degenerate} of {len(texts)} stayed below "
+        f"the entropy floor of {samples.settings.get('entropy_floor')}; a floor of 0 cuts none"
+    )
+
+
+_OF_WRITING = (
+    "entropy",
+    "entropy_error",
+    "evaluations",
+    "evaluations_per_token",
+    "redraws",
+    "redrawn_passes",
+    "degenerate",
+)
+
+
+def _of_writing(samples: Samples) -> dict[str, Any]:
+    """What stands beside a perplexity; None for texts of other code, which say nothing of their tokens."""
+    if samples.is_of_other_code:
+        return dict.fromkeys(_OF_WRITING)
+    evaluations = sum(samples.values("evaluations"))
+    written = sum(samples.values("length")) - sum(samples.values("given"))
+    figures = (
+        *mean_and_error(samples.values("entropy")),
+        evaluations / len(samples.records),
+        evaluations / written if written else None,
+        sum(samples.values("redraws")),
+        sum(samples.values("redrawn_passes")),
+        samples.values("stopped_by").count("entropy"),
+    )
+    return dict(zip(_OF_WRITING, figures, strict=True))
 
 
 def _settings(samples: Samples, judge: FeatureJudge, judging: Judging) -> dict[str, Any]:
@@ -216,6 +249,7 @@ def _settings(samples: Samples, judge: FeatureJudge, judging: Judging) -> dict[s
         "count": len(samples.records),
         "length": samples.length,
         **{name: samples.settings.get(name) for name in drawn},
+        **samples.other_nucleus_rule,
         "lean": samples.lean,
         "dtype": samples.records[0]["dtype"],
     }
@@ -236,12 +270,24 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
         ]
         if result["mauve"] is not None:
             under_judge.append(f"MAUVE {result['mauve']:.3f}")
-        drawn = [f"{result['samples']:,} samples", settings["dtype"], f"{result['redraws']:,} redrawn"]
+        drawn = [f"{result['samples']:,} samples"]
+        if _is_of_other_code(record):
+            table.add_row(
+                Text(model_and_title(record)),
+                _UNKNOWN,
+                "\n".join(under_judge),
+                _UNKNOWN,
+                _UNKNOWN,
+                ", ".join(drawn),
+            )
+            continue
+        drawn += [settings["dtype"], f"{result['redraws']:,} redrawn"]
         passes = [f"{result['evaluations']:,.0f}"]
         if result["redrawn_passes"]:
             passes.append(f"+ {result['redrawn_passes'] / result['samples']:,.0f}")
         if settings["nucleus_p"] is not None:  # a greedy projection has none
-            drawn.insert(1, f"nucleus {settings['nucleus_p']:g}")
+            rule = f" {settings['nucleus_rule']}" if "nucleus_rule" in settings else ""
+            drawn.insert(1, f"nucleus {settings['nucleus_p']:g}{rule}")
         table.add_row(
             Text(model_and_title(record)),
             f"{settings['length']:,}",
@@ -258,6 +304,8 @@ def _legend(records: Sequence[dict[str, Any]]) -> Text:
         "± is one standard error over samples. Entropy is of the tokens of a sample, in nats; passes are the "
         "evaluations of the network that wrote one."
     ]
+    if any(map(_is_of_other_code, records)):
+        lines.append(f"{_UNKNOWN} is unknown: a file of texts alone does not say how they were written.")
     if any(record["result"]["redrawn_passes"] for record in records):
         lines[0] += " After +, and not in them, those of attempts that were drawn again, a mean over samples."
     for record in records:
@@ -273,4 +321,9 @@ def _legend(records: Sequence[dict[str, Any]]) -> Text:
 def _line(record: dict[str, Any]) -> str:
     settings, result = record["settings"], record["result"]
     perplexity = with_error(result["perplexity"], result["perplexity_error"])
-    return f"{record['model']}, {settings['length']:,} tokens: {perplexity}"
+    length = "" if _is_of_other_code(record) else f", {settings['length']:,} tokens"
+    return f"{record['model']}{length}: {perplexity}"
+
+
+def _is_of_other_code(record: dict[str, Any]) -> bool:
+    return record["settings"]["length"] is None

@@ -14,6 +14,7 @@ from bd3lm.commands.records import keep, model_and_title, new_record, record_nam
 from bd3lm.commands.sample_files import Samples
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import TokenShards
+from bd3lm.diffusion.categorical import NucleusRule
 from bd3lm.evaluation import LengthStatistics, document_length, evenly_spaced, stop_counts
 from bd3lm.lm import Settings
 
@@ -34,6 +35,7 @@ class Writing:
     """In nats; 0 means no floor."""
     entropy_window: int = 256
     nucleus_p: float | None = None
+    nucleus_rule: NucleusRule = "inclusive"
     batch_size: int = 32
     seed: int = 0
 
@@ -50,6 +52,7 @@ class Writing:
             seed=self.seed,
             batch_size=self.batch_size,
             nucleus_p=self.nucleus_p,
+            nucleus_rule=self.nucleus_rule,
             entropy_floor=self.entropy_floor or None,
             entropy_window=self.entropy_window,
         ).for_method(method)
@@ -113,12 +116,13 @@ def measure_lengths(samples: Samples, shards: TokenShards | None) -> dict[str, A
         "count": len(lengths),
         "length": samples.length,
         **{name: samples.settings.get(name) for name in drawn},
+        **samples.other_nucleus_rule,
         "lean": samples.lean,
         "data": None if shards is None else str(shards.folder),
         "split": None if shards is None else SPLIT,
         "dtype": samples.records[0].get("dtype"),
     }
-    record = new_record(samples.origin, "lengths", settings=settings, result=result)
+    record = new_record(samples.origin, "lengths", settings=settings, result=result, weights=samples.weights)
     keep(samples.origin, record_name("lengths", settings, str(len(lengths))), record)
     return record
 
@@ -153,7 +157,10 @@ def _document_lengths(samples: Samples) -> list[int]:
         )
     for index, record in enumerate(samples.records):
         if not isinstance(record.get("tokens"), list):
-            raise ValueError(f"sample {index} of {samples.name} must have tokens, got none")
+            raise ValueError(
+                f"sample {index} of {samples.name} must have tokens, as `bd3lm sample --out` writes "
+                "them, got none"
+            )
     marks = {record["tokens"][-1] for record in samples.records if record["stopped_by"] == "eos"}
     tokenizer = None if samples.subject is None else samples.subject.model.tokenizer
     if tokenizer is not None and tokenizer.bos_id is not None:

@@ -4,6 +4,7 @@ A record says on which weights it was measured, so one that a longer training ha
 measurement of the model that is there now.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bd3lm
+from bd3lm import interop
 from bd3lm.data.corpus import digest
 from bd3lm.files import write_atomically
 from bd3lm.sampling.rule_values import read_rule_settings
@@ -24,17 +26,22 @@ FOLDER = "measured"
 
 
 def new_record(
-    of: "Subject | str", kind: str, *, settings: Mapping[str, Any], result: Mapping[str, Any]
+    of: "Subject | str",
+    kind: str,
+    *,
+    settings: Mapping[str, Any],
+    result: Mapping[str, Any],
+    weights: str | None = None,
 ) -> dict[str, Any]:
     """A measurement as JSON: what it is of, how it was made, and what came out.
 
-    It is of a model or, by its name, of a file, which does not say what weights it came from.
+    It is of a model or, by its name, of a file; `weights` is the digest that a file has of its model's.
     """
     origin: dict[str, str | None]
     if not isinstance(of, str):
         origin = {"model": of.name, "title": of.title, "weights": of.weights, "dtype": of.dtype}
     else:
-        origin = {"model": of, "title": None, "weights": None, "dtype": settings.get("dtype")}
+        origin = {"model": of, "title": None, "weights": weights, "dtype": settings.get("dtype")}
     return {
         "kind": kind,
         **origin,
@@ -43,6 +50,13 @@ def new_record(
         "settings": _plain(settings),
         "result": _plain(result),
     }
+
+
+def weights_digest(path: Path) -> str:
+    """sha256 of the weights in a model folder, or of a file of them."""
+    file = path / interop.WEIGHTS_NAME if path.is_dir() else path
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def keep(of: "Subject | str", name: str, record: Mapping[str, Any]) -> Path | None:

@@ -1,4 +1,4 @@
-"""Samples to be measured: drawn from a model, or read from a file that `bd3lm sample --out` wrote."""
+"""Samples to be measured: drawn from a model, or read from a file of `bd3lm sample --out` or other code."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,15 @@ from rich.text import Text
 
 import bd3lm
 from bd3lm.commands.records import FOLDER
-from bd3lm.commands.samples import partial_of, run_sample, sample_record, settings_record
+from bd3lm.commands.samples import Author, partial_of, run_sample, sample_record, settings_record
 from bd3lm.commands.subjects import Subject
+from bd3lm.data import load_corpus
 from bd3lm.data.corpus import digest
 from bd3lm.lm import Settings
 from bd3lm.sampling.rule_values import read_rule_settings
 
 SUFFIX = ".jsonl"
+PLAIN_TEXT = ".txt"
 
 # What is used of a line of `bd3lm sample --out`.
 _FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -37,7 +39,10 @@ _MAY_DIFFER = ("seed", "batch_size")  # in a file put together from several
 
 @dataclass(frozen=True)
 class Samples:
-    """Texts as `bd3lm sample --out` records them, and the model they were drawn from, where that is known."""
+    """Texts as `bd3lm sample --out` records them, and the model they were drawn from, where that is known.
+
+    Texts of other code have the same fields, all of them None but their documents.
+    """
 
     name: str
     records: Sequence[Mapping[str, Any]]
@@ -45,9 +50,18 @@ class Samples:
 
     @classmethod
     def read(cls, file: Path) -> "Samples":
-        """The samples in a file, all of which must have been written in one way."""
+        """The samples in a file, all of which must have been written in one way.
+
+        They are lines of `bd3lm sample --out`, or texts of other code: lines with a field `text`, or a .txt
+        file, whose texts blank lines separate as they do documents of a corpus.
+        """
         if not file.is_file():
             raise ValueError(f"there is no file {file}")
+        if file.name.endswith(PLAIN_TEXT):
+            texts = [_of_other_code(text) for text in load_corpus(file, held_out=0).documents("train")]
+            if not texts:
+                raise ValueError(f"{file} must hold at least one text, got none")
+            return cls(str(file), texts)
         try:
             with file.open(encoding="utf-8") as lines:
                 records = [_parse(line, f"{file} line {number}") for number, line in enumerate(lines, 1)]
@@ -58,7 +72,7 @@ class Samples:
         ways = {json.dumps(_way(record), sort_keys=True) for record in records}
         if len(ways) > 1:
             raise ValueError(
-                f"{file} must hold samples written in one way, got {len(ways)} different settings"
+                f"{file} must hold samples written in one way, got {len(ways)} different settings or models"
             )
         return cls(str(file), records)
 
@@ -85,13 +99,21 @@ class Samples:
         notes.print(
             Text(f"writing {many} of up to {settings.length:,} tokens by {subject.name}"), soft_wrap=True
         )
-        texts = run_sample(model, [""] * count, settings, out=file, show=False, console=notes)
-        return cls(subject.name, [sample_record(text, "", settings, model) for text in texts], subject)
+        author = Author(subject.name, subject.weights)
+        texts = run_sample(model, [""] * count, settings, author=author, out=file, show=False, console=notes)
+        records = [sample_record(text, "", settings, model, author) for text in texts]
+        return cls(subject.name, records, subject)
 
     @property
     def origin(self) -> Subject | str:
         """What a record of them is of: the model, or the name of a file."""
         return self.name if self.subject is None else self.subject
+
+    @property
+    def weights(self) -> str | None:
+        """The digest of the weights that wrote them; None where an older file does not say."""
+        weights: str | None = self.records[0].get("weights")
+        return weights
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -103,15 +125,33 @@ class Samples:
         }
 
     @property
-    def length(self) -> int:
-        """The length that was asked for, else that of the longest."""
+    def is_of_other_code(self) -> bool:
+        """Whether only the texts are known, and not how they were written."""
+        return self.records[0].get("settings") == {} and self.records[0].get("length") is None
+
+    @property
+    def length(self) -> int | None:
+        """The length that was asked for, else that of the longest; None for texts of other code."""
+        if self.is_of_other_code:
+            return None
         return self.settings.get("length") or max(self.values("length"))
 
     @property
-    def lean(self) -> float:
-        """The lean of their unmasking rule; 0 for a rule without one."""
+    def lean(self) -> float | None:
+        """The lean of their unmasking rule; 0 for a rule without one, None for texts of other code."""
+        if self.is_of_other_code:
+            return None
         rule = self.settings.get("unmasking") or {}
         return float(rule.get("lean", 0.0))
+
+    @property
+    def other_nucleus_rule(self) -> dict[str, str]:
+        """The nucleus rule for a record, where it is not the usual one.
+
+        Records from before there was a choice do not name it, and are to be the same as those made since.
+        """
+        rule = self.settings.get("nucleus_rule", "inclusive")
+        return {} if rule == "inclusive" else {"nucleus_rule": rule}
 
     def values(self, field: str) -> list[Any]:
         return [record[field] for record in self.records]
@@ -119,16 +159,18 @@ class Samples:
     def require_from_nothing(self) -> None:
         """Refuse samples with a prompt: what a model was given would be measured as if it had written it."""
         for index, record in enumerate(self.records):
-            if record["given"] > 1 or record.get("prompt"):
+            given = record["given"] or 0
+            if given > 1 or record.get("prompt"):
+                tokens = f"was given {given} tokens" if given else "has a prompt"
                 raise ValueError(
                     f"sample {index} of {self.name} must be written from nothing, without a prompt, got one "
-                    f"that was given {record['given']} tokens"
+                    f"that {tokens}"
                 )
 
 
 def is_file_of_samples(source: str) -> bool:
     """Whether a source names a file of samples, rather than a model."""
-    return source.endswith(SUFFIX)
+    return source.endswith((SUFFIX, PLAIN_TEXT))
 
 
 def open_source(source: str, **options: Any) -> Subject | Samples:
@@ -137,8 +179,8 @@ def open_source(source: str, **options: Any) -> Subject | Samples:
         return Samples.read(Path(source))
     if Path(source).is_file() and not source.endswith(".ckpt"):
         raise ValueError(
-            f"sources must be runs, model folders, hub ids or {SUFFIX} files that `bd3lm sample --out` "
-            f"wrote, got the file {source}"
+            f"sources must be runs, model folders, hub ids or files of texts, {SUFFIX} as `bd3lm sample "
+            f"--out` writes them or with a field text, or {PLAIN_TEXT}, got the file {source}"
         )
     return Subject.open(source, **options)
 
@@ -149,6 +191,8 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{where} must be JSON, as `bd3lm sample --out` writes it: {error}") from None
     fields = record if isinstance(record, dict) else {}
+    if isinstance(fields.get("text"), str) and not fields.keys() & {"documents", "settings"}:
+        return _of_other_code(fields["text"], fields.get("prompt"))
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(fields.get(name), kind)]
     if wrong or not all(isinstance(document, str) for document in fields["documents"]):
         raise ValueError(
@@ -156,6 +200,12 @@ def _parse(line: str, where: str) -> dict[str, Any]:
             f"{', '.join(wrong) or 'documents'}"
         )
     return fields | {"settings": read_rule_settings(fields["settings"])}
+
+
+def _of_other_code(text: str, prompt: Any = None) -> dict[str, Any]:
+    """A text of which nothing else is known."""
+    unknown = dict.fromkeys(_FIELDS)
+    return {**unknown, "documents": [text], "prompt": prompt, "settings": {}}
 
 
 def _key(subject: Subject, count: int, settings: Settings) -> str:
@@ -169,4 +219,4 @@ def _key(subject: Subject, count: int, settings: Settings) -> str:
 def _way(record: Mapping[str, Any]) -> list[Any]:
     """How a sample was written, as far as samples measured together must agree."""
     settings = {name: value for name, value in record["settings"].items() if name not in _MAY_DIFFER}
-    return [settings, record["dtype"]]
+    return [settings, record["dtype"], record.get("weights")]

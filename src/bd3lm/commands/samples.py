@@ -6,7 +6,7 @@ import time
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+import bd3lm
+from bd3lm.commands.prompts import Template, template_text
 from bd3lm.commands.records import check_new_file
 from bd3lm.data import Tokenizer
 from bd3lm.evaluation import stop_counts
@@ -33,22 +35,36 @@ _SMALL = 20_000_000  # parameters
 _SHOWN = 2000  # last tokens that an animation decodes: more than a screen holds
 
 
+@dataclass(frozen=True)
+class Author:
+    """The model that writes: its name as it was given, and the digest of its weights."""
+
+    name: str | None = None
+    weights: str | None = None
+
+
+_UNNAMED = Author()
+
+
 def run_sample(
     model: LanguageModel,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Template],
     settings: Settings,
     *,
+    author: Author = _UNNAMED,
+    max_new_tokens: int | None = None,
     out: Path | None = None,
     film: Path | None = None,
     show: bool = True,
     console: Console | None = None,
     notes: Console | None = None,
 ) -> list[Generation]:
-    """Write a text for each prompt, show them, and say on `notes` how fast it went.
+    """Write a text for each prompt or template, show them, and say on `notes` how fast it went.
 
     One text in a terminal is shown while it is written, hidden tokens and all; of several each is shown
-    when it is finished; without `show` none is. Records are kept as texts are finished, and `out` appears, in
-    the order of the prompts, when all are. How a single text was written goes to `film`, an animated SVG.
+    when it is finished, and elsewhere than in a terminal once those before it are; without `show` none is.
+    Records are kept as texts are finished, and `out` appears, in the order of the prompts, when all are. How
+    a single text was written goes to `film`, an animated SVG.
     """
     console = console or Console()
     notes = notes or console
@@ -60,7 +76,7 @@ def run_sample(
     watch = show and len(prompts) == 1 and console.is_terminal
     begun = time.perf_counter()
     # complains before anything is written
-    events = model.stream(prompts, settings, watch=watch or film is not None)
+    events = model.stream(prompts, settings, max_new_tokens=max_new_tokens, watch=watch or film is not None)
     filmed: list[Event] = []
     done: list[Generation] = []
     display = _Animation(model, console) if watch else _Bar(console, len(prompts))
@@ -69,6 +85,7 @@ def run_sample(
         partial.open("w", encoding="utf-8") if partial else nullcontext() as file,
         _threads(model, alone),
         display,
+        _Printer(console, len(prompts)) as printer,
     ):
         for event in events:
             display.show(event)
@@ -78,11 +95,12 @@ def run_sample(
                 generation = model.generation(event.sample)
                 done.append(generation)
                 if file is not None:  # first of all, in case it cannot be shown
-                    record = sample_record(generation, prompts[event.index], settings, model)
+                    prompt = prompts[event.index]
+                    record = sample_record(generation, prompt, settings, model, author, max_new_tokens)
                     file.write(json.dumps(record, ensure_ascii=False) + "\n")
                     file.flush()
                 if show and not watch:
-                    _print(console, generation, many=len(prompts) > 1)
+                    printer.show(generation)
     seconds = time.perf_counter() - begun
     if watch:
         _print(console, done[0], many=False)
@@ -232,6 +250,35 @@ class _Bar:
             self.progress.advance(self.task)
 
 
+class _Printer:
+    """Prints finished texts: in a terminal at once, elsewhere in the order of the prompts.
+
+    What a program reads must not depend on which text was finished first. Texts that still wait for an
+    earlier one when writing is interrupted are printed then.
+    """
+
+    def __init__(self, console: Console, texts: int) -> None:
+        self.console, self.many = console, texts > 1
+        self.waiting: dict[int, Generation] = {}
+        self.next = 0
+
+    def __enter__(self) -> "_Printer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for index in sorted(self.waiting):
+            _print(self.console, self.waiting.pop(index), many=self.many)
+
+    def show(self, generation: Generation) -> None:
+        if self.console.is_terminal:
+            _print(self.console, generation, many=self.many)
+            return
+        self.waiting[generation.sample.index] = generation
+        while self.next in self.waiting:
+            self.next += 1
+            _print(self.console, self.waiting.pop(self.next - 1), many=self.many)
+
+
 def _print(console: Console, generation: Generation, *, many: bool) -> None:
     """A text as it is into a file or a pipe; in a terminal without what would steer the terminal."""
     text, written = generation.text or "", generation.completion or ""
@@ -251,13 +298,22 @@ def _printable(text: str) -> str:
 
 
 def sample_record(
-    generation: Generation, prompt: str, settings: Settings, model: LanguageModel
+    generation: Generation,
+    prompt: str | Template,
+    settings: Settings,
+    model: LanguageModel,
+    author: Author = _UNNAMED,
+    max_new_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """A text, what it cost and how it was written: a line of --out."""
+    """A text, what it cost, how it was written and by what: a line of --out."""
     sample = generation.sample
+    recorded = settings_record(settings)
+    if max_new_tokens is not None:
+        recorded["max_new_tokens"] = max_new_tokens
     return {
         "index": sample.index,
-        "prompt": prompt,
+        "prompt": prompt if isinstance(prompt, str) else "",
+        "template": None if isinstance(prompt, str) else template_text(prompt),
         "text": generation.text,
         "completion": generation.completion,
         "documents": _documents(generation, model.tokenizer),
@@ -271,8 +327,11 @@ def sample_record(
         "redrawn_passes": sample.redrawn_passes,
         "entropy": round(generation.entropy, 6),
         "seed": sample.seed,
+        "model": author.name,
+        "weights": author.weights,
+        "bd3lm": bd3lm.__version__,
         "dtype": str(model.network.embedding.weight.dtype).removeprefix("torch."),
-        "settings": settings_record(settings),
+        "settings": recorded,
     }
 
 

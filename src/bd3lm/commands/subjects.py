@@ -1,6 +1,5 @@
 """The model that a command measures, and the run it came from where it came from one."""
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +9,8 @@ import torch
 
 from bd3lm import interop
 from bd3lm.build import open_data
+from bd3lm.commands.records import weights_digest
+from bd3lm.commands.sources import one_model
 from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import TokenShards
 from bd3lm.lm import LanguageModel, load
@@ -37,7 +38,11 @@ class Subject:
         tokenizer: str | Path | None = None,
         lean: float | None = None,
     ) -> "Subject":
-        """A run, model folder or hub id, ready to be measured; a `lean` replaces a block model's own."""
+        """A run, model folder or hub id, ready to be measured; a `lean` replaces a block model's own.
+
+        Of a run of several stages it is the last, and has the name of that stage.
+        """
+        source = one_model(source)
         folder = interop.resolve(source)
         model = load(
             folder,
@@ -72,9 +77,7 @@ class Subject:
     @cached_property
     def weights(self) -> str:
         """sha256 of the weights: what a record says it was measured on."""
-        file = self.folder / interop.WEIGHTS_NAME if self.folder.is_dir() else self.folder
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
+        return weights_digest(self.folder)
 
     @cached_property
     def recipe(self) -> Recipe | None:

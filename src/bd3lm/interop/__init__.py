@@ -12,7 +12,9 @@ from bd3lm.interop.lightning import LightningFacts
 from bd3lm.interop.native import save
 from bd3lm.interop.reference import save as save_reference
 from bd3lm.interop.sources import (
+    BOX,
     BOX_FOLDER,
+    CONFIG_NAME,
     RUN_MODEL,
     WEIGHTS_NAME,
     HubOptions,
@@ -26,7 +28,9 @@ from bd3lm.interop.weights import check_config, floating_dtype
 from bd3lm.models import Transformer, pick_device
 
 __all__ = [
+    "BOX",
     "BOX_FOLDER",
+    "CONFIG_NAME",
     "RUN_MODEL",
     "WEIGHTS_NAME",
     "HubOptions",

@@ -67,6 +67,7 @@ class Settings:
     batch_size: int = 32
     """Texts written side by side. It changes speed and memory, not the texts."""
     temperature: float = 1.0
+    """0 always takes the likeliest token, as top_k=1 does."""
     top_k: int | None = None
     nucleus_p: float | None = None
     """Draw from the likeliest tokens that hold this much probability; 1 draws from the model itself. By

@@ -28,6 +28,7 @@ _DRAWN: Flags = {
     "lean": ("--lean", None),
     "length": ("--length", None),
     "nucleus_p": ("--nucleus", None),
+    "nucleus_rule": ("--nucleus-rule", "inclusive"),
     "entropy_floor": ("--entropy-floor", 4.0),
     "seed": ("--seed", 0),
 }

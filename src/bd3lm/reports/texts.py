@@ -213,11 +213,12 @@ _FOLDED = ("MAUVE", "texts", "length", "redrawn", "degenerate", "sampler", "judg
 
 def _judgement(run: Run, record: Record) -> dict[str, str]:
     settings, result = record["settings"], record["result"]
+    rule = f", {settings['nucleus_rule']}" if "nucleus_rule" in settings else ""  # inclusive is not recorded
     return {
         "generative perplexity": with_error(result["perplexity"], result["perplexity_error"]),
         "entropy": with_error(result["entropy"], result["entropy_error"]),
         "evaluations a token": _or_dash(result["evaluations_per_token"]),
-        "nucleus": "–" if settings["nucleus_p"] is None else f"{settings['nucleus_p']:g}",
+        "nucleus": "–" if settings["nucleus_p"] is None else f"{settings['nucleus_p']:g}{rule}",
         "MAUVE": _or_dash(result["mauve"]),
         "texts": f"{result['samples']:,}",
         "length": f"{settings['length']:,}",

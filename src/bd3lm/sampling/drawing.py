@@ -1,6 +1,5 @@
 """How a token is drawn from the network's distribution: sharpened or not, with each row's own noise."""
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +15,10 @@ _COLDEST, _HOTTEST = 1e-3, 1e3  # where log-probabilities over a temperature sur
 
 @dataclass(frozen=True, kw_only=True)
 class Sharpening:
-    """Temperature, then top-k, then nucleus. The default changes nothing: tokens follow the model itself."""
+    """Temperature, then top-k, then nucleus. The default changes nothing: tokens follow the model itself.
+
+    The temperature 0 always takes the likeliest token, and becomes top_k=1, which does that.
+    """
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -24,15 +26,10 @@ class Sharpening:
     nucleus_rule: NucleusRule = "inclusive"
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.temperature < math.inf:
-            raise ValueError(
-                f"temperature must be positive and finite, got {self.temperature}; "
-                "top_k=1 always takes the likeliest token"
-            )
-        if not _COLDEST <= self.temperature <= _HOTTEST:
+        if self.temperature != 0.0 and not _COLDEST <= self.temperature <= _HOTTEST:
             raise ValueError(
                 f"temperature must lie in [{_COLDEST:g}, {_HOTTEST:g}], so that probabilities stay finite, "
-                f"got {self.temperature}; top_k=1 always takes the likeliest token"
+                f"or be 0, which always takes the likeliest token, got {self.temperature}"
             )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {self.top_k}")
@@ -40,6 +37,9 @@ class Sharpening:
             raise ValueError(f"nucleus_p must lie in (0, 1], got {self.nucleus_p}")
         if self.nucleus_rule not in ("inclusive", "exclusive"):
             raise ValueError(f"nucleus_rule must be 'inclusive' or 'exclusive', got {self.nucleus_rule!r}")
+        if self.temperature == 0.0:
+            object.__setattr__(self, "temperature", 1.0)
+            object.__setattr__(self, "top_k", 1)
 
     def __call__(self, log_p: Tensor) -> Tensor:
         log_p = temper(log_p, self.temperature)

@@ -1,0 +1,92 @@
+"""What `bd3lm sample` is given to continue or to fill: prompts in a file, and templates with gaps."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bd3lm.lm import Gap
+
+STANDARD_INPUT = "-"
+_JSON_LINES = ".jsonl"
+_BRACES = re.compile(r"\{\{|\}\}|\{(\d+)\}|[{}]")
+
+Template = Sequence[str | Gap]
+
+
+def read_prompts(source: str) -> list[str]:
+    """The prompts in a file, or for - in standard input: one a line, blank lines left out, or JSON lines.
+
+    A file called .jsonl is JSON lines, objects with the prompt in their field `prompt`. Standard input has no
+    name: it is JSON lines where its first line is such an object.
+    """
+    where = "standard input" if source == STANDARD_INPUT else source
+    try:
+        data = sys.stdin.buffer.read() if source == STANDARD_INPUT else Path(source).read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"--prompts-from {source} could not be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--prompts-from must be UTF-8 text, and {where} is not: {error}") from None
+    # Not splitlines, which also splits at characters that a prompt may hold.
+    lines = [(number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1)]
+    lines = [(number, line) for number, line in lines if line.strip()]
+    if not lines:
+        raise ValueError(f"--prompts-from must hold at least one prompt, and {where} is empty")
+    is_json = source.endswith(_JSON_LINES) or (
+        source == STANDARD_INPUT and _prompt_field(lines[0][1]) is not None
+    )
+    if not is_json:
+        return [line for _, line in lines]
+    prompts = []
+    for number, line in lines:
+        prompt = _prompt_field(line)
+        if prompt is None:
+            raise ValueError(
+                f"{where} line {number} must be a JSON object with a text in its field prompt, got {line:.80}"
+            )
+        prompts.append(prompt)
+    return prompts
+
+
+def _prompt_field(line: str) -> str | None:
+    try:
+        value: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    prompt = value.get("prompt") if isinstance(value, dict) else None
+    return prompt if isinstance(prompt, str) else None
+
+
+def parse_template(template: str) -> list[str | Gap]:
+    """The parts of "The {3} sat.", where {3} is a gap of 3 tokens, and {{ and }} are braces."""
+    parts: list[str | Gap] = []
+    text, place = "", 0
+    for found in _BRACES.finditer(template):
+        text, place = text + template[place : found.start()], found.end()
+        if found[0] in ("{{", "}}"):
+            text += found[0][0]
+        elif found[1] is None or int(found[1]) < 1:
+            raise ValueError(
+                f"--template: a gap is a number of tokens from 1 on in braces, such as {{3}}, and braces "
+                f"themselves are {{{{ and }}}}, got {found[0]!r} in {template!r}"
+            )
+        else:
+            parts += [*([text] if text else []), Gap(int(found[1]))]
+            text = ""
+    text += template[place:]
+    if not parts:
+        raise ValueError(
+            f"--template must hold a gap, such as {{3}}, got {template!r}; a text to continue is a prompt"
+        )
+    return [*parts, *([text] if text else [])]
+
+
+def template_text(template: Template) -> str:
+    """The text that `parse_template` reads as this."""
+    return "".join(
+        f"{{{part.tokens}}}" if isinstance(part, Gap) else part.replace("{", "{{").replace("}", "}}")
+        for part in template
+    )
