@@ -180,7 +180,7 @@ def test_models_on_the_same_text_share_a_table(data, tmp_path):
         Subject.open(saved(of_bytes(block_size), tmp_path / str(block_size)), device="cpu")
         for block_size in (None, 2)
     ]
-    console = Console(file=io.StringIO(), width=120)
+    console = Console(file=io.StringIO(), width=400)
     records = report_perplexities(subjects, [str(data)], console=console)
     printed = console.file.getvalue()
     assert " ".join(printed.split()).count("tokens scored") == 1
@@ -481,10 +481,28 @@ def test_one_bad_corpus_does_not_lose_the_others(tmp_path, capsys):
     short = tmp_path / "short.txt"
     short.write_text("too short")
     good = documents(tmp_path)
-    assert main(["zeroshot", str(folder), "--data", str(short), str(good)]) == 0
-    printed = capsys.readouterr().out
+    assert main(["zeroshot", str(folder), "--data", str(short), str(good)]) == 1
+    printed, error = capsys.readouterr()
+    assert error == "bd3lm: 1 of 2 figures could not be measured\n"
     assert "tokens scored" in printed
     assert f"– {folder} on {short}: {short} must hold at least one sequence of 16 tokens" in printed
+
+
+@pytest.mark.parametrize("command", ["eval", "zeroshot"])
+def test_a_path_without_text_is_refused_before_anything_is_measured(command, tmp_path, capsys, monkeypatch):
+    folder, good = saved(of_bytes(2), tmp_path / "model"), documents(tmp_path)
+    (empty := tmp_path / "empty").mkdir()
+    monkeypatch.setattr(
+        "bd3lm.commands.perplexities.corpus_likelihood", lambda *_, **__: pytest.fail("measured")
+    )
+    for wrong, said in (
+        (tmp_path / "txet.jsonl", "is neither a file or folder nor one of"),
+        (empty, "holds no file that can be read"),
+    ):
+        assert main([command, str(folder), "--data", str(good), str(wrong), "--device", "cpu"]) == 1
+        printed, error = capsys.readouterr()
+        assert error.startswith(f"bd3lm: {wrong} {said}")
+        assert not printed
 
 
 def test_a_model_that_a_corpus_is_too_short_for_does_not_lose_the_figures_of_others(tmp_path, capsys):
@@ -495,7 +513,7 @@ def test_a_model_that_a_corpus_is_too_short_for_does_not_lose_the_figures_of_oth
     short, out = tmp_path / "short.txt", tmp_path / "records.json"
     short.write_text("twenty bytes of text")
     words = ["--data", str(short), str(documents(tmp_path)), "--out", str(out), "--device", "cpu"]
-    assert main(["zeroshot", small, large, *words]) == 0
+    assert main(["zeroshot", small, large, *words]) == 1
     printed = capsys.readouterr().out
     records = json.loads(out.read_text())
     assert [(each["model"], Path(each["settings"]["data"]).stem) for each in records] == [
@@ -534,7 +552,7 @@ def test_nan_weights_are_named(tmp_path, capsys):
     file = str(documents(tmp_path))
     said = "nats by exact must be numbers, got NaN for 16 of the 16 sequences of batch 0"
     assert said in refused(capsys, *models, "--data", file)
-    assert main(["zeroshot", *models, "--data", file, "--device", "cpu"]) == 0
+    assert main(["zeroshot", *models, "--data", file, "--device", "cpu"]) == 1
     printed = capsys.readouterr().out
     assert f"– {models[0]} on {file}: {said}" in printed
     assert "∞" not in printed

@@ -87,24 +87,29 @@ class Eval(_Likelihoods):
 class ZeroShot(_Likelihoods):
     """Perplexity on corpora the models were not trained on: a table of models against corpora.
 
-    Documents are wrapped to the context without an end-of-text token between them, as the paper does.
+    Documents are wrapped to the context without an end-of-text token between them, as the paper does. The
+    status is 1 if a figure could not be measured; the others are shown and written all the same.
     """
 
     data: tuple[str, ...] = ()
     """Corpora: names, files or folders; by default the paper's seven, from the hub."""
 
     def run(self) -> int:
+        import sys
+
         from rich.console import Console
 
         from bd3lm.commands.perplexities import ZERO_SHOT, report_zero_shot
         from bd3lm.commands.records import check_new_file, write_records
 
         check_new_file(self.out)
-        data = self.data or ZERO_SHOT
-        write_records(
-            self.out, report_zero_shot(self._subjects(), data, console=Console(), **self._options())
-        )
-        return 0
+        data, subjects = self.data or ZERO_SHOT, self._subjects()
+        records = report_zero_shot(subjects, data, console=Console(), **self._options())
+        write_records(self.out, records)
+        asked = len(subjects) * len(set(data))
+        if missing := asked - len(records):
+            print(f"bd3lm: {missing} of {asked} figures could not be measured", file=sys.stderr)
+        return int(missing > 0)
 
 
 @dataclass(frozen=True)

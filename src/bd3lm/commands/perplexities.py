@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bd3lm.commands.corpora import HELD_OUT, open_sequences
+from bd3lm.commands.corpora import HELD_OUT, check_texts, open_sequences
 from bd3lm.commands.records import keep, new_record, record_name
 from bd3lm.commands.subjects import Subject
 from bd3lm.evaluation import CorpusLikelihood, Estimator, corpus_likelihood
@@ -89,6 +89,7 @@ def report_perplexities(
 ) -> list[dict[str, Any]]:
     """Measure every model on every text, and print a table of all figures."""
     each = _options(subjects, options)
+    check_texts(data)
     records = [
         measure_perplexity(subject, data=source, console=console, **own)
         for source in data
@@ -117,10 +118,12 @@ def report_zero_shot(
 ) -> list[dict[str, Any]]:
     """Models against corpora, sequences wrapped to the context and no EOS between them (Suppl. C.4).
 
-    What cannot be measured is a dash in the table, with the reason below it, and costs no other figure; it is
-    an error only where there is no figure at all.
+    A path that holds no text is an error before anything is measured. What else cannot be measured is a dash
+    in the table, with the reason below it, and costs no other figure; it is an error only where there is no
+    figure at all.
     """
     each = _options(subjects, options)
+    check_texts(data)
     measured: dict[tuple[str, int], dict[str, Any]] = {}
     problems: dict[tuple[str, str], list[str]] = {}  # by corpus and reason: the models
     for source in dict.fromkeys(data):
