@@ -127,11 +127,11 @@ def test_records_of_other_weights_do_not_count(run, tmp_path):
 def test_replicates_tell_what_the_draws_add(run, capsys):
     words = ["eval", str(run), "--estimator", "counts", "--device", "cpu"]
     assert main(words) == 0
-    assert "the part of draws is not known: --replicates 4 tells it" in capsys.readouterr().out
+    assert "--replicates 4 tells the part of the draws" in capsys.readouterr().out
     assert main([*words, "--replicates", "3"]) == 0
     printed = capsys.readouterr().out
     assert "of draws" in printed
-    assert "not known" not in printed
+    assert "--replicates" not in printed
 
 
 def test_replicates_are_for_the_models_that_draw(tmp_path, capsys):
@@ -152,6 +152,21 @@ def test_replicates_are_for_the_models_that_draw(tmp_path, capsys):
         assert main([command, models[0], *words[2:], "--replicates", "4"]) == 1
         error = capsys.readouterr().err
         assert error == "bd3lm: replicates must be 1 for exact, which draws nothing, got 4\n"
+
+
+def test_the_legend_says_what_the_table_has_and_no_more(run, tmp_path, capsys):
+    def legend(*words: str) -> str:
+        assert main(["eval", *words, "--sequences", "4", "--device", "cpu"]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    plain = "± one standard error (neighbouring sequences treated as dependent)."
+    assert legend(str(run)) == f"{plain} ≤ upper bound."
+    ar = str(saved(of_bytes(None), tmp_path / "ar"))
+    assert legend(ar, "--data", str(documents(tmp_path))) == plain
+    assert legend(str(run), "--estimator", "counts", "--replicates", "2") == (
+        "± one standard error (neighbouring sequences treated as dependent, noise of the draws included). "
+        "≤ upper bound, or an estimate of one."
+    )
 
 
 def test_the_papers_estimator_is_named_with_its_weakness(run, capsys):
@@ -289,7 +304,7 @@ def test_a_lean_is_measured_kept_and_named(run, tmp_path, capsys):
         assert exact["nats"] < bound["nats"]
         assert perplexity_text(exact) in printed
         assert ("exact, lean 2" in printed, "nelbo, lean 2" in printed) == (bool(lean), bool(lean))
-        assert ("A lean is how much the order" in printed) == bool(lean)
+        assert ("lean: docs/sampling.md" in printed) == bool(lean)
     subject = Subject.open(run, device="cpu", lean=2.0)
     with open_sequences(subject, None, limit=5) as text:
         (batch,) = text.batches(subject, 8)
@@ -334,7 +349,7 @@ def test_a_table_of_corpora_names_the_lean(tmp_path, capsys):
     for flags, leans in (([], False), (["--lean", "2"], True)):
         assert main([*words, *flags]) == 0
         printed = capsys.readouterr().out
-        assert ("exact, lean 2" in printed) == ("A lean is how much the order" in printed) == leans
+        assert ("exact, lean 2" in printed) == ("lean: docs/sampling.md" in printed) == leans
 
 
 @pytest.mark.parametrize("command", ["eval", "zeroshot"])

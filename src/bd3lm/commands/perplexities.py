@@ -247,37 +247,22 @@ def _less_noise(subjects: Sequence[Subject], records: Sequence[dict[str, Any]]) 
 
 
 def _legend(figures: Sequence[dict[str, Any]], leans: bool, less_noise: str) -> str:
-    """What the signs in a table of figures mean, and what a lean, where one has one."""
-    lines = [
-        "± is one standard error over sequences, of which neighbours, often of one text, do not count as "
-        "independent."
-    ]
+    """What the signs in a table of figures mean, as far as it has them; docs/evaluation.md says more."""
     drawn = [figure for figure in figures if figure["monte_carlo_error"] != 0.0]
-    estimated = ", or an estimate of one" if drawn else ""
-    meanings = {
-        "exact": "no sign: an exact figure",
-        "bound": f"≤: an upper bound{estimated}",
-        "neither": "≈: neither exact nor a bound",
-    }
-    met = [
-        words for meaning, words in meanings.items() if any(each["meaning"] == meaning for each in figures)
-    ]
-    lines.append("; ".join(met).capitalize() + ".")
-    if drawn:
-        lines.append("The noise of the draws is in the error.")
+    with_draws = ", noise of the draws included" if drawn else ""
+    words = [f"± one standard error (neighbouring sequences treated as dependent{with_draws})."]
+    met = {figure["meaning"] for figure in figures}
+    if "bound" in met:
+        words.append(f"≤ upper bound{', or an estimate of one' if drawn else ''}.")
+    if "neither" in met:
+        words.append("≈ neither exact nor a bound.")
     if any(figure["monte_carlo_error"] is None for figure in figures):
-        lines.append("With one draw of each text the part of draws is not known: --replicates 4 tells it.")
+        words.append("--replicates 4 tells the part of the draws.")
     if any(figure["name"] == "nelbo" for figure in drawn):
-        lines.append(
-            "Mask rates near 0 give nelbo no finite variance, so its errors come out too small now and then"
-            f"{less_noise}."
-        )
+        words.append(f"nelbo has no finite variance, so its ± may be too small{less_noise}.")
     if leans:
-        lines.append(
-            "A lean is how much the order in which a block is revealed leans to the left; without one it is "
-            "uniformly random. Another order is another distribution, with a perplexity of its own."
-        )
-    return " ".join(lines)
+        words.append("lean: docs/sampling.md.")
+    return " ".join(words)
 
 
 def _by_text(records: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import bd3lm
@@ -63,6 +64,13 @@ def check_new_file(out: Path | None, flag: str = "--out") -> None:
         raise ValueError(f"{flag} must be in an existing folder, and {out.parent} is none")
     if out.exists():
         raise ValueError(f"{flag} must be a new file, and {out} exists")
+    try:
+        with TemporaryFile(dir=out.parent):  # permissions alone do not say it: read-only systems, root
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{flag} must be in a folder that can be written to, and {out.parent} cannot: {error.strerror}"
+        ) from None
 
 
 def write_records(out: Path | None, records: Sequence[Mapping[str, Any]]) -> None:
