@@ -116,12 +116,18 @@ class ZeroShot(_Likelihoods):
 class Variance:
     """How noisy each way of drawing masks is on trained block diffusion models, by block size."""
 
-    runs: Positional[tuple[Path, ...]]
-    """Folders of runs (of one stage each)."""
+    models: Positional[tuple[str, ...]]
+    """Runs (of one stage each), model folders or hub ids."""
+    data: str | None = None
+    """Text to measure on: a folder of token shards, a file, a folder of files or a named corpus; by default
+    what each run held out."""
     batches: int = 20
     """Held-out batches to measure the loss on."""
     gradients: int = 0
     """Held-out batches to measure the gradient on; 0 does not."""
+    batch: int | None = None
+    """Sequences a batch, on which the gradient's variance depends; by default data.validation_batch of the
+    run, else 16."""
     seed: int = 0
     device: DeviceFlag = None
     out: Path | None = None
@@ -133,7 +139,13 @@ class Variance:
 
         check_new_file(self.out)
         records = report_variances(
-            self.runs, batches=self.batches, gradients=self.gradients, seed=self.seed, device=self.device
+            self.models,
+            data=self.data,
+            batches=self.batches,
+            gradients=self.gradients,
+            batch_size=self.batch,
+            seed=self.seed,
+            device=self.device,
         )
         write_records(self.out, records)
         return 0
