@@ -15,6 +15,7 @@ from tests.lm import of_bytes
 COMMANDS = {
     "eval": ["eval", "MODEL", "--data", "text.txt"],
     "zeroshot": ["zeroshot", "MODEL", "--data", "text.txt"],
+    "score": ["score", "MODEL", "text.txt"],
     "lengths": ["lengths", "MODEL"],
     "variance": ["variance", "MODEL"],
     "judge": ["judge", "MODEL", "--judge", "judge"],

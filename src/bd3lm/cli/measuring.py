@@ -1,4 +1,4 @@
-"""What measures a model: `bd3lm eval`, `bd3lm zeroshot` and `bd3lm variance`."""
+"""What measures a model: `bd3lm eval`, `bd3lm zeroshot`, `bd3lm score` and `bd3lm variance`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from bd3lm.cli.flags import DeviceFlag, DTypeFlag, LeanFlag, TokenizerFlag
+from bd3lm.cli.flags import DeviceFlag, DTypeFlag, EstimatorFlag, LeanFlag, TokenizerFlag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,10 +15,7 @@ class _Likelihoods:
 
     models: Positional[tuple[str, ...]]
     """Runs, model folders or hub ids."""
-    estimator: str = "auto"
-    """exact (blocks of at most 12), nelbo (the paper's: a mask rate drawn for each block), counts (the same
-    bound with less noise), or iw:K (tighter, from K orders). By default exact up to blocks of 8, else counts,
-    and for networks that are told the noise level nelbo."""
+    estimator: EstimatorFlag = "auto"
     lean: LeanFlag = None
     replicates: int = 1
     """Independent draws of a drawn estimate: more are less noise, and say how much of the error is theirs."""
@@ -110,6 +107,55 @@ class ZeroShot(_Likelihoods):
         if missing := asked - len(records):
             print(f"bd3lm: {missing} of {asked} figures could not be measured", file=sys.stderr)
         return int(missing > 0)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a model finds each document, one JSON line each: exact where it can be, else a bound.
+
+    Documents longer than the context are scored in windows, each given what the one before it has scored.
+    """
+
+    model: Positional[str]
+    """A run, model folder or hub id."""
+    files: Positional[tuple[str, ...]]
+    """Files or folders of text; the documents are those that `bd3lm data prepare` would take."""
+    estimator: EstimatorFlag = "auto"
+    lean: LeanFlag = None
+    samples: int | None = None
+    """Draws of a drawn estimate, whose spread is the error; by default 16, and 1 for iw:K."""
+    stride: int | None = None
+    """Tokens that a window after the first scores, given the rest of a context; by default half a context."""
+    seed: int = 0
+    batch: int = 8
+    """Windows of a document, or draws, side by side."""
+    tokenizer: TokenizerFlag = None
+    device: DeviceFlag = None
+    dtype: DTypeFlag = None
+    out: Path | None = None
+    """Write the lines to this new .jsonl file, and not to standard output."""
+
+    def run(self) -> int:
+        from bd3lm.commands.records import check_new_file
+        from bd3lm.commands.scores import run_score
+        from bd3lm.commands.subjects import Subject, check_lean_is_for
+
+        check_new_file(self.out)
+        subject = Subject.open(
+            self.model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
+        )
+        check_lean_is_for([subject], self.lean)
+        run_score(
+            subject,
+            self.files,
+            out=self.out,
+            estimator=self.estimator,
+            samples=self.samples,
+            stride=self.stride,
+            seed=self.seed,
+            batch_size=self.batch,
+        )
+        return 0
 
 
 @dataclass(frozen=True)
