@@ -182,6 +182,7 @@ def test_every_command_is_known(capsys):
         "sample runs/dmo",
         "eval runs/dmo",
         "zeroshot runs/dmo --data text.txt",
+        "score runs/dmo text.txt",
         "judge runs/dmo",
         "lengths runs/dmo",
         "variance runs/dmo",

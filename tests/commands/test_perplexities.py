@@ -127,11 +127,11 @@ def test_records_of_other_weights_do_not_count(run, tmp_path):
 def test_replicates_tell_what_the_draws_add(run, capsys):
     words = ["eval", str(run), "--estimator", "counts", "--device", "cpu"]
     assert main(words) == 0
-    assert "the part of draws is not known: --replicates 4 tells it" in capsys.readouterr().out
+    assert "--replicates 4 tells the part of the draws" in capsys.readouterr().out
     assert main([*words, "--replicates", "3"]) == 0
     printed = capsys.readouterr().out
     assert "of draws" in printed
-    assert "not known" not in printed
+    assert "--replicates" not in printed
 
 
 def test_replicates_are_for_the_models_that_draw(tmp_path, capsys):
@@ -152,6 +152,21 @@ def test_replicates_are_for_the_models_that_draw(tmp_path, capsys):
         assert main([command, models[0], *words[2:], "--replicates", "4"]) == 1
         error = capsys.readouterr().err
         assert error == "bd3lm: replicates must be 1 for exact, which draws nothing, got 4\n"
+
+
+def test_the_legend_says_what_the_table_has_and_no_more(run, tmp_path, capsys):
+    def legend(*words: str) -> str:
+        assert main(["eval", *words, "--sequences", "4", "--device", "cpu"]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    plain = "± one standard error (neighbouring sequences treated as dependent)."
+    assert legend(str(run)) == f"{plain} ≤ upper bound."
+    ar = str(saved(of_bytes(None), tmp_path / "ar"))
+    assert legend(ar, "--data", str(documents(tmp_path))) == plain
+    assert legend(str(run), "--estimator", "counts", "--replicates", "2") == (
+        "± one standard error (neighbouring sequences treated as dependent, noise of the draws included). "
+        "≤ upper bound, or an estimate of one."
+    )
 
 
 def test_the_papers_estimator_is_named_with_its_weakness(run, capsys):
@@ -180,7 +195,7 @@ def test_models_on_the_same_text_share_a_table(data, tmp_path):
         Subject.open(saved(of_bytes(block_size), tmp_path / str(block_size)), device="cpu")
         for block_size in (None, 2)
     ]
-    console = Console(file=io.StringIO(), width=120)
+    console = Console(file=io.StringIO(), width=400)
     records = report_perplexities(subjects, [str(data)], console=console)
     printed = console.file.getvalue()
     assert " ".join(printed.split()).count("tokens scored") == 1
@@ -289,7 +304,7 @@ def test_a_lean_is_measured_kept_and_named(run, tmp_path, capsys):
         assert exact["nats"] < bound["nats"]
         assert perplexity_text(exact) in printed
         assert ("exact, lean 2" in printed, "nelbo, lean 2" in printed) == (bool(lean), bool(lean))
-        assert ("A lean is how much the order" in printed) == bool(lean)
+        assert ("lean: docs/sampling.md" in printed) == bool(lean)
     subject = Subject.open(run, device="cpu", lean=2.0)
     with open_sequences(subject, None, limit=5) as text:
         (batch,) = text.batches(subject, 8)
@@ -334,7 +349,7 @@ def test_a_table_of_corpora_names_the_lean(tmp_path, capsys):
     for flags, leans in (([], False), (["--lean", "2"], True)):
         assert main([*words, *flags]) == 0
         printed = capsys.readouterr().out
-        assert ("exact, lean 2" in printed) == ("A lean is how much the order" in printed) == leans
+        assert ("exact, lean 2" in printed) == ("lean: docs/sampling.md" in printed) == leans
 
 
 @pytest.mark.parametrize("command", ["eval", "zeroshot"])
@@ -481,10 +496,28 @@ def test_one_bad_corpus_does_not_lose_the_others(tmp_path, capsys):
     short = tmp_path / "short.txt"
     short.write_text("too short")
     good = documents(tmp_path)
-    assert main(["zeroshot", str(folder), "--data", str(short), str(good)]) == 0
-    printed = capsys.readouterr().out
+    assert main(["zeroshot", str(folder), "--data", str(short), str(good)]) == 1
+    printed, error = capsys.readouterr()
+    assert error == "bd3lm: 1 of 2 figures could not be measured\n"
     assert "tokens scored" in printed
     assert f"– {folder} on {short}: {short} must hold at least one sequence of 16 tokens" in printed
+
+
+@pytest.mark.parametrize("command", ["eval", "zeroshot"])
+def test_a_path_without_text_is_refused_before_anything_is_measured(command, tmp_path, capsys, monkeypatch):
+    folder, good = saved(of_bytes(2), tmp_path / "model"), documents(tmp_path)
+    (empty := tmp_path / "empty").mkdir()
+    monkeypatch.setattr(
+        "bd3lm.commands.perplexities.corpus_likelihood", lambda *_, **__: pytest.fail("measured")
+    )
+    for wrong, said in (
+        (tmp_path / "txet.jsonl", "is neither a file or folder nor one of"),
+        (empty, "holds no file that can be read"),
+    ):
+        assert main([command, str(folder), "--data", str(good), str(wrong), "--device", "cpu"]) == 1
+        printed, error = capsys.readouterr()
+        assert error.startswith(f"bd3lm: {wrong} {said}")
+        assert not printed
 
 
 def test_a_model_that_a_corpus_is_too_short_for_does_not_lose_the_figures_of_others(tmp_path, capsys):
@@ -495,7 +528,7 @@ def test_a_model_that_a_corpus_is_too_short_for_does_not_lose_the_figures_of_oth
     short, out = tmp_path / "short.txt", tmp_path / "records.json"
     short.write_text("twenty bytes of text")
     words = ["--data", str(short), str(documents(tmp_path)), "--out", str(out), "--device", "cpu"]
-    assert main(["zeroshot", small, large, *words]) == 0
+    assert main(["zeroshot", small, large, *words]) == 1
     printed = capsys.readouterr().out
     records = json.loads(out.read_text())
     assert [(each["model"], Path(each["settings"]["data"]).stem) for each in records] == [
@@ -534,7 +567,7 @@ def test_nan_weights_are_named(tmp_path, capsys):
     file = str(documents(tmp_path))
     said = "nats by exact must be numbers, got NaN for 16 of the 16 sequences of batch 0"
     assert said in refused(capsys, *models, "--data", file)
-    assert main(["zeroshot", *models, "--data", file, "--device", "cpu"]) == 0
+    assert main(["zeroshot", *models, "--data", file, "--device", "cpu"]) == 1
     printed = capsys.readouterr().out
     assert f"– {models[0]} on {file}: {said}" in printed
     assert "∞" not in printed

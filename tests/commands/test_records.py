@@ -1,5 +1,6 @@
 """Records of models and of files, and where --out puts them."""
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.lm import of_bytes
 COMMANDS = {
     "eval": ["eval", "MODEL", "--data", "text.txt"],
     "zeroshot": ["zeroshot", "MODEL", "--data", "text.txt"],
+    "score": ["score", "MODEL", "text.txt"],
     "lengths": ["lengths", "MODEL"],
     "variance": ["variance", "MODEL"],
     "judge": ["judge", "MODEL", "--judge", "judge"],
@@ -97,6 +99,27 @@ def test_records_are_written_as_a_list(tmp_path, capsys):
     assert capsys.readouterr().out == f"wrote {tmp_path / 'out.json'}\n"
     write_records(None, records)
     assert capsys.readouterr().out == ""
+
+
+def test_a_folder_that_takes_no_files_is_refused_before_anything_is_opened(tmp_path, capsys, monkeypatch):
+    """Also to root, whom permissions do not stop: /proc takes no files of anybody."""
+    words, taken = COMMANDS["eval"], tmp_path / "out.json"
+    assert main([*words, "--out", str(taken)]) == 1
+    assert "--out" not in capsys.readouterr().err  # the model is missing
+    assert not list(tmp_path.iterdir())
+
+    def refuse(**_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for out, said in (("/proc/out.json", "No such file or directory"), (taken, "Read-only file system")):
+        if out == taken:
+            monkeypatch.setattr("bd3lm.commands.records.TemporaryFile", refuse)
+        elif not Path("/proc/self").exists():
+            continue
+        assert main([*words, "--out", str(out)]) == 1
+        folder = Path(out).parent
+        expected = f"--out must be in a folder that can be written to, and {folder} cannot: {said}"
+        assert capsys.readouterr().err == f"bd3lm: {expected}\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

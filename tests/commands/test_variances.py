@@ -93,8 +93,32 @@ def test_a_smaller_last_batch_has_no_part_in_the_gradient(run, tmp_path):
     rows = zip(record["result"]["rows"], whole["result"]["rows"], strict=True)
     assert all(one["gradient"] == other["gradient"] for one, other in rows)
     few = copied(run, tmp_path / "few", validation_sequences=7)
-    with pytest.raises(ValueError, match=r"at least 2 batches of 4 sequences held out .*, got 1"):
+    said = r"at least 2 batches of 4 sequences held out .*, got 1; --batch says .*data\.validation_batch"
+    with pytest.raises(ValueError, match=said):
         report_variances([few], gradients=2, console=Console(quiet=True))
+    (record,) = report_variances([few], gradients=2, batch_size=3, console=Console(quiet=True))
+    assert (record["settings"]["batch_size"], record["settings"]["gradients"]) == (3, 2)
+
+
+def test_any_model_is_measured_on_the_text_it_is_told(run, tmp_path, capsys):
+    """A model that is no run needs --data; on a run's own data it has the run's figures."""
+    model, out = tmp_path / "model", tmp_path / "out.json"
+    shutil.copytree(run / "block" / "model", model)
+    measured = set((run / "block").rglob("variance-*.json"))
+    words = ["--batch", "4", "--batches", "2", "--gradients", "2", "--device", "cpu", "--out", str(out)]
+    sources = [str(model), str(run / "block")]
+    assert main(["variance", *sources, "--data", str(run / "data"), *words]) == 0
+    alone, beside = json.loads(out.read_text())
+    assert alone["result"] == beside["result"]
+    assert alone["settings"] == beside["settings"]
+    assert alone["settings"]["data"] == str(run / "data")
+    assert set((run / "block").rglob("variance-*.json")) == measured  # a report is of what was held out
+    (own,) = report_variances([run / "block"], batches=2, gradients=2, console=Console(quiet=True))
+    assert own["result"] == alone["result"]
+    capsys.readouterr()
+    assert main(["variance", str(model)]) == 1
+    said = f"{model} is no training run, so its data is not known: say which with --data"
+    assert capsys.readouterr().err == f"bd3lm: {said}\n"
 
 
 def told_the_noise(run, out):
@@ -192,6 +216,9 @@ def test_bad_input_is_one_line(run, capsys):
     for words, message in (
         ([str(run / "ar")], "must hold a block diffusion model"),
         ([str(run / "block"), "--gradients", "1"], "gradients 0 or at least 2"),
+        ([str(run / "block"), "--batch", "0"], "batch must be at least 1, got 0"),
+        ([str(run / "block"), "--data", "nowhere"], "nowhere is neither a file or folder nor one of"),
+        (["box"], "box is no training run, so its data is not known: say which with --data"),
     ):
         assert main(["variance", *words]) == 1
         assert message in capsys.readouterr().err

@@ -13,10 +13,12 @@ import pytest
 import torch
 from scipy import stats
 
+from bd3lm.config import BlockDiffusionMethod
+from bd3lm.data import train_bpe
 from bd3lm.evaluation import Figure, exact_likelihood
 from bd3lm.lm import Gap, LanguageModel, TextLikelihood
 from bd3lm.objectives import TokenBatch
-from tests.lm import BYTES, CONTEXT, END, of_bytes, of_four_tokens
+from tests.lm import BYTES, CONTEXT, END, of_bytes, of_four_tokens, of_method
 from tests.oracles.likelihood import (
     every_text,
     importance_weighted,
@@ -357,6 +359,119 @@ def test_more_samples_are_less_noise():
         for samples in (1, 32)
     ]
     assert spread[1] < spread[0] / 3
+
+
+# --- the noise of the draws, and what each block adds ---
+
+
+def test_what_is_not_drawn_has_no_error():
+    for model in (of_four_tokens(None, context=8), of_four_tokens(4, context=8)):
+        assert {each.error for each in model.log_likelihood(TEXTS)} == {0.0}
+
+
+@pytest.mark.parametrize(("estimator", "samples"), [("iw:2", 8), ("counts", 8)])
+def test_the_error_is_the_spread_over_seeds(estimator, samples):
+    """Of independent draws; noise levels that are spread evenly make the spread smaller, and not larger."""
+    model = of_four_tokens(4, context=8, seed=4)
+    text, options = TEXTS[-1], {"estimator": estimator, "samples": samples, "batch_size": samples}
+    found = [model.log_likelihood([text], **options, seed=seed)[0] for seed in range(150)]
+    spread, error = stdev(log_p(found)), fmean(each.error**2 for each in found) ** 0.5
+    assert spread > 0.01  # otherwise this says nothing
+    assert 0.8 * spread < error
+    if estimator == "iw:2":
+        assert error < 1.25 * spread
+
+
+def test_one_draw_tells_no_error():
+    model = of_four_tokens(4, context=8)
+    for options in ({"estimator": "iw:2"}, {"estimator": "counts", "samples": 1}):
+        assert model.log_likelihood([TEXTS[-1]], **options)[0].error is None
+    for options in ({"estimator": "iw:2", "samples": 2}, {"estimator": "nelbo"}):
+        assert model.log_likelihood([TEXTS[-1]], **options)[0].error > 0
+
+
+@first_scored_or_given
+@pytest.mark.parametrize("block_size", [None, 2, 4])
+def test_blocks_sum_to_the_likelihood_and_each_is_what_it_adds(block_size, score_first):
+    model = of_four_tokens(block_size, context=8, score_first=score_first)
+    for text, found in zip(TEXTS, model.log_likelihood(TEXTS), strict=True):
+        size = block_size or 1
+        first = 0 if score_first or size > 1 else 1  # a block of nothing but what is given has none
+        assert len(found.blocks) == -(-len(text) // size) - first
+        assert sum(found.blocks) == pytest.approx(found.log_p, abs=1e-12)
+        for end in range(size * (first + 1), len(text), size):
+            (begun,) = model.log_likelihood([text[:end]])
+            assert found.blocks[: len(begun.blocks)] == pytest.approx(begun.blocks, abs=1e-12)
+    (rest,) = model.log_likelihood([TEXTS[-1]], given=[5])
+    assert sum(rest.blocks) == pytest.approx(rest.log_p, abs=1e-12)
+    assert len(rest.blocks) == {None: 3, 2: 2, 4: 1}[block_size]
+    if block_size is not None:
+        assert model.log_likelihood([TEXTS[-1]], estimator="counts")[0].blocks is None
+
+
+# --- what follows a prompt ---
+
+
+@first_scored_or_given
+@pytest.mark.parametrize("block_size", [None, 1, 4])
+def test_a_text_after_a_prompt_is_the_rest_after_what_is_given(block_size, score_first):
+    model = of_bytes(block_size, score_first=score_first)
+    begin = [] if score_first else [END]
+    for prompt, text in (("The", " cat"), ("naïve", "té"), ("", "abc")):
+        before, after = [*begin, *prompt.encode()], list(text.encode())
+        (found,) = model.log_likelihood([text], prompts=[prompt])
+        assert found == model.log_likelihood([before + after], given=[len(before)])[0]
+        assert found.tokens == len(after)
+        assert found == model.log_likelihood(text, prompts=prompt)[0]
+        if prompt:
+            assert found == model.log_likelihood([after], prompts=[before])[0]
+    several = model.log_likelihood(["b", "bc"], prompts=["a", "aaaaa"])
+    alone = [model.log_likelihood("b", prompts="a")[0], model.log_likelihood("bc", prompts="aaaaa")[0]]
+    assert log_p(several) == pytest.approx(log_p(alone), abs=1e-12)
+
+
+@pytest.mark.parametrize("block_size", [None, 4])
+def test_prompt_and_continuation_are_the_text(block_size):
+    """log p(prompt) + log p(text | prompt) = log p(both), where the prompt ends with a block."""
+    model = of_bytes(block_size)
+    (prompt,), (rest,), (both,) = (
+        model.log_likelihood("abc"),  # four tokens, with the one that texts begin with
+        model.log_likelihood(" is it", prompts="abc"),
+        model.log_likelihood("abc is it"),
+    )
+    assert prompt.log_p + rest.log_p == pytest.approx(both.log_p, abs=1e-9)
+    assert prompt.tokens + rest.tokens == both.tokens
+
+
+def test_prompt_and_text_are_tokenized_apart_as_in_generation():
+    tokenizer = train_bpe(["the cat sat on the mat"] * 40, 300)
+    method = BlockDiffusionMethod(mask_id=tokenizer.mask_id, block_size=2)
+    model = of_method(method, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
+    assert len(tokenizer.encode("cat")) < len(tokenizer.encode("c") + tokenizer.encode("at"))
+    (found,) = model.log_likelihood("at", prompts="c")
+    (written,) = model.generate("c", length=8)
+    given = written.tokens[: written.sample.written_from]
+    assert found == model.log_likelihood([[*given, *tokenizer.encode("at")]], given=[len(given)])[0]
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "said"),
+    [
+        (["b"], {"prompts": ["a"], "given": [1]}, "either prompts or given may be given, got both"),
+        (["b", "c"], {"prompts": ["a"]}, "prompts must be one for each of 2 texts, got 1"),
+        (["b"], {"prompts": [[]]}, r"prompt 0 must have at least 1 token: .*, got \[\]"),
+        ([""], {"prompts": ["a"]}, "text 0 must have at least 1 token to score, got ''"),
+        (["b"], {"prompts": [[1, 258]]}, r"prompt 0: token ids must lie in 0\.\.257, got 258"),
+        (["b", [5, -1]], {"prompts": ["a", "a"]}, r"text 1: token ids must lie in 0\.\.257, got -1"),
+        (["b"], {"prompts": [["a", Gap(2)]]}, "text 0 must have no gaps"),
+        (["b" * 10], {"prompts": ["a" * 10]}, "text 0 must have 2 to 16 tokens .*, got 21"),
+        (["b"], {"prompts": 5}, "prompts must be a text, token ids, a template, or a list of these, got 5"),
+    ],
+    ids=str,
+)
+def test_bad_prompts(texts, options, said):
+    with pytest.raises(ValueError, match=said):
+        of_bytes().log_likelihood(texts, **options)
 
 
 # --- which estimator ---

@@ -127,14 +127,28 @@ def test_a_lean_that_is_not_the_runs_own_is_named_wherever_it_stands():
         run("d", "autoregressive", records=[leaning(2.0, 0.0)]),
     )
     (table,) = tables(Report(runs=runs), "Perplexity")
-    assert [row[-1] for row in table.rows] == ["exact, lean 2", "exact, lean 0", "exact, lean 3", "exact"]
+    assert [(row[0], row[-1]) for row in table.rows] == [
+        (f"{BLOCKS}, a", "exact, lean 2"),
+        (f"{BLOCKS}, b", "exact, lean 0"),
+        (f"{BLOCKS}, lean 3", "exact, lean 3"),
+        ("autoregressive", "exact"),
+    ]
     plot = next(part for part in section(Report(runs=runs), "Perplexity") if isinstance(part, Plot))
     assert plot.alt.endswith(
-        f": {BLOCKS}, lean 2 5.00; {BLOCKS}, lean 2, at lean 0 4.00; {BLOCKS}, lean 3 3.00; "
-        "autoregressive 2.00."
+        f": {BLOCKS}, a, lean 2 5.00; {BLOCKS}, b, lean 0 4.00; {BLOCKS}, lean 3 3.00; autoregressive 2.00."
     )
     _, listing = section(Report(runs=runs), "Not measured")
     assert listing.items[0].startswith(f"Perplexity of held-out text ({BLOCKS}; {BLOCKS}, lean 2): ")
+
+
+def test_a_figure_at_another_lean_is_not_named_by_the_lean_of_its_run():
+    leans = {"recipe": recipe("block_diffusion", lean=2.0), "title": f"{BLOCKS}, lean 2"}
+    others = [leaning(6.0, 0.0, data="ptb"), leaning(5.0, 2.0, data="ptb")]
+    report = one(leaning(4.0, 0.0), leaning(3.0, 2.0), *others, **leans)
+    for table in tables(report, "Perplexity"):
+        assert [row[0] for row in table.rows] == [BLOCKS, f"{BLOCKS}, lean 2"]
+    plot = next(part for part in section(report, "Perplexity") if isinstance(part, Plot))
+    assert plot.alt.endswith(f": {BLOCKS}, exact, lean 0 4.00; {BLOCKS}, lean 2, exact 3.00.")
 
 
 def test_the_largest_record_is_that_of_its_order():
@@ -296,6 +310,35 @@ def test_texts_of_different_size_are_counted_in_the_table():
     )
     (table,) = tables(Report(runs=runs), "Perplexity")
     assert [row[-1] for row in table.rows] == ["120", "60"]
+
+
+def test_a_plot_has_figures_of_the_same_sequences_and_names_those_left_out():
+    few = {"sequences": 4, "tokens": 60, "settings": {"limit": 4}}
+    part = perplexity(("bound", 1.9), estimator="iw:4", **few)
+    whole = perplexity(("exact", 2.0), ("bound", 3.0))
+    *_, plot = section(one(part, whole), "Perplexity")
+    assert plot.alt.endswith(": autoregressive 2.00; autoregressive ≤ 3.00.")
+    assert plot.caption.endswith(
+        " All are of 8 sequences, 120 tokens. Left out, because figures of other sequences do not compare "
+        "with these: autoregressive, iw:4 (4 sequences, 60 tokens)."
+    )
+    runs = (run("a", "A", records=[part, whole]), run("b", "B", records=[perplexity(("exact", 9.0), **few)]))
+    *_, plot = section(Report(runs=runs), "Perplexity")
+    assert plot.alt.endswith(": A ≤ 1.90; B 9.00.")  # what most were measured on
+    assert plot.caption.endswith(": A, exact (8 sequences, 120 tokens).")
+    *_, plot = section(one(whole, perplexity(("bound", 2.5), estimator="counts")), "Perplexity")
+    assert "Left out" not in plot.caption
+
+
+def test_figures_of_another_context_are_not_in_one_plot():
+    """The same numbers of sequences and tokens may be other sequences."""
+    runs = [
+        run(name, name, records=[perplexity(("exact", value), settings={"context": context})])
+        for name, value, context in (("A", 2.0, 16), ("B", 3.0, 16), ("C", 4.0, 32))
+    ]
+    *_, plot = section(Report(runs=tuple(runs)), "Perplexity")
+    assert plot.alt.endswith(": A 2.00; B 3.00.")
+    assert ": C (8 sequences, 120 tokens)." in plot.caption
 
 
 def test_runs_with_other_texts_have_tables_of_their_own():

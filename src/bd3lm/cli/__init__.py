@@ -23,7 +23,7 @@ from bd3lm.cli.data import Convert, Data, DataCommand
 from bd3lm.cli.harness import Harness
 from bd3lm.cli.judging import Judge
 from bd3lm.cli.lengths import Lengths
-from bd3lm.cli.measuring import Eval, Variance, ZeroShot
+from bd3lm.cli.measuring import Eval, Score, Variance, ZeroShot
 from bd3lm.cli.mistakes import in_one_line
 from bd3lm.cli.reporting import ReportCommand
 from bd3lm.cli.sampling import SampleCommand
@@ -43,6 +43,7 @@ Command = (
     | Annotated[Presets, subcommand("presets")]
     | Annotated[Eval, subcommand("eval")]
     | Annotated[ZeroShot, subcommand("zeroshot")]
+    | Annotated[Score, subcommand("score")]
     | Annotated[Judge, subcommand("judge")]
     | Annotated[Lengths, subcommand("lengths")]
     | Annotated[Harness, subcommand("harness")]

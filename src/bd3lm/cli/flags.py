@@ -23,6 +23,14 @@ SamplingDTypeFlag = Annotated[
 TokenizerFlag = Annotated[
     str | None, arg(help="For a model saved without one: a folder or a name on the hub.")
 ]
+EstimatorFlag = Annotated[
+    str,
+    arg(
+        help="exact (blocks of at most 12), nelbo (the paper's: a mask rate drawn for each block), counts "
+        "(the same bound with less noise), or iw:K (tighter, from K orders). By default exact up to blocks "
+        "of 8, else counts, and for networks that are told the noise level nelbo."
+    ),
+]
 LeanFlag = Annotated[
     float | None,
     arg(

@@ -1,4 +1,4 @@
-"""What measures a model: `bd3lm eval`, `bd3lm zeroshot` and `bd3lm variance`."""
+"""What measures a model: `bd3lm eval`, `bd3lm zeroshot`, `bd3lm score` and `bd3lm variance`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from bd3lm.cli.flags import DeviceFlag, DTypeFlag, LeanFlag, TokenizerFlag
+from bd3lm.cli.flags import DeviceFlag, DTypeFlag, EstimatorFlag, LeanFlag, TokenizerFlag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,10 +15,7 @@ class _Likelihoods:
 
     models: Positional[tuple[str, ...]]
     """Runs, model folders or hub ids."""
-    estimator: str = "auto"
-    """exact (blocks of at most 12), nelbo (the paper's: a mask rate drawn for each block), counts (the same
-    bound with less noise), or iw:K (tighter, from K orders). By default exact up to blocks of 8, else counts,
-    and for networks that are told the noise level nelbo."""
+    estimator: EstimatorFlag = "auto"
     lean: LeanFlag = None
     replicates: int = 1
     """Independent draws of a drawn estimate: more are less noise, and say how much of the error is theirs."""
@@ -87,22 +84,76 @@ class Eval(_Likelihoods):
 class ZeroShot(_Likelihoods):
     """Perplexity on corpora the models were not trained on: a table of models against corpora.
 
-    Documents are wrapped to the context without an end-of-text token between them, as the paper does.
+    Documents are wrapped to the context without an end-of-text token between them, as the paper does. The
+    status is 1 if a figure could not be measured; the others are shown and written all the same.
     """
 
     data: tuple[str, ...] = ()
     """Corpora: names, files or folders; by default the paper's seven, from the hub."""
 
     def run(self) -> int:
+        import sys
+
         from rich.console import Console
 
         from bd3lm.commands.perplexities import ZERO_SHOT, report_zero_shot
         from bd3lm.commands.records import check_new_file, write_records
 
         check_new_file(self.out)
-        data = self.data or ZERO_SHOT
-        write_records(
-            self.out, report_zero_shot(self._subjects(), data, console=Console(), **self._options())
+        data, subjects = self.data or ZERO_SHOT, self._subjects()
+        records = report_zero_shot(subjects, data, console=Console(), **self._options())
+        write_records(self.out, records)
+        asked = len(subjects) * len(set(data))
+        if missing := asked - len(records):
+            print(f"bd3lm: {missing} of {asked} figures could not be measured", file=sys.stderr)
+        return int(missing > 0)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a model finds each document, one JSON line each: exact where it can be, else a bound.
+
+    Documents longer than the context are scored in windows, each given what the one before it has scored.
+    """
+
+    model: Positional[str]
+    """A run, model folder or hub id."""
+    files: Positional[tuple[str, ...]]
+    """Files or folders of text; the documents are those that `bd3lm data prepare` would take."""
+    estimator: EstimatorFlag = "auto"
+    lean: LeanFlag = None
+    samples: int | None = None
+    """Draws of a drawn estimate, whose spread is the error; by default 16, and 1 for iw:K."""
+    stride: int | None = None
+    """Tokens that a window after the first scores, given the rest of a context; by default half a context."""
+    seed: int = 0
+    batch: int = 8
+    """Windows of a document, or draws, side by side."""
+    tokenizer: TokenizerFlag = None
+    device: DeviceFlag = None
+    dtype: DTypeFlag = None
+    out: Path | None = None
+    """Write the lines to this new .jsonl file, and not to standard output."""
+
+    def run(self) -> int:
+        from bd3lm.commands.records import check_new_file
+        from bd3lm.commands.scores import run_score
+        from bd3lm.commands.subjects import Subject, check_lean_is_for
+
+        check_new_file(self.out)
+        subject = Subject.open(
+            self.model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
+        )
+        check_lean_is_for([subject], self.lean)
+        run_score(
+            subject,
+            self.files,
+            out=self.out,
+            estimator=self.estimator,
+            samples=self.samples,
+            stride=self.stride,
+            seed=self.seed,
+            batch_size=self.batch,
         )
         return 0
 
@@ -111,12 +162,18 @@ class ZeroShot(_Likelihoods):
 class Variance:
     """How noisy each way of drawing masks is on trained block diffusion models, by block size."""
 
-    runs: Positional[tuple[Path, ...]]
-    """Folders of runs (of one stage each)."""
+    models: Positional[tuple[str, ...]]
+    """Runs (of one stage each), model folders or hub ids."""
+    data: str | None = None
+    """Text to measure on: a folder of token shards, a file, a folder of files or a named corpus; by default
+    what each run held out."""
     batches: int = 20
     """Held-out batches to measure the loss on."""
     gradients: int = 0
     """Held-out batches to measure the gradient on; 0 does not."""
+    batch: int | None = None
+    """Sequences a batch, on which the gradient's variance depends; by default data.validation_batch of the
+    run, else 16."""
     seed: int = 0
     device: DeviceFlag = None
     out: Path | None = None
@@ -128,7 +185,13 @@ class Variance:
 
         check_new_file(self.out)
         records = report_variances(
-            self.runs, batches=self.batches, gradients=self.gradients, seed=self.seed, device=self.device
+            self.models,
+            data=self.data,
+            batches=self.batches,
+            gradients=self.gradients,
+            batch_size=self.batch,
+            seed=self.seed,
+            device=self.device,
         )
         write_records(self.out, records)
         return 0

@@ -1,6 +1,6 @@
 """The text that a model is measured on: its run's own, token shards, or any corpus, as wrapped sequences."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from bd3lm.commands.subjects import Subject
-from bd3lm.data import TokenShards, WrappedTokens, load_corpus, prepare
+from bd3lm.data import CORPORA, TokenShards, WrappedTokens, load_corpus, prepare
 from bd3lm.data.files import find_files, split_by_name
 from bd3lm.data.shards import META_FILE
 from bd3lm.files import local_path
@@ -52,6 +52,17 @@ class Sequences:
         return sum(tokenizer.text_bytes(self.rows[[index]][:, first:]) for index in range(self.number))
 
 
+def check_texts(data: Iterable[str | None]) -> None:
+    """Refuse paths that hold no text, before anything is measured on the texts before them."""
+    for source in data:
+        if source is not None and source not in CORPORA and not _is_shards(source):
+            load_corpus(source)  # finds the files and reads none
+
+
+def _is_shards(data: str) -> bool:
+    return (local_path(data) / META_FILE).is_file()
+
+
 @contextmanager
 def open_sequences(
     subject: Subject,
@@ -72,7 +83,7 @@ def open_sequences(
     with TemporaryDirectory() as scratch:
         if data is None:
             shards = subject.shards()
-        elif (local_path(data) / META_FILE).is_file():
+        elif _is_shards(data):
             shards = TokenShards(data)
         else:
             eos = eos_between_documents is not False

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bd3lm.commands.corpora import HELD_OUT, open_sequences
+from bd3lm.commands.corpora import HELD_OUT, check_texts, open_sequences
 from bd3lm.commands.records import keep, new_record, record_name
 from bd3lm.commands.subjects import Subject
 from bd3lm.evaluation import CorpusLikelihood, Estimator, corpus_likelihood
@@ -89,6 +89,7 @@ def report_perplexities(
 ) -> list[dict[str, Any]]:
     """Measure every model on every text, and print a table of all figures."""
     each = _options(subjects, options)
+    check_texts(data)
     records = [
         measure_perplexity(subject, data=source, console=console, **own)
         for source in data
@@ -117,10 +118,12 @@ def report_zero_shot(
 ) -> list[dict[str, Any]]:
     """Models against corpora, sequences wrapped to the context and no EOS between them (Suppl. C.4).
 
-    What cannot be measured is a dash in the table, with the reason below it, and costs no other figure; it is
-    an error only where there is no figure at all.
+    A path that holds no text is an error before anything is measured. What else cannot be measured is a dash
+    in the table, with the reason below it, and costs no other figure; it is an error only where there is no
+    figure at all.
     """
     each = _options(subjects, options)
+    check_texts(data)
     measured: dict[tuple[str, int], dict[str, Any]] = {}
     problems: dict[tuple[str, str], list[str]] = {}  # by corpus and reason: the models
     for source in dict.fromkeys(data):
@@ -244,37 +247,22 @@ def _less_noise(subjects: Sequence[Subject], records: Sequence[dict[str, Any]]) 
 
 
 def _legend(figures: Sequence[dict[str, Any]], leans: bool, less_noise: str) -> str:
-    """What the signs in a table of figures mean, and what a lean, where one has one."""
-    lines = [
-        "± is one standard error over sequences, of which neighbours, often of one text, do not count as "
-        "independent."
-    ]
+    """What the signs in a table of figures mean, as far as it has them; docs/evaluation.md says more."""
     drawn = [figure for figure in figures if figure["monte_carlo_error"] != 0.0]
-    estimated = ", or an estimate of one" if drawn else ""
-    meanings = {
-        "exact": "no sign: an exact figure",
-        "bound": f"≤: an upper bound{estimated}",
-        "neither": "≈: neither exact nor a bound",
-    }
-    met = [
-        words for meaning, words in meanings.items() if any(each["meaning"] == meaning for each in figures)
-    ]
-    lines.append("; ".join(met).capitalize() + ".")
-    if drawn:
-        lines.append("The noise of the draws is in the error.")
+    with_draws = ", noise of the draws included" if drawn else ""
+    words = [f"± one standard error (neighbouring sequences treated as dependent{with_draws})."]
+    met = {figure["meaning"] for figure in figures}
+    if "bound" in met:
+        words.append(f"≤ upper bound{', or an estimate of one' if drawn else ''}.")
+    if "neither" in met:
+        words.append("≈ neither exact nor a bound.")
     if any(figure["monte_carlo_error"] is None for figure in figures):
-        lines.append("With one draw of each text the part of draws is not known: --replicates 4 tells it.")
+        words.append("--replicates 4 tells the part of the draws.")
     if any(figure["name"] == "nelbo" for figure in drawn):
-        lines.append(
-            "Mask rates near 0 give nelbo no finite variance, so its errors come out too small now and then"
-            f"{less_noise}."
-        )
+        words.append(f"nelbo has no finite variance, so its ± may be too small{less_noise}.")
     if leans:
-        lines.append(
-            "A lean is how much the order in which a block is revealed leans to the left; without one it is "
-            "uniformly random. Another order is another distribution, with a perplexity of its own."
-        )
-    return " ".join(lines)
+        words.append("lean: docs/sampling.md.")
+    return " ".join(words)
 
 
 def _by_text(records: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import bd3lm
@@ -47,8 +48,8 @@ def new_record(
         **origin,
         "bd3lm": bd3lm.__version__,
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": _plain(settings),
-        "result": _plain(result),
+        "settings": plain_json(settings),
+        "result": plain_json(result),
     }
 
 
@@ -77,6 +78,13 @@ def check_new_file(out: Path | None, flag: str = "--out") -> None:
         raise ValueError(f"{flag} must be in an existing folder, and {out.parent} is none")
     if out.exists():
         raise ValueError(f"{flag} must be a new file, and {out} exists")
+    try:
+        with TemporaryFile(dir=out.parent):  # permissions alone do not say it: read-only systems, root
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{flag} must be in a folder that can be written to, and {out.parent} cannot: {error.strerror}"
+        ) from None
 
 
 def write_records(out: Path | None, records: Sequence[Mapping[str, Any]]) -> None:
@@ -105,7 +113,7 @@ def record_name(kind: str, settings: Mapping[str, Any], *words: str) -> str:
 
     The same settings have the same name, so that a measurement replaces only one made in the same way.
     """
-    return f"{_slug(kind, *words)}-{digest(_plain(settings))[:8]}"
+    return f"{_slug(kind, *words)}-{digest(plain_json(settings))[:8]}"
 
 
 def _slug(*parts: str) -> str:
@@ -130,12 +138,12 @@ def _write(file: Path, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -
     write_atomically(file, text.encode())
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """As JSON has it: what is not finite becomes null, paths and the like their text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain_json(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -1,4 +1,4 @@
-"""`bd3lm variance RUN...`: how noisy each way of drawing masks is on trained models."""
+"""`bd3lm variance MODEL...`: how noisy each way of drawing masks is on trained models."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bd3lm.build import held_out_batches
+from bd3lm.commands.corpora import check_texts, open_sequences
 from bd3lm.commands.records import keep, new_record, record_name
 from bd3lm.commands.subjects import Subject
 from bd3lm.config import BlockDiffusionMethod
@@ -25,10 +26,10 @@ from bd3lm.diffusion import (
     Times,
 )
 from bd3lm.evaluation import gradient_variance, nelbo_variance
-from bd3lm.interop import check_folder
 from bd3lm.lm import block_loss
 from bd3lm.models import Transformer
 from bd3lm.objectives import TokenBatch
+from bd3lm.recipe import DataRecipe
 from bd3lm.reports import with_error
 from bd3lm.reports.trainings import NO_FINITE_VARIANCE
 
@@ -65,33 +66,40 @@ def measurable_rules(network: Transformer) -> dict[str, MaskingRule]:
 
 
 def measure_variances(
-    subject: Subject, *, batches: int = 20, gradients: int = 0, seed: int = 0, console: Console | None = None
+    subject: Subject,
+    *,
+    data: str | None = None,
+    batches: int = 20,
+    gradients: int = 0,
+    batch_size: int | None = None,
+    seed: int = 0,
+    console: Console | None = None,
 ) -> dict[str, Any]:
-    """The variance of the loss over blocks and of the gradient over batches (eq. 10), as a record that is
-    kept beside the run; it has a row for each of `measurable_rules`."""
+    """The variance of the loss over blocks and of the gradient over batches (eq. 10), as a record; it has a
+    row for each of `measurable_rules`.
+
+    It is measured on what a run held out, and then kept beside the run, or on `data`. By default a batch is
+    as large as those that the run validates on.
+    """
     if batches < 1 or gradients < 0 or gradients == 1:
         raise ValueError(
             f"batches must be at least 1 and gradients 0 or at least 2, got {batches}, {gradients}"
         )
-    recipe, method, network = subject.recipe, subject.model.config.method, subject.model.network
-    if recipe is None:
-        raise ValueError(f"{subject.name} must be the folder of a run, with its recipe.yaml, got none")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch must be at least 1, got {batch_size}")
+    method, network = subject.model.config.method, subject.model.network
     if not isinstance(method, BlockDiffusionMethod):
         raise ValueError(f"{subject.name} must hold a block diffusion model, got {method.kind}")
-    held_out = held_out_batches(recipe.data, subject.shards())
-    if not len(held_out):
-        raise ValueError(f"the data of {subject.name} has no sequence held out to measure on")
-    some = [
-        TokenBatch.of(held_out[index].to(subject.device), score_first=method.score_first)
-        for index in range(min(max(batches, gradients), len(held_out)))
-    ]
-    rows = recipe.data.validation_batch
+    validated = DataRecipe() if subject.recipe is None else subject.recipe.data
+    rows = batch_size or validated.validation_batch
+    some = _batches(subject, data, rows, max(batches, gradients))
     # A gradient over fewer sequences varies more, so the last batch does not count where it is smaller.
     full = [batch for batch in some[:gradients] if len(batch.tokens) == rows]
     if gradients and len(full) < 2:
         raise ValueError(
             f"the data of {subject.name} must have at least 2 batches of {rows} sequences held out to "
-            f"measure gradients on, got {len(full)}"
+            f"measure gradients on, got {len(full)}; --batch says how many sequences a batch has, by default "
+            "data.validation_batch of the run"
         )
     found = []
     rules = measurable_rules(network)
@@ -116,30 +124,58 @@ def measure_variances(
         "batch_size": rows,
         "sequences": sum(len(batch.tokens) for batch in some[:batches]),
         "seed": seed,
+        **({} if data is None else {"data": data}),
     }
     record = new_record(subject, "variance", settings=settings, result={"rows": found})
-    keep(subject, record_name("variance", settings), record)
+    if data is None:  # a report compares runs on what they held out
+        keep(subject, record_name("variance", settings), record)
     return record
 
 
+def _batches(subject: Subject, data: str | None, rows: int, number: int) -> list[TokenBatch]:
+    """At most so many batches of `rows` sequences of `data`, or of what the subject's run held out."""
+    if data is not None:
+        with open_sequences(subject, data, limit=rows * number) as text:
+            return list(text.batches(subject, rows))
+    shards = subject.shards()  # an error where there is no run
+    assert subject.recipe is not None
+    held_out = held_out_batches(replace(subject.recipe.data, validation_batch=rows), shards)
+    if not len(held_out):
+        raise ValueError(f"the data of {subject.name} has no sequence held out to measure on")
+    score_first = subject.model.config.method.score_first
+    return [
+        TokenBatch.of(held_out[index].to(subject.device), score_first=score_first)
+        for index in range(min(number, len(held_out)))
+    ]
+
+
 def report_variances(
-    folders: Sequence[Path],
+    models: Sequence[str | Path],
     *,
+    data: str | None = None,
     batches: int = 20,
     gradients: int = 0,
+    batch_size: int | None = None,
     seed: int = 0,
     device: str | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Measure each run, and print a row for each way of drawing masks, a column for each run."""
+    """Measure each model, and print a row for each way of drawing masks, a column for each model."""
     console = console or Console()
-    if not folders:
-        raise ValueError("runs must name at least one run, got none")
-    for folder in folders:
-        check_folder("runs", folder)
-    subjects = [Subject.open(folder, device=device) for folder in folders]
+    if not models:
+        raise ValueError("models must name at least one run, model folder or hub id, got none")
+    subjects = [Subject.open(model, device=device) for model in models]
+    check_texts([data])
     records = [
-        measure_variances(subject, batches=batches, gradients=gradients, seed=seed, console=console)
+        measure_variances(
+            subject,
+            data=data,
+            batches=batches,
+            gradients=gradients,
+            batch_size=batch_size,
+            seed=seed,
+            console=console,
+        )
         for subject in subjects
     ]
     table = Table(title=f"Variance, seed {seed}")

@@ -52,8 +52,13 @@ class Estimator(ABC):
         """The random numbers for a batch; empty where nothing is random."""
 
     @abstractmethod
+    def parts(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
+        """(figures, rows, parts), float64: what the equal parts of each row, its tokens or its blocks, add to
+        its nats. A deterministic function of the batch and the draws."""
+
     def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
         """(figures, rows), float64: a deterministic function of the batch and the draws."""
+        return self.parts(model, batch, draws).sum(2)
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,9 @@ class Sampled(Estimator):
         return () if draws is None else (draws,)
 
     @torch.no_grad()
-    def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
+    def parts(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
         loss = self.objective.loss(model, batch, *draws or (None,))
-        return loss.nats.double().sum(1).unsqueeze(0)
+        return loss.nats.double().unsqueeze(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +133,9 @@ class Enumerated(_OfBlocks):
     ) -> tuple[Draws, ...]:
         return ()
 
-    def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
+    def parts(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
         exact = exact_likelihood(model, batch, **self._asked)
-        return torch.stack((exact.nll.sum(1), exact.nelbo.sum(1)))
+        return torch.stack((exact.nll, exact.nelbo))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,5 +160,5 @@ class ImportanceWeighted(_OfBlocks):
     ) -> tuple[Draws, ...]:
         return draw_orders(self.orders, rows, length, self.block_size, generator=generator, device=device)
 
-    def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        return importance_weighted_nll(model, batch, draws, **self._asked).sum(1).unsqueeze(0)
+    def parts(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
+        return importance_weighted_nll(model, batch, draws, **self._asked).unsqueeze(0)

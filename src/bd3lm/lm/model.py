@@ -21,7 +21,7 @@ from bd3lm.diffusion import check_lean
 from bd3lm.files import local_path
 from bd3lm.interop import HubOptions, LightningFacts, check_config
 from bd3lm.lm.generation import Generation, Settings, build_writer
-from bd3lm.lm.prompts import Prompt, build_requests, given_tokens, listed
+from bd3lm.lm.prompts import Prompt, build_requests, continued_tokens, listed, text_tokens
 from bd3lm.lm.scoring import TextLikelihood, score
 from bd3lm.models import Transformer, pick_device
 from bd3lm.sampling import Event, Sample, Stopped, Writer, write
@@ -155,6 +155,7 @@ class LanguageModel:
         self,
         texts: str | Sequence[Prompt],
         *,
+        prompts: str | Sequence[Prompt] | None = None,
         given: Sequence[int] | None = None,
         estimator: str = "auto",
         samples: int | None = None,
@@ -171,15 +172,22 @@ class LanguageModel:
 
         A text is scored from its first token on, after the token that texts begin with. Token ids are taken
         as they are: their first one is given, unless the model was trained to predict it (and so is a text's
-        where the tokenizer has no token that texts begin with). `given` says how many leading tokens of each
-        text are given instead: the likelihood is then of the rest, after them.
+        where the tokenizer has no token that texts begin with).
+
+        With `prompts`, one for each text, it is the likelihood of the text as what follows its prompt. The
+        two are tokenized apart, as `generate` has it, which goes on after the tokens of a prompt; a text that
+        goes on after a word therefore begins with the space. `given` says the same of texts in one piece, by
+        how many leading tokens of each are given.
         """
-        rows = []
-        for index, text in enumerate(listed(texts, argument="texts")):
-            try:
-                rows.append(given_tokens(text, self.config, self.tokenizer))
-            except ValueError as error:
-                raise ValueError(f"text {index}: {error}") from None
+        several = listed(texts, argument="texts")
+        if prompts is None:
+            rows = text_tokens(several, self.config, self.tokenizer)
+        elif given is not None:
+            raise ValueError(
+                f"either prompts or given may be given, got both: {prompts!r:.80} and {given!r:.80}"
+            )
+        else:
+            rows, given = continued_tokens(prompts, several, self.config, self.tokenizer)
         return score(
             self.network,
             self.config,

@@ -111,16 +111,19 @@ def _request(
     return Request(torch.tensor(given, dtype=torch.long), seed, int(length))
 
 
-def given_tokens(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | None) -> list[int]:
+def given_tokens(
+    prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer | None, *, begins: bool = True
+) -> list[int]:
     """The tokens of a text, of token ids, or of a template, in whose gaps stands the mask.
 
-    Before a text stands the token that texts begin with, unless the network predicts first tokens itself.
+    Before a text stands the token that texts begin with, unless the network predicts first tokens itself, or
+    the text only goes on (`begins` is False).
     """
     mask_id, vocab_size = config.method.mask_id, config.network.vocab_size
     parts = _parts(prompt)
     if not isinstance(parts, Sequence) or isinstance(parts, bytes | bytearray):
         raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {prompt!r}")
-    tokens = _begins(prompt, config, tokenizer)
+    tokens = _begins(prompt, config, tokenizer) if begins else []
     for part in parts:
         if isinstance(part, Gap):
             tokens += [mask_id] * part.tokens
@@ -140,6 +143,47 @@ def given_tokens(prompt: Any, config: LanguageModelConfig, tokenizer: Tokenizer 
         else:
             tokens.append(int(part))
     return tokens
+
+
+def continued_tokens(
+    prompts: Any, texts: Sequence[Prompt], config: LanguageModelConfig, tokenizer: Tokenizer | None
+) -> tuple[list[list[int]], list[int]]:
+    """Each prompt with the text that goes on from it, and how many of the tokens are the prompt's.
+
+    Both are tokenized by themselves, as what is generated after a prompt is: no token spans where they meet.
+    """
+    prompts = listed(prompts)
+    if len(prompts) != len(texts):
+        raise ValueError(f"prompts must be one for each of {len(texts)} texts, got {len(prompts)}")
+    rows, given = [], []
+    for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        before = _named(f"prompt {index}", prompt, config, tokenizer)
+        if not before and not config.method.score_first:
+            raise ValueError(
+                f"prompt {index} must have at least 1 token: this model was not trained to predict the first "
+                f"of a text, got {prompt!r}"
+            )
+        after = _named(f"text {index}", text, config, tokenizer, begins=False)
+        if not after:
+            raise ValueError(f"text {index} must have at least 1 token to score, got {text!r}")
+        rows.append(before + after)
+        given.append(len(before))
+    return rows, given
+
+
+def _named(name: str, *words: Any, **options: Any) -> list[int]:
+    """`given_tokens`, whose errors say of what they are."""
+    try:
+        return given_tokens(*words, **options)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def text_tokens(
+    texts: Sequence[Prompt], config: LanguageModelConfig, tokenizer: Tokenizer | None
+) -> list[list[int]]:
+    """The tokens of whole texts."""
+    return [_named(f"text {index}", text, config, tokenizer) for index, text in enumerate(texts)]
 
 
 def _parts(prompt: Any) -> Any:

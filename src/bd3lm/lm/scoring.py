@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import torch
@@ -33,11 +33,24 @@ _DRAWS = 16  # of each text, for an estimate that is drawn; one for iw:K, which 
 
 @dataclass(frozen=True)
 class TextLikelihood:
-    """log p of a text in nats, or what an estimator gives for it, over `tokens` tokens."""
+    """log p of a text in nats, or what an estimator gives for it, over `tokens` tokens.
+
+    `error` is one standard error of log_p, from the spread of the draws; 0 where nothing is drawn, and None
+    with one draw, from which it cannot be known (as of iw:K, unless more `samples` are asked for). It tells
+    the noise alone: a bound holds for the expectation, so a drawn one may lie above log p by its noise, and
+    how far the expectation is below log p no error says. For nelbo and counts, whose noise levels are spread
+    evenly over the draws, it is on average too large rather than too small; nelbo has no finite variance, so
+    its errors come out too small now and then.
+
+    `blocks` is what each block that has scored tokens adds to an exact log_p, its log p given all before it
+    (for an autoregressive model, each token); None where log_p is not exact.
+    """
 
     log_p: float
     tokens: int
     figure: Figure
+    error: float | None = None
+    blocks: tuple[float, ...] | None = field(default=None, repr=False)
 
     @property
     def is_exact(self) -> bool:
@@ -154,21 +167,26 @@ def score(
     prompts = _prompts(texts, given, config)
     device = network.embedding.weight.device
     figure, scores = chosen.figures(network)[0], []
+    found: list[tuple[float, float | None, tuple[float, ...] | None]]
     # What is drawn for a text must not depend on its neighbours, so drawn estimates take one at a time.
     rows = 1 if chosen.is_random else batch_size
     for start in range(0, len(texts), rows):
         batch = _padded(texts[start : start + rows], prompts[start : start + rows], config, device)
         if chosen.is_random:
             draws = samples or (1 if isinstance(chosen, ImportanceWeighted) else _DRAWS)
-            nats = _mean_of_draws(network, chosen, batch, draws, seed, batch_size)
+            drawn = _each_draw(network, chosen, batch, draws, seed, batch_size)
+            found = [(drawn.mean().item(), _standard_error(drawn), None)]
         else:
-            nats = chosen.nats(network, batch, ())[0]
-        values = nats.tolist()
-        if any(map(math.isnan, values)):
+            parts = chosen.parts(network, batch, ())[0]
+            found = [
+                (nll, 0.0, blocks)
+                for nll, blocks in zip(parts.sum(1).tolist(), _of_blocks(parts, batch.scored), strict=True)
+            ]
+        if any(math.isnan(nll) for nll, *_ in found):
             raise FloatingPointError("the model's probabilities are not finite; its weights may hold NaN")
         scores += [
-            TextLikelihood(-nll, tokens, figure)
-            for nll, tokens in zip(values, batch.scored.sum(1).tolist(), strict=True)
+            TextLikelihood(-nll, tokens, figure, error, blocks)
+            for (nll, error, blocks), tokens in zip(found, batch.scored.sum(1).tolist(), strict=True)
         ]
     return scores
 
@@ -182,10 +200,11 @@ def _check_numbers(samples: int | None, batch_size: int, seed: int) -> None:
         raise ValueError(f"seed must be a whole number, at least 0 and below 2^63, got {seed!r}")
 
 
-def _mean_of_draws(
+def _each_draw(
     network: Transformer, estimator: Estimator, batch: TokenBatch, draws: int, seed: int, batch_size: int
 ) -> Tensor:
-    """The mean estimate for the one row; the same text in every row spreads the noise levels of its draws."""
+    """An estimate for the one row from each draw; the same text in every row spreads the noise levels of its
+    draws."""
     copies = TokenBatch(
         tokens=batch.tokens.expand(draws, -1),
         scored=batch.scored.expand(draws, -1),
@@ -194,11 +213,24 @@ def _mean_of_draws(
     device = batch.tokens.device
     generator = torch.Generator(device).manual_seed(int(seed))
     drawn: tuple[Draws, ...] = estimator.draw(*copies.tokens.shape, generator=generator, device=device)
-    total = torch.zeros(1, dtype=torch.float64, device=device)
+    found = []
     for start in range(0, draws, batch_size):
         rows = slice(start, start + batch_size)
-        total += estimator.nats(network, copies[rows], tuple(each[rows] for each in drawn))[0].sum()
-    return total / draws
+        found.append(estimator.nats(network, copies[rows], tuple(each[rows] for each in drawn))[0])
+    return torch.cat(found)
+
+
+def _standard_error(drawn: Tensor) -> float | None:
+    """Of their mean; None where it cannot be known."""
+    if len(drawn) < 2 or not drawn.isfinite().all():
+        return None
+    return drawn.std().item() / math.sqrt(len(drawn))
+
+
+def _of_blocks(parts: Tensor, scored: Tensor) -> list[tuple[float, ...]]:
+    """log p of the parts of each row that have something scored."""
+    has = scored.unflatten(1, (parts.shape[1], -1)).any(2)
+    return [tuple((-row[own]).tolist()) for row, own in zip(parts, has, strict=True)]
 
 
 def _orders(name: str) -> int | None:

@@ -39,9 +39,11 @@ def perplexity_parts(report: Report) -> Iterator[Part]:
         text = f"{'training' if _trained_on(group) else 'held-out'} text: {_data_name(group[0][0])}"
         split = group[0][1]["settings"]["split"]
         yield _table(report, group, f"{text}, split {split}")
-        dots = list(_dots(report, group))
+        alike = _measured_alike(group)
+        dots = list(_dots(report, alike))
         if len(dots) > 1:
-            yield _plot(dots, f"perplexities{index or ''}", text)
+            others = [(run, record) for run, record in group if (run, record) not in alike]
+            yield _plot(dots, f"perplexities{index or ''}", text, _left_out(report, alike, others))
     elsewhere = [(run, record) for run, record in measured if not _is_own(record)]
     if elsewhere:
         yield _other_texts(report, elsewhere)
@@ -93,7 +95,7 @@ def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
         bits = figures[0]["bits_per_byte"]
         rows.append(
             [
-                report.labels[run.folder],
+                _label(report, run, record),
                 chain(run.tokens, run.start),
                 *(perplexity_text(first[meaning]) if meaning in first else "" for meaning in meanings),
                 "–" if bits is None else SIGNS[figures[0]["meaning"]] + plain(bits),
@@ -101,8 +103,7 @@ def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
                 *([f"{record['result']['tokens']:,}"] if len(sizes) > 1 else []),
             ]
         )
-    sequences, tokens = min(sizes)
-    on = f" ({sequences:,} sequences, {tokens:,} tokens scored)" if len(sizes) == 1 else ""
+    on = f" ({_size(group[0][1])} scored)" if len(sizes) == 1 else ""
     return Table(
         f"Perplexity per token of {text}{on}. {_LEGEND} Compare models with different tokenizers by bits per "
         f"byte.{report.unknown_starts} Measured by {commands(group)}.",
@@ -123,30 +124,75 @@ def _estimator(record: Record, order: str, *, of_draws: bool = True) -> str:
     return settings["estimator"] + order + (f", {draws} draws" if of_draws and draws > 1 else "")
 
 
+def _label(report: Report, run: Run, record: Record) -> str:
+    """The name of a run. Where a record was measured at another lean, which stands beside the name, the name
+    is without the run's own, and has its folder if runs are told apart by their leans alone."""
+    if run.lean_of(record) == run.lean:
+        return report.labels[run.folder]
+    names = {each.folder: _without_lean(report, each) for each in report.runs}
+    name = names[run.folder]
+    return name if list(names.values()).count(name) == 1 else f"{name}, {run.folder}"
+
+
+def _without_lean(report: Report, run: Run) -> str:
+    return run.title.removesuffix(leaning(run.lean)) + report.labels[run.folder].removeprefix(run.title)
+
+
+def _measured_alike(group: Sequence[Measured]) -> list[Measured]:
+    """The measurements of one text that can be compared: those of the same sequences. Where there are
+    several such sets it is the one with the most measurements, then with the most tokens."""
+    sets: dict[tuple[Any, ...], list[Measured]] = {}
+    for run, record in group:
+        settings, result = record["settings"], record["result"]
+        cut = (settings.get("context"), settings.get("bos_eos", False))
+        sets.setdefault((result["sequences"], result["tokens"], *cut), []).append((run, record))
+    return max(sets.values(), key=lambda alike: (len(alike), alike[0][1]["result"]["tokens"]))
+
+
 def _dots(report: Report, group: Sequence[Measured]) -> Iterator[plots.Dot]:
     """Figures of one run by different estimators or in different orders have rows of their own."""
-    folders = [run.folder for run, _ in group]
     for run, record in group:
-        order = run.other_order(record)
-        by = f", {_estimator(record, order)}" if folders.count(run.folder) > 1 else order
         for figure in record["result"]["figures"]:
             if figure["perplexity"] is not None:
                 yield plots.Dot(
-                    report.labels[run.folder] + by,
+                    _row_name(report, group, run, record),
                     figure["perplexity"],
                     figure["perplexity_error"],
                     figure["meaning"],
                 )
 
 
-def _plot(dots: Sequence[plots.Dot], name: str, text: str) -> Plot:
+def _row_name(report: Report, group: Sequence[Measured], run: Run, record: Record) -> str:
+    order = "" if run.lean_of(record) == run.lean else _order(run, record)
+    several = [each.folder for each, _ in group].count(run.folder) > 1
+    return _label(report, run, record) + (f", {_estimator(record, order)}" if several else order)
+
+
+def _left_out(report: Report, shown: Sequence[Measured], others: Sequence[Measured]) -> str:
+    """The measurements that a plot does not show because they are of other sequences than the rest."""
+    if not others:
+        return ""
+    group = [*shown, *others]
+    names = "; ".join(f"{_row_name(report, group, run, record)} ({_size(record)})" for run, record in others)
+    return (
+        f" All are of {_size(shown[0][1])}. Left out, because figures of other sequences do not compare with "
+        f"these: {names}."
+    )
+
+
+def _size(record: Record) -> str:
+    result = record["result"]
+    return f"{result['sequences']:,} sequences, {result['tokens']:,} tokens"
+
+
+def _plot(dots: Sequence[plots.Dot], name: str, text: str, left_out: str) -> Plot:
     words = "; ".join(f"{dot.label} {SIGNS[dot.meaning]}{plain(dot.value)}" for dot in dots)
     return Plot(
         name,
         plots.perplexities(dots, name),
         f"Perplexity of {text}: {words}.",
         "The same figures as a plot. Bars are one standard error to each side, hidden where they are smaller "
-        "than the mark.",
+        f"than the mark.{left_out}",
     )
 
 
@@ -157,7 +203,7 @@ def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
     for run, record in group:
         texts.setdefault(_text(record), []).append(record)
         way = _estimator(record, _order(run, record), of_draws=False)
-        rows.setdefault((run.folder, way), {})[_text(record)] = record
+        rows.setdefault((_label(report, run, record), way), {})[_text(record)] = record
     names = _headings([records[0] for records in texts.values()])
     sizes = {text: {record["result"]["tokens"] for record in records} for text, records in texts.items()}
 
@@ -176,8 +222,8 @@ def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
         f"{commands(group)}.",
         ["model", "estimator", *headings],
         [
-            [report.labels[folder], estimator, *(cell(found.get(text)) for text in texts)]
-            for (folder, estimator), found in rows.items()
+            [label, estimator, *(cell(found.get(text)) for text in texts)]
+            for (label, estimator), found in rows.items()
         ],
         text_columns=[1],
     )

@@ -1,0 +1,123 @@
+"""`bd3lm score MODEL FILE...`: how likely a model finds each document, long ones by sliding windows."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bd3lm.commands.records import plain_json
+from bd3lm.commands.subjects import Subject
+from bd3lm.data.files import FileCorpus
+from bd3lm.diffusion import derive_seed
+from bd3lm.evaluation import perplexity
+from bd3lm.files import write_atomically
+from bd3lm.lm import TextLikelihood, build_estimator
+from bd3lm.lm.prompts import text_tokens
+
+Window = tuple[int, int, int]
+"""Where it begins and ends in the text, and how many of its tokens are given."""
+
+
+def windows(length: int, *, context: int, stride: int, given: int) -> list[Window]:
+    """The windows over a text of some tokens, the first `given` of them given: each token is scored once.
+
+    The first window is the first context. Each further one begins a stride later and scores what is new, so
+    that a token is scored after at least context − stride others, or all there are.
+    """
+    found = [(0, min(length, context), given)]
+    while (scored := found[-1][1]) < length:
+        start = scored + stride - context
+        found.append((start, min(length, start + context), scored - start))
+    return found
+
+
+def score_document(
+    subject: Subject,
+    text: str,
+    *,
+    estimator: str = "auto",
+    samples: int | None = None,
+    stride: int | None = None,
+    seed: int = 0,
+    batch_size: int = 8,
+) -> dict[str, Any]:
+    """log p of one text of any length, without an end token, and what it is worth."""
+    model = subject.model
+    config, tokenizer = model.config, model.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
+    context, first = config.network.context, int(not config.method.score_first)
+    if stride is None:
+        stride = max(1, context // 2)
+    if not 1 <= stride <= context - first:
+        raise ValueError(
+            f"stride must be 1 to {context - first} tokens, so that it leaves a window some "
+            f"that are given, got {stride}"
+        )
+    (tokens,) = text_tokens([text], config, tokenizer)
+    cut = windows(len(tokens), context=context, stride=stride, given=first)
+    drawn = build_estimator(model.network, config, estimator).is_random
+    found: list[TextLikelihood] = []
+    # A call draws the same numbers for each of its texts, so windows that draw have calls of their own.
+    for number, group in enumerate([[each] for each in cut] if drawn else [cut]):
+        found += model.log_likelihood(
+            [tokens[start:end] for start, end, _ in group],
+            given=[given for *_, given in group],
+            estimator=estimator,
+            samples=samples,
+            seed=derive_seed(seed, "window", number) if number else seed,
+            batch_size=batch_size,
+        )
+    log_p, scored = sum(each.log_p for each in found), sum(each.tokens for each in found)
+    errors = [each.error for each in found]
+    bits = -log_p / math.log(2)
+    size = tokenizer.text_bytes(np.array(tokens[first:]))
+    characters = len(tokenizer.decode(tokens[first:]))
+    return {
+        "tokens": scored,
+        "windows": len(cut),
+        "log_p": log_p,
+        "error": None if None in errors else math.hypot(*(error or 0.0 for error in errors)),
+        "nats_per_token": -log_p / scored,
+        "perplexity": perplexity(-log_p / scored),
+        "bits_per_byte": bits / size if size else None,
+        "bits_per_character": bits / characters if characters else None,
+        "estimator": found[0].figure.name,
+        "lean": subject.lean,
+        "meaning": found[0].figure.meaning,
+        "text": text,
+    }
+
+
+def run_score(subject: Subject, files: Sequence[str], *, out: Path | None, **options: Any) -> None:
+    """A JSON line for each document of the files, on standard output as they come, or together in `out`."""
+    if not files:
+        raise ValueError("files must name at least one file or folder of text, got none")
+    corpora = [(file, FileCorpus(file, held_out=0)) for file in files]
+    lines = []
+    for line in _lines(subject, corpora, options):
+        if out is None:
+            print(line, flush=True)
+        lines.append(line)
+    if not lines:
+        raise ValueError(f"files must hold at least one document that is not blank, got {', '.join(files)}")
+    if out is not None:
+        write_atomically(out, "".join(f"{line}\n" for line in lines).encode())
+        print(f"wrote {out}: {len(lines):,} documents", file=sys.stderr)
+
+
+def _lines(
+    subject: Subject, corpora: Sequence[tuple[str, FileCorpus]], options: dict[str, Any]
+) -> Iterator[str]:
+    for file, corpus in corpora:
+        for index, text in enumerate(corpus.documents("train")):
+            try:
+                found = score_document(subject, text, **options)
+            except ValueError as error:
+                raise ValueError(f"document {index} of {file}: {error}") from None
+            record = plain_json({"file": file, "index": index, **found})
+            yield json.dumps(record, ensure_ascii=False, allow_nan=False)
