@@ -170,7 +170,7 @@ class Nameless(diffusion.Linear):
         (replace(SQUARED, block_size=8), "whose block_size is 4, got 8"),
         (replace(SQUARED, mask_id=7), "whose mask_id is 257, got 7"),
         (replace(SQUARED, causal_clean=True), "whose causal_clean is False, got True"),
-        (Autoregressive(mask_id=257), "whose score_first is None, got False"),
+        (Autoregressive(mask_id=257), "the method of the recipe, BlockDiffusionLoss, got Autoregressive"),
         (replace(SQUARED, masking=Times(Nameless())), "objective must have a repr that says its settings"),
     ],
 )

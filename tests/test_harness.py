@@ -478,7 +478,7 @@ def test_a_lean_is_for_block_diffusion(model):
         ({"repetition_penalty": 2.0}, "options for generation are until, .*, got repetition_penalty"),
         ({"num_beams": 4}, "num_beams must be 1: there is no beam search here, got 4"),
         ({"max_gen_toks": 0}, "max_gen_toks must be at least 1, got 0"),
-        ({"do_sample": True, "temperature": -1.0}, "temperature must be"),
+        ({"do_sample": True, "temperature": -1.0}, "temperature must lie in"),
     ],
 )
 def test_bad_options_of_a_request(options, message):

@@ -570,6 +570,19 @@ def test_a_run_of_two_stages_can_be_moved(staged, tmp_path, monkeypatch):
     assert runs[-1].trainer.step == 6
 
 
+def test_a_run_from_before_its_stages_were_kept_goes_on_with_its_preset(staged, tmp_path, monkeypatch):
+    stages = resolve_stages("two")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5, "block")
+        train_stages(stages, tmp_path, console=quiet(), device="cpu")
+    (tmp_path / "stages.yaml").unlink()
+    with pytest.raises(ValueError, match=r"has the stages ar, block, but no stages.yaml .* with its preset"):
+        saved_stages(tmp_path)
+    runs = train_stages(stages, tmp_path, resume=True, console=quiet(), device="cpu")
+    assert runs[-1].trainer.step == 6
+    assert saved_stages(tmp_path) == stages
+
+
 # --- kill -9 ---
 
 

@@ -131,11 +131,30 @@ def test_a_curriculum_is_written_as_stages(tmp_path):
         resolve_stages(None, config=file, overrides={"four": {"method": {"block_size": "x"}}})
 
 
-@pytest.mark.parametrize("name", ["a/b", "model", "..", ""])
+@pytest.mark.parametrize("name", ["a/b", "model", "..", "", 1])
 def test_stages_that_cannot_be_folders_are_refused(name, tmp_path):
     file = write(tmp_path / "c.yaml", {"ar": plain(tmp_path), name: plain(tmp_path)})
-    with pytest.raises(ValueError, match=f"name of a stage is that of its folder .* got '{name}'"):
+    with pytest.raises(ValueError, match=f"name of a stage is that of its folder .* got {name!r}"):
         resolve_stages(None, config=file)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"trian": {}}, r"\(stage b\) has 3 problems:\n  trian: unknown key, did you mean 'train'"),
+        (None, "the stage b must be a mapping of settings, got None"),
+    ],
+)
+def test_one_wrong_stage_does_not_hide_the_others(wrong, message, tmp_path):
+    file = write(tmp_path / "c.yaml", {"a": plain(tmp_path), "b": wrong})
+    with pytest.raises(ValueError, match=message):
+        resolve_stages(None, config=file)
+
+
+def test_a_file_with_one_stage_has_its_flags(tmp_path):
+    file = write(tmp_path / "c.yaml", {"only": plain(tmp_path)})
+    [(name, recipe)] = resolve_stages(None, config=file, overrides={"only": {"train": {"steps": 3}}})
+    assert (name, recipe.train.steps) == ("only", 3)
 
 
 def test_misspelt_parts_are_not_taken_for_stages(tmp_path):

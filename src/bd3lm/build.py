@@ -178,8 +178,16 @@ def build_run(
     )
 
 
+_OBJECTIVES = (Autoregressive, BlockDiffusionLoss, D3PM, ScoreEntropy, SimplexDiffusionLoss)
+
+
 def _check_objective(objective: Objective, of_recipe: Objective) -> None:
     """Refuse an objective that trains another model than the recipe's, or that could not be known again."""
+    if isinstance(objective, _OBJECTIVES) and not isinstance(objective, type(of_recipe)):
+        raise ValueError(
+            f"objective must train the method of the recipe, {type(of_recipe).__name__}, got "
+            f"{type(objective).__name__}"
+        )
     for name in ("block_size", "mask_id", "causal_clean", "previous_token", "score_first"):
         own, expected = getattr(objective, name, None), getattr(of_recipe, name, None)
         if own is not None and own != expected:

@@ -13,7 +13,7 @@ from bd3lm.build import Run, build_run, check_run, open_store
 from bd3lm.files import only_writer
 from bd3lm.interop import RUN_MODEL
 from bd3lm.recipe import BlockDiffusionRecipe, ClippedMasking, Recipe, recipe_to_dict
-from bd3lm.stages import RECIPE_FILE, read_recipe, save_recipe, save_stages
+from bd3lm.stages import RECIPE_FILE, begun_stages, read_recipe, save_recipe, save_stages
 from bd3lm.training import Engine
 
 STOPPED_FILE = "STOPPED"
@@ -157,7 +157,7 @@ def _after(before: Recipe, recipe: Recipe, *, start_from: str) -> Recipe:
 def _check_layout(out: Path, stages: Sequence[str]) -> None:
     """Refuse to put a run of several stages beside a single one in the same folder, or the reverse."""
     single = (out / RECIPE_FILE).exists()
-    staged = sorted(path.parent.name for path in out.glob(f"*/{RECIPE_FILE}"))
+    staged = begun_stages(out)
     if single and len(stages) > 1:
         raise ValueError(
             f"{out} holds a run of one stage, not of the stages {', '.join(stages)}: resume it with the same "

@@ -43,13 +43,19 @@ def resolve_stages(
 
 
 def _stages_of(settings: Mapping[str, Any], where: str) -> tuple[Stage, ...]:
-    """The stages in a file that has no preset under it; a file without stages is one recipe."""
+    """The stages in a file that has no preset under it; a file without stages is one recipe.
+
+    One stage that can be told is enough: what is wrong with the others is then said of these.
+    """
     parts = {each.name for each in fields(Recipe)}
     recipes = [each for each in settings.values() if isinstance(each, Mapping) and each.keys() & parts]
-    if not settings or len(recipes) < len(settings) or settings.keys() & parts:
+    if not recipes or settings.keys() & parts:
         return (Stage(ONLY, settings),)
-    for name in settings:
-        if not re.fullmatch(r"\w[\w-]*", name) or name in (RUN_MODEL, "checkpoints"):
+    for name, recipe in settings.items():
+        if not isinstance(recipe, Mapping):
+            raise ValueError(f"{where}: the stage {name} must be a mapping of settings, got {recipe!r}")
+        is_name = isinstance(name, str) and re.fullmatch(r"\w[\w-]*", name)
+        if not is_name or name in (RUN_MODEL, "checkpoints"):
             raise ValueError(
                 f"{where}: the name of a stage is that of its folder and must be made of letters, digits, _ "
                 f"and -, other than {RUN_MODEL} and checkpoints, got {name!r}"
@@ -73,7 +79,7 @@ def _resolved(
     start_from: str | None = None,
 ) -> list[tuple[str, Recipe]]:
     """Each stage's settings under the layers, the last of which are flags, as a recipe."""
-    names = {stage.name for stage in stages} if len(stages) > 1 else set()
+    names = {stage.name for stage in stages if stage.name != ONLY}
     for layer in layers:
         _check_stage_names(layer, [stage.name for stage in stages])
     if start_from is not None:
@@ -109,7 +115,7 @@ def _check_flags_beside_start(flags: Mapping[str, Any], stages: Sequence[Stage])
 
 def _check_stage_names(layer: Mapping[str, Any], stages: Sequence[str]) -> None:
     """Refuse a key that is neither a stage nor a part of a recipe, and a stage given a plain value."""
-    if len(stages) == 1:
+    if list(stages) == [ONLY]:
         return  # a single stage is not named, and the recipe reports what is wrong with it
     parts = [each.name for each in fields(Recipe)]
     for key, value in layer.items():
@@ -163,6 +169,11 @@ def is_run(out: Path) -> bool:
     return (out / RECIPE_FILE).is_file() or (out / STAGES_FILE).is_file()
 
 
+def begun_stages(out: Path) -> list[str]:
+    """The names of the stages in a folder, in no particular order, also where nothing says of which run."""
+    return sorted(file.parent.name for file in out.glob(f"*/{RECIPE_FILE}"))
+
+
 def run_stages(out: Path) -> list[Path]:
     """The folders of the stages of a run that were begun, in their order; a run of one stage is its own."""
     if (out / RECIPE_FILE).is_file():
@@ -198,6 +209,11 @@ def stages_to_dict(stages: Sequence[tuple[str, Recipe]]) -> dict[str, Any]:
 
 def _read_stages(out: Path) -> dict[str, Any]:
     file = out / STAGES_FILE
+    if not file.is_file() and (begun := begun_stages(out)):
+        raise ValueError(
+            f"{out} has the stages {', '.join(begun)}, but no {STAGES_FILE} with their order: name one of "
+            "them, or resume the run once with its preset"
+        )
     if not file.is_file():
         raise ValueError(
             f"{out} must be the folder of a run, with its {RECIPE_FILE} or {STAGES_FILE}, got neither"

@@ -16,6 +16,7 @@ def test_a_film_of_one_text_is_written_beside_it(tmp_path, capsys):
     for asked, message in (
         (["--film", str(film)], f"--film must be a new file, and {film} exists"),
         (["--film", str(tmp_path / "film.gif")], "--film must be a file called .svg"),
+        (["--film", str(tmp_path / "a.svg"), "--out", str(tmp_path / "a.svg")], "must be two files"),
         (["--count", "2", "--film", str(tmp_path / "two.svg")], "--film is of one text, got 2"),
     ):
         assert main([*words, *asked]) == 1

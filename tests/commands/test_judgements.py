@@ -424,7 +424,10 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         ),
         (["RUN", "--judge", "RUN"], "must be a causal language model that transformers can load: "),
         (["human.csv"], "with a field text, or .txt, got the file human.csv"),
-        (["half.jsonl"], "half.jsonl line 1 must be a sample as `bd3lm sample --out` writes it; missing"),
+        (
+            ["half.jsonl"],
+            "half.jsonl line 1 must have a text in its field text, or be a line of `bd3lm sample",
+        ),
         (
             ["RUN", "--mauve", "human.csv"],
             "mauve must be a file of human text: human.csv has a name that says",

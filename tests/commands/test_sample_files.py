@@ -17,16 +17,13 @@ def test_only_a_newline_ends_a_line(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (
-            {"words": "human"},
-            "line 2 must be a sample .*missing or of another kind: documents, length, given",
-        ),
-        ({"text": 3}, "line 2 must be a sample .*missing or of another kind: documents, length, given"),
+        ({"words": "human"}, "line 2 must have a text in its field text, or be a line of .*human"),
+        ({"text": 3}, "line 2 must have a text in its field text, or be a line of .*: 3"),
         ({"text": "human"}, "samples written in one way, got 2 different settings"),
         ({"text": "cut", "settings": {}}, "line 2 must be a sample .*of another kind: documents, length"),
         ({**LINE, "entropy": "4"}, "missing or of another kind: entropy$"),
         ({**LINE, "documents": [1]}, "missing or of another kind: documents$"),
-        ([], "missing or of another kind: documents, length"),
+        ([], "line 2 must have a text in its field text"),
         ({**LINE, "settings": {"length": 9}}, "samples written in one way, got 2 different settings"),
         ({**LINE, "dtype": "bfloat16"}, "samples written in one way, got 2 different settings"),
         ({**LINE, "weights": "0123"}, "samples written in one way, got 2 different settings or models"),

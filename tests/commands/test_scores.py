@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bd3lm.cli import main
+from bd3lm.commands import scores
 from bd3lm.commands.scores import score_document, windows
 from bd3lm.commands.subjects import Subject
 from bd3lm.diffusion import derive_seed
@@ -131,7 +132,7 @@ def test_the_errors_of_windows_are_independent_and_add_up_so(tmp_path):
         (["TEXT", "--stride", "16"], "stride must be 1 to 15 tokens"),
         (["TEXT", "--estimator", "best"], "estimator must be auto, exact, nelbo, counts or iw:K"),
         (["TEXT", "--samples", "2"], "samples is for an estimate that is drawn, and 'exact' is not, got 2"),
-        (["TEXT", "--seed", "-1"], "seed must be a whole number, at least 0"),
+        (["TEXT", "--seed", "-1"], "--seed must be at least 0, got -1"),
     ],
     ids=str,
 )
@@ -156,3 +157,24 @@ def test_a_model_without_a_tokenizer_needs_one(tmp_path, capsys):
     words = ["score", model, str(file), "--tokenizer", str(tmp_path / "bytes"), "--device", "cpu"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == 5
+
+
+def test_what_was_scored_before_an_interruption_is_kept(tmp_path, monkeypatch):
+    """The lines so far are in OUT.partial, as those of `bd3lm sample` are."""
+    plain, done = scores.score_document, []
+
+    def interrupted(*given, **options):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(plain(*given, **options))
+        return done[-1]
+
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"some text {number}"}) + "\n" for number in range(4)))
+    out = tmp_path / "scores.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(scores, "score_document", interrupted)
+        assert main(["score", saved(tmp_path / "m", 4), str(texts), "--out", str(out)]) == 130
+    assert not out.exists()
+    lines = (tmp_path / "scores.jsonl.partial").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["some text 0", "some text 1"]

@@ -136,11 +136,12 @@ class Score:
     """Write the lines to this new .jsonl file, and not to standard output."""
 
     def run(self) -> int:
-        from bd3lm.commands.records import check_new_file
+        from bd3lm.commands.samples import check_out
         from bd3lm.commands.scores import run_score
         from bd3lm.commands.subjects import Subject, check_lean_is_for
 
-        check_new_file(self.out)
+        if self.out is not None:
+            check_out(self.out)
         subject = Subject.open(
             self.model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
         )
@@ -163,7 +164,7 @@ class Variance:
     """How noisy each way of drawing masks is on trained block diffusion models, by block size."""
 
     models: Positional[tuple[str, ...]]
-    """Runs (of one stage each), model folders or hub ids."""
+    """Runs, model folders or hub ids."""
     data: str | None = None
     """Text to measure on: a folder of token shards, a file, a folder of files or a named corpus; by default
     what each run held out."""
@@ -175,6 +176,7 @@ class Variance:
     """Sequences a batch, on which the gradient's variance depends; by default data.validation_batch of the
     run, else 16."""
     seed: int = 0
+    tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     out: Path | None = None
     """Write the records, all figures and settings, to this new JSON file too."""
@@ -191,6 +193,7 @@ class Variance:
             gradients=self.gradients,
             batch_size=self.batch,
             seed=self.seed,
+            tokenizer=self.tokenizer,
             device=self.device,
         )
         write_records(self.out, records)

@@ -20,10 +20,11 @@ def in_one_line(box: str) -> str:
         kind = next((words for name, words in _TYPES.items() if name in wrong["why"]), None)
         if kind is not None:
             return f"{wrong['flag']} must be {kind}, got {wrong['value']}{see}"
-    if said.startswith("Unrecognized options"):
+    if re.match("Unrecognized (or misplaced )?options", said):
         near = next((at[0] for part in parts[1:] for line in part if (at := _FLAG.match(line))), None)
         hint = f", did you mean {near}?" if near else ""
-        return f"unrecognized options {said.partition(': ')[2]}{hint}{see}"
+        options = re.sub(r" \(applied to [^)]*\)| Arguments are applied to .*", "", said.partition(": ")[2])
+        return f"unrecognized options {options}{hint}{see}"
     return said[:1].lower() + said[1:].rstrip(".") + see
 
 

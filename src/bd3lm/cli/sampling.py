@@ -111,7 +111,7 @@ class SampleCommand:
         if self.out is not None:
             check_out(self.out)
         prompts = [prompt for prompt in self._given() for _ in range(self.count)]
-        check_film(self.film, len(prompts))
+        check_film(self.film, len(prompts), self.out)
         dtype = sampling_dtype(self.dtype, self.device)
         source = interop.BOX if self.model is None else one_model(self.model)
         path = interop.BOX_FOLDER if self.model is None else interop.resolve(source)

@@ -40,7 +40,7 @@ class Train:
     def run(self) -> int:
         from bd3lm.recipe import parse_overrides
         from bd3lm.runs import train_stages
-        from bd3lm.stages import is_run
+        from bd3lm.stages import begun_stages, is_run
 
         stages = self._stages(parse_overrides(self.overrides))
         _check_later_stages(stages)
@@ -48,7 +48,7 @@ class Train:
             _show(stages)
             return 0
         out = self.out or Path("runs") / (self.preset or (self.config.stem if self.config else "run"))
-        if self.resume and not is_run(out):
+        if self.resume and not (is_run(out) or begun_stages(out)):
             raise ValueError(f"--resume needs a run to go on with, but {out} holds none")
         runs = train_stages(stages, out, resume=self.resume, device=self.device)
         last = runs[-1].trainer
@@ -63,6 +63,7 @@ class Train:
         return 0
 
     def _stages(self, overrides: Mapping[str, Any]) -> list[tuple[str, "Recipe"]]:
+        from bd3lm.commands.sources import one_model
         from bd3lm.stages import resolve_stages, saved_stages
 
         if self.preset is None and self.config is None:
@@ -74,9 +75,8 @@ class Train:
             if self.start_from is not None:
                 raise ValueError(f"--from is for a new run, which {self.out} is not with --resume")
             return saved_stages(self.out, overrides)
-        return resolve_stages(
-            self.preset, config=self.config, overrides=overrides, start_from=self.start_from
-        )
+        start = None if self.start_from is None else str(one_model(self.start_from))
+        return resolve_stages(self.preset, config=self.config, overrides=overrides, start_from=start)
 
 
 def _check_later_stages(stages: Sequence[tuple[str, "Recipe"]]) -> None:

@@ -249,7 +249,7 @@ def _settings(samples: Samples, judge: FeatureJudge, judging: Judging) -> dict[s
         "count": len(samples.records),
         "length": samples.length,
         **{name: samples.settings.get(name) for name in drawn},
-        **samples.other_nucleus_rule,
+        **samples.other_drawing,
         "lean": samples.lean,
         "dtype": samples.records[0]["dtype"],
     }
@@ -288,6 +288,11 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
         if settings["nucleus_p"] is not None:  # a greedy projection has none
             rule = f" {settings['nucleus_rule']}" if "nucleus_rule" in settings else ""
             drawn.insert(1, f"nucleus {settings['nucleus_p']:g}{rule}")
+        drawn += [
+            f"{name.replace('_', ' ')} {settings[name]:g}"
+            for name in ("temperature", "top_k")
+            if settings.get(name)
+        ]
         table.add_row(
             Text(model_and_title(record)),
             f"{settings['length']:,}",

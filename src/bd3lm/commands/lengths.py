@@ -116,7 +116,7 @@ def measure_lengths(samples: Samples, shards: TokenShards | None) -> dict[str, A
         "count": len(lengths),
         "length": samples.length,
         **{name: samples.settings.get(name) for name in drawn},
-        **samples.other_nucleus_rule,
+        **samples.other_drawing,
         "lean": samples.lean,
         "data": None if shards is None else str(shards.folder),
         "split": None if shards is None else SPLIT,

@@ -4,9 +4,9 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from bd3lm.files import local_path
 from bd3lm.lm import Gap
 
 STANDARD_INPUT = "-"
@@ -24,7 +24,7 @@ def read_prompts(source: str) -> list[str]:
     """
     where = "standard input" if source == STANDARD_INPUT else source
     try:
-        data = sys.stdin.buffer.read() if source == STANDARD_INPUT else Path(source).read_bytes()
+        data = sys.stdin.buffer.read() if source == STANDARD_INPUT else local_path(source).read_bytes()
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"--prompts-from {source} could not be read: {error.strerror or error}") from None

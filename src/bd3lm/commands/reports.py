@@ -31,7 +31,7 @@ from bd3lm.objectives import BlockDiffusionLoss, Objective
 from bd3lm.recipe import BlockDiffusionRecipe, Recipe, recipe_to_dict
 from bd3lm.reports import COMMANDS, MARKDOWN, PAGE, Report, Run, record_film, write_report
 from bd3lm.runs import STOPPED_FILE
-from bd3lm.stages import RECIPE_FILE, is_run, read_recipe, run_stages
+from bd3lm.stages import RECIPE_FILE, begun_stages, is_run, read_recipe, run_stages
 from bd3lm.training import CheckpointStore, CsvLog
 
 LOG_FILE = "metrics.csv"
@@ -151,7 +151,8 @@ def _runs(folder: Path) -> list[Path]:
     """The run in a folder, or all of those in a folder of runs."""
     if is_run(folder) or not folder.is_dir():
         return [folder]
-    return sorted(filter(is_run, folder.iterdir())) or [folder]
+    runs = [each for each in folder.iterdir() if is_run(each) or begun_stages(each)]
+    return sorted(runs) or [folder]
 
 
 def _stages(folder: Path) -> list[_Stage]:

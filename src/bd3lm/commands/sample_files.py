@@ -15,6 +15,7 @@ from bd3lm.commands.samples import Author, partial_of, run_sample, sample_record
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import load_corpus
 from bd3lm.data.corpus import digest
+from bd3lm.files import local_path
 from bd3lm.lm import Settings
 from bd3lm.sampling.rule_values import read_rule_settings
 
@@ -64,7 +65,8 @@ class Samples:
             return cls(str(file), texts)
         try:
             with file.open(encoding="utf-8") as lines:
-                records = [_parse(line, f"{file} line {number}") for number, line in enumerate(lines, 1)]
+                numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+            records = [_parse(line, f"{file} line {number}") for number, line in numbered]
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} must be text, as `bd3lm sample --out` writes it: {error}") from None
         if not records:
@@ -145,13 +147,17 @@ class Samples:
         return float(rule.get("lean", 0.0))
 
     @property
-    def other_nucleus_rule(self) -> dict[str, str]:
-        """The nucleus rule for a record, where it is not the usual one.
+    def other_drawing(self) -> dict[str, Any]:
+        """The nucleus rule, temperature and top_k for a record, where they are not the usual ones.
 
-        Records from before there was a choice do not name it, and are to be the same as those made since.
+        Records of usual ones do not name them, so that they are the same as those from before they did.
         """
-        rule = self.settings.get("nucleus_rule", "inclusive")
-        return {} if rule == "inclusive" else {"nucleus_rule": rule}
+        usual = {"nucleus_rule": "inclusive", "temperature": 1.0, "top_k": None}
+        return {
+            name: value
+            for name, default in usual.items()
+            if (value := self.settings.get(name, default)) != default
+        }
 
     def values(self, field: str) -> list[Any]:
         return [record[field] for record in self.records]
@@ -176,7 +182,7 @@ def is_file_of_samples(source: str) -> bool:
 def open_source(source: str, **options: Any) -> Subject | Samples:
     """A file of samples, or a model, which `options` are for."""
     if is_file_of_samples(source):
-        return Samples.read(Path(source))
+        return Samples.read(local_path(source))
     if Path(source).is_file() and not source.endswith(".ckpt"):
         raise ValueError(
             f"sources must be runs, model folders, hub ids or files of texts, {SUFFIX} as `bd3lm sample "
@@ -193,6 +199,11 @@ def _parse(line: str, where: str) -> dict[str, Any]:
     fields = record if isinstance(record, dict) else {}
     if isinstance(fields.get("text"), str) and not fields.keys() & {"documents", "settings"}:
         return _of_other_code(fields["text"], fields.get("prompt"))
+    if not fields.keys() & {"documents", "settings"}:
+        raise ValueError(
+            f"{where} must have a text in its field text, or be a line of `bd3lm sample --out`, got "
+            f"{line.strip():.80}"
+        )
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(fields.get(name), kind)]
     if wrong or not all(isinstance(document, str) for document in fields["documents"]):
         raise ValueError(

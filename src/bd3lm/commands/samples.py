@@ -72,7 +72,7 @@ def run_sample(
     if model.tokenizer is None:
         raise ValueError("the model was saved without a tokenizer; name one with --tokenizer")
     partial = None if out is None else check_out(out)
-    check_film(film, len(prompts))
+    check_film(film, len(prompts), out)
     watch = show and len(prompts) == 1 and console.is_terminal
     begun = time.perf_counter()
     # complains before anything is written
@@ -152,10 +152,12 @@ def check_out(out: Path) -> Path:
     return partial
 
 
-def check_film(film: Path | None, texts: int) -> None:
+def check_film(film: Path | None, texts: int, out: Path | None) -> None:
     """Refuse a film of several texts, one that is not called .svg, and one that would overwrite a file."""
     if film is None:
         return
+    if film == out:
+        raise ValueError(f"--film and --out must be two files, got {film} for both")
     if texts != 1:
         raise ValueError(f"--film is of one text, got {texts}")
     if film.suffix != ".svg":

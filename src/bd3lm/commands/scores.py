@@ -4,17 +4,18 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bd3lm.commands.records import plain_json
+from bd3lm.commands.samples import check_out
 from bd3lm.commands.subjects import Subject
 from bd3lm.data.files import FileCorpus
 from bd3lm.diffusion import derive_seed
 from bd3lm.evaluation import perplexity
-from bd3lm.files import write_atomically
 from bd3lm.lm import TextLikelihood, build_estimator
 from bd3lm.lm.prompts import text_tokens
 
@@ -28,6 +29,8 @@ def windows(length: int, *, context: int, stride: int, given: int) -> list[Windo
     The first window is the first context. Each further one begins a stride later and scores what is new, so
     that a token is scored after at least context − stride others, or all there are.
     """
+    if not 1 <= stride <= context:
+        raise ValueError(f"stride must be 1 to {context} tokens, a context, got {stride}")
     found = [(0, min(length, context), given)]
     while (scored := found[-1][1]) < length:
         start = scored + stride - context
@@ -53,11 +56,6 @@ def score_document(
     context, first = config.network.context, int(not config.method.score_first)
     if stride is None:
         stride = max(1, context // 2)
-    if not 1 <= stride <= context - first:
-        raise ValueError(
-            f"stride must be 1 to {context - first} tokens, so that it leaves a window some "
-            f"that are given, got {stride}"
-        )
     (tokens,) = text_tokens([text], config, tokenizer)
     cut = windows(len(tokens), context=context, stride=stride, given=first)
     drawn = build_estimator(model.network, config, estimator).is_random
@@ -94,20 +92,41 @@ def score_document(
 
 
 def run_score(subject: Subject, files: Sequence[str], *, out: Path | None, **options: Any) -> None:
-    """A JSON line for each document of the files, on standard output as they come, or together in `out`."""
+    """A JSON line for each document of the files, as they come: on standard output, or in `out`, which is
+    called OUT.partial until all are there."""
     if not files:
         raise ValueError("files must name at least one file or folder of text, got none")
+    _check_flags(subject, **options)
     corpora = [(file, FileCorpus(file, held_out=0)) for file in files]
-    lines = []
-    for line in _lines(subject, corpora, options):
-        if out is None:
-            print(line, flush=True)
-        lines.append(line)
-    if not lines:
+    partial = None if out is None else check_out(out)
+    count = 0
+    with nullcontext(sys.stdout) if partial is None else partial.open("w", encoding="utf-8") as lines:
+        for line in _lines(subject, corpora, options):
+            print(line, file=lines, flush=True)
+            count += 1
+    if not count:
+        if partial is not None:
+            partial.unlink()
         raise ValueError(f"files must hold at least one document that is not blank, got {', '.join(files)}")
-    if out is not None:
-        write_atomically(out, "".join(f"{line}\n" for line in lines).encode())
-        print(f"wrote {out}: {len(lines):,} documents", file=sys.stderr)
+    if partial is not None and out is not None:
+        partial.replace(out)
+        print(f"wrote {out}: {count:,} documents", file=sys.stderr)
+
+
+def _check_flags(
+    subject: Subject, *, estimator: str, samples: int | None, stride: int | None, seed: int, batch_size: int
+) -> None:
+    """Refuse, by the names of the flags, what no document could be scored with."""
+    config = subject.model.config
+    build_estimator(subject.model.network, config, estimator)
+    most = config.network.context - int(not config.method.score_first)
+    if stride is not None and not 1 <= stride <= most:
+        raise ValueError(
+            f"--stride must be 1 to {most} tokens, so that a window has some that are given, got {stride}"
+        )
+    for flag, value, least in (("--samples", samples, 1), ("--batch", batch_size, 1), ("--seed", seed, 0)):
+        if value is not None and value < least:
+            raise ValueError(f"{flag} must be at least {least}, got {value}")
 
 
 def _lines(

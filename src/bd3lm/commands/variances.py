@@ -97,9 +97,9 @@ def measure_variances(
     full = [batch for batch in some[:gradients] if len(batch.tokens) == rows]
     if gradients and len(full) < 2:
         raise ValueError(
-            f"the data of {subject.name} must have at least 2 batches of {rows} sequences held out to "
+            f"{data or f'the data of {subject.name}'} must have at least 2 batches of {rows} sequences to "
             f"measure gradients on, got {len(full)}; --batch says how many sequences a batch has, by default "
-            "data.validation_batch of the run"
+            "data.validation_batch of a run, else 16"
         )
     found = []
     rules = measurable_rules(network)
@@ -157,6 +157,7 @@ def report_variances(
     gradients: int = 0,
     batch_size: int | None = None,
     seed: int = 0,
+    tokenizer: str | None = None,
     device: str | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
@@ -164,7 +165,7 @@ def report_variances(
     console = console or Console()
     if not models:
         raise ValueError("models must name at least one run, model folder or hub id, got none")
-    subjects = [Subject.open(model, device=device) for model in models]
+    subjects = [Subject.open(model, tokenizer=tokenizer, device=device) for model in models]
     check_texts([data])
     records = [
         measure_variances(
