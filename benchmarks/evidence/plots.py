@@ -262,8 +262,8 @@ def _real_line(axes: Axes, evidence: Evidence, what: str) -> None:
     real = evidence.real_text(1)
     if real is not None:
         axes.axhline(real[what], color=_GREY, linewidth=1.0, linestyle=(0, (2, 2)))
-        where = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
-        axes.annotate("real text", (1, real[what]), size=8, color=_GREY, **where)
+        where = {"xycoords": ("axes fraction", "data"), "ha": "left", "va": "bottom"}
+        axes.annotate("real text", (0.01, real[what]), size=8, color=_GREY, **where)
 
 
 def _point(written: Written) -> str:
