@@ -314,7 +314,7 @@ def test_a_tiny_network_learns_a_language_of_two_symbols(learner, projection):
         drawn = torch.tensor(texts(samples))
         obeying.append(share_obeying(drawn))
     assert obeying[0] < 0.1  # chance is 2 of 2^10
-    assert obeying[1] > 0.9
+    assert obeying[1] > 0.85
     assert 0.2 < drawn[:, 0].double().mean() < 0.8  # both texts of the language are written
 
 
