@@ -140,10 +140,10 @@ def test_the_document_is_made_checked_and_shown(results: Results, tmp_path: Path
     made = "".join(at[0] for at in re.finditer(r"<!-- [\w-]+ -->.*?<!-- end -->", text, re.DOTALL))
     assert not re.findall(r".*(?:ot measured|ot judged|ot timed).*", made)
     plots = re.findall(r"\]\((images/results/[\w-]+\.svg)\)", text)
-    assert len(plots) == 9
+    assert len(plots) == 10
     assert all((tmp_path / plot).read_text("utf-8").startswith("<svg") for plot in plots)
     shown = page.read_text("utf-8")
-    assert shown.count("<svg") == 9
+    assert shown.count("<svg") == 10
     assert shown.count("<table>") == sum(line.startswith("| :--") for line in text.splitlines())
     assert "src=" not in shown
     document.write(file, parts)
