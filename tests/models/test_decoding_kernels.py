@@ -14,7 +14,7 @@ from tests.oracles.decoding_cases import CASES
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),  # the interpreter takes minutes, more where cores are shared
+    pytest.mark.timeout(2700),  # the interpreter takes minutes, many where cores are shared or slow
     pytest.mark.skipif(
         find_spec("triton") is None,
         reason="Triton is not installed, which comes with torch for CUDA; tests/gpu has the same cases",
