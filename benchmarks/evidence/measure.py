@@ -78,8 +78,7 @@ class _Leaning(Enumerated):
         return super().figures(model) * len(self.leans)
 
     def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        asked = {name: value for name, value in self._asked.items() if name != "lean"}
-        found = exact_likelihoods(model, batch, self.leans, **asked)
+        found = exact_likelihoods(model, batch, self.leans, **self._asked)
         return torch.stack([part.sum(1) for each in found for part in (each.nll, each.nelbo)])
 
 

@@ -7,7 +7,7 @@ use, as for objectives, so that several draws of one text can be spread evenly.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from bd3lm.diffusion import Draws
 from bd3lm.evaluation.exact import draw_orders, exact_likelihood, importance_weighted_nll
 from bd3lm.models import Denoiser
-from bd3lm.objectives import Objective, TokenBatch
+from bd3lm.objectives import BlockReading, Objective, TokenBatch
 
 Meaning = Literal["exact", "bound", "neither"]
 
@@ -108,9 +108,13 @@ class _OfBlocks(Estimator):
     """How much the order in which the tokens of a block are revealed leans to the left."""
 
     @property
-    def _asked(self) -> dict[str, Any]:
-        names = ("block_size", "mask_id", "causal_clean", "previous_token", "lean")
-        return {name: getattr(self, name) for name in names}
+    def _asked(self) -> BlockReading:
+        return {
+            "block_size": self.block_size,
+            "mask_id": self.mask_id,
+            "causal_clean": self.causal_clean,
+            "previous_token": self.previous_token,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +138,7 @@ class Enumerated(_OfBlocks):
         return ()
 
     def parts(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        exact = exact_likelihood(model, batch, **self._asked)
+        exact = exact_likelihood(model, batch, lean=self.lean, **self._asked)
         return torch.stack((exact.nll, exact.nelbo))
 
 
@@ -161,4 +165,4 @@ class ImportanceWeighted(_OfBlocks):
         return draw_orders(self.orders, rows, length, self.block_size, generator=generator, device=device)
 
     def parts(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        return importance_weighted_nll(model, batch, draws, **self._asked).unsqueeze(0)
+        return importance_weighted_nll(model, batch, draws, lean=self.lean, **self._asked).unsqueeze(0)

@@ -22,6 +22,7 @@ ends inside a block, the recursion starts from its tokens, as the sampler does.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from torch import Tensor
 from bd3lm.diffusion import Draws, LevelSampler, blocks_in, log_reveal_rates
 from bd3lm.diffusion.masking import reveal_ranks
 from bd3lm.models import Denoiser, require_evaluation_mode
-from bd3lm.objectives import BlockDenoiser, TokenBatch
+from bd3lm.objectives import BlockDenoiser, BlockReading, TokenBatch
 
 MAX_EXACT_BLOCK = 12
 
@@ -47,22 +48,11 @@ def exact_likelihood(
     model: Denoiser,
     batch: TokenBatch,
     *,
-    block_size: int,
-    mask_id: int,
-    causal_clean: bool = False,
-    previous_token: bool = False,
     lean: float = 0.0,
+    **asked: Unpack[BlockReading],
 ) -> ExactLikelihood:
     """−log p and the NELBO of every block, from 2^block_size − 1 passes and one clean one."""
-    (found,) = exact_likelihoods(
-        model,
-        batch,
-        [lean],
-        block_size=block_size,
-        mask_id=mask_id,
-        causal_clean=causal_clean,
-        previous_token=previous_token,
-    )
+    (found,) = exact_likelihoods(model, batch, [lean], **asked)
     return found
 
 
@@ -71,20 +61,17 @@ def exact_likelihoods(
     model: Denoiser,
     batch: TokenBatch,
     leans: Iterable[float],
-    *,
-    block_size: int,
-    mask_id: int,
-    causal_clean: bool = False,
-    previous_token: bool = False,
+    **asked: Unpack[BlockReading],
 ) -> tuple[ExactLikelihood, ...]:
     """The same for several leans, at the cost of one."""
     _refuse_noise(model)
+    block_size = asked["block_size"]
     if block_size > MAX_EXACT_BLOCK:
         raise ValueError(
             f"block_size must be at most {MAX_EXACT_BLOCK} for an exact likelihood, got {block_size}, which "
             f"would take 2^{block_size} − 1 passes a batch; use importance_weighted_nll instead"
         )
-    conditionals = _conditionals(_denoiser(model, batch, block_size, mask_id, causal_clean, previous_token))
+    conditionals = _conditionals(_denoiser(model, batch, asked))
     scored = batch.scored.unflatten(1, (-1, block_size))
     found = (_over_orders(conditionals, scored, lean) for lean in leans)
     return tuple(ExactLikelihood(nll=-log_p, nelbo=nelbo, tokens=scored.sum(-1)) for log_p, nelbo in found)
@@ -114,11 +101,8 @@ def importance_weighted_nll(
     batch: TokenBatch,
     orders: Sequence[Draws],
     *,
-    block_size: int,
-    mask_id: int,
-    causal_clean: bool = False,
-    previous_token: bool = False,
     lean: float = 0.0,
+    **asked: Unpack[BlockReading],
 ) -> Tensor:
     """−log of the mean over random `orders` (`draw_orders`) of p(x^b along the order), (rows, blocks).
 
@@ -127,7 +111,7 @@ def importance_weighted_nll(
     all.
     """
     _refuse_noise(model)
-    denoiser = _denoiser(model, batch, block_size, mask_id, causal_clean, previous_token)
+    denoiser = _denoiser(model, batch, asked)
     log_p = torch.stack([_along_order(denoiser, draws, lean) for draws in orders])
     return math.log(len(orders)) - torch.logsumexp(log_p, dim=0)
 
@@ -138,18 +122,15 @@ def order_log_likelihood(
     batch: TokenBatch,
     draws: Draws,
     *,
-    block_size: int,
-    mask_id: int,
-    causal_clean: bool = False,
-    previous_token: bool = False,
     lean: float = 0.0,
+    **asked: Unpack[BlockReading],
 ) -> Tensor:
     """log p(x^b | x^{<b}) along one order: the token of a block with the smallest draw is revealed first.
 
     With a `lean` it is the token with the smallest −log(1 − u)/w_i, where u is its draw.
     """
     _refuse_noise(model)
-    denoiser = _denoiser(model, batch, block_size, mask_id, causal_clean, previous_token)
+    denoiser = _denoiser(model, batch, asked)
     return _along_order(denoiser, draws, lean)
 
 
@@ -217,25 +198,11 @@ def _over_orders(conditionals: Tensor, scored: Tensor, lean: float) -> tuple[Ten
     return log_f[everything], nelbo
 
 
-def _denoiser(
-    model: Denoiser,
-    batch: TokenBatch,
-    block_size: int,
-    mask_id: int,
-    causal_clean: bool,
-    previous_token: bool,
-) -> BlockDenoiser:
-    blocks_in(batch.tokens.shape[1], block_size)
+def _denoiser(model: Denoiser, batch: TokenBatch, asked: BlockReading) -> BlockDenoiser:
+    blocks_in(batch.tokens.shape[1], asked["block_size"])
     require_evaluation_mode(model)
-    return BlockDenoiser(
-        model,
-        batch,
-        block_size=block_size,
-        mask_id=mask_id,
-        causal_clean=causal_clean,
-        previous_token=previous_token,
-        algorithm="two_pass",  # one clean pass serves every pattern
-    )
+    # Two passes, as one clean pass serves every pattern.
+    return BlockDenoiser(model, batch, algorithm="two_pass", **asked)
 
 
 def _refuse_noise(model: Denoiser) -> None:

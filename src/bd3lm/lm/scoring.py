@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -22,7 +22,14 @@ from bd3lm.diffusion import SCHEDULES, Counts, Draws, MaskingRule, Times, is_who
 from bd3lm.evaluation import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled, perplexity
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
 from bd3lm.models import Transformer, require_evaluation_mode
-from bd3lm.objectives import D3PM, Autoregressive, BlockDiffusionLoss, ScoreEntropy, TokenBatch
+from bd3lm.objectives import (
+    D3PM,
+    Autoregressive,
+    BlockDiffusionLoss,
+    BlockReading,
+    ScoreEntropy,
+    TokenBatch,
+)
 
 ESTIMATORS = "auto, exact, nelbo, counts or iw:K"
 
@@ -107,9 +114,9 @@ def _block_estimator(
     if name == "auto":
         name = "nelbo" if network.uses_noise else "exact" if size <= _LARGEST_EXACT else "counts"
     if name == "exact":
-        return Enumerated(**_shape(method), lean=method.lean)
+        return Enumerated(**_reading(method), lean=method.lean)
     if orders is not None:
-        return ImportanceWeighted(**_shape(method), lean=method.lean, orders=orders)
+        return ImportanceWeighted(**_reading(method), lean=method.lean, orders=orders)
     if name == "nelbo" and method.lean:
         raise ValueError(
             f"estimator must be exact, counts or iw:K for an order that leans (lean {method.lean:g}), got "
@@ -120,13 +127,16 @@ def _block_estimator(
 
 def block_loss(method: BlockDiffusionMethod, masking: MaskingRule) -> BlockDiffusionLoss:
     """What masks drawn by some rule say of a model's likelihood."""
-    return BlockDiffusionLoss(**_shape(method), masking=masking)
+    return BlockDiffusionLoss(**_reading(method), masking=masking)
 
 
-def _shape(method: BlockDiffusionMethod) -> dict[str, Any]:
-    """What decides how a network is asked about a block."""
-    names = ("block_size", "mask_id", "causal_clean", "previous_token")
-    return {name: getattr(method, name) for name in names}
+def _reading(method: BlockDiffusionMethod) -> BlockReading:
+    return {
+        "block_size": method.block_size,
+        "mask_id": method.mask_id,
+        "causal_clean": method.causal_clean,
+        "previous_token": method.previous_token,
+    }
 
 
 @overload

@@ -6,7 +6,7 @@ second can denoise the same text many times for one clean pass.
 """
 
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Required, TypedDict
 
 import torch
 from torch import Tensor
@@ -26,6 +26,15 @@ from bd3lm.models import (
 from bd3lm.objectives.base import TokenBatch, check_scored, token_nats
 
 Algorithm = Literal["single_pass", "two_pass"]
+
+
+class BlockReading(TypedDict, total=False):
+    """How a network is asked about a block: what a `BlockDenoiser` must be told, whatever it is for."""
+
+    block_size: Required[int]
+    mask_id: Required[int]
+    causal_clean: bool
+    previous_token: bool
 
 
 class BlockDenoiser:
