@@ -6,11 +6,13 @@ so whatever a reader finds under its name is complete, however the writer ended.
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+_OWN_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # what file systems say that know no fsync of a folder
 
 
@@ -54,7 +56,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     The temporary name is this process's own, so that two processes that write the same file do not mix.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # as in _OWN_TEMPORARY
     try:
         temporary.touch()
         mode = temporary.stat().st_mode
@@ -103,6 +105,13 @@ def only_writer(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left half written; for a folder with one writer, held by `only_writer`."""
+    for path in folder.iterdir():
+        if _OWN_TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

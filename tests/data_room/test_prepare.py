@@ -253,6 +253,15 @@ def test_missing_and_cut_files_are_made_again(
     assert contents(tmp_path) == expected
 
 
+def test_what_a_killed_writer_left_half_written_is_removed(
+    tmp_path: Path, expected: dict[str, bytes]
+) -> None:
+    (tmp_path / ".meta.json.4711.tmp").write_bytes(b"{")
+    (tmp_path / ".notes.tmp").write_bytes(b"somebody's")
+    run(tmp_path)
+    assert contents(tmp_path) == {**expected, ".notes.tmp": b"somebody's"}
+
+
 KILLED = """
 import sys
 from bd3lm.data import byte_tokenizer, encoding, prepare

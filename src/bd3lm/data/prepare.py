@@ -43,7 +43,14 @@ from bd3lm.data.shards import (
     load_lengths,
 )
 from bd3lm.data.tokenizers import CONFIG_FILE, Tokenizer, load_tokenizer
-from bd3lm.files import AtomicFile, full_disk_explained, local_path, only_writer, write_atomically
+from bd3lm.files import (
+    AtomicFile,
+    full_disk_explained,
+    local_path,
+    only_writer,
+    remove_leftovers,
+    write_atomically,
+)
 
 SHARD_TOKENS = 1 << 26  # 128 MB of uint16; at most this much tokenizing is repeated after an interruption
 
@@ -108,6 +115,7 @@ def prepare(
     )
     out.mkdir(parents=True, exist_ok=True)
     with only_writer(out), full_disk_explained(out):
+        remove_leftovers(out)
         meta = _begin(out, inputs)
         if not (meta.complete and _holds_tokenizer(out, tokenizer)):
             tokenizer.save(out)
