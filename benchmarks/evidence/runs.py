@@ -537,6 +537,8 @@ ALTERNATIVES: Mapping[str, Mapping[str, Any]] = {
 # What is measured besides: AR with the first weights of blocks of one token, to be compared with them, and
 # tied, to be compared with blocks that start from such a model; and in how many seeds.
 _BESIDES: Mapping[tuple[str, str], tuple[Measure, ...]] = {("ar", "identity"): EXACT, ("ar", "tied"): EXACT}
+# Tied AR beside the presets' recipe: zero-shot, in texts, and on the part that blocks of 16 are measured on.
+_BESIDE_PRESETS = (PART, *zero_shot("exact"), Texts())
 _SETTING_SEEDS: Mapping[tuple[str, str], int] = {
     ("ar", "identity"): 2,
     ("ar", "tied"): 4,
@@ -565,8 +567,7 @@ def _tried() -> Iterator[Run]:
                     measures=(
                         *validated(None if name == "mdlm" else 4),
                         *_BESIDES.get((name, setting), ()),
-                        # Blocks of 16 that are tied, of which there is one seed, are measured on a part.
-                        *((PART,) if (name, setting, seed) == ("ar", "tied", 0) else ()),
+                        *(_BESIDE_PRESETS if (name, setting, seed) == ("ar", "tied", 0) else ()),
                     ),
                 )
 
