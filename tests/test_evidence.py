@@ -6,6 +6,8 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +25,10 @@ from benchmarks.evidence.samples import unpack_samples
 from benchmarks.evidence.tiny import tiny
 from benchmarks.evidence.train import Place, run_steps, train
 
+from bd3lm import build
 from bd3lm.commands.sample_files import Samples
 from bd3lm.data import TokenShards
-from bd3lm.recipe import merge
+from bd3lm.recipe import Recipe, merge
 from bd3lm.training import Engine
 
 RUNS = {run.key: run for run in all_runs()}
@@ -216,6 +219,31 @@ def test_steps_can_be_timed_alone(place: Place, tmp_path: Path, monkeypatch: pyt
     time_all([run], place, results)  # each once
     assert len(results.lines) == 3
     assert not results.of(run, "trained")
+
+
+def test_steps_are_timed_as_they_are_trained(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    begun = []
+
+    def build_run(recipe: Recipe, *args: Any, **options: Any) -> build.Run:
+        built = build.build_run(recipe, *args, **options)
+        begun.append((recipe.train.steps, built.trainer))
+        return built
+
+    monkeypatch.setattr("benchmarks.evidence.train._TIMED", 8)
+    monkeypatch.setattr("benchmarks.evidence.train.build", SimpleNamespace(build_run=build_run))
+    run = small("counts-4/0", measures=(), changes={"train": {"steps": 1000}})
+    time_all([run], place, Results(tmp_path / "evidence.jsonl"))
+    ((steps, trainer),) = begun
+    assert (steps, trainer.step) == (1000, 8)
+
+
+def test_steps_that_were_timed_in_too_short_a_run_do_not_count(tmp_path: Path):
+    run, results = RUNS["counts-4/0"], Results(tmp_path / "evidence.jsonl")
+    timed = {"training": run.kind, "cost": run.cost}
+    results.add("timed", run, step_seconds=3.0, **timed)
+    assert results.step_seconds(run.cost) is None
+    results.add("timed", run, step_seconds=2.0, as_trained=True, **timed)
+    assert results.step_seconds(run.cost) == 2.0
 
 
 @pytest.mark.slow

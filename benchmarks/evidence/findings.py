@@ -311,7 +311,7 @@ def past_findings(evidence: Evidence, size: int) -> Iterator[str]:
     for first, second in PAIRS:
         name, other = f"{first}-{size}", f"{second}-{size}"
         if name in known and other in known:
-            what = ", equal time" if first.startswith("time-") else ", equal tokens"
+            what = ", equal time (not compiled)" if first.startswith("time-") else ", equal tokens"
             yield compared(name, other, evidence.difference(evidence.best(name), evidence.best(other)), what)
     yield from _chosen(evidence, size, [name for name in known if not name.startswith(("time-", "bd3lm-"))])
 

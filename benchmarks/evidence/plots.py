@@ -166,7 +166,7 @@ def past_plot(evidence: Evidence, size: int) -> Plot | None:
         svg(),
         f"Perplexity above AR by variant: {'; '.join(words)}.",
         f"Blocks of {size}, perplexity above the exact one of AR, which is tied where a run is. Bars are one "
-        f"standard error, where it is known. Equal time is that of `counts-{size}`.",
+        f"standard error, where it is known. Equal time is that of `counts-{size}`, in steps not compiled.",
     )
 
 

@@ -89,8 +89,16 @@ class Results:
         return [measure for measure in run.measures if describe(measure) not in done]
 
     def step_seconds(self, cost: str, kind: str | None = None) -> float | None:
-        """A training step of some cost, or else of some kind, as far as any was timed."""
-        timed = [line for line in self.lines if line.get("step_seconds") is not None]
+        """A training step of some cost, or else of some kind, as far as any was timed.
+
+        Steps that were timed apart count if they were made as in training. The first of them, up to
+        evidence-11.jsonl, were not: the runs were so short that they were not compiled.
+        """
+        timed = [
+            line
+            for line in self.lines
+            if line.get("step_seconds") is not None and (line["kind"] == "trained" or "as_trained" in line)
+        ]
         alike = [line for line in timed if line.get("cost") == cost]
         alike = alike or [line for line in timed if line["training"] == kind]
         return _median(line["step_seconds"] for line in alike)

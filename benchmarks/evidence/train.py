@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -91,16 +91,21 @@ def train(run: Run, place: Place, results: Results, *, keep: bool) -> LanguageMo
 
 
 def time_steps(run: Run, place: Place, results: Results) -> None:
-    """Time the steps of a run, of which a few are made and nothing is kept."""
-    few = replace(run.recipe.train, steps=_TIMED, log_every=_TIMED // 4, validate_every=_TIMED)
-    watch = _Watch(run, None)
-    _train(run, replace(run.recipe, train=few), place, watch, search=False)
+    """Time the first steps of a run, and keep nothing else of it.
+
+    It is the whole run that is begun: a shorter one would not be compiled.
+    """
+    settings = replace(run.recipe.train, log_every=_TIMED // 4)
+    watch = _Watch(run, None, until=_TIMED)
+    with suppress(_Enough):
+        _train(run, replace(run.recipe, train=settings), place, watch, search=False)
     results.add(
         "timed",
         run,
         training=run.kind,
         cost=run.cost,
         step_seconds=watch.step_seconds(),
+        as_trained=True,
         device=_device_name(place.engine.device),
         torch=torch.__version__,
         commit=place.commit,
@@ -141,11 +146,15 @@ def run_steps(run: Run, results: Results) -> int:
     return max(1, round(left / known[run.key]))
 
 
+class _Enough(Exception):
+    """The steps that were to be seen have been."""
+
+
 class _Watch:
     """Times the steps, and writes the training curve down where there are results to write to."""
 
-    def __init__(self, run: Run, results: Results | None) -> None:
-        self._run, self._results = run, results
+    def __init__(self, run: Run, results: Results | None, *, until: int | None = None) -> None:
+        self._run, self._results, self._until = run, results, until
         self._seen: list[tuple[int, float, bool]] = []
 
     def on_start(self, trainer: Trainer) -> None:
@@ -156,6 +165,8 @@ class _Watch:
         if self._results is not None:
             kept = {name: value for name, value in metrics.items() if name != "tokens_per_second"}
             self._results.add("step", self._run, step=trainer.step, **_rounded(kept))
+        if trainer.step == self._until:
+            raise _Enough
 
     def on_end(self, trainer: Trainer) -> None:
         pass
