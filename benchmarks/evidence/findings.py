@@ -29,6 +29,7 @@ from benchmarks.evidence.runs import (
     LEANS,
     LONG,
     PRESET,
+    PRESET_LEAN,
     TIED_AR,
     UNTIED,
     Run,
@@ -203,6 +204,19 @@ def zero_shot_findings(evidence: Evidence) -> Iterator[str]:
         else:
             same, another = (", ".join(each) or "none" for each in (agree, differ))
             yield f"`{name}` against `{other}`: the paper's order on {same}; another on {another}. One seed."
+    name = f"{PRESET}-4"
+    lower, higher = [], []
+    for data in ZERO_SHOT:
+        nats = evidence.exact(name, data, lean=PRESET_LEAN), evidence.exact(TIED_AR, data)
+        ours = evidence.difference(*nats, with_noise=False)
+        if ours is not None:
+            (lower if ours.value < 0 else higher).append(f"{data} ({ours})")
+    what = f"`{name}` at lean {PRESET_LEAN:g}, exact, against `{TIED_AR}`"
+    if not lower and not higher:
+        yield said(NOT_MEASURED, f"{what}.")
+    else:
+        less, more = (", ".join(each) or "none" for each in (lower, higher))
+        yield f"{what}: lower on {less}; higher on {more}. One seed."
 
 
 def case_findings(evidence: Evidence) -> Iterator[str]:

@@ -207,7 +207,7 @@ def by_setting(evidence: Evidence, name: str) -> dict[str, Nats | str]:
 
 def zero_shot_table(evidence: Evidence) -> Table:
     rows = []
-    for name in (*MAIN, f"{DECODED}-4", f"{DECODED}-16", f"{PRESET}-4"):
+    for name in (*MAIN, f"{DECODED}-4", f"{DECODED}-16", TIED_AR, f"{PRESET}-4"):
         rows.append([name, *(str(evidence.as_in_paper(name, data)) for data in ZERO_SHOT)])
         if _has(evidence, name) == (True, True):
             rows.append([f"{name}, exact", *(str(evidence.exact(name, data)) for data in ZERO_SHOT)])
