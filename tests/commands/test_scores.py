@@ -1,4 +1,4 @@
-"""`bd3lm score`: documents one by one, each token scored once however long a document is."""
+"""`bd3lm score`: documents as if alone, each token scored once however long a document is."""
 
 import json
 import math
@@ -9,9 +9,10 @@ import pytest
 
 from bd3lm.cli import main
 from bd3lm.commands import scores
-from bd3lm.commands.scores import score_document, windows
+from bd3lm.commands.scores import score_document, score_documents, windows
 from bd3lm.commands.subjects import Subject
 from bd3lm.diffusion import derive_seed
+from bd3lm.lm import LanguageModel
 from tests.lm import BYTES, CONTEXT, END, of_bytes
 
 LONG = "It was not the longest of texts, and yet it was longer than a context."
@@ -161,7 +162,7 @@ def test_a_model_without_a_tokenizer_needs_one(tmp_path, capsys):
 
 def test_what_was_scored_before_an_interruption_is_kept(tmp_path, monkeypatch):
     """The lines so far are in OUT.partial, as those of `bd3lm sample` are."""
-    plain, done = scores.score_document, []
+    plain, done = LanguageModel.log_likelihood, []
 
     def interrupted(*given, **options):
         if len(done) == 2:
@@ -170,11 +171,45 @@ def test_what_was_scored_before_an_interruption_is_kept(tmp_path, monkeypatch):
         return done[-1]
 
     texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(json.dumps({"text": f"some text {number}"}) + "\n" for number in range(4)))
+    texts.write_text("".join(json.dumps({"text": f"some text {number}"}) + "\n" for number in range(8)))
     out = tmp_path / "scores.jsonl"
     with monkeypatch.context() as patch:
-        patch.setattr(scores, "score_document", interrupted)
-        assert main(["score", saved(tmp_path / "m", 4), str(texts), "--out", str(out)]) == 130
+        patch.setattr(LanguageModel, "log_likelihood", interrupted)
+        patch.setattr(scores, "_BATCHES_TOGETHER", 1)
+        words = ["score", saved(tmp_path / "m", 4), str(texts), "--out", str(out), "--batch", "3"]
+        assert main(words) == 130
     assert not out.exists()
     lines = (tmp_path / "scores.jsonl.partial").read_text().splitlines()
-    assert [json.loads(line)["text"] for line in lines] == ["some text 0", "some text 1"]
+    assert [json.loads(line)["text"] for line in lines] == [f"some text {number}" for number in range(6)]
+
+
+@pytest.mark.parametrize("estimator", ["exact", "counts"])
+def test_documents_are_scored_as_if_alone(estimator, tmp_path, monkeypatch):
+    subject = Subject.open(saved(tmp_path / "model", 4), device="cpu")
+    texts = [LONG, "a", LONG[7:], "short", LONG + LONG, "b", "of some length"]
+    options = {"estimator": estimator, "batch_size": 2}
+    calls = []
+    plain = LanguageModel.log_likelihood
+
+    def counted(model, pieces, **others):
+        calls.append([len(piece) for piece in pieces])
+        return plain(model, pieces, **others)
+
+    monkeypatch.setattr(LanguageModel, "log_likelihood", counted)
+    monkeypatch.setattr(scores, "_BATCHES_TOGETHER", 4)
+    found = list(score_documents(subject, texts, **options))
+    if estimator == "exact":
+        assert len(calls) < len(texts)
+        assert all(lengths == sorted(lengths, reverse=True) for lengths in calls)
+    alone = [score_document(subject, text, **options) for text in texts]
+    assert [each["text"] for each in found] == texts
+    for each, other in zip(found, alone, strict=True):
+        assert each.keys() == other.keys()
+        for name, value in other.items():
+            assert each[name] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
+
+
+def test_which_document_is_wrong_is_said(tmp_path):
+    subject = Subject.open(saved(tmp_path / "model", 4), device="cpu")
+    with pytest.raises(ValueError, match=r"document 1 of texts\.txt: text must have at least one token"):
+        list(score_documents(subject, ["some", "", "more"], where=" of texts.txt"))

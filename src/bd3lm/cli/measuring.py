@@ -128,7 +128,7 @@ class Score:
     """Tokens that a window after the first scores, given the rest of a context; by default half a context."""
     seed: int = 0
     batch: int = 8
-    """Windows of a document, or draws, side by side."""
+    """Documents, or windows of long ones, or draws, side by side."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None

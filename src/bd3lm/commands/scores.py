@@ -3,8 +3,10 @@
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,15 @@ import numpy as np
 from bd3lm.commands.records import plain_json
 from bd3lm.commands.samples import check_out
 from bd3lm.commands.subjects import Subject
+from bd3lm.config import LanguageModelConfig
+from bd3lm.data import Tokenizer
 from bd3lm.data.files import FileCorpus
 from bd3lm.diffusion import derive_seed
 from bd3lm.evaluation import perplexity
 from bd3lm.lm import TextLikelihood, build_estimator
 from bd3lm.lm.prompts import text_tokens
+
+_BATCHES_TOGETHER = 16  # so that windows of about equal lengths can share a batch
 
 Window = tuple[int, int, int]
 """Where it begins and ends in the text, and how many of its tokens are given."""
@@ -38,46 +44,104 @@ def windows(length: int, *, context: int, stride: int, given: int) -> list[Windo
     return found
 
 
-def score_document(
+def score_document(subject: Subject, text: str, **options: Any) -> dict[str, Any]:
+    """log p of one text of any length, without an end token, and what it is worth."""
+    return next(score_documents(subject, [text], **options))
+
+
+def score_documents(
     subject: Subject,
-    text: str,
+    texts: Iterable[str],
     *,
     estimator: str = "auto",
     samples: int | None = None,
     stride: int | None = None,
     seed: int = 0,
     batch_size: int = 8,
-) -> dict[str, Any]:
-    """log p of one text of any length, without an end token, and what it is worth."""
+    where: str = "",
+) -> Iterator[dict[str, Any]]:
+    """The same for each text, in their order; windows of several texts go through the network together.
+
+    What is wrong with one is said of "document N" and `where` it is.
+    """
     model = subject.model
-    config, tokenizer = model.config, model.tokenizer
-    if tokenizer is None:
+    if model.tokenizer is None:
         raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
-    context, first = config.network.context, int(not config.method.score_first)
-    if stride is None:
-        stride = max(1, context // 2)
-    (tokens,) = text_tokens([text], config, tokenizer)
-    cut = windows(len(tokens), context=context, stride=stride, given=first)
-    drawn = build_estimator(model.network, config, estimator).is_random
-    found: list[TextLikelihood] = []
-    # A call draws the same numbers for each of its texts, so windows that draw have calls of their own.
-    for number, group in enumerate([[each] for each in cut] if drawn else [cut]):
-        found += model.log_likelihood(
-            [tokens[start:end] for start, end, _ in group],
-            given=[given for *_, given in group],
-            estimator=estimator,
-            samples=samples,
-            seed=derive_seed(seed, "window", number) if number else seed,
-            batch_size=batch_size,
+    drawn = build_estimator(model.network, model.config, estimator).is_random
+    asked: dict[str, Any] = {"estimator": estimator, "samples": samples, "batch_size": batch_size}
+    waiting: list[_Document] = []
+    for index, text in enumerate(texts):
+        try:
+            waiting.append(_Document.cut(text, model.config, model.tokenizer, stride))
+        except ValueError as error:
+            raise ValueError(f"document {index}{where}: {error}") from None
+        if drawn or sum(len(each.windows) for each in waiting) >= _BATCHES_TOGETHER * batch_size:
+            yield from _scored(subject, waiting, drawn, seed, asked)
+            waiting = []
+    yield from _scored(subject, waiting, drawn, seed, asked)
+
+
+@dataclass(frozen=True)
+class _Document:
+    text: str
+    tokens: Sequence[int]
+    windows: list[Window]
+    size: int  # of what is scored, in bytes
+    characters: int
+
+    @classmethod
+    def cut(
+        cls, text: str, config: LanguageModelConfig, tokenizer: Tokenizer, stride: int | None
+    ) -> "_Document":
+        context, first = config.network.context, int(not config.method.score_first)
+        (tokens,) = text_tokens([text], config, tokenizer)
+        if len(tokens) <= first:
+            raise ValueError(f"text must have at least one token to score, got {text!r:.80}")
+        scored, step = tokens[first:], max(1, context // 2) if stride is None else stride
+        return cls(
+            text,
+            tokens,
+            windows(len(tokens), context=context, stride=step, given=first),
+            tokenizer.text_bytes(np.array(scored)),
+            len(tokenizer.decode(scored)),
         )
+
+
+def _scored(
+    subject: Subject, documents: Sequence[_Document], drawn: bool, seed: int, asked: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Documents whose windows share passes, unless they are drawn."""
+    pieces = [
+        (each.tokens[start:end], given, number)
+        for each in documents
+        for number, (start, end, given) in enumerate(each.windows)
+    ]
+    # A call draws the same numbers for each of its texts, so windows that draw have calls of their own.
+    # Others go by their lengths, and little is padded.
+    order = sorted(range(len(pieces)), key=lambda place: -len(pieces[place][0]))
+    found: dict[int, TextLikelihood] = {}
+    for group in ([place] for place in order) if drawn else [order] if order else []:
+        number = pieces[group[0]][2] if drawn else 0
+        likelihoods = subject.model.log_likelihood(
+            [pieces[place][0] for place in group],
+            given=[pieces[place][1] for place in group],
+            seed=derive_seed(seed, "window", number) if number else seed,
+            **asked,
+        )
+        found.update(zip(group, likelihoods, strict=True))
+    own = iter(found[place] for place in range(len(pieces)))
+    for document in documents:
+        yield _record(subject, document, list(islice(own, len(document.windows))))
+
+
+def _record(subject: Subject, document: _Document, found: Sequence[TextLikelihood]) -> dict[str, Any]:
     log_p, scored = sum(each.log_p for each in found), sum(each.tokens for each in found)
     errors = [each.error for each in found]
     bits = -log_p / math.log(2)
-    size = tokenizer.text_bytes(np.array(tokens[first:]))
-    characters = len(tokenizer.decode(tokens[first:]))
+    size, characters = document.size, document.characters
     return {
         "tokens": scored,
-        "windows": len(cut),
+        "windows": len(document.windows),
         "log_p": log_p,
         "error": None if None in errors else math.hypot(*(error or 0.0 for error in errors)),
         "nats_per_token": -log_p / scored,
@@ -87,12 +151,12 @@ def score_document(
         "estimator": found[0].figure.name,
         "lean": subject.lean,
         "meaning": found[0].figure.meaning,
-        "text": text,
+        "text": document.text,
     }
 
 
 def run_score(subject: Subject, files: Sequence[str], *, out: Path | None, **options: Any) -> None:
-    """A JSON line for each document of the files, as they come: on standard output, or in `out`, which is
+    """A JSON line for each document of the files, in their order: on standard output, or in `out`, which is
     called OUT.partial until all are there."""
     if not files:
         raise ValueError("files must name at least one file or folder of text, got none")
@@ -133,10 +197,7 @@ def _lines(
     subject: Subject, corpora: Sequence[tuple[str, FileCorpus]], options: dict[str, Any]
 ) -> Iterator[str]:
     for file, corpus in corpora:
-        for index, text in enumerate(corpus.documents("train")):
-            try:
-                found = score_document(subject, text, **options)
-            except ValueError as error:
-                raise ValueError(f"document {index} of {file}: {error}") from None
+        found_in = score_documents(subject, corpus.documents("train"), where=f" of {file}", **options)
+        for index, found in enumerate(found_in):
             record = plain_json({"file": file, "index": index, **found})
             yield json.dumps(record, ensure_ascii=False, allow_nan=False)
