@@ -8,15 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from bd3lm import diffusion
-from bd3lm.build import (
-    build_masking,
-    build_objective,
-    build_run,
-    check_run,
-    held_out_batches,
-    open_data,
-    validation_objective,
-)
+from bd3lm.build import build_run, check_run, held_out_batches, open_data
 from bd3lm.data import TokenShards, train_bpe
 from bd3lm.diffusion import (
     Absorbing,
@@ -29,6 +21,7 @@ from bd3lm.diffusion import (
     Uniform,
 )
 from bd3lm.interop import load
+from bd3lm.methods import build_masking, build_objective, validation_objective
 from bd3lm.objectives import (
     D3PM,
     Autoregressive,

@@ -1,23 +1,15 @@
-"""From a recipe to a run: the only place where plain values become objects."""
+"""From a recipe to a run: here, and for its method in `methods`, plain values become objects."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import torch
 from rich.console import Console
 
 from bd3lm import diffusion, interop
-from bd3lm.config import (
-    AutoregressiveMethod,
-    BlockDiffusionMethod,
-    D3PMMethod,
-    LanguageModelConfig,
-    Method,
-    ScoreEntropyMethod,
-    SimplexMethod,
-)
+from bd3lm.config import LanguageModelConfig
 from bd3lm.data import (
     BatchStream,
     PydocCorpus,
@@ -28,11 +20,11 @@ from bd3lm.data import (
     saved_tokenizer,
     train_bpe,
 )
-from bd3lm.diffusion import SCHEDULES, LevelSampler, MaskingRule, derive_seed
+from bd3lm.diffusion import derive_seed
 from bd3lm.files import local_path
 from bd3lm.interop import weights
 from bd3lm.interop.weights import Shape, parameter_shapes
-from bd3lm.lm import corruption_bound
+from bd3lm.methods import build_method, build_objective, validation_objective
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.objectives import (
     D3PM,
@@ -44,19 +36,10 @@ from bd3lm.objectives import (
 )
 from bd3lm.presets import network_config
 from bd3lm.recipe import (
-    AutoregressiveRecipe,
     BlockDiffusionRecipe,
     ClippedMasking,
-    CountsMasking,
-    D3PMRecipe,
     DataRecipe,
-    DiscreteMasking,
-    MaskingRecipe,
-    MethodRecipe,
     Recipe,
-    ScoreEntropyRecipe,
-    SimplexRecipe,
-    TimesMasking,
     recipe_to_dict,
 )
 from bd3lm.training import (
@@ -273,93 +256,6 @@ def open_shards(path: str) -> TokenShards:
     return TokenShards(path)
 
 
-def build_objective(method: MethodRecipe, *, context: int, mask_id: int, vocab_size: int) -> Objective:
-    """What a method recipe trains with."""
-    match method:
-        case AutoregressiveRecipe():
-            return Autoregressive(
-                mask_id=mask_id, score_first=method.score_first, random_batch=method.random_batch
-            )
-        case ScoreEntropyRecipe():
-            released = ScoreEntropyMethod(mask_id=mask_id, process=method.process)
-            return corruption_bound(released, vocab_size)
-        case D3PMRecipe():
-            steps = D3PMMethod(
-                mask_id=mask_id, process=method.process, steps=method.steps, schedule=method.schedule
-            )
-            return replace(corruption_bound(steps, vocab_size), auxiliary=method.auxiliary)
-        case SimplexRecipe():
-            return SimplexDiffusionLoss(
-                block_size=method.block_size,
-                mask_id=mask_id,
-                steps=method.steps,
-                simplex_scale=method.simplex_scale,
-            )
-        case BlockDiffusionRecipe():
-            levels = (
-                LevelSampler(stratified=False)
-                if method.strata == "none"
-                else LevelSampler(assignment=method.strata)
-            )
-            return BlockDiffusionLoss(
-                block_size=method.block_size or context,
-                mask_id=mask_id,
-                masking=build_masking(method.masking),
-                levels=levels,
-                algorithm=method.algorithm,
-                causal_clean=method.causal_clean,
-                previous_token=method.previous_token,
-                next_token=method.next_token,
-            )
-
-
-def build_masking(masking: MaskingRecipe) -> MaskingRule:
-    """How masks are drawn."""
-    match masking:
-        case TimesMasking():
-            return diffusion.Times(SCHEDULES[masking.schedule])
-        case DiscreteMasking():
-            return diffusion.DiscreteTimes(steps=masking.steps, schedule=SCHEDULES[masking.schedule])
-        case ClippedMasking():
-            return diffusion.ClippedTimes(
-                low=masking.low, high=masking.high, weight=masking.weight, redraw=masking.redraw
-            )
-        case CountsMasking():
-            if masking.learn_proposal:
-                return diffusion.LearnedCounts()
-            return diffusion.Counts(
-                complementary=masking.complementary, lean=masking.lean, weight=masking.weight
-            )
-
-
-def validation_objective(objective: Objective, *, lean: float = 0.0, uses_noise: bool = False) -> Objective:
-    """What a method is judged by: its likelihood, or the paper's bound, whatever masks it is trained with.
-
-    The bound is of the order in which the model will write, with its `lean`, and is drawn by counts: mask
-    rates that are drawn uniformly have the same mean and an infinite variance, and which checkpoint is kept
-    as the best would be a matter of luck. A network that `uses_noise` must be told a rate. SSD-LM has
-    neither; it is judged by its cross-entropy on pure noise, where nothing can be copied.
-    """
-    if isinstance(objective, Autoregressive):
-        return Autoregressive(mask_id=objective.mask_id, score_first=objective.score_first)
-    if isinstance(objective, BlockDiffusionLoss):
-        masking = objective.masking
-        if not isinstance(masking, diffusion.DiscreteTimes):  # a network trained in T steps is judged in them
-            masking = diffusion.Times() if uses_noise else diffusion.Counts(lean=lean)
-        return BlockDiffusionLoss(
-            block_size=objective.block_size,
-            mask_id=objective.mask_id,
-            masking=masking,
-            causal_clean=objective.causal_clean,
-            previous_token=objective.previous_token,
-        )
-    if isinstance(objective, ScoreEntropy | D3PM):
-        return objective  # what D3PM adds to its bound never enters the figure
-    if isinstance(objective, SimplexDiffusionLoss):
-        return replace(objective, pure_noise=True)
-    return objective  # of somebody else's, which says itself whether it is a bound
-
-
 def _network(
     recipe: Recipe, shards: TokenShards, start_from: str | None
 ) -> tuple[Transformer, LanguageModelConfig]:
@@ -376,7 +272,7 @@ def _network(
 
 
 def _config(recipe: Recipe, vocab_size: int, mask_id: int) -> LanguageModelConfig:
-    method = _method(recipe.method, recipe.data.context, mask_id)
+    method = build_method(recipe.method, context=recipe.data.context, mask_id=mask_id)
     return LanguageModelConfig(network=_shape(recipe, vocab_size), method=method)
 
 
@@ -416,27 +312,6 @@ def _require_same_network(theirs: Mapping[str, Shape], ours: Mapping[str, Shape]
 
 def _tied(shapes: Mapping[str, Shape]) -> str:
     return "untied" if _HEAD in shapes else "tied"
-
-
-def _method(method: MethodRecipe, context: int, mask_id: int) -> Method:
-    common: dict[str, Any] = {"mask_id": mask_id, "score_first": method.score_first}
-    match method:
-        case AutoregressiveRecipe():
-            return AutoregressiveMethod(**common)
-        case BlockDiffusionRecipe():
-            return BlockDiffusionMethod(
-                **common,
-                block_size=method.block_size or context,
-                causal_clean=method.causal_clean,
-                previous_token=method.previous_token,
-                lean=method.lean,
-            )
-        case ScoreEntropyRecipe():
-            return ScoreEntropyMethod(**common, process=method.process)
-        case D3PMRecipe():
-            return D3PMMethod(**common, process=method.process, steps=method.steps, schedule=method.schedule)
-        case SimplexRecipe():
-            return SimplexMethod(**common, block_size=method.block_size, simplex_scale=method.simplex_scale)
 
 
 def held_out_batches(recipe: DataRecipe, shards: TokenShards) -> Sequence[torch.Tensor]:

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.text import Text
 
 import bd3lm
-from bd3lm.build import build_objective, validation_objective
 from bd3lm.commands.corpora import HELD_OUT, open_sequences
 from bd3lm.commands.perplexities import OWN, measure_perplexity
 from bd3lm.commands.records import keep, kept, new_record
@@ -27,6 +26,7 @@ from bd3lm.diffusion import ClippedTimes, Counts
 from bd3lm.evaluation import Enumerated, corpus_likelihood
 from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME, check_folder
 from bd3lm.lm import Generation, LanguageModel, Settings, build_estimator
+from bd3lm.methods import build_objective, validation_objective
 from bd3lm.objectives import BlockDiffusionLoss, Objective
 from bd3lm.recipe import BlockDiffusionRecipe, Recipe, recipe_to_dict
 from bd3lm.reports import COMMANDS, MARKDOWN, PAGE, Report, Run, record_film, write_report
