@@ -111,8 +111,19 @@ def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
         only_writer(tmp_path),
     ):
         pass
-    with only_writer(tmp_path):
-        pass
+    with only_writer(tmp_path) as held:
+        assert held
+
+
+def test_a_file_system_without_locks_is_said_to_hold_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with only_writer(tmp_path) as held:
+        assert not held
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

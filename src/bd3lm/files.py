@@ -88,11 +88,15 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Hold the folder against a second writer; the system lets go of it however this process ends."""
+def only_writer(folder: Path) -> Iterator[bool]:
+    """Hold the folder against a second writer; the system lets go of it however this process ends.
+
+    Gives whether it is held, which it is not on a file system without locks.
+    """
     import fcntl  # not on Windows, where reading shards works all the same
 
     handle = os.open(folder, os.O_RDONLY)
+    held = True
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,14 +105,14 @@ def only_writer(folder: Path) -> Iterator[None]:
                 errno.EWOULDBLOCK, "another process is writing to this folder", str(folder)
             ) from None
         except OSError:
-            pass  # a file system without locks
-        yield
+            held = False  # a file system without locks
+        yield held
     finally:
         os.close(handle)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes left half written; for a folder with one writer, held by `only_writer`."""
+    """Remove what killed processes left half written; for a folder that `only_writer` holds."""
     for path in folder.iterdir():
         if _OWN_TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)

@@ -197,7 +197,7 @@ def test_documents_are_scored_as_if_alone(estimator, tmp_path, monkeypatch):
 
     monkeypatch.setattr(LanguageModel, "log_likelihood", counted)
     monkeypatch.setattr(scores, "_BATCHES_TOGETHER", 4)
-    found = list(score_documents(subject, texts, **options))
+    found = list(score_documents(subject, named(texts), **options))
     if estimator == "exact":
         assert len(calls) < len(texts)
         assert all(lengths == sorted(lengths, reverse=True) for lengths in calls)
@@ -209,7 +209,56 @@ def test_documents_are_scored_as_if_alone(estimator, tmp_path, monkeypatch):
             assert each[name] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
 
 
-def test_which_document_is_wrong_is_said(tmp_path):
+def named(texts: list[str]) -> list[tuple[str, str]]:
+    return [(f"text {index}", text) for index, text in enumerate(texts)]
+
+
+def test_which_document_is_wrong_is_said_after_those_before_it(tmp_path, monkeypatch):
     subject = Subject.open(saved(tmp_path / "model", 4), device="cpu")
-    with pytest.raises(ValueError, match=r"document 1 of texts\.txt: text must have at least one token"):
-        list(score_documents(subject, ["some", "", "more"], where=" of texts.txt"))
+    found = score_documents(subject, named(["some", "text", "", "more"]))
+    assert [next(found)["text"] for _ in range(2)] == ["some", "text"]
+    with pytest.raises(ValueError, match="text 2 must have at least one token to score, got ''"):
+        next(found)
+    plain = LanguageModel.log_likelihood
+
+    def refusing(model, pieces, **options):
+        if any(BYTES.decode(list(piece)[1:]) == "bad" for piece in pieces):
+            raise ValueError("text 1 must be better")
+        return plain(model, pieces, **options)
+
+    monkeypatch.setattr(LanguageModel, "log_likelihood", refusing)
+    found = score_documents(subject, named(["some", "text", "bad", "more"]))
+    assert [next(found)["text"] for _ in range(2)] == ["some", "text"]
+    with pytest.raises(ValueError, match="text 2: text 1 must be better"):
+        next(found)
+
+
+def test_what_comes_before_a_broken_line_is_kept(tmp_path, capsys):
+    texts, out = tmp_path / "texts.jsonl", tmp_path / "out.jsonl"
+    texts.write_text('{"text": "one"}\n{"text": "two"}\n{"text": ')
+    assert main(["score", saved(tmp_path / "m", 4), str(texts), "--out", str(out)]) == 1
+    assert "line 3" in capsys.readouterr().err
+    lines = (tmp_path / "out.jsonl.partial").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["one", "two"]
+
+
+def test_documents_of_several_files_share_batches(tmp_path, monkeypatch):
+    calls = []
+    plain = LanguageModel.log_likelihood
+
+    def counted(model, pieces, **options):
+        calls.append(len(pieces))
+        return plain(model, pieces, **options)
+
+    files = [tmp_path / f"{name}.txt" for name in "abc"]
+    for file in files:
+        file.write_text(f"{file.stem} is one\n\n{file.stem} is another")
+    monkeypatch.setattr(LanguageModel, "log_likelihood", counted)
+    out = str(tmp_path / "out.jsonl")
+    found = scored(saved(tmp_path / "m", 4), *map(str, files), "--out", out)
+    assert calls == [6]
+    assert [(line["file"], line["index"], line["text"]) for line in found] == [
+        (str(file), index, f"{file.stem} is {word}")
+        for file in files
+        for index, word in enumerate(("one", "another"))
+    ]

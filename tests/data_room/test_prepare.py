@@ -262,6 +262,18 @@ def test_what_a_killed_writer_left_half_written_is_removed(
     assert contents(tmp_path) == {**expected, ".notes.tmp": b"somebody's"}
 
 
+def test_without_locks_it_may_be_of_a_writer_that_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    (tmp_path / ".meta.json.4711.tmp").write_bytes(b"{")
+    monkeypatch.setattr("fcntl.flock", flock)
+    run(tmp_path)
+    assert (tmp_path / ".meta.json.4711.tmp").exists()
+
+
 KILLED = """
 import sys
 from bd3lm.data import byte_tokenizer, encoding, prepare

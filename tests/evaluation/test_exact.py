@@ -424,6 +424,16 @@ def test_blocks_too_large_to_enumerate_are_refused():
         exact(batch, 64)
 
 
+def test_how_to_ask_must_be_told():
+    batch = TokenBatch.of(every_text(CLEAN, 4))
+    for left_out in ("block_size", "mask_id"):
+        asked = {
+            name: value for name, value in {"block_size": 2, "mask_id": MASK}.items() if name != left_out
+        }
+        with pytest.raises(TypeError, match=left_out):
+            exact_likelihood(MODEL, batch, **asked)
+
+
 def test_bad_arguments_are_refused():
     batch = TokenBatch.of(every_text(CLEAN, 4))
     with pytest.raises(ValueError, match="orders must be at least 1, got 0"):

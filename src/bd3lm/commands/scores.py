@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -46,71 +47,102 @@ def windows(length: int, *, context: int, stride: int, given: int) -> list[Windo
 
 def score_document(subject: Subject, text: str, **options: Any) -> dict[str, Any]:
     """log p of one text of any length, without an end token, and what it is worth."""
-    return next(score_documents(subject, [text], **options))
+    (found,) = score_documents(subject, [("the text", text)], **options)
+    return found
 
 
 def score_documents(
     subject: Subject,
-    texts: Iterable[str],
+    texts: Iterable[tuple[str, str]],
     *,
     estimator: str = "auto",
     samples: int | None = None,
     stride: int | None = None,
     seed: int = 0,
     batch_size: int = 8,
-    where: str = "",
 ) -> Iterator[dict[str, Any]]:
     """The same for each text, in their order; windows of several texts go through the network together.
 
-    What is wrong with one is said of "document N" and `where` it is.
+    With each text comes a name, for what is wrong with it. Those before it are scored all the same.
     """
     model = subject.model
     if model.tokenizer is None:
         raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
     drawn = build_estimator(model.network, model.config, estimator).is_random
     asked: dict[str, Any] = {"estimator": estimator, "samples": samples, "batch_size": batch_size}
-    waiting: list[_Document] = []
-    for index, text in enumerate(texts):
-        try:
-            waiting.append(_Document.cut(text, model.config, model.tokenizer, stride))
-        except ValueError as error:
-            raise ValueError(f"document {index}{where}: {error}") from None
-        if drawn or sum(len(each.windows) for each in waiting) >= _BATCHES_TOGETHER * batch_size:
-            yield from _scored(subject, waiting, drawn, seed, asked)
-            waiting = []
-    yield from _scored(subject, waiting, drawn, seed, asked)
+    documents = _documents(texts, model.config, model.tokenizer, stride)
+    together = 1 if drawn else _BATCHES_TOGETHER * batch_size
+    problem: Exception | None = None
+    while problem is None:
+        group, problem = _gather(documents, together)
+        yield from _scored(subject, group, drawn, seed, asked)
+    if not isinstance(problem, StopIteration):
+        raise problem
 
 
 @dataclass(frozen=True)
 class _Document:
+    name: str
     text: str
     tokens: Sequence[int]
     windows: list[Window]
     size: int  # of what is scored, in bytes
     characters: int
 
-    @classmethod
-    def cut(
-        cls, text: str, config: LanguageModelConfig, tokenizer: Tokenizer, stride: int | None
-    ) -> "_Document":
-        context, first = config.network.context, int(not config.method.score_first)
-        (tokens,) = text_tokens([text], config, tokenizer)
+
+def _documents(
+    texts: Iterable[tuple[str, str]], config: LanguageModelConfig, tokenizer: Tokenizer, stride: int | None
+) -> Iterator[_Document]:
+    context, first = config.network.context, int(not config.method.score_first)
+    step = max(1, context // 2) if stride is None else stride
+    for name, text in texts:
+        try:
+            (tokens,) = text_tokens([text], config, tokenizer)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
         if len(tokens) <= first:
-            raise ValueError(f"text must have at least one token to score, got {text!r:.80}")
-        scored, step = tokens[first:], max(1, context // 2) if stride is None else stride
-        return cls(
+            raise ValueError(f"{name} must have at least one token to score, got {text!r:.80}")
+        yield _Document(
+            name,
             text,
             tokens,
             windows(len(tokens), context=context, stride=step, given=first),
-            tokenizer.text_bytes(np.array(scored)),
-            len(tokenizer.decode(scored)),
+            tokenizer.text_bytes(np.array(tokens[first:])),
+            len(tokenizer.decode(tokens[first:])),
         )
+
+
+def _gather(documents: Iterator[_Document], together: int) -> tuple[list[_Document], Exception | None]:
+    """Documents until they have so many windows, and what came instead of the next, where something did."""
+    found: list[_Document] = []
+    try:
+        while sum(len(each.windows) for each in found) < together:
+            found.append(next(documents))
+    except Exception as problem:
+        return found, problem
+    return found, None
 
 
 def _scored(
     subject: Subject, documents: Sequence[_Document], drawn: bool, seed: int, asked: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Documents whose windows share passes, unless they are drawn."""
+    """The records of some documents; if one of them is refused, those before it come first."""
+    try:
+        found = iter(_likelihoods(subject, documents, drawn, seed, asked))
+    except ValueError as error:
+        if len(documents) == 1:
+            raise ValueError(f"{documents[0].name}: {error}") from None
+        for each in documents:
+            yield from _scored(subject, [each], drawn, seed, asked)
+        return
+    for document in documents:
+        yield _record(subject, document, list(islice(found, len(document.windows))))
+
+
+def _likelihoods(
+    subject: Subject, documents: Sequence[_Document], drawn: bool, seed: int, asked: dict[str, Any]
+) -> list[TextLikelihood]:
+    """Those of all windows, in the order of the documents."""
     pieces = [
         (each.tokens[start:end], given, number)
         for each in documents
@@ -129,9 +161,7 @@ def _scored(
             **asked,
         )
         found.update(zip(group, likelihoods, strict=True))
-    own = iter(found[place] for place in range(len(pieces)))
-    for document in documents:
-        yield _record(subject, document, list(islice(own, len(document.windows))))
+    return [found[place] for place in range(len(pieces))]
 
 
 def _record(subject: Subject, document: _Document, found: Sequence[TextLikelihood]) -> dict[str, Any]:
@@ -196,8 +226,15 @@ def _check_flags(
 def _lines(
     subject: Subject, corpora: Sequence[tuple[str, FileCorpus]], options: dict[str, Any]
 ) -> Iterator[str]:
-    for file, corpus in corpora:
-        found_in = score_documents(subject, corpus.documents("train"), where=f" of {file}", **options)
-        for index, found in enumerate(found_in):
-            record = plain_json({"file": file, "index": index, **found})
-            yield json.dumps(record, ensure_ascii=False, allow_nan=False)
+    places: deque[tuple[str, int]] = deque()
+
+    def texts() -> Iterator[tuple[str, str]]:
+        for file, corpus in corpora:
+            for index, text in enumerate(corpus.documents("train")):
+                places.append((file, index))
+                yield f"document {index} of {file}", text
+
+    for found in score_documents(subject, texts(), **options):
+        file, index = places.popleft()
+        record = plain_json({"file": file, "index": index, **found})
+        yield json.dumps(record, ensure_ascii=False, allow_nan=False)

@@ -114,8 +114,9 @@ def prepare(
         after=(tokenizer.eos_id,) if eos_between_documents and tokenizer.eos_id is not None else (),
     )
     out.mkdir(parents=True, exist_ok=True)
-    with only_writer(out), full_disk_explained(out):
-        remove_leftovers(out)
+    with only_writer(out) as alone, full_disk_explained(out):
+        if alone:
+            remove_leftovers(out)
         meta = _begin(out, inputs)
         if not (meta.complete and _holds_tokenizer(out, tokenizer)):
             tokenizer.save(out)

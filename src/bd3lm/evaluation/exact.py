@@ -27,7 +27,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import Draws, LevelSampler, blocks_in, log_reveal_rates
+from bd3lm.diffusion import Draws, LevelSampler, log_reveal_rates
 from bd3lm.diffusion.masking import reveal_ranks
 from bd3lm.models import Denoiser, require_evaluation_mode
 from bd3lm.objectives import BlockDenoiser, BlockReading, TokenBatch
@@ -65,8 +65,7 @@ def exact_likelihoods(
 ) -> tuple[ExactLikelihood, ...]:
     """The same for several leans, at the cost of one."""
     _refuse_noise(model)
-    block_size = asked["block_size"]
-    if block_size > MAX_EXACT_BLOCK:
+    if (block_size := asked.get("block_size", 1)) > MAX_EXACT_BLOCK:
         raise ValueError(
             f"block_size must be at most {MAX_EXACT_BLOCK} for an exact likelihood, got {block_size}, which "
             f"would take 2^{block_size} − 1 passes a batch; use importance_weighted_nll instead"
@@ -199,7 +198,6 @@ def _over_orders(conditionals: Tensor, scored: Tensor, lean: float) -> tuple[Ten
 
 
 def _denoiser(model: Denoiser, batch: TokenBatch, asked: BlockReading) -> BlockDenoiser:
-    blocks_in(batch.tokens.shape[1], asked["block_size"])
     require_evaluation_mode(model)
     # Two passes, as one clean pass serves every pattern.
     return BlockDenoiser(model, batch, algorithm="two_pass", **asked)
