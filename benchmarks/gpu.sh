@@ -19,9 +19,9 @@ printf '{"commit": "%s", "part": "%s", "when": "%s"}\n' "$commit" "$part" "$(dat
 
 case $part in
 train)
-    run train --block-size 4 --profile
-    run train --method mdlm --profile
-    run train --method ar --dropout 0 --variants no-ema --profile
+    run train --block-size 4 --steps 100 --profile
+    run train --method mdlm --steps 100 --profile
+    run train --method ar --dropout 0 --variants no-ema --steps 100 --profile
     ;;
 claims)
     run train --block-size 4 --variants compiled two-pass dense
@@ -38,7 +38,7 @@ sample)
 lengths)
     for block in 4 16; do
         for length in 2048 4096 8192 16384; do
-            run sample --block-size $block --length $length --repeats 2
+            run sample --block-size $block --length $length --repeats 5
         done
     done
     ;;

@@ -105,6 +105,8 @@ def test_records_are_appended_as_json_lines(measured, console, tmp_path):
     first = kept[0]
     assert first["case"] == asdict(measured[0])
     assert first["seconds"] == {"median": 1.0, "least": 0.5, "most": 1.5}
+    assert first["repeats"] == len(first["each"])
+    assert (min(first["each"]), max(first["each"])) == (0.5, 1.5)
     assert (first["bench"], first["repeats"], first["peak_gib"]) == ("train", 3, None)
     assert (first["torch"], first["bd3lm"]) == (torch.__version__, bd3lm.__version__)
     assert "CPU" in first["device"]

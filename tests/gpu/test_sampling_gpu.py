@@ -4,6 +4,7 @@ In double precision passes are replayed but made of the plain kernels; in single
 made of the fused ones (`models/decoding.py`), which count few tokens otherwise than many: hence the batches.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,10 +21,12 @@ from bd3lm.sampling import (
     MostConfident,
     Remasking,
     Request,
+    Sharpening,
     SlidingWriter,
     Stopping,
     Writer,
     sample,
+    without_replays,
 )
 from tests.oracles.networks import MASK, tiny_transformer
 
@@ -103,6 +106,59 @@ def test_the_tokens_are_those_of_a_cpu(network: str, batch_size: int):
                 theirs.stopped_by,
                 theirs.redraws,
             ), name
+
+
+TIMED = {"vocab_size": 50258, "layers": 12, "hidden": 768, "heads": 12, "context": 1024}
+
+
+def plainly(writer: Writer, texts: list[Request], batch_size: int) -> list[torch.Tensor]:
+    """The texts by passes of plain kernels, launched one by one on the same device."""
+    writer.model.attention_backend = "dense"
+    try:
+        with without_replays():
+            return [text.tokens for text in sample(writer, texts, batch_size=batch_size)]
+    finally:
+        writer.model.attention_backend = "auto"
+
+
+@pytest.mark.parametrize("batch_size", [1, 24])
+@pytest.mark.parametrize("block_size", [None, 4, 16])
+def test_at_the_size_that_is_timed_the_tokens_are_those_of_plain_passes(
+    block_size: int | None, batch_size: int
+):
+    """In single precision; `bd3lm bench sample` times the same network, nucleus and rule in bfloat16."""
+    model = tiny_transformer(5, dtype=torch.float32, **TIMED).cuda()
+    common = {"mask_id": MASK, "context": 1024, "sharpening": Sharpening(nucleus_p=0.9)}
+    if block_size is None:
+        writer: Writer = AutoregressiveWriter(model, **common)
+    else:
+        writer = BlockWriter(model, block_size=block_size, **common)
+    texts = [Request(torch.tensor([0]), seed, 96) for seed in range(batch_size)]
+    found = [text.tokens for text in sample(writer, texts, batch_size=batch_size)]
+    expected = plainly(writer, texts, batch_size)
+    assert len({tuple(tokens.tolist()) for tokens in expected}) == batch_size
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("block_size", [None, 4])
+def test_in_bfloat16_texts_are_as_frequent_as_by_plain_passes(block_size: int | None):
+    """A sum in another order may turn a text, so what is compared is how often each text is written."""
+    model = tiny_transformer(5, context=CONTEXT, dtype=torch.bfloat16, hidden=64, heads=2).cuda()
+    common = {"mask_id": MASK, "context": CONTEXT, "sharpening": Sharpening(nucleus_p=0.9)}
+    if block_size is None:
+        writer: Writer = AutoregressiveWriter(model, **common)
+    else:
+        writer = BlockWriter(model, block_size=block_size, **common)
+    number = 40_000
+    texts = [Request(torch.tensor([0]), seed, 5) for seed in range(2 * number)]
+    fused = [text.tokens for text in sample(writer, texts[:number], batch_size=4096)]
+    plain = plainly(writer, texts[number:], 4096)  # other seeds: the two are independent
+    one, other = (Counter(tuple(tokens.tolist()) for tokens in each) for each in (fused, plain))
+    assert len(one | other) > 10
+    for text in one | other:
+        many, few = one[text], other[text]
+        assert abs(many - few) < 4.5 * (many + few) ** 0.5, text
 
 
 def test_bfloat16_writes_past_the_context_without_a_mask_left():

@@ -20,6 +20,7 @@ def timing_record(kind: str, name: str, case: Any, timing: Timing, device: torch
         "case": asdict(case),
         "seconds": {"median": timing.median, "least": timing.spread[0], "most": timing.spread[1]},
         "repeats": len(timing.seconds),
+        "each": [round(seconds, 7) for seconds in timing.seconds],
         "peak_gib": None if timing.peak_bytes is None else timing.peak_bytes / 2**30,
         "device": device_name(device),
         "torch": torch.__version__,
