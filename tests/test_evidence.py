@@ -246,6 +246,25 @@ def test_steps_that_were_timed_in_too_short_a_run_do_not_count(tmp_path: Path):
     assert results.step_seconds(run.cost) == 2.0
 
 
+def test_what_got_too_much_time_is_trained_again(tmp_path: Path):
+    """Older lines of equal time, whose budget was of other steps, are shown until there are newer ones."""
+    run, results = RUNS["time-copies-4/0"], Results(tmp_path / "evidence.jsonl")
+    measured = {"training": run.kind, "measure": describe(run.measures[0]), "seconds": 1.0}
+    common = {"training": run.kind, "cost": run.cost, "step_seconds": None, "parent": None}
+    results.add("trained", run, steps=704, **common)
+    results.add("measured", run, result={"old": True}, **measured)
+    reread = Results(tmp_path / "more.jsonl", [results.file])
+    assert len(reread.missing(run)) == len(run.measures)
+    assert [line["result"] for line in reread.of(run, "measured")] == [{"old": True}]
+    reread.add("trained", run, steps=650, budget={run.key: 0.1, "counts-4/0": 0.07}, **common)
+    assert reread.of(run, "measured") == []
+    reread.add("measured", run, result={"old": False}, **measured)
+    for known in (reread, Results(tmp_path / "none.jsonl", [results.file, reread.file])):
+        assert [line["result"] for line in known.of(run, "measured")] == [{"old": False}]
+        assert [line["steps"] for line in known.of(run, "trained")] == [650]
+        assert len(known.missing(run)) == len(run.measures) - 1
+
+
 @pytest.mark.slow
 def test_a_second_run_of_a_shape_compiles_nothing(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -75,7 +75,19 @@ class Results:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def of(self, run: Run, kind: str) -> list[Line]:
-        return list(self._found.get((run.digest, kind), ()))
+        """The lines of a run; of one that gets another's time, those of trainings that got it, if any did."""
+        lines = list(self._found.get((run.digest, kind), ()))
+        if budgeted := self._budgeted(run):
+            lines = [line for line in lines if line.get("training_id") in budgeted]
+        return lines
+
+    def _budgeted(self, run: Run) -> set[str | None]:
+        """The trainings in the time of another run whose steps were timed as they are trained.
+
+        Up to evidence-11.jsonl that time was of steps that were not compiled.
+        """
+        trained = self._found.get((run.digest, "trained"), ())
+        return {line.get("training_id") for line in trained if line.get("budget") is not None}
 
     def failed(self, run: Run) -> bool:
         """Whether it, or what it starts from, was trained in vain: it is not tried again."""
@@ -85,6 +97,8 @@ class Results:
         """What is still to be measured."""
         if self.failed(run):
             return []
+        if run.same_time_as is not None and not self._budgeted(run):
+            return list(run.measures)
         done = [line["measure"] for line in self.of(run, "measured")]
         return [measure for measure in run.measures if describe(measure) not in done]
 

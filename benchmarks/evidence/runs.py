@@ -422,6 +422,9 @@ _ORDERS: Mapping[str, Sequence[float]] = {
     UNTIED: LEANS,
     PRESET: LEANS,
     DECODED: LEANS,
+    # In the order in which the presets write, what one copy gives in the same time.
+    f"time-{DECODED}": (PRESET_LEAN,),
+    f"time-{PRESET}": (PRESET_LEAN,),
 }
 
 

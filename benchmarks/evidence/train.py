@@ -48,7 +48,7 @@ def train(run: Run, place: Place, results: Results, *, keep: bool) -> LanguageMo
     Runs of one shape share their compiled graphs, although each builds a network of its own: dynamo keeps
     graphs by code and takes parameters as inputs.
     """
-    number = run_steps(run, results)
+    number, budget = run_steps(run, results), run_budget(run, results)
     recipe = replace(
         run.recipe,
         train=replace(run.recipe.train, steps=number),
@@ -67,6 +67,7 @@ def train(run: Run, place: Place, results: Results, *, keep: bool) -> LanguageMo
         shape=run.shape,
         cost=run.cost,
         steps=number,
+        budget=budget,
         tokens=trainer.tokens_seen,
         seconds=time.perf_counter() - begun,
         step_seconds=None if place.others else watch.step_seconds(),
@@ -132,18 +133,24 @@ def run_steps(run: Run, results: Results) -> int:
 
     All of them must have been timed, or runs of the same cost.
     """
-    other = run.same_time_as
-    if other is None:
+    other, known = run.same_time_as, run_budget(run, results)
+    if other is None or known is None:
         return run.recipe.train.steps
-    spent = {each.key: results.step_seconds(each.cost) for each in (*run.lineage, other)}
+    left = other.recipe.train.steps * known[other.key]
+    left -= sum(each.recipe.train.steps * known[each.key] for each in run.lineage[:-1])
+    return max(1, round(left / known[run.key]))
+
+
+def run_budget(run: Run, results: Results) -> dict[str, float] | None:
+    """The step times by which a run gets another's time: of the two and of its parents; else None."""
+    if run.same_time_as is None:
+        return None
+    spent = {each.key: results.step_seconds(each.cost) for each in (*run.lineage, run.same_time_as)}
     if unknown := [name for name, seconds in spent.items() if seconds is None]:
         raise ValueError(
             f"{run.key} needs the time of a step of runs like {', '.join(unknown)}, not timed yet"
         )
-    known = {name: seconds for name, seconds in spent.items() if seconds is not None}
-    left = other.recipe.train.steps * known[other.key]
-    left -= sum(each.recipe.train.steps * known[each.key] for each in run.lineage[:-1])
-    return max(1, round(left / known[run.key]))
+    return {name: seconds for name, seconds in spent.items() if seconds is not None}
 
 
 class _Enough(Exception):
