@@ -46,7 +46,7 @@ def saved(model, folder: Path) -> Path:
     return folder
 
 
-def documents(folder: Path, number: int = 30) -> Path:
+def documents(folder: Path, number: int = 12) -> Path:
     file = folder / "text.jsonl"
     texts = random_texts(number)
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
@@ -69,7 +69,7 @@ def test_text_is_wrapped_and_scored_as_by_hand(block_size, eos, tmp_path):
     record = measure_perplexity(
         subject, data=str(documents(tmp_path)), eos_between_documents=eos, batch_size=7, console=QUIET
     )
-    nats, tokens, size = by_hand(load(tmp_path / "model"), random_texts(30), eos=eos)
+    nats, tokens, size = by_hand(load(tmp_path / "model"), random_texts(12), eos=eos)
     result, figure = record["result"], record["result"]["figures"][0]
     assert (result["tokens"], result["bytes"]) == (tokens, size)
     assert result["sequences"] == tokens // (CONTEXT - 1)

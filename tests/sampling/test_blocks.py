@@ -89,7 +89,7 @@ def written(
     *,
     given: Tokens = (),
     length: int = 4,
-    rows: int = 2_000,
+    rows: int = 1_000,
     context: int = 8,
     **options: object,
 ) -> list[Tensor]:
@@ -141,7 +141,7 @@ def test_a_lean_is_told_apart_from_none_and_from_its_opposite(model: Transformer
         places = tuple(len(block) - 1 - place for place in hidden)
         return {text[::-1]: p for text, p in leaning(2.0)(flipped, block[::-1], places).items()}
 
-    drawn = written(model, 4, FirstHitting(lean=2.0), rows=8_000)
+    drawn = written(model, 4, FirstHitting(lean=2.0), rows=2_000)
     assert chi_square(drawn, in_blocks(model, (), 4, 4, leaning(2.0))) > FITS
     for other in (in_every_order, leaning(0.9), mirrored):
         assert chi_square(drawn, in_blocks(model, (), 4, 4, other)) < FAILS
@@ -152,7 +152,7 @@ def test_tokens_revealed_together_are_the_next_of_a_leaning_order(
     model: Transformer, given: Tokens, length: int
 ) -> None:
     law = in_blocks(model, given, length, 4, leaning(0.9, together=2))
-    drawn = written(model, 4, FirstHitting(2, lean=0.9), given=given, length=length, rows=4_000)
+    drawn = written(model, 4, FirstHitting(2, lean=0.9), given=given, length=length, rows=2_000)
     assert chi_square(drawn, law) > FITS
 
 
@@ -219,7 +219,7 @@ def test_clean_blocks_may_be_read_causally(model: Transformer, block_size: int) 
     law, other = (
         in_blocks(model, (1,), 6, block_size, in_every_order, causal_clean=causal) for causal in (True, False)
     )
-    drawn = written(model, block_size, given=(1,), length=6, causal_clean=True)
+    drawn = written(model, block_size, given=(1,), length=6, rows=2_000, causal_clean=True)
     assert chi_square(drawn, law) > FITS
     assert chi_square(drawn, other) < FAILS
 
@@ -374,7 +374,7 @@ def test_steps_that_reveal_one_token_each_are_first_hitting_seed_by_seed(
 ) -> None:
     model = request.getfixturevalue(network)
     hitting, stepping = (
-        written(model, 4, rule, given=(1, M, 0), length=8, rows=500)
+        written(model, 4, rule, given=(1, M, 0), length=8, rows=200)
         for rule in (FirstHitting(), Ancestral(steps=EVER, schedule=schedule))
     )
     assert same_texts(hitting, stepping)
@@ -438,7 +438,7 @@ def test_remasking_follows_its_chain(
 
 
 def test_remasking_is_told_apart_from_ancestral_steps(model: Transformer) -> None:
-    drawn = written(model, 4, Remasking(steps=3, eta=1.0))
+    drawn = written(model, 4, Remasking(steps=3, eta=1.0), rows=2_000)
     assert chi_square(drawn, in_blocks(model, (), 4, 4, in_steps(linear(3), 1.0))) > FITS
     assert chi_square(drawn, in_blocks(model, (), 4, 4, in_steps(linear(3)))) < FAILS
 
@@ -477,7 +477,7 @@ def test_adaptive_rules_tell_the_network_the_share_of_masks_it_sees(
         past = 4 - length
         return likeliest()(lambda state, rate: ask(state, (4 * rate - past) / 4), block, hidden)
 
-    drawn = written(clock, 4, MostConfident(), given=given, length=length, rows=4_000)
+    drawn = written(clock, 4, MostConfident(), given=given, length=length, rows=2_000)
     assert chi_square(drawn, in_blocks(clock, given, length, 4, likeliest())) > FITS
     if length < 4:
         assert chi_square(drawn, in_blocks(clock, given, length, 4, unseen)) < FAILS
