@@ -26,7 +26,7 @@ from tests.oracles.languages import (
 )
 from tests.oracles.networks import MASK, tiny_transformer
 
-ROWS = 6000
+ROWS = 3000
 LEAST = 1e-3
 TO_MASK, TO_ALL = np.eye(VOCAB)[MASK], np.full(VOCAB, 1 / VOCAB)
 FLOORED = Floored(Linear(), LEAST)
