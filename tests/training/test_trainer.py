@@ -213,9 +213,17 @@ def test_the_cases_that_learn_do_learn(uninterrupted):
     assert sum(learned["statistics"]["count_moments"][1]) == ROWS * 2  # the blocks of one step
 
 
-@pytest.mark.parametrize("case", ["counts", "learned proposal", "clip search"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("step", [5, 8])
+@pytest.mark.parametrize(
+    ("case", "number", "step"),
+    [  # each case at each step, and with each signal
+        ("counts", signal.SIGTERM, 5),
+        ("counts", signal.SIGINT, 8),
+        ("learned proposal", signal.SIGINT, 5),
+        ("learned proposal", signal.SIGTERM, 8),
+        ("clip search", signal.SIGTERM, 5),
+        ("clip search", signal.SIGINT, 8),
+    ],
+)
 def test_a_signal_saves_and_stops(case, number, step, uninterrupted, tmp_path):
     trainer = tiny_trainer(tmp_path, CASES[case], signal_at(step, number))
     before = signal.getsignal(number)
