@@ -274,22 +274,21 @@ CASES: dict[str, Case] = {
     ),
 }
 
-ALONE = {"passes longer than the window", "passes around a long ring"}  # of no family: tiles of their own
+
+FAMILIES = ("networks", "passes")
 
 
 def interpreted() -> Iterator[tuple[str, torch.dtype]]:
-    """Every case, in float32 and float16: the interpreter multiplies bfloat16 wrongly.
+    """Every case in float32 or float16: the interpreter multiplies bfloat16 wrongly.
 
-    The families of two by two take turns, since a case is up to half a minute: each of their sizes or layouts
-    has both types, and each type is with and without the rest. A GPU has every case in every type.
+    Those of a family take turns, since one takes up to half a minute: each size or layout has both types, and
+    each type is with and without the rest. A GPU has every case in every type.
     """
     both = (torch.float32, torch.float16)
-    for family in ("networks", "passes"):
-        members = [name for name in CASES if name.startswith(family) and name not in ALONE]
-        for index, name in enumerate(members):
+    for family in FAMILIES:
+        for index, name in enumerate(name for name in CASES if name.startswith(family)):
             yield name, both[(index // 2 + index) % 2]
-    alone = [name for name in CASES if name in ALONE or not name.startswith(("networks", "passes"))]
-    yield from product(alone, both)
+    yield from product((name for name in CASES if not name.startswith(FAMILIES)), both)
 
 
 def main() -> None:
