@@ -134,6 +134,12 @@ def test_the_recommended_recipe(corpus: str, size: int) -> None:
 # --- the experiments of docs/results.md ---
 
 
+@pytest.fixture(scope="module")
+def declared() -> dict[str, Any]:
+    """The runs of the experiments by their keys."""
+    return {run.key: run for run in all_runs()}
+
+
 @pytest.mark.parametrize(
     ("name", "run"),
     [
@@ -151,8 +157,10 @@ def test_the_recommended_recipe(corpus: str, size: int) -> None:
         ("block-16", "from-ar-early-tied-16/0"),
     ],
 )
-def test_the_presets_of_wikipedia_train_what_the_results_are_of(name: str, run: str) -> None:
-    measured = next(each for each in all_runs() if each.key == run).lineage
+def test_the_presets_of_wikipedia_train_what_the_results_are_of(
+    name: str, run: str, declared: dict[str, Any]
+) -> None:
+    measured = declared[run].lineage
     stages = preset(f"wikipedia-{name}").stages
     assert len(stages) == len(measured)
     for place, (stage, trained) in enumerate(zip(stages, measured, strict=True)):

@@ -593,8 +593,8 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run(data, tmp_path)
         *(sys.executable, "-m", "bd3lm", "train", "demo", "--device", "cpu"),
         *("--data.path", str(data), "--data.context", "16", "--data.validation_sequences", "8"),
         *("--network.layers", "1", "--network.hidden", "16", "--network.heads", "2"),
-        *("--train.steps", "150", "--train.global_batch", "4", "--train.log_every", "1"),
-        *("--train.checkpoint_every", "2", "--train.validate_every", "40"),
+        *("--train.steps", "90", "--train.global_batch", "4", "--train.log_every", "1"),
+        *("--train.checkpoint_every", "2", "--train.validate_every", "25"),
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
@@ -616,7 +616,7 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run(data, tmp_path)
         return max(steps, default=0)
 
     parts, chance, killed = tmp_path / "parts", random.Random(0), []
-    for stage, least in (("ar", 10), ("ar", 70), ("block", 20)):
+    for stage, least in (("ar", 10), ("ar", 35), ("block", 15)):
         process = start(parts)
         until = time.monotonic() + 60
         while last_step(parts / stage) < least and process.poll() is None and time.monotonic() < until:
@@ -626,16 +626,16 @@ def test_killed_at_random_moments_and_resumed_it_is_the_same_run(data, tmp_path)
         process.communicate()
         killed.append(process.returncode == -signal.SIGKILL)
         if stage == "ar":
-            assert 0 < last_step(parts / "ar") < 150, "a test that killed nothing"
+            assert 0 < last_step(parts / "ar") < 90, "a test that killed nothing"
     assert all(killed)
     finish(parts)
     finish(tmp_path / "whole")
     for stage in ("ar", "block"):
-        ours, theirs = (checkpoint(where / stage, 150) for where in (parts, tmp_path / "whole"))
+        ours, theirs = (checkpoint(where / stage, 90) for where in (parts, tmp_path / "whole"))
         assert ours["tensors.safetensors"] == theirs["tensors.safetensors"]
         assert rows(parts / stage) == rows(tmp_path / "whole" / stage)
         assert weights(parts / stage) == weights(tmp_path / "whole" / stage)
-    assert json.loads(checkpoint(parts / "block", 150)["state.json"])["step"] == 150
+    assert json.loads(checkpoint(parts / "block", 90)["state.json"])["step"] == 90
 
 
 def test_a_start_that_failed_does_not_claim_the_folder(data, tmp_path):

@@ -133,8 +133,10 @@ def test_each_layer_is_compiled_by_itself(monkeypatch):
 
 
 @pytest.mark.parametrize("name", OPTIMISATIONS)
-def test_everything_is_put_back(name):
-    """Also what the library adds to torch's own on a GPU, and after a failure."""
+def test_everything_is_put_back(name, monkeypatch):
+    """Also what the library adds to torch's own on a GPU, and after a failure; caches are dropped twice."""
+    forgotten = []
+    monkeypatch.setattr(undone, "_forget", lambda: forgotten.append(name))  # in earnest in the tests above
     optimisation = OPTIMISATIONS[name]
     places = [(owner, attribute) for owner, attribute, _ in optimisation.patches]
     places.append((undone.InductorChoices, "get_flex_attention_bwd_configs"))
@@ -150,6 +152,7 @@ def test_everything_is_put_back(name):
     with pytest.raises(MemoryError):
         fail()
     assert [vars(owner)[attribute] for owner, attribute in places] == before
+    assert forgotten == [name] * 2
 
 
 def test_a_record_has_the_fields_of_the_bench():

@@ -44,8 +44,17 @@ def test_windows_score_every_token_once_after_enough_others(length, stride, give
     assert all(end - start - known == stride for start, end, known in found[1:-1])
 
 
-@pytest.mark.parametrize("score_first", [False, True])
-@pytest.mark.parametrize(("block_size", "stride"), [(None, None), (None, 3), (4, None), (4, 4), (CONTEXT, 6)])
+@pytest.mark.parametrize(
+    ("block_size", "stride", "score_first"),
+    [
+        (None, None, False),
+        (None, 3, True),
+        (4, None, True),
+        (4, 4, False),
+        (CONTEXT, 6, False),
+        (CONTEXT, 6, True),
+    ],
+)
 def test_a_long_text_is_its_first_context_and_then_what_follows_given_tokens(
     block_size, stride, score_first, tmp_path
 ):

@@ -33,7 +33,7 @@ from tests.data_room.documents import (
 BYTES = byte_tokenizer()
 CORPUS = small_corpus()
 DOCUMENTS = sum(len(list(CORPUS.documents(split))) for split in CORPUS.splits)
-SHARD_TOKENS = 2000
+SHARD_TOKENS = 3000
 
 
 class Interrupted(BaseException):
@@ -283,7 +283,7 @@ if __name__ == "__main__":
     encoding.BATCH_CHARACTERS = 400
     corpus = small_corpus()
     corpus = SlowCorpus({s: list(corpus.documents(s)) for s in corpus.splits}, seconds=0.02)
-    prepare(corpus, byte_tokenizer(), sys.argv[1], shard_tokens=2000, workers=int(sys.argv[2]))
+    prepare(corpus, byte_tokenizer(), sys.argv[1], shard_tokens=3000, workers=int(sys.argv[2]))
 """
 
 
@@ -348,7 +348,7 @@ def test_processes_that_cannot_start_are_one_clear_line(tmp_path: Path) -> None:
         ({"corpus": small_corpus(seed=1)}, "source 'list', whose text has changed since"),
         ({"eos_between_documents": False}, "eos_between_documents True, not False"),
         ({"bos_before_documents": True}, "bos_before_documents False, not True"),
-        ({"shard_tokens": 2001}, "shard_tokens 2000, not 2001"),
+        ({"shard_tokens": 3001}, "shard_tokens 3000, not 3001"),
         ({"splits": ["train"]}, r"splits \('train', 'valid'\), not \('train',\)"),
     ],
 )

@@ -25,7 +25,7 @@ def by_brute_force(texts: torch.Tensor, of) -> torch.Tensor:
     return sum(of(table(MODEL, texts, start, BLOCK, range(BLOCK)), range(BLOCK)) for start in (0, BLOCK))
 
 
-def mean_and_error(estimator: Estimator, text: torch.Tensor, times: int = 4000) -> tuple[float, float]:
+def mean_and_error(estimator: Estimator, text: torch.Tensor, times: int = 2000) -> tuple[float, float]:
     batch = TokenBatch.of(text.repeat(times, 1), score_first=True)
     draws = estimator.draw(
         times, len(text), generator=torch.Generator().manual_seed(1), device=torch.device("cpu")

@@ -391,7 +391,7 @@ def test_under_uniform_noise_a_text_fills_the_context(method, seen):
 
 def test_in_one_step_d3pm_over_masks_is_exact_and_writes_as_it_scores():
     """All is hidden, and revealed at once: the bound has nothing left to lose."""
-    model, rows = of_four(D3PM, steps=1), 2000
+    model, rows = of_four(D3PM, steps=1), 1000
     for length in (3, 4):
         texts = every_text(CLEAN, length)
         texts = texts[texts[:, 0] == 1]

@@ -79,7 +79,7 @@ def test_a_token_is_drawn_from_the_distribution_that_was_asked_for(settings):
     with torch.no_grad():
         logits = logits_of(model.network, torch.tensor([[1, 5]]), Written(2, lambda query, key: key <= query))
     p = sharpened(log_probabilities(logits[0, -1], MASK).exp().tolist(), **settings)
-    rows = 2000
+    rows = 1000
     found = model.generate([[1, 5]] * rows, Settings(length=3, batch_size=rows, **settings))
     counts = Counter(each.tokens[-1] for each in found)
     possible = [token for token in range(8) if p[token] > 0]

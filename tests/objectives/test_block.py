@@ -130,7 +130,7 @@ def test_mean_loss_is_the_nelbo(rule, rows):
     objective = loss_of(RULES[rule], 3)
     assert objective.is_bound
     light = isinstance(objective.masking, Counts)  # the weight 1/t has infinite variance
-    samples = replicated(objective, rows, 9_000 // rows)
+    samples = replicated(objective, rows, 4_500 // rows)
     assert_mean(samples, truths(nelbo, rows, 3), precision=0.02 if light else 0.1)
 
 
@@ -150,7 +150,8 @@ def test_mean_loss_is_the_nelbo(rule, rows):
 def test_mean_loss_is_the_nelbo_at_batch_one_for_other_block_sizes(block_size, masking, levels):
     objective = loss_of(masking, block_size, levels=levels)
     assert objective.is_bound
-    assert_mean(replicated(objective, 1, 9_000), truths(nelbo, 1, block_size), precision=0.1)
+    count = 9_000 if isinstance(masking, Times) else 4_500  # the weight 1/t has infinite variance
+    assert_mean(replicated(objective, 1, count), truths(nelbo, 1, block_size), precision=0.1)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
@@ -167,7 +168,7 @@ def test_mean_loss_in_discrete_time_is_the_sum_over_its_steps(steps, schedule):
     if steps == 1:  # everything is masked, every time
         torch.testing.assert_close(replicated(objective, 1, 5), truth.expand(5, 2))
     else:
-        assert_mean(replicated(objective, 1, 9_000), truth, precision=0.02)
+        assert_mean(replicated(objective, 1, 4_500), truth, precision=0.02)
 
 
 # --- what may be called a bound ---
@@ -190,7 +191,7 @@ def test_what_can_fall_below_the_nll_is_not_called_a_bound(masking, levels):
     objective = loss_of(masking, 2, levels=levels)
     generator = torch.Generator().manual_seed(0)
     losses = torch.stack(
-        [objective(CopyNetwork(), batch, generator=generator).nats.sum() for _ in range(500)]
+        [objective(CopyNetwork(), batch, generator=generator).nats.sum() for _ in range(250)]
     )
     assert losses.mean() + 4 * losses.std() / len(losses) ** 0.5 < math.log(3)
     assert not objective.is_bound
@@ -292,8 +293,8 @@ def test_count_moments_are_summed_block_by_block():
 
 def test_a_learned_proposal_lowers_the_variance_and_keeps_the_mean():
     objective = loss_of(LearnedCounts(), 3)
-    draws = many_draws(LevelSampler(stratified=False), 1, 9_000, 3)
-    batch = TokenBatch.of(TEXTS[:1].repeat(9_000, 1))
+    draws = many_draws(LevelSampler(stratified=False), 1, 4_500, 3)
+    batch = TokenBatch.of(TEXTS[:1].repeat(4_500, 1))
     with torch.no_grad():
         before = objective.loss(SMALL, batch, draws)
         learned = objective.adapt(before.statistics)

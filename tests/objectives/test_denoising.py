@@ -1,6 +1,7 @@
 """The single pass, the two passes of Algorithm 1 and one pass a block: the same numbers and gradients."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -60,12 +61,16 @@ def gradients(model: Transformer, nats: Tensor) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("conditioning", "copies"), [("plain", 2), ("adaln", 1), ("time", 2)])
-@pytest.mark.parametrize("previous_token", [False, True])
-@pytest.mark.parametrize("causal_clean", [False, True])
-@pytest.mark.parametrize(("length", "block_size"), SHAPES)
+@pytest.mark.parametrize(
+    ("length", "block_size", "causal_clean", "previous_token", "conditioning", "copies"),
+    [  # every other one of all: of any three of the four, each value meets each
+        (*SHAPES[shape], bool(causal), bool(previous), *(("plain", 2), ("adaln", 1), ("time", 2))[told])
+        for shape, causal, previous, told in product(range(len(SHAPES)), range(2), range(2), range(3))
+        if (shape + causal + previous + told) % 2 == 0
+    ],
+)
 def test_both_algorithms_are_one_pass_a_block(
-    length, block_size, causal_clean, previous_token, copies, conditioning
+    length, block_size, causal_clean, previous_token, conditioning, copies
 ):
     model = tiny_transformer(4, **CONDITIONINGS[conditioning])
     texts = random_texts(3, length)

@@ -121,7 +121,7 @@ def what_the_meta_device_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("objective", "told_time"), CASES, ids=NAMES)
 def test_a_step_waits_for_nothing(objective, told_time, tmp_path):
-    model = network(adaln=told_time, time_conditioning=told_time)
+    model = network(layers=1, adaln=told_time, time_conditioning=told_time)
     trainer = tiny_trainer(tmp_path, objective, model=model, engine=Engine(device=META), validate=False)
     with no_waiting():
         for _ in range(2):
@@ -137,7 +137,7 @@ def loss_by(model: Transformer, objective: Objective) -> TokenLoss:
 
 @pytest.mark.parametrize("name", ["SEDD", "D3PM", "SSD-LM", "SSD-LM, one block"])
 def test_texts_of_several_lengths_are_not_waited_for(name):
-    model = network().to(META)
+    model = network(layers=1).to(META)
     with no_waiting():
         loss_by(model, WITH_TIMES[name]).minimised.backward()
 
@@ -165,7 +165,7 @@ WAITS: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("name", WAITS)
 def test_waiting_is_noticed(name):
-    model = network().to(META)
+    model = network(layers=1).to(META)
     with no_waiting():
         nats = loss_by(model, WITH_TIMES["D3PM"]).nats
         with pytest.raises(Waited):

@@ -26,11 +26,11 @@ from tests.oracles.languages import (
 )
 from tests.oracles.networks import MASK, tiny_transformer
 
-ROWS = 6000
+ROWS = 4000
 LEAST = 1e-3
 TO_MASK, TO_ALL = np.eye(VOCAB)[MASK], np.full(VOCAB, 1 / VOCAB)
 FLOORED = Floored(Linear(), LEAST)
-SURE = 1e-4  # a p-value above it is agreement, one below 1e-8 is none
+SURE = 1e-3  # a p-value above it is agreement, one below 1e-8 is none
 
 
 def absorbing(network, *, context: int, steps: int, **options) -> AnalyticWriter:

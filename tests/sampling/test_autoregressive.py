@@ -23,7 +23,7 @@ def written(
     *,
     given: Tokens,
     length: int = 4,
-    rows: int = 2_000,
+    rows: int = 1_000,
     context: int = 8,
     **options: object,
 ) -> list[Tensor]:

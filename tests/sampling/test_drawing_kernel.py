@@ -19,7 +19,6 @@ NUCLEI = [
     Sharpening(nucleus_p=p, nucleus_rule=rule)
     for p, rule in product((0.05, 0.5, 0.9, 1.0), ("inclusive", "exclusive"))
 ]
-every_nucleus = pytest.mark.parametrize("rule", NUCLEI, ids=lambda r: f"{r.nucleus_p}-{r.nucleus_rule}")
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +60,15 @@ def test_any_temperature_and_precision(dtype, temperature, interpreted):
     interpreted(assert_equal_tokens, case)
 
 
-@every_nucleus
-@pytest.mark.parametrize(("vocabulary", "mask_id"), [(2, 1), (11, 4), (65, 64)])
+@pytest.mark.parametrize(
+    ("vocabulary", "mask_id", "rule"),
+    [  # each size with each p, by turns inclusive and exclusive
+        (*size, NUCLEI[2 * p + (p + turn) % 2])
+        for turn, size in enumerate(((2, 1), (11, 4), (65, 64)))
+        for p in range(4)
+    ],
+    ids=lambda value: f"{value.nucleus_p}-{value.nucleus_rule}" if isinstance(value, Sharpening) else None,
+)
 def test_small_vocabularies(vocabulary, mask_id, rule, interpreted):
     """Also with the mask alone in the last tile."""
     case = Case(rows=5, vocabulary=vocabulary, mask_id=mask_id, rule=rule, tiles=(64, 64))

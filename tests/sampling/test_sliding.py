@@ -53,7 +53,7 @@ def written(
     given: Tokens = (),
     length: int = 4,
     context: int = 4,
-    rows: int = 2_000,
+    rows: int = 1_000,
     **options: object,
 ) -> list[Tensor]:
     """Texts of the seeds 0, 1, …"""
@@ -130,7 +130,7 @@ def test_any_rule_may_fill_a_stride(model: Transformer, rule: Unmasking, block_l
 
 def test_a_lean_is_told_apart_from_none(model: Transformer) -> None:
     given, length = (M, 0), 4
-    drawn = written(model, given=given, length=length, rows=8_000, unmasking=FirstHitting(lean=3.0))
+    drawn = written(model, given=given, length=length, rows=4_000, unmasking=FirstHitting(lean=3.0))
     assert chi_square(drawn, in_strides(model, given, length, 4, 2, leaning(3.0))) > FITS
     assert chi_square(drawn, in_strides(model, given, length, 4, 2, in_every_order)) < FAILS
 

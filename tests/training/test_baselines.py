@@ -22,8 +22,8 @@ DRAWS = 16  # one draw of a whole text's noise level says little: its standard d
 # One layer of 64 gets past the frequencies in as many steps as the presets' networks, each a third as long.
 SMALLER = {"data": {"validation_sequences": 64}, "network": {"layers": 1, "hidden": 64}}
 CHANGES = {
-    "demo-sedd": {"optimizer": {"lr": 4e-3}},
-    "demo-d3pm": {"optimizer": {"lr": 4e-3}},
+    "demo-sedd": {"optimizer": {"lr": 4e-3}, "train": {"steps": 240}},
+    "demo-d3pm": {"optimizer": {"lr": 4e-3}, "train": {"steps": 240}},
     "demo-ssd-lm": {"optimizer": {"lr": 8e-3}, "train": {"steps": 400}},
 }
 

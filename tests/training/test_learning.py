@@ -93,7 +93,7 @@ def test_blocks_of_one_by_counts_reach_what_autoregression_reaches(seed, tmp_pat
         ("ar", Autoregressive(mask_id=MASK)),
         ("block", BlockDiffusionLoss(block_size=1, mask_id=MASK, masking=Counts())),
     ):
-        network = trained(objective, tmp_path / name, seed=seed, steps=800)
+        network = trained(objective, tmp_path / name, seed=seed, steps=600)
         nats[name] = corpus_likelihood(network, Sampled(name, objective), [TokenBatch.of(HELD_OUT)])[0].nats
     print(f"seed {seed}: {nats}")
     assert nats["block"] == pytest.approx(nats["ar"], rel=0.02)
@@ -113,7 +113,7 @@ def test_variances_of_the_masking_rules(tmp_path):
     unbiased with one noisy copy. Levels are independent: strata would make all variances smaller, by
     different amounts. Linear's variance is infinite: a sample's grows with the logarithm of its size.
     """
-    network = trained(BlockDiffusionLoss(block_size=4, mask_id=MASK), tmp_path, seed=0, steps=400)
+    network = trained(BlockDiffusionLoss(block_size=4, mask_id=MASK), tmp_path, seed=0, steps=200)
     batches = [TokenBatch.of(texts(512, 5000 + i)) for i in range(4)]
 
     def measured(masking: MaskingRule) -> float:

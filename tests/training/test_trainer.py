@@ -124,13 +124,21 @@ def test_two_steps_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "objective", [AR, replace(AR, random_batch=True), COUNTS, NEXT_TOKEN, LEARNED, CLIPPED]
+    ("objective", "micros"),
+    [
+        (AR, [2]),
+        (replace(AR, random_batch=True), [1]),  # of which parts have unequal weights
+        (COUNTS, [2, 1]),
+        (NEXT_TOKEN, [1]),
+        (LEARNED, [1]),
+        (CLIPPED, [2]),
+    ],
 )
-def test_accumulation_is_one_large_batch(objective, tmp_path):
+def test_accumulation_is_one_large_batch(objective, micros, tmp_path):
     """Without dropout; sums in another order, so to 1e-5 of weights of order one after ten steps."""
-    for micro in (ROWS, 2, 1):
+    for micro in (ROWS, *micros):
         tiny_trainer(tmp_path / str(micro), objective, dropout=0.0, micro_batch=micro).run()
-    for micro in (2, 1):
+    for micro in micros:
         assert worst_difference(tmp_path / str(micro), tmp_path / str(ROWS)) < 1e-5
         for one, other in zip(rows(tmp_path / str(micro)), rows(tmp_path / str(ROWS)), strict=True):
             assert numbers(one) == pytest.approx(numbers(other), rel=1e-4)
@@ -189,7 +197,17 @@ def resumed(folder: Path, objective, **options) -> Trainer:
 
 
 @pytest.mark.parametrize(
-    ("case", "step"), [*((case, step) for case in CASES for step in (5, 9)), ("learned proposal", 7)]
+    ("case", "step"),
+    [  # what learns, and what does not with its draws, at both
+        ("ar", 5),
+        ("random batch", 9),
+        ("counts", 5),
+        ("counts", 9),
+        ("complementary", 5),
+        ("next token", 9),
+        *(("learned proposal", step) for step in (5, 7, 9)),
+        *(("clip search", step) for step in (5, 9)),
+    ],
 )
 def test_a_crash_between_checkpoints(case, step, uninterrupted, tmp_path):
     """Checkpoints are after 4 and 8; a proposal learns after 3, 6, 9, so there its moments are in flight."""
@@ -213,9 +231,17 @@ def test_the_cases_that_learn_do_learn(uninterrupted):
     assert sum(learned["statistics"]["count_moments"][1]) == ROWS * 2  # the blocks of one step
 
 
-@pytest.mark.parametrize("case", ["counts", "learned proposal", "clip search"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("step", [5, 8])
+@pytest.mark.parametrize(
+    ("case", "number", "step"),
+    [  # each case at each step, and with each signal
+        ("counts", signal.SIGTERM, 5),
+        ("counts", signal.SIGINT, 8),
+        ("learned proposal", signal.SIGINT, 5),
+        ("learned proposal", signal.SIGTERM, 8),
+        ("clip search", signal.SIGTERM, 5),
+        ("clip search", signal.SIGINT, 8),
+    ],
+)
 def test_a_signal_saves_and_stops(case, number, step, uninterrupted, tmp_path):
     trainer = tiny_trainer(tmp_path, CASES[case], signal_at(step, number))
     before = signal.getsignal(number)
