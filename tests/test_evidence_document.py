@@ -69,7 +69,7 @@ def test_minutes_are_known_where_such_steps_were_timed_alone(results: Results):
         results.add("trained", each, **(TRAINED | {"step_seconds": None}), cost=each.cost, training=each.kind)
     assert row(tables.past_table(Evidence(results, ALL), 4), "bd3lm-4")[-2:] == ["10 + 10", "not timed"]
     for each in run.lineage:
-        results.add("timed", each, step_seconds=3.0, cost=each.cost, training=each.kind)
+        results.add("timed", each, step_seconds=3.0, as_trained=True, cost=each.cost, training=each.kind)
     assert row(tables.past_table(Evidence(results, ALL), 4), "bd3lm-4")[-2:] == ["10 + 10", "1.00"]
 
 
