@@ -33,7 +33,11 @@ sample)
         run sample --block-size 16 --batch $batch --repeats 5 --profile
         run sample --method ar --batch $batch --repeats 5 --profile
     done
-    run sample --block-size 4 --repeats 1 --variants plain
+    for batch in 1 256; do
+        for variant in unreplayed unfused plain; do
+            run sample --block-size 4 --batch $batch --repeats 1 --variants cached $variant
+        done
+    done
     ;;
 lengths)
     for block in 4 16; do

@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import asdict
+from itertools import product
 
 import pytest
 import torch
@@ -176,7 +177,7 @@ def test_a_text_of_one_block_is_called_uncached(measured, console):
     assert (row["variant"], row["case"]["cache"]) == ("uncached", False)
     assert "1 text of 8 tokens" in prose(console)
     bench_sampling(case, ["plain"], device=CPU, console=console)
-    assert (measured[1].cache, measured[1].fused) == (False, False)
+    assert (measured[1].cache, measured[1].fused, measured[1].replayed) == (False, False, False)
 
 
 def test_the_columns_are_explained(measured, console, monkeypatch):
@@ -195,7 +196,7 @@ def test_the_columns_are_explained(measured, console, monkeypatch):
         (
             bench_sampling,
             SamplingCase(),
-            ["cached", "plain"],
+            ["cached", "unreplayed", "unfused", "plain"],
             1,
             "plain is left out: on this device it is the same",
         ),
@@ -213,9 +214,12 @@ def test_what_does_not_differ_on_a_cpu_is_timed_once(measured, console, bench, c
 
 def test_on_a_gpu_plain_and_dense_differ_and_flex_is_automatic(measured, console, monkeypatch):
     on_a("Some GPU", monkeypatch)
-    bench_sampling(SamplingCase(), ["cached", "plain"], device=CUDA, console=console)
+    ways = ["cached", "unreplayed", "unfused", "plain"]
+    bench_sampling(SamplingCase(), ways, device=CUDA, console=console)
+    assert [(each.fused, each.replayed) for each in measured] == list(product((True, False), repeat=2))
+    measured.clear()
     bench_attention(AttentionCase(), ["auto", "dense", "flex"], device=CUDA, console=console)
-    assert [each.backend for each in measured[2:]] == ["auto", "dense"] * 2
+    assert [each.backend for each in measured] == ["auto", "dense"] * 2
     assert prose(console).count("left out") == 1
 
 
@@ -373,7 +377,11 @@ def test_the_command_times_attention(capsys):
             ["--out", "nowhere/bench.jsonl"],
             "--out must be in an existing folder, and nowhere is none",
         ),
-        ("sample", ["--variants", "eager"], "must be among cached, plain, uncached, got 'eager'"),
+        (
+            "sample",
+            ["--variants", "eager"],
+            "must be among cached, unreplayed, unfused, plain, uncached, got 'eager'",
+        ),
         ("sample", ["--batch", "0"], "batch_size must be a whole number from 1 on, got 0"),
         ("sample", ["--length", "1"], "length must be at least 2"),
         ("sample", ["--nucleus", "2"], "nucleus_p must lie in (0, 1], got 2.0"),

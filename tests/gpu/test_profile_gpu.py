@@ -72,7 +72,7 @@ def test_a_profile_of_sampling_has_the_kernels_of_replayed_passes(names):
 
 def test_a_profile_of_long_texts_and_plain_kernels_is_of_short_ones(names):
     """Which have a warm-up of their own."""
-    case = SamplingCase(shape=SHAPE, length=160, dtype="bfloat16", fused=False)
+    case = SamplingCase(shape=SHAPE, length=160, dtype="bfloat16", fused=False, replayed=False)
     timing = measure_sampling(case, device=CUDA, repeats=1, profile=True)
     check(timing.profile, names, groups={PRODUCTS}, ours=set())
     assert timing.profile is not None

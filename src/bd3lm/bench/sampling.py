@@ -22,9 +22,9 @@ _MOST_PROFILED = 128  # tokens of a text: a profiler keeps every launch, of whic
 class SamplingCase:
     """One way to write: a shape, how many texts at once, how long, and whether keys are kept.
 
-    `fused` is as samplers write on a GPU: passes of fused kernels, replayed as CUDA graphs. Without it they
-    are made of the plain kernels, launched one by one, as anywhere else. A text of one block has nothing to
-    keep, whatever `cache` says.
+    `fused` and `replayed` are as samplers write on a GPU: passes of fused kernels, replayed as CUDA graphs.
+    Without the one they are made of the plain kernels, without the other launched one by one, as anywhere
+    else. A text of one block has nothing to keep, whatever `cache` says.
     """
 
     shape: Shape = field(default_factory=Shape)
@@ -33,6 +33,7 @@ class SamplingCase:
     nucleus_p: float = 0.9
     cache: bool = True
     fused: bool = True
+    replayed: bool = True
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
@@ -51,7 +52,8 @@ class SamplingCase:
 
     def as_computed(self, device: torch.device) -> Self:
         """Equal for cases that are the same computation on a device."""
-        return replace(self, fused=self.fused and device.type == "cuda")
+        on_gpu = device.type == "cuda"
+        return replace(self, fused=self.fused and on_gpu, replayed=self.replayed and on_gpu)
 
 
 def measure_sampling(
@@ -88,5 +90,5 @@ def sampling_run(case: SamplingCase, *, device: torch.device) -> Iterator[Callab
     if not case.fused and device.type == "cuda":  # elsewhere nothing is fused
         network.attention_backend = "dense"
     prompts = [[0]] * case.batch
-    with nullcontext() if case.fused else without_replays():
+    with nullcontext() if case.replayed else without_replays():
         yield lambda length: model.generate(prompts, replace(settings, length=length))

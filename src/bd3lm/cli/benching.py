@@ -83,8 +83,8 @@ class BenchSample(_Bench):
     """Also tell where the time goes, from one more run of each variant under torch's profiler, in which texts
     have at most 128 tokens. The file of --out has the longest single kernels too."""
     variants: tuple[str, ...] | None = None
-    """Of cached, plain (on a GPU: no fused kernels, nothing replayed), uncached; by default cached, or
-    uncached for MDLM, which has nothing to cache."""
+    """Of cached, unreplayed (on a GPU: kernels launched one by one), unfused (plain kernels), plain (both),
+    uncached; by default cached, or uncached for MDLM, which has nothing to cache."""
 
     def run(self) -> int:
         from bd3lm.bench import SamplingCase

@@ -36,13 +36,15 @@ _TRAINING: dict[str, Callable[[TrainingCase], TrainingCase]] = {
 }
 _SAMPLING: dict[str, Callable[[SamplingCase], SamplingCase]] = {
     "cached": lambda case: case,
-    "plain": lambda case: replace(case, fused=False),
+    "unreplayed": lambda case: replace(case, replayed=False),
+    "unfused": lambda case: replace(case, fused=False),
+    "plain": lambda case: replace(case, fused=False, replayed=False),
     "uncached": lambda case: replace(case, cache=False),
 }
 # A text of one block is computed whole in every pass.
 _SAMPLING_ONE_BLOCK: dict[str, Callable[[SamplingCase], SamplingCase]] = {
     "uncached": lambda case: replace(case, cache=False),
-    "plain": lambda case: replace(case, cache=False, fused=False),
+    "plain": lambda case: replace(case, cache=False, fused=False, replayed=False),
 }
 _ATTENTION: dict[str, Callable[[AttentionCase], AttentionCase]] = {
     "auto": lambda case: case,
