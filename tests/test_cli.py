@@ -423,7 +423,7 @@ def test_a_stopped_run_ends_with_130_and_resumes(two, tmp_path, capsys, monkeypa
         assert main(words) == 130
     printed = capsys.readouterr()
     assert "stopped at step 4 of 6" in printed.out
-    assert "--resume goes on" in " ".join(printed.out.split())
+    assert "train with --resume" in " ".join(printed.out.split())
     assert main(["train", "--out", str(tmp_path), "--resume", "--device", "cpu"]) == 0, "without the preset"
     assert "resumed at step 4" in capsys.readouterr().out
     assert (tmp_path / "block" / "model").is_dir()

@@ -14,10 +14,28 @@ from bd3lm.cli.sampling import SampleCommand
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("sample --lean abc", "bd3lm: --lean must be a number, got 'abc' (see bd3lm --help)"),
-        ("sample --length abc", "bd3lm: --length must be a whole number, got 'abc' (see bd3lm --help)"),
-        ("bench train --steps x", "bd3lm: --steps must be a whole number, got 'x' (see bd3lm --help)"),
-        ("sample --lenght 5", "bd3lm: unrecognized options --lenght, 5, did you mean --length?"),
+        ("sample --lean abc", "bd3lm: --lean must be a number, got 'abc' (see bd3lm sample --help)"),
+        (
+            "sample --length abc",
+            "bd3lm: --length must be a whole number, got 'abc' (see bd3lm sample --help)",
+        ),
+        (
+            "bench train --steps x",
+            "bd3lm: --steps must be a whole number, got 'x' (see bd3lm bench train --help)",
+        ),
+        (
+            "sample --lenght 5",
+            "bd3lm: bd3lm sample has no option --lenght, did you mean --length? (see bd3lm sample --help)",
+        ),
+        (
+            "score box x.txt --field body",
+            "bd3lm: bd3lm score has no option --field, which is one of bd3lm data prepare and",
+        ),
+        (
+            "score box x.txt --fieldd body",
+            "bd3lm: bd3lm score has no option --fieldd (see bd3lm score --help)",
+        ),
+        ("demo --resume", "bd3lm: bd3lm demo has no option --resume, which is one of bd3lm train"),
         ("bench train --method foo", "bd3lm: invalid choice 'foo' for argument '--method'. Expected one of"),
         ("sample --length", "bd3lm: missing value for argument '--length'."),
         ("data prepare", "bd3lm: missing from bd3lm data prepare: STR A file or folder"),
@@ -105,7 +123,7 @@ def test_help_is_whole(capsys: pytest.CaptureFixture[str]):
     ],
 )
 def test_boxes_are_drawn_with_lines_or_with_dashes(box: str):
-    assert in_one_line(box) == "--a must be a whole number, got 'x' (see bd3lm sample --help)"
+    assert in_one_line(box, "bd3lm sample") == "--a must be a whole number, got 'x' (see bd3lm sample --help)"
 
 
 def test_what_is_no_box_is_told_as_it_is():

@@ -195,7 +195,7 @@ def _train(run: Run, recipe: Recipe, *, resume: bool, console: Console) -> None:
         (run.out / STOPPED_FILE).touch()
         console.print(
             f"stopped at step {trainer.step} of {trainer.settings.steps}; everything is saved in "
-            f"{folder.parent}, and --resume goes on",
+            f"{folder.parent}: train with --resume, or start the demo again, to go on",
             soft_wrap=True,
         )
 

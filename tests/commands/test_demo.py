@@ -123,7 +123,7 @@ def test_a_sample_past_the_training_context(finished):
 
 def test_it_writes_a_report_of_both_models_with_what_the_table_has(finished):
     folder, printed = finished
-    assert f"{folder / 'report.html'} has all of this" in printed
+    assert f"{folder / 'report.html'} has the measurements" in printed
     page = (folder / "report.html").read_text("utf-8")
     assert "<h2>A text being written</h2>" in page
     (measured,) = (folder / "block" / "measured").glob("perplexity*")  # by the demo, and not again

@@ -108,7 +108,7 @@ def _main(words: list[str]) -> int:
             parsed: Any = tyro.cli(Command, prog="bd3lm", description=_DESCRIPTION, args=words or ["--help"])
     except SystemExit:
         if box := said.getvalue():
-            print(box if debug else f"bd3lm: {in_one_line(box)}", file=sys.stderr)
+            print(box if debug else f"bd3lm: {in_one_line(box, _command(words))}", file=sys.stderr)
         raise
     print(said.getvalue(), end="", file=sys.stderr)  # what is said of a command that can be read
     if (wrong := _given_twice(parsed, words)) is not None:
@@ -148,6 +148,16 @@ def _out_of_memory(error: RuntimeError | MemoryError) -> str:
         f"out of memory{much}: make the batch smaller (--train.micro_batch in training), the context or the "
         "network"
     )
+
+
+def _command(words: Sequence[str]) -> str:
+    """The command that some words begin with."""
+    said = "bd3lm"
+    for word in words:
+        if said not in _COMMANDS or word.replace("_", "-") not in _names(said):
+            break
+        said += f" {word.replace('_', '-')}"
+    return said
 
 
 def _mistyped(words: Sequence[str]) -> str | None:

@@ -67,7 +67,7 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
     with console.status("writing the report"):
         page = make_report([out], device=str(run.trainer.engine.device), console=Console(quiet=True))
     console.print(
-        f"\n[bold]{page}[/] has all of this, plots, and a text being written: open it in a browser.",
+        f"\n[bold]{page}[/] has the measurements, plots, and a text being written: open it in a browser.",
         soft_wrap=True,
     )
     console.print(
