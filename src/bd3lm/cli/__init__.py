@@ -162,19 +162,15 @@ def _command(words: Sequence[str]) -> str:
 
 def _mistyped(words: Sequence[str]) -> str | None:
     """What to say of a word that stands where a command should; `config.did_you_mean` would import torch."""
-    said = "bd3lm"
-    for word in words:
-        if said not in _COMMANDS or word.startswith("-"):
-            break
+    said = _command(words)
+    rest = words[said.count(" ") :]
+    if said in _COMMANDS and rest and not rest[0].startswith("-"):
         names = _names(said)
-        if word.replace("_", "-") not in names:
-            near = difflib.get_close_matches(word, names, n=1)
-            hint = f", did you mean {near[0]!r}?" if near else "."
-            return f"{said} has no command {word!r}{hint} Its commands are {', '.join(names)}"
-        said += f" {word}"
-    else:
-        if words and said in _COMMANDS:
-            return f"{said} needs a command, {' or '.join(_names(said))}; see {said} --help"
+        near = difflib.get_close_matches(rest[0], names, n=1)
+        hint = f", did you mean {near[0]!r}?" if near else "."
+        return f"{said} has no command {rest[0]!r}{hint} Its commands are {', '.join(names)}"
+    if said in _COMMANDS and words and not rest:
+        return f"{said} needs a command, {' or '.join(_names(said))}; see {said} --help"
     if said == "bd3lm sample" and {"--prompt", "--prompts"} & {word.partition("=")[0] for word in words}:
         return 'bd3lm sample takes prompts after the model, without a flag: bd3lm sample MODEL "Once upon"'
     return None
