@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bd3lm.models import BlockCausal, BlockDecoding, Causal
 from bd3lm.models.rotary import rotation
-from tests.oracles.decoding_cases import CASES, numbers, passes, products
+from tests.oracles.decoding_cases import CASES, numbers, passes, products, sums
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,6 +30,12 @@ def test_the_kernels_do_what_plain_torch_does(name, dtype):
 @pytest.mark.parametrize(("depth", "features"), [(768, 2304), (768, 768), (768, 3072), (3072, 768)])
 def test_products_of_a_real_network(tokens, depth, features, dtype):
     products("cuda", dtype, tokens=tokens, depth=depth, features=features)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("tokens", "features"), [(33, 768), (2048, 768), (512, 1280), (64, 4096)])
+def test_sums_of_a_real_network(tokens, features, dtype):
+    sums("cuda", dtype, tokens=tokens, features=features)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

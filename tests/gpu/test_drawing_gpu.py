@@ -10,7 +10,12 @@ import torch
 
 from bd3lm.diffusion import subs_at_masks
 from bd3lm.sampling import Sharpening
-from tests.sampling.drawing_cases import Case, assert_it_ends_whatever_the_logits_are, drawn
+from tests.sampling.drawing_cases import (
+    Case,
+    assert_it_ends_whatever_the_logits_are,
+    assert_the_bound_of_a_gumbel_number_holds,
+    drawn,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -91,3 +96,7 @@ def test_a_graph_draws_from_the_values_it_is_replayed_on():
 
 def test_it_ends_even_where_logits_are_no_numbers():
     assert_it_ends_whatever_the_logits_are(CUDA)
+
+
+def test_what_decides_whether_a_score_is_computed_is_never_below_it():
+    assert_the_bound_of_a_gumbel_number_holds(CUDA)

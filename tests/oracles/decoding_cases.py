@@ -73,6 +73,25 @@ def products(device: str, dtype: torch.dtype, *, tokens: int, depth: int, featur
         assert_close(found, expected + residual.double(), dtype)
 
 
+def sums(device: str, dtype: torch.dtype, *, tokens: int, features: int) -> None:
+    """A branch added to the stream and the norm of that, with a gate and a shift and without."""
+    from bd3lm.models.decoding_kernels import add_norm
+
+    draw = numbers(device, dtype)
+    residual, branch = 3.0 * draw(tokens, features) + 1.0, draw(tokens, features)
+    gate, slope, shift = 1.0 + draw(features), 1.0 + 0.2 * draw(features), draw(features)
+    before = residual.clone(), branch.clone()
+    for with_gate, with_shift in ((None, None), (gate, shift), (None, shift), (gate, None)):
+        exact = branch.double() if with_gate is None else with_gate.double() * branch.double()
+        exact = residual.double() + exact
+        plain = None if with_shift is None else with_shift.double()
+        added, normed = add_norm(residual, branch, with_gate, slope, with_shift, eps=1e-3)
+        assert_close(added, exact, dtype)
+        assert_close(normed, F.layer_norm(exact, (features,), slope.double(), plain, eps=1e-3), dtype)
+    assert torch.equal(residual, before[0])
+    assert torch.equal(branch, before[1])
+
+
 # --- attention ---
 
 PASSES = {
@@ -256,6 +275,8 @@ CASES: dict[str, Case] = {
     "products of one token": partial(products, tokens=1, depth=256, features=32),
     "products, ragged": partial(products, tokens=19, depth=80, features=41),
     "products, deep": partial(products, tokens=3, depth=5000, features=16),
+    "sums": partial(sums, tokens=33, features=64),
+    "sums, ragged": partial(sums, tokens=3, features=41),
     **{
         f"passes {name}{', after a lead-in' if lead else ''}": partial(
             passes, layouts=layouts, window=20, segment=8, lead=lead, filled=0 if lead else 60, **SMALL

@@ -105,3 +105,26 @@ def assert_it_ends_whatever_the_logits_are(device: torch.device) -> None:
             assert all(0 <= token < 10 for token in tokens.tolist())
             assert all(tokens[row] == 9 for row in (3, 5) if row < len(logits))
             assert all(tokens[row] != 9 for row in (0, 1, 2) if row < len(logits))
+
+
+def assert_the_bound_of_a_gumbel_number_holds(device: torch.device) -> None:
+    """For the least and the largest words, at steps of the bound, and for random ones; and it is close."""
+    from tests.sampling.gumbel_kernel import gumbel_and_bound
+
+    step = 2**40
+    edges = [0, 1, step - 1, step, step + 1, 2**63 - 1, -(2**63), -1, -step, -step - 1, -2 * step, -4096]
+    random = torch.randint(
+        -(2**63), 2**63 - 1, (4096 - len(edges),), generator=torch.Generator().manual_seed(0)
+    )
+    words = torch.cat((torch.tensor(edges), random)).to(device)
+    gumbels = torch.empty(len(words), dtype=torch.float64, device=device)
+    bounds = torch.empty(len(words), dtype=torch.float32, device=device)
+    gumbel_and_bound[(1,)](words, gumbels, bounds, COUNT=len(words))
+    # As unsigned numbers over 2^64 words are uniform, and the Gumbel number rises with them.
+    uniform = ((words >> 12) & (2**52 - 1)).double().add(0.5).mul(2.0**-52)
+    torch.testing.assert_close(gumbels, gumbel(uniform), rtol=1e-12, atol=1e-12)
+    above = bounds.double() - gumbels
+    assert (above > -1e-5).all()  # but for the rounding of a logarithm of up to 37
+    usual = (gumbels > 3.0) & (gumbels < 10.0)
+    assert usual.sum() > 100
+    assert (above[usual] < 0.05).all()

@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from bd3lm.sampling import Sharpening
-from tests.sampling.drawing_cases import Case, assert_equal_tokens, assert_it_ends_whatever_the_logits_are
+from tests.sampling.drawing_cases import (
+    Case,
+    assert_equal_tokens,
+    assert_it_ends_whatever_the_logits_are,
+    assert_the_bound_of_a_gumbel_number_holds,
+)
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 
@@ -108,3 +113,7 @@ def test_logits_that_do_not_lie_side_by_side_are_refused(interpreted):
 
 def test_it_ends_even_where_logits_are_no_numbers(interpreted):
     interpreted(assert_it_ends_whatever_the_logits_are, torch.device("cpu"))
+
+
+def test_what_decides_whether_a_score_is_computed_is_never_below_it(interpreted):
+    interpreted(assert_the_bound_of_a_gumbel_number_holds, torch.device("cpu"))

@@ -2,8 +2,9 @@
 
 It computes what `Transformer.forward` does with a `KVCache`, and is used in its place where there is CUDA:
 sampling makes one such pass for every token. With few tokens a pass waits for launches and for the weights,
-so norms, biases, GELU and residuals ride along with the matrix products (`decoding_kernels`); with many the
-library's own products are better. Attention reads what is visible of the ring and nothing else.
+so norms, biases, GELU and residuals ride along with the matrix products (`decoding_kernels`). With many the
+library's own products are better, and what lies between two of them is one kernel. Attention reads what is
+visible of the ring and nothing else.
 """
 
 from contextlib import nullcontext
@@ -61,50 +62,83 @@ def _decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KVCac
         _kernels().ring_rule(layout, cache.window, cache.segment),
         _kernels().rotations(cache.ends, segment, head_dim=config.head_dim, base=config.rotary_base),
     )
-    x = tokens if tokens.is_floating_point() else network.embedding(tokens)
+    stream = _Stream(tokens if tokens.is_floating_point() else network.embedding(tokens))
     layers, final_norm = _norms(network, cache)
     for index, (layer, norms) in enumerate(zip(network.layers, layers, strict=True)):
         read = layout.read if index == last else (0, segment)
-        x = _run_layer(cast("Layer", layer), norms, x, index, ring, read)
-        if read == (0, 0):
-            return x
-    return F.layer_norm(x, (config.hidden,), final_norm.weight, final_norm.bias)
+        _run_layer(cast("Layer", layer), norms, stream, index, ring, read)
+    return stream.normed(final_norm)
 
 
 def _run_layer(
-    layer: "Layer", norms: "_LayerNorms", x: Tensor, index: int, ring: "_Ring", read: Span
-) -> Tensor:
+    layer: "Layer", norms: "_LayerNorms", stream: "_Stream", index: int, ring: "_Ring", read: Span
+) -> None:
     """As `Layer.forward`, in evaluation mode."""
-    attended = ring.attend(index, _norm_linear(x, norms.attention, layer.qkv), read)
-    x = x[:, slice(*read)]
+    attended = ring.attend(index, stream.norm_linear(norms.attention, layer.qkv), read)
+    stream.narrow(read)
     if read == (0, 0):
-        return x
-    x = _linear_residual(attended, layer.attention_out, x, norms.attention_gate)
-    widened = _norm_linear(x, norms.mlp, layer.mlp_in, gelu=True)
-    return _linear_residual(widened, layer.mlp_out, x, norms.mlp_gate)
+        return
+    stream.add_linear(attended, layer.attention_out, norms.attention_gate)
+    widened = stream.norm_linear(norms.mlp, layer.mlp_in, gelu=True)
+    stream.add_linear(widened, layer.mlp_out, norms.mlp_gate)
 
 
-def _norm_linear(x: Tensor, norm: "_Norm", linear: nn.Linear, *, gelu: bool = False) -> Tensor:
-    """linear(norm(x)), through a GELU or not."""
-    flat = x.reshape(-1, x.shape[-1]).contiguous()
-    if len(flat) <= _FEW_TO_NORM:
-        y: Tensor = _kernels().norm_linear(
-            flat, norm.weight, norm.bias, linear.weight, linear.bias, gelu=gelu
-        )
-        return y.view(*x.shape[:-1], -1)
-    y = linear(F.layer_norm(x, (x.shape[-1],), norm.weight, norm.bias))
-    return F.gelu(y, approximate="tanh") if gelu else y
+class _Stream:
+    """The residual stream (rows, positions, hidden) of a pass.
+
+    With many tokens what a branch adds waits for the norm that follows, and both are one kernel.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self._shape, self._x = x.shape, _flat(x)
+        self._branch: tuple[Tensor, Tensor | None] | None = None  # to be added, times a gate
+
+    def narrow(self, read: Span) -> None:
+        """Keep these positions; no branch may be waiting."""
+        if read != (0, self._shape[1]):
+            kept = self._x.view(self._shape)[:, slice(*read)]
+            self._shape, self._x = kept.shape, _flat(kept)
+
+    def norm_linear(self, norm: "_Norm", linear: nn.Linear, *, gelu: bool = False) -> Tensor:
+        """linear(norm(stream)), through a GELU or not."""
+        if len(self._x) <= _FEW_TO_NORM:
+            y: Tensor = _kernels().norm_linear(
+                self._x, norm.weight, norm.bias, linear.weight, linear.bias, gelu=gelu
+            )
+        else:
+            y = _gelu_linear(self._normed(norm), linear) if gelu else linear(self._normed(norm))
+        return y.view(*self._shape[:-1], -1)
+
+    def add_linear(self, x: Tensor, linear: nn.Linear, gate: Tensor | None) -> None:
+        """stream + gate · linear(x), for as many tokens as the stream has."""
+        flat = _flat(x)
+        if len(flat) <= _FEW_TO_ADD:
+            self._x = _kernels().linear_residual(flat, linear.weight, linear.bias, self._x, gate)
+        else:
+            self._branch = linear(flat), gate
+
+    def normed(self, norm: "_Norm") -> Tensor:
+        return self._normed(norm).view(self._shape)
+
+    def _normed(self, norm: "_Norm") -> Tensor:
+        if self._branch is None:
+            return F.layer_norm(self._x, self._x.shape[1:], norm.weight, norm.bias)
+        y, gate = self._branch
+        self._x, normed = _kernels().add_norm(self._x, y, gate, norm.weight, norm.bias)
+        self._branch = None
+        return cast("Tensor", normed)
 
 
-def _linear_residual(x: Tensor, linear: nn.Linear, residual: Tensor, gate: Tensor | None) -> Tensor:
-    """residual + gate · linear(x)."""
-    flat = x.reshape(-1, x.shape[-1]).contiguous()
-    if len(flat) <= _FEW_TO_ADD:
-        onto = residual.reshape(len(flat), -1).contiguous()  # some positions of a pass may still be a view
-        y: Tensor = _kernels().linear_residual(flat, linear.weight, linear.bias, onto, gate)
-        return y.view(residual.shape)
-    y = linear(x)
-    return residual + (y if gate is None else gate * y)
+def _flat(x: Tensor) -> Tensor:
+    """(tokens, features), for kernels that know no strides: some positions of a pass may still be a view."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def _gelu_linear(x: Tensor, linear: nn.Linear) -> Tensor:
+    """GELU of a product; on a GPU the product's kernel ends with it, in the tanh form."""
+    if x.is_cuda:
+        return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
+    return F.gelu(linear(x), approximate="tanh")
 
 
 @dataclass(frozen=True)

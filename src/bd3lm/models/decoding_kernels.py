@@ -2,7 +2,8 @@
 
 A pass over a handful of tokens takes as long as its launches and the latency of its loads, not its
 arithmetic. So a layer is five launches (`ring_kernel` has the fifth), and a product has all its weights on
-their way at once, before the kernel before it has ended. Imported only where there is CUDA.
+their way at once, before the kernel before it has ended. Over many tokens products are the library's, and
+`add_norm` is what lies between them. Imported only where there is CUDA.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,16 @@ from torch import Tensor
 from bd3lm.models.kernel_overlap import overlap, start, wait
 from bd3lm.models.ring_kernel import RingRule, attend_ring, ring_rule, rotations
 
-__all__ = ["RingRule", "attend_ring", "linear_residual", "norm_linear", "ring_rule", "rotations", "supports"]
+__all__ = [
+    "RingRule",
+    "add_norm",
+    "attend_ring",
+    "linear_residual",
+    "norm_linear",
+    "ring_rule",
+    "rotations",
+    "supports",
+]
 
 
 def supports(hidden: int, heads: int, dtype: torch.dtype) -> bool:
@@ -79,6 +89,36 @@ def linear_residual(
 ) -> Tensor:
     """residual + gate · (a · weightᵀ + bias), of (M, K) and (M, N), rounded at each step."""
     return _launch_linear(a, weight, bias, residual=residual, gate=gate, tiles=tiles)
+
+
+def add_norm(
+    residual: Tensor,
+    branch: Tensor,
+    gate: Tensor | None,
+    norm_weight: Tensor,
+    norm_bias: Tensor | None,
+    *,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
+    """residual + gate · branch, and its LayerNorm, of (M, N), rounded at each step."""
+    tokens, features = residual.shape
+    added, normed = torch.empty_like(residual), torch.empty_like(residual)
+    width = triton.next_power_of_2(features)
+    _add_norm[(tokens,)](
+        residual,
+        branch,
+        gate,
+        norm_weight,
+        norm_bias,
+        added,
+        normed,
+        eps,
+        FEATURES=features,
+        WIDTH=width,
+        num_warps=min(max(width // 256, 1), 8),
+        **overlap(residual.device),
+    )
+    return added, normed
 
 
 def _launch_linear(
@@ -240,3 +280,42 @@ def _squares(part, mean, begin, DEPTH: tl.constexpr, STEP: tl.constexpr, WARPS: 
     if DEPTH % STEP != 0:
         apart = tl.where(_columns(begin, STEP, WARPS) < DEPTH, apart, 0.0)
     return tl.sum(apart * apart, 2)
+
+
+@triton.jit
+def _add_norm(
+    residual,
+    branch,
+    gate,
+    norm_weight,
+    norm_bias,
+    added,
+    normed,
+    eps,
+    FEATURES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One token. As in `_linear`, weights are loaded before `wait`."""
+    start(OVERLAP)
+    feature = tl.arange(0, WIDTH)
+    inside = feature < FEATURES
+    place = tl.program_id(0).to(tl.int64) * FEATURES + feature
+    slope = tl.load(norm_weight + feature, mask=inside, other=0.0).to(tl.float32)
+    if norm_bias is not None:
+        shift = tl.load(norm_bias + feature, mask=inside, other=0.0).to(tl.float32)
+    if gate is not None:
+        opening = tl.load(gate + feature, mask=inside, other=0.0).to(tl.float32)
+    wait(OVERLAP)
+    before = tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(branch + place, mask=inside, other=0.0)
+    if gate is not None:
+        y = (y.to(tl.float32) * opening).to(added.dtype.element_ty)
+    x = (before + y.to(tl.float32)).to(added.dtype.element_ty)
+    tl.store(added + place, x, mask=inside)
+    x = x.to(tl.float32)
+    apart = tl.where(inside, x - tl.sum(x, 0) / FEATURES, 0.0)
+    z = apart / tl.sqrt(tl.sum(apart * apart, 0) / FEATURES + eps) * slope
+    if norm_bias is not None:
+        z += shift
+    tl.store(normed + place, z, mask=inside)

@@ -11,6 +11,10 @@ take the highest score among those, and ask again. The set that is left always h
 shrinks every time, at the latest to the likeliest token, which is never outside. The first token is outside
 with the probability that the nucleus leaves out, so at p = 0.9 there is rarely a second round.
 
+Most tokens cannot have the highest score, and to see that takes less than two logarithms in 64 bits: since
+−log u ≥ 1 − u, a Gumbel number −log(−log u) is at most −log(1 − u), which is close where it is large. Only
+where a logit plus that bound reaches the highest score so far are scores computed.
+
 Rounding: `Sharpening.draw` orders and scores float32 log-probabilities and sums their exponentials; here all
 of it is done with the logits themselves. The two differ where scores, or a sum and p, lie within some 1e-6 of
 each other.
@@ -24,8 +28,8 @@ from torch import Tensor
 from bd3lm.diffusion import Purpose
 from bd3lm.diffusion.counter import GOLDEN, MIX_1, MIX_2, MOST_POSITIONS, PURPOSES
 
-_TILE, _WARPS = 1024, 4  # tokens that a program scores together: 64-bit logarithms need many registers
-_PROGRAMS = 2048  # that share the scoring, about: enough to fill a card
+_TILE, _WARPS = 256, 1  # tokens that a program scores together, or finds that it need not
+_PROGRAMS = 4096  # that share the scoring, about: enough to fill a card
 _ROW_TILE, _ROW_WARPS = 4096, 16  # tokens of a row that its one program then looks at together
 
 _GOLDEN = tl.constexpr(GOLDEN)
@@ -34,6 +38,8 @@ _MIX_2 = tl.constexpr(MIX_2)
 _MOST_POSITIONS = tl.constexpr(MOST_POSITIONS)
 _PURPOSES = tl.constexpr(PURPOSES)
 _TOKEN = tl.constexpr(int(Purpose.TOKEN))
+# Of the size of a score, which is that of its logit but for 37: more than float32 loses of a sum of the two.
+_ROUNDING = tl.constexpr(2.0**-20)
 
 
 def draw(
@@ -106,10 +112,16 @@ def _score(
     top = tl.full((TILE,), -float("inf"), tl.float32)
     best = tl.full((TILE,), -float("inf"), tl.float64)
     best_at = tl.full((TILE,), 0, tl.int32) + first
+    bar = -float("inf")  # what a score must reach
     for start in range(first, tl.minimum(first + chunk, vocabulary), TILE):
         scaled = _scaled(logits, start + column, vocabulary, mask_id, inverse_temperature)
         top = tl.maximum(top, scaled)
-        best, best_at = _better(best, best_at, scaled, start + column, key)
+        words = _words(key, start + column)
+        hopeful = scaled + _gumbel_bound(words) >= bar
+        if tl.max(hopeful.to(tl.int32), 0) > 0:
+            best, best_at = _better(best, best_at, scaled, start + column, words)
+            highest = tl.max(best, 0).to(tl.float32)
+            bar = highest - (tl.abs(highest) + 100.0) * _ROUNDING
     at = row * tl.num_programs(1) + tl.program_id(1)
     score, candidate = _highest(best, best_at)
     tl.store(scores + at, score)
@@ -179,7 +191,8 @@ def _settle(
                     eligible = _is_likelier(scaled, start + column, own, candidate)
                     if tl.max(eligible.to(tl.int32), 0) > 0:
                         scaled = tl.where(eligible, scaled, -float("inf"))
-                        best, best_at = _better(best, best_at, scaled, start + column, key)
+                        words = _words(key, start + column)
+                        best, best_at = _better(best, best_at, scaled, start + column, words)
                 _, candidate = _highest(best, best_at)
     # Nothing is higher than −∞ where all logits are NaN, or −∞: no distribution, see `or_mask`.
     tl.store(tokens + row, tl.where(highest > -float("inf"), candidate, mask_id).to(tl.int64))
@@ -198,9 +211,9 @@ def _is_likelier(scaled, columns, own, candidate):
 
 
 @triton.jit
-def _better(best, best_at, scaled, columns, key):
+def _better(best, best_at, scaled, columns, words):
     """The highest score that each lane has met, and where; the first of equal ones."""
-    score = scaled.to(tl.float64) + _gumbel(key, columns)
+    score = scaled.to(tl.float64) + _gumbel(words)
     better = score > best
     return tl.where(better, score, best), tl.where(better, columns, best_at)
 
@@ -234,7 +247,18 @@ def _key(seeds, positions, repeat, row, repeat_stride):
 
 
 @triton.jit
-def _gumbel(key, columns):
-    words = _mix(key + (columns + 1).to(tl.int64) * _GOLDEN)
+def _words(key, columns):
+    return _mix(key + (columns + 1).to(tl.int64) * _GOLDEN)
+
+
+@triton.jit
+def _gumbel(words):
     uniform = (_shift_right(words, 12).to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2^-52
     return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def _gumbel_bound(words):
+    """What `_gumbel` is at most, in float32: −log(1 − u) for the largest u with these first 24 bits."""
+    rest = (16777215 - _shift_right(words, 40).to(tl.int32)).to(tl.float32)
+    return -tl.log(tl.maximum(rest, 1.8626451492309570e-09) * 5.9604644775390625e-08)  # 2^-29 and 2^-24
