@@ -34,9 +34,7 @@ sample)
         run sample --method ar --batch $batch --repeats 5 --profile
     done
     for batch in 1 256; do
-        for variant in unreplayed unfused plain; do
-            run sample --block-size 4 --batch $batch --repeats 1 --variants cached $variant
-        done
+        run sample --block-size 4 --batch $batch --repeats 1 --variants cached unreplayed unfused plain
     done
     ;;
 lengths)
