@@ -28,8 +28,8 @@ from torch import Tensor
 from bd3lm.diffusion import Purpose
 from bd3lm.diffusion.counter import GOLDEN, MIX_1, MIX_2, MOST_POSITIONS, PURPOSES
 
-_TILE, _WARPS = 256, 1  # tokens that a program scores together, or finds that it need not
-_PROGRAMS = 4096  # that share the scoring, about: enough to fill a card
+_TILE, _WARPS = 128, 1  # tokens that a program scores together, or finds that it need not
+_PROGRAMS = 8192  # that share the scoring, about: enough to fill a card
 _ROW_TILE, _ROW_WARPS = 4096, 16  # tokens of a row that its one program then looks at together
 
 _GOLDEN = tl.constexpr(GOLDEN)
