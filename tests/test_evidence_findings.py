@@ -298,6 +298,19 @@ def test_a_lean_is_compared_with_none_and_with_the_aim(results: Results):
     assert "the aim, `both-4` at lean 4 less than 5 % over `ar`, +12" in said[1]
 
 
+def test_what_was_trained_for_a_time_is_compared_with_its_like_and_has_no_aim(results: Results):
+    add(results, "ar/0", exact=40.0)
+    for name, perplexity in (("time-from-ar-4/0", 80.0), ("time-from-ar-early-tied-4/0", 88.0)):
+        add(results, name, exact=1.5 * perplexity)
+        add(results, name, replace(EXACT, lean=4.0), exact=perplexity)
+    said = list(findings.order_findings(Evidence(results, ALL), 4))
+    assert said[-1] == (
+        "Noise not known: `time-from-ar-early-tied-4` against `time-from-ar-4`, equal time, both at lean 4, "
+        "+10.0 %."
+    )
+    assert not any("the aim" in finding for finding in said)
+
+
 def test_what_is_tied_is_held_against_tied_ar(results: Results):
     """And the worth of tying is told for each order: AR gains by it, and so do blocks."""
     for seed in range(3):

@@ -26,11 +26,13 @@ from benchmarks.evidence.measures import ZERO_SHOT
 from benchmarks.evidence.noise import NOT_MEASURED, Difference, Nats
 from benchmarks.evidence.runs import (
     COMPARED,
+    DECODED,
     LEANS,
     LONG,
     PRESET,
     PRESET_LEAN,
     TIED_AR,
+    TIME,
     UNTIED,
     Run,
     is_used,
@@ -325,9 +327,9 @@ def past_findings(evidence: Evidence, size: int) -> Iterator[str]:
     for first, second in PAIRS:
         name, other = f"{first}-{size}", f"{second}-{size}"
         if name in known and other in known:
-            what = ", equal time (not compiled)" if first.startswith("time-") else ", equal tokens"
+            what = ", equal time" if first.startswith(TIME) else ", equal tokens"
             yield compared(name, other, evidence.difference(evidence.best(name), evidence.best(other)), what)
-    yield from _chosen(evidence, size, [name for name in known if not name.startswith(("time-", "bd3lm-"))])
+    yield from _chosen(evidence, size, [name for name in known if not name.startswith((TIME, "bd3lm-"))])
 
 
 def _chosen(evidence: Evidence, size: int, names: Sequence[str]) -> Iterator[str]:
@@ -362,7 +364,7 @@ def _chosen(evidence: Evidence, size: int, names: Sequence[str]) -> Iterator[str
 
 def order_findings(evidence: Evidence, size: int) -> Iterator[str]:
     """What a lean is worth to the same weights, and how near to AR the largest brings them; of what the
-    presets train, every lean."""
+    presets train, every lean. The aim is of equal tokens, so what was trained for a time has none."""
     for name in ordered_names(evidence, size):
         known = evidence.in_orders(name)
         if 0.0 not in known or len(known) < 2:
@@ -374,9 +376,14 @@ def order_findings(evidence: Evidence, size: int) -> Iterator[str]:
         less = evidence.difference(leaning, uniform, with_noise=False)
         bounds = ", bounds, which are tighter the more an order leans" if known[most].is_bound else ""
         yield f"`{name}` at lean {most:g} against lean 0, the same weights{bounds}: {shown(less)}."
-        if size == 4:
+        if size == 4 and not name.startswith(TIME):
             for lean in sorted(known) if name in (f"{UNTIED}-4", f"{PRESET}-4") else (most,):
                 yield _aim(evidence, name, known[lean], f" at lean {lean:g}")
+    names = [f"{TIME}{name}-{size}" for name in (PRESET, DECODED)]
+    there = [name for name in ordered_names(evidence, size) if PRESET_LEAN in evidence.in_orders(name)]
+    if set(names) <= set(there):
+        ours = evidence.difference(*(evidence.best(name, lean=PRESET_LEAN) for name in names))
+        yield compared(*names, ours, f", equal time, both at lean {PRESET_LEAN:g}")
 
 
 def tied_findings(evidence: Evidence) -> Iterator[str]:

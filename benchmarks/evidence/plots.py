@@ -8,7 +8,7 @@ from benchmarks.evidence import paper
 from benchmarks.evidence.decoding import breaks, curves, decoding_sets, rule_family
 from benchmarks.evidence.figures import Evidence, Written
 from benchmarks.evidence.noise import Difference
-from benchmarks.evidence.runs import PRESET, UNTIED
+from benchmarks.evidence.runs import PRESET, TIME, UNTIED
 from benchmarks.evidence.tables import CORPORA, documents, ordered_names, past_names
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -136,8 +136,8 @@ def past_plot(evidence: Evidence, size: int) -> Plot | None:
     rows: dict[str, dict[str, Difference]] = {}
     for name in past_names(evidence, size):
         if above := evidence.above_ar(evidence.best(name), ar=evidence.ar_beside(name)):
-            when = "equal time" if name.startswith("time-") else "equal tokens"
-            rows.setdefault(name.removeprefix("time-"), {})[when] = above
+            when = "equal time" if name.startswith(TIME) else "equal tokens"
+            rows.setdefault(name.removeprefix(TIME), {})[when] = above
     if not rows:
         return None
     colour = look(0)[0]
@@ -166,7 +166,7 @@ def past_plot(evidence: Evidence, size: int) -> Plot | None:
         svg(),
         f"Perplexity above AR by variant: {'; '.join(words)}.",
         f"Blocks of {size}, perplexity above the exact one of AR, which is tied where a run is. Bars are one "
-        f"standard error, where it is known. Equal time is that of `counts-{size}`, in steps not compiled.",
+        f"standard error, where it is known. Equal time is that of `counts-{size}`.",
     )
 
 

@@ -273,6 +273,7 @@ def _main() -> Iterator[Run]:
 
 
 LONG = "long-"
+TIME = "time-"  # begins the names of runs that get the time of another
 
 
 def _longer() -> Iterator[Run]:
@@ -423,8 +424,8 @@ _ORDERS: Mapping[str, Sequence[float]] = {
     PRESET: LEANS,
     DECODED: LEANS,
     # In the order in which the presets write, what one copy gives in the same time.
-    f"time-{DECODED}": (PRESET_LEAN,),
-    f"time-{PRESET}": (PRESET_LEAN,),
+    TIME + DECODED: (PRESET_LEAN,),
+    TIME + PRESET: (PRESET_LEAN,),
 }
 
 
@@ -472,12 +473,12 @@ def _past(size: int) -> Iterator[Run]:
                 start, variant = starts[name]
                 parent = start(seed)
                 changes = merge(variants[variant], _later(STEPS - parent.recipe.train.steps))
-            elif name.startswith("time-from-"):
-                start, variant = starts[name.removeprefix("time-")]
+            elif name.startswith(f"{TIME}from-"):
+                start, variant = starts[name.removeprefix(TIME)]
                 same, parent = by_name["counts", seed], start(seed)
                 changes = merge(variants[variant], _later(STEPS))
-            elif name.startswith("time-"):
-                variant, same = name.removeprefix("time-"), by_name["counts", seed]
+            elif name.startswith(TIME):
+                variant, same = name.removeprefix(TIME), by_name["counts", seed]
                 changes = dict(variants[variant])
             else:
                 variant, changes = name, dict(variants[name])

@@ -389,8 +389,7 @@ def past_table(evidence: Evidence, size: int) -> Table:
         cells = [_seeds(evidence, name), valid, *_both(evidence, name), _head(evidence, name)]
         rows.append([name, *cells, *_cost(evidence, name)])
     return Table(
-        f"Blocks of {size}: perplexity at equal tokens, of runs called time- in the time of counts-{size}, "
-        "in steps not compiled. "
+        f"Blocks of {size}: perplexity at equal tokens, of runs called time- in the time of counts-{size}. "
         "Variants are chosen by the validation column; the others are of the test split. The next-token head "
         "is the same network as an autoregressive one, first tokens aside. AR is tied where a run is. Steps "
         "are of the first seed, of all stages; minutes are those steps at the median pace of such alone on "

@@ -104,7 +104,7 @@ def test_the_error_over_sequences_by_hand():
     mean = sum(nats) / sum(tokens)
     squares = sum((n - mean * t) ** 2 for n, t in zip(nats, tokens, strict=True))
     alone = math.sqrt(squares * 9 / 8) / sum(tokens)
-    assert found.standard_error >= alone  # with two neighbours
+    assert found.standard_error >= alone * (1 - 1e-12)  # with two neighbours; equal but for rounding here
     expected = ratio_error(torch.tensor(nats), torch.tensor(tokens), neighbours=2)
     assert found.standard_error == pytest.approx(expected)
     assert ratio_error(torch.tensor(nats), torch.tensor(tokens)) == pytest.approx(alone)

@@ -28,6 +28,7 @@ OTHER = "other"
 # norm, bias, GELU, gate and residual around them.
 OUR_KERNELS = {
     "_linear": FUSED,
+    "_add_norm": ELEMENTWISE,
     "_attend": ATTENTION,
     "_combine": ATTENTION,
     "_rotate": ELEMENTWISE,
