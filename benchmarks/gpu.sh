@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # The figures of docs/performance.md, on one GPU with nothing beside it:
 #
-#   benchmarks/gpu.sh OUT COMMIT {train|claims|sample|lengths|growth|undone|parity} [DATA]
+#   benchmarks/gpu.sh OUT COMMIT {train|claims|sample|lengths|many|growth|undone|parity} [DATA]
 #
-# Appends JSON lines to OUT/PART.jsonl, the first of each run saying what was measured. undone times the training step
-# without each of its optimisations. parity compares the losses of the fast step with those of the plain one on real
-# text, DATA, a folder of `bd3lm data prepare`.
+# Appends JSON lines to OUT/PART.jsonl, the first of each run saying what was measured. many times the kernels for many
+# texts, undone the training step without each of its optimisations. parity compares the losses of the fast step with
+# those of the plain one on real text, DATA, a folder of `bd3lm data prepare`.
 set -u
 out=$1 commit=$2 part=$3 data=${4:-}
 case $part in
-train | claims | sample | lengths | growth | undone) ;;
+train | claims | sample | lengths | many | growth | undone) ;;
 parity) : "${data:?must be the folder of the data}" ;;
-*) echo "the part must be train, claims, sample, lengths, growth, undone or parity, got $part" >&2; exit 1 ;;
+*) echo "the part must be train, claims, sample, lengths, many, growth, undone or parity, got $part" >&2; exit 1 ;;
 esac
 failed=0
 run() { echo "== $*" >&2; python -m bd3lm bench "$@" --out "$out/$part.jsonl" || failed=1; }
@@ -52,6 +52,9 @@ growth)
         run sample --block-size 4 --batch $batch
         run sample --block-size 16 --batch $batch
     done
+    ;;
+many)
+    python benchmarks/many_texts.py --out "$out/$part.jsonl" || failed=1
     ;;
 undone)
     python benchmarks/undone.py --commit "$commit" --out "$out/$part.jsonl" || failed=1

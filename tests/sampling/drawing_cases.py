@@ -23,7 +23,8 @@ class Case:
     padding: int = 0  # what lies between two rows, which must not be read
     repeats: int = 1  # how many: one for all rows, or one for each
     tiles: tuple[int, int] | None = None  # small ones, so that a small row has several
-    programs: int = 2048
+    programs: int | None = None  # that share a row's tiles: few, so that each has many; None is as many as ever
+    offset: float = 0.0  # added to all logits, which changes no distribution
 
     def make_logits(self, device: torch.device) -> Tensor:
         generator = torch.Generator().manual_seed(self.rows + self.vocabulary)
@@ -37,6 +38,7 @@ class Case:
             "peaked": torch.where(noise == noise.amax(1, keepdim=True), 30.0, noise),
             "impossible": torch.where(noise < 0.0, -torch.inf, noise),
         }[self.logits]
+        values += self.offset
         values[:, self.mask_id] = 50.0  # it would be all of the softmax
         values[:, self.vocabulary :] = 60.0
         return values.to(device, self.dtype)[:, : self.vocabulary]
@@ -52,7 +54,8 @@ def drawn(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     repeat = torch.arange(case.repeats, device=device) + 2
     tile, row_tile = case.tiles or (drawing_kernel._TILE, drawing_kernel._ROW_TILE)
     rule = case.rule
-    with mock.patch.multiple(drawing_kernel, _TILE=tile, _ROW_TILE=row_tile, _PROGRAMS=case.programs):
+    programs = case.programs or drawing_kernel._PROGRAMS
+    with mock.patch.multiple(drawing_kernel, _TILE=tile, _ROW_TILE=row_tile, _PROGRAMS=programs):
         found = drawing_kernel.draw(
             *(logits, seeds, positions, repeat),
             mask_id=case.mask_id,
@@ -84,10 +87,23 @@ def assert_equal_tokens(case: Case) -> None:
 def assert_it_ends_whatever_the_logits_are(device: torch.device) -> None:
     """No rows at all, and rows in which some or all are no numbers or infinite.
 
-    Some token is drawn, the mask where no logit is a number above −∞.
+    Some token is drawn, the mask where no logit is a number above −∞, and the first of infinite ones.
     """
     from bd3lm.sampling import drawing_kernel
 
+    several = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    several[0, 40] = several[0, 21] = several[1, 20] = torch.inf  # each in a tile of its own
+    several[1, 3] = several[1, 50] = torch.nan
+    numbers = torch.arange(2, device=device)
+    with mock.patch.multiple(drawing_kernel, _TILE=16, _PROGRAMS=1):
+        tokens = drawing_kernel.draw(
+            *(several.to(device), numbers, numbers, numbers),
+            mask_id=63,
+            temperature=1.0,
+            nucleus_p=1.0,
+            inclusive=True,
+        )
+    assert tokens.tolist() == [21, 20]
     spoilt = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
     for row, value in enumerate((torch.nan, torch.inf, -torch.inf)):
         spoilt[row, 3] = spoilt[row + 3] = value

@@ -87,6 +87,26 @@ def test_of_equal_tokens_the_first_are_in_the_nucleus(nucleus_rule, interpreted)
     interpreted(assert_equal_tokens, case)
 
 
+@pytest.mark.parametrize(
+    ("logits", "temperature", "offset"),
+    [("flat", 1.0, 0.0), ("random", 1.0, 1e5), ("ties", 0.01, -1e3)],  # of 1e5 float32 has steps of 2^-7
+)
+def test_a_program_of_many_tiles_finds_the_highest_score_in_any(logits, temperature, offset, interpreted):
+    """12 tiles a program, of which most are seen to hold no highest score and are not computed."""
+    case = Case(
+        rows=14,
+        vocabulary=96,
+        mask_id=95,
+        rule=Sharpening(temperature=temperature),
+        logits=logits,
+        dtype=torch.float32,
+        offset=offset,
+        tiles=(8, 128),
+        programs=1,
+    )
+    interpreted(assert_equal_tokens, case)
+
+
 def test_impossible_tokens_rows_far_apart_and_a_turn_for_each_row(interpreted):
     rule = Sharpening(nucleus_p=0.6)
     case = Case(rows=6, vocabulary=100, mask_id=3, rule=rule, logits="impossible", padding=28, repeats=6)

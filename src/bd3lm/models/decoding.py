@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Up to so many tokens the fused kernels are faster than the library's (docs/decisions.md).
 _FEW_TO_NORM = 16
-_FEW_TO_ADD = 32
+_FEW_TO_ADD = 32  # no fewer, so that where a branch waits for a norm, that norm is not a fused one
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 

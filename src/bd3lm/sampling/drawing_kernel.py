@@ -121,6 +121,7 @@ def _score(
         if tl.max(hopeful.to(tl.int32), 0) > 0:
             best, best_at = _better(best, best_at, scaled, start + column, words)
             highest = tl.max(best, 0).to(tl.float32)
+            # Of an infinite score this is NaN, and nothing after it is hopeful: no later token is before it.
             bar = highest - (tl.abs(highest) + 100.0) * _ROUNDING
     at = row * tl.num_programs(1) + tl.program_id(1)
     score, candidate = _highest(best, best_at)
