@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, subcommand
 
-from bd3lm.cli.flags import DType
+from bd3lm.cli.flags import DType, FieldFlag
 
 if TYPE_CHECKING:
     from bd3lm.data import Tokenizer
@@ -31,8 +31,7 @@ class Prepare:
     """Put a beginning-of-text token before every document."""
     folder: Path | None = None
     """A local copy of a named corpus."""
-    field: str | None = None
-    """The field that holds the text, in jsonl and parquet; text by default."""
+    field: FieldFlag = None
     text_unit: Literal["file", "line", "paragraph"] | None = None
     """What of a txt file is one document; by default the file in a folder of them, else what stands between
     blank lines."""
@@ -94,8 +93,7 @@ class TrainTokenizer:
     """Number of tokens, the special ones included; fewer where the text is too small for so many."""
     folder: Path | None = None
     """A local copy of a named corpus."""
-    field: str | None = None
-    """The field that holds the text, in jsonl and parquet; text by default."""
+    field: FieldFlag = None
 
     def run(self) -> int:
         from bd3lm.data import FileCorpus, load_corpus, train_bpe

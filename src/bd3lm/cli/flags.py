@@ -23,6 +23,9 @@ SamplingDTypeFlag = Annotated[
 TokenizerFlag = Annotated[
     str | None, arg(help="For a model saved without one: a folder or a name on the hub.")
 ]
+FieldFlag = Annotated[
+    str | None, arg(help="The field that holds the text, in jsonl and parquet; text by default.")
+]
 EstimatorFlag = Annotated[
     str,
     arg(

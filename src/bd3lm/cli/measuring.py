@@ -6,7 +6,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from bd3lm.cli.flags import DeviceFlag, DTypeFlag, EstimatorFlag, LeanFlag, TokenizerFlag
+from bd3lm.cli.flags import DeviceFlag, DTypeFlag, EstimatorFlag, FieldFlag, LeanFlag, TokenizerFlag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,7 @@ class _Likelihoods:
     """Independent draws of a drawn estimate: more are less noise, and say how much of the error is theirs."""
     split: str | None = None
     """Of the data; by default valid, else test, else all there is."""
+    field: FieldFlag = None
     sequences: int | None = None
     """Measure only the first so many."""
     seed: int = 0
@@ -51,6 +52,7 @@ class _Likelihoods:
             "estimator": self.estimator,
             "replicates": self.replicates,
             "split": self.split,
+            "field": self.field,
             "limit": self.sequences,
             "seed": self.seed,
             "batch_size": self.batch,
@@ -119,7 +121,9 @@ class Score:
     model: Positional[str]
     """A run, model folder or hub id."""
     files: Positional[tuple[str, ...]]
-    """Files or folders of text; the documents are those that `bd3lm data prepare` would take."""
+    """Files or folders of text; the documents are those that `bd3lm data prepare` would take, and blank ones
+    between them have a line too, without a figure."""
+    field: FieldFlag = None
     estimator: EstimatorFlag = "auto"
     lean: LeanFlag = None
     samples: int | None = None
@@ -133,15 +137,15 @@ class Score:
     device: DeviceFlag = None
     dtype: DTypeFlag = None
     out: Path | None = None
-    """Write the lines to this new .jsonl file, and not to standard output."""
+    """Write the lines to this new .jsonl file, and not to standard output. Until all are there it is called
+    FILE.partial, from which the same command goes on."""
 
     def run(self) -> int:
-        from bd3lm.commands.samples import check_out
+        from bd3lm.commands.records import check_new_file
         from bd3lm.commands.scores import run_score
         from bd3lm.commands.subjects import Subject, check_lean_is_for
 
-        if self.out is not None:
-            check_out(self.out)
+        check_new_file(self.out)
         subject = Subject.open(
             self.model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
         )
@@ -149,6 +153,7 @@ class Score:
         run_score(
             subject,
             self.files,
+            field=self.field,
             out=self.out,
             estimator=self.estimator,
             samples=self.samples,
@@ -168,6 +173,7 @@ class Variance:
     data: str | None = None
     """Text to measure on: a folder of token shards, a file, a folder of files or a named corpus; by default
     what each run held out."""
+    field: FieldFlag = None
     batches: int = 20
     """Held-out batches to measure the loss on."""
     gradients: int = 0
@@ -189,6 +195,7 @@ class Variance:
         records = report_variances(
             self.models,
             data=self.data,
+            field=self.field,
             batches=self.batches,
             gradients=self.gradients,
             batch_size=self.batch,

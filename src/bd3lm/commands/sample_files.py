@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 import bd3lm
+from bd3lm.commands.partials import partial_of
 from bd3lm.commands.records import FOLDER
-from bd3lm.commands.samples import Author, partial_of, run_sample, sample_record, settings_record
+from bd3lm.commands.samples import Author, run_sample, sample_record, settings_record
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import load_corpus
 from bd3lm.data.corpus import digest
