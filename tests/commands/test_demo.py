@@ -7,7 +7,9 @@ import re
 import shlex
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -23,7 +25,7 @@ from bd3lm.recipe import merge
 from bd3lm.reports.numbers import with_error
 from bd3lm.runs import train_stages
 from bd3lm.stages import resolve_stages
-from bd3lm.training import Trainer
+from bd3lm.training import Trainer, callbacks
 
 SMALL = {
     "data": {"context": 32, "builtin_vocabulary": 300, "validation_sequences": 8, "validation_batch": 4},
@@ -76,6 +78,37 @@ def table(printed: str) -> dict[str, list[str]]:
 def value(cell: str) -> float:
     """Without the ≤ of a bound and the ± of an error."""
     return float(cell.removeprefix("≤ ").partition(" ±")[0])
+
+
+def test_off_a_terminal_training_says_now_and_then_how_far_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(callbacks, "_SILENCE", (0.0, 0.0))
+    assert main(["train", "demo-ar", "--out", str(tmp_path / "ar"), "--device", "cpu"]) == 0
+    lines = re.findall(r"^run: step (\d+)/12, \d+ s, loss .* tok/s$", capsys.readouterr().out, re.M)
+    assert lines == ["4", "8", "12"]
+
+
+def test_off_a_terminal_lines_come_soon_and_then_more_rarely(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now)
+    console = screen()
+    trainer = SimpleNamespace(engine=SimpleNamespace(is_main=True), settings=SimpleNamespace(steps=10**6))
+    bar = callbacks.ProgressBar(console)
+    monkeypatch.setattr(callbacks, "describe", lambda *_: "figures")
+    bar.on_start(trainer)
+    for second in range(1, 30_000):
+        now, trainer.step = float(second), second
+        bar.on_log(trainer, {"train_nats": 1.0})
+    said = [int(found) for found in re.findall(r"step (\d+)/", console.file.getvalue())]
+    assert said[:3] == [10, 20, 30]
+    pauses = [after - before for before, after in pairwise(said)]
+    assert pauses == sorted(pauses)
+    assert len(said) < 80
+
+
+def test_off_a_terminal_it_says_what_it_does_after_training(finished):
+    _, printed = finished
+    assert "measuring on held-out text: autoregressive and block diffusion" in printed
+    assert "\nwriting the report ...\n" in printed
 
 
 def test_the_table(finished):

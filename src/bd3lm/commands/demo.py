@@ -7,6 +7,7 @@ bound that the paper can print.
 
 import math
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
     else:
         _print_perplexities(runs, console)
         _print_sample(run, console)
-    with console.status("writing the report"):
+    with _doing("writing the report", console):
         page = make_report([out], device=str(run.trainer.engine.device), console=Console(quiet=True))
     console.print(
         f"\n[bold]{page}[/] has the measurements, plots, and a text being written: open it in a browser.",
@@ -78,6 +79,14 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
     trained = run.trainer.step > run.trainer.resumed_at  # else this was said before
     if trained and (suggestions := _to_try(runs)):
         console.print("\n".join(["To try next:", *suggestions]), soft_wrap=True)
+
+
+def _doing(what: str, console: Console) -> AbstractContextManager[object]:
+    """Says what takes a while: for as long as it takes on a terminal, once elsewhere."""
+    if console.is_terminal:
+        return console.status(what)
+    console.print(f"{what} ...")
+    return nullcontext()
 
 
 def _print_perplexities(runs: list[Run], console: Console) -> None:
