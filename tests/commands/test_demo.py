@@ -1,5 +1,6 @@
 """The demo, shrunk: every line it prints, and that what it suggests can be done."""
 
+import html
 import io
 import json
 import os
@@ -18,11 +19,15 @@ from bd3lm import presets
 from bd3lm.build import Run
 from bd3lm.cli import main
 from bd3lm.commands import demo
+from bd3lm.commands.records import kept
+from bd3lm.commands.reports import make_report
+from bd3lm.commands.subjects import Subject
 from bd3lm.evaluation import Sampled, corpus_likelihood
 from bd3lm.interop import load
 from bd3lm.objectives import Autoregressive, TokenBatch
 from bd3lm.recipe import merge
-from bd3lm.reports.numbers import with_error
+from bd3lm.reports.document import readable
+from bd3lm.reports.numbers import plain, with_error
 from bd3lm.runs import train_stages
 from bd3lm.stages import resolve_stages
 from bd3lm.training import Trainer, callbacks
@@ -73,6 +78,11 @@ def table(printed: str) -> dict[str, list[str]]:
     lines = [line for line in printed.splitlines() if line.startswith("│") and line.count("│") == 5]
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
     return {name: cells for name, *cells in rows}
+
+
+def text_of(page: Path) -> str:
+    text = page.read_text("utf-8")
+    return html.unescape(re.sub(r"<[^>]*>", "", text)) if page.suffix == ".html" else text
 
 
 def value(cell: str) -> float:
@@ -132,7 +142,7 @@ def test_the_figures_are_those_of_the_averaged_weights(finished, autoregressive)
     judge = Autoregressive(mask_id=config.method.mask_id)
     (found,) = corpus_likelihood(network, Sampled("exact", judge), batches)
     assert f"{found.perplexity:.1f} ± {found.perplexity_error:.1f}" == table(printed)["autoregressive"][1]
-    counted = demo.unigram_perplexity(autoregressive)
+    counted, _ = demo.unigram_perplexity(autoregressive)
     assert f"{counted:.1f}" == table(printed)["unigram frequencies"][1]
 
 
@@ -146,7 +156,7 @@ def test_the_unigram_by_hand(autoregressive):
     product = 1.0
     for token in scored:
         product *= (sum(tally) / tally[token]) ** (1 / len(scored))
-    assert demo.unigram_perplexity(ar) == pytest.approx(product, rel=1e-9)
+    assert demo.unigram_perplexity(ar) == (pytest.approx(product, rel=1e-9), len(scored))
 
 
 def test_a_sample_past_the_training_context(finished):
@@ -162,6 +172,26 @@ def test_it_writes_a_report_of_both_models_with_what_the_table_has(finished):
     (measured,) = (folder / "block" / "measured").glob("perplexity*")  # by the demo, and not again
     for figure in json.loads(measured.read_text("utf-8"))["result"]["figures"]:
         assert with_error(figure["perplexity"], figure["perplexity_error"]) in page
+
+
+def test_the_report_has_the_unigram_and_the_long_text_that_were_printed(finished, autoregressive):
+    folder, printed = finished
+    for page in map(text_of, (folder / "report.html", folder / "report.md")):
+        assert f"have a perplexity of {plain(demo.unigram_perplexity(autoregressive)[0])}." in page
+        assert "A text longer than the context" in page
+        assert "This one has 64 tokens" in page
+        (record,) = kept(Subject.open(folder / "block", device="cpu"), "long_text")
+        (text,) = record["result"]["texts"]
+        assert readable(text["written"]) in page
+        assert text["tokens"] == 64 - 32 // 8
+    assert text["written"].split()[0] in printed
+
+
+def test_a_report_of_its_own_has_them_too(finished, tmp_path):
+    make_report([finished[0]], out=tmp_path, measure=False, device="cpu", console=Console(quiet=True))
+    page = text_of(tmp_path / "report.html")
+    assert "To compare: token frequencies of the training text alone" in page
+    assert "A text longer than the context" in page
 
 
 def test_it_ends_with_where_everything_is_and_three_commands_that_work(finished, capsys):
