@@ -1,28 +1,40 @@
 """What measures a model: `bd3lm eval`, `bd3lm zeroshot`, `bd3lm score` and `bd3lm variance`."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from bd3lm.cli.flags import DeviceFlag, DTypeFlag, EstimatorFlag, FieldFlag, LeanFlag, TokenizerFlag
+from bd3lm.cli.flags import (
+    DeviceFlag,
+    DTypeFlag,
+    EstimatorFlag,
+    FieldFlag,
+    LeanFlag,
+    Model,
+    Models,
+    OptionalFile,
+    OptionalInt,
+    Texts,
+    TokenizerFlag,
+    named,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Likelihoods:
     """What the commands that measure likelihoods have in common."""
 
-    models: Positional[tuple[str, ...]]
+    models: Models
     """Runs, model folders or hub ids."""
     estimator: EstimatorFlag = "auto"
     lean: LeanFlag = None
     replicates: int = 1
     """Independent draws of a drawn estimate: more are less noise, and say how much of the error is theirs."""
-    split: str | None = None
+    split: Annotated[str | None, named("SPLIT")] = None
     """Of the data; by default valid, else test, else all there is."""
     field: FieldFlag = None
-    sequences: int | None = None
+    sequences: OptionalInt = None
     """Measure only the first so many."""
     seed: int = 0
     batch: int = 16
@@ -30,7 +42,7 @@ class _Likelihoods:
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None
-    out: Path | None = None
+    out: OptionalFile = None
     """Write the records, all figures and settings, to this new JSON file too."""
 
     def _subjects(self) -> list[Any]:
@@ -63,7 +75,7 @@ class _Likelihoods:
 class Eval(_Likelihoods):
     """Perplexity, bits per token and per byte, with standard errors: exact where it can be, else a bound."""
 
-    data: tuple[str, ...] = ()
+    data: Texts = ()
     """Texts to measure on: folders of token shards, files, folders of files or named corpora; by default what
     each run held out."""
     eos: bool = True
@@ -90,7 +102,7 @@ class ZeroShot(_Likelihoods):
     status is 1 if a figure could not be measured; the others are shown and written all the same.
     """
 
-    data: tuple[str, ...] = ()
+    data: Texts = ()
     """Corpora: names, files or folders; by default the paper's seven, from the hub."""
 
     def run(self) -> int:
@@ -118,17 +130,17 @@ class Score:
     Documents longer than the context are scored in windows, each given what the one before it has scored.
     """
 
-    model: Positional[str]
+    model: Model
     """A run, model folder or hub id."""
-    files: Positional[tuple[str, ...]]
+    files: Positional[Annotated[tuple[str, ...], named("FILE ...")]]
     """Files or folders of text; the documents are those that `bd3lm data prepare` would take, and blank ones
     between them have a line too, without a figure."""
     field: FieldFlag = None
     estimator: EstimatorFlag = "auto"
     lean: LeanFlag = None
-    samples: int | None = None
+    samples: OptionalInt = None
     """Draws of a drawn estimate, whose spread is the error; by default 16, and 1 for iw:K."""
-    stride: int | None = None
+    stride: OptionalInt = None
     """Tokens that a window after the first scores, given the rest of a context; by default half a context."""
     seed: int = 0
     batch: int = 8
@@ -136,7 +148,7 @@ class Score:
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None
-    out: Path | None = None
+    out: OptionalFile = None
     """Write the lines to this new .jsonl file, and not to standard output. Until all are there it is called
     FILE.partial, from which the same command goes on."""
 
@@ -168,9 +180,9 @@ class Score:
 class Variance:
     """How noisy each way of drawing masks is on trained block diffusion models, by block size."""
 
-    models: Positional[tuple[str, ...]]
+    models: Models
     """Runs, model folders or hub ids."""
-    data: str | None = None
+    data: Annotated[str | None, named("DATA")] = None
     """Text to measure on: a folder of token shards, a file, a folder of files or a named corpus; by default
     what each run held out."""
     field: FieldFlag = None
@@ -178,13 +190,13 @@ class Variance:
     """Held-out batches to measure the loss on."""
     gradients: int = 0
     """Held-out batches to measure the gradient on; 0 does not."""
-    batch: int | None = None
+    batch: OptionalInt = None
     """Sequences a batch, on which the gradient's variance depends; by default data.validation_batch of the
     run, else 16."""
     seed: int = 0
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
-    out: Path | None = None
+    out: OptionalFile = None
     """Write the records, all figures and settings, to this new JSON file too."""
 
     def run(self) -> int:
