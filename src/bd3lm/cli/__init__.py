@@ -124,8 +124,8 @@ def _main(words: list[str]) -> int:
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
         if debug or (isinstance(error, BrokenPipeError) and _nobody_reads()):
             raise
-        said = _with_own_pip(str(error)) if isinstance(error, ImportError) else error
-        print(f"bd3lm: {said}", file=sys.stderr)
+        line = _with_own_pip(str(error)) if isinstance(error, ImportError) else str(error)
+        print(f"bd3lm: {line}", file=sys.stderr)
         return 1
     except (RuntimeError, MemoryError) as error:
         if debug or not _is_out_of_memory(error):
@@ -138,7 +138,7 @@ def _main(words: list[str]) -> int:
 
 
 def _with_own_pip(said: str) -> str:
-    """How to install an extra, with the pip of this very environment, which may not be the one on the path."""
+    """How to install an extra, by the pip of this very environment, which may not be that on the path."""
     own = Path(sys.executable).with_name("pip")
     found = shutil.which("pip")
     if not own.exists() or (found is not None and Path(found).parent == own.parent):

@@ -29,7 +29,7 @@ class Judge:
     sources: ModelsOrFiles
     """Runs, model folders or hub ids, from which samples are drawn; or files that are judged as they are: of
     `bd3lm sample --out`, or texts of other code, .jsonl with a field text or .txt with blank lines
-    between."""
+    between. Of texts after prompts only what follows a prompt is scored, given the prompt."""
     judge: Annotated[str, arg(metavar="MODEL")] = "gpt2-large"
     """A causal language model: a local folder, a GGUF file, or a name on the hub, which is downloaded."""
     count: int = 300
