@@ -107,6 +107,27 @@ def test_every_command_has_help(words, capsys):
     assert f"usage: {' '.join(['bd3lm', *words])}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("sample", "bd3lm sample [-h] [SAMPLE OPTIONS] [MODEL] [PROMPT ...]"),
+        ("eval", "bd3lm eval [-h] [EVAL OPTIONS] MODEL ..."),
+        ("score", "bd3lm score [-h] [SCORE OPTIONS] MODEL FILE ..."),
+        ("train", "bd3lm train [-h] [TRAIN OPTIONS] [PRESET]"),
+        ("judge", "bd3lm judge [-h] [JUDGE OPTIONS] MODEL|FILE ..."),
+        ("data prepare", "bd3lm data prepare [-h] [PREPARE OPTIONS] SOURCE OUT"),
+        ("convert", "bd3lm convert [-h] [CONVERT OPTIONS] SOURCE OUT"),
+        ("harness", "bd3lm harness [-h] [HARNESS OPTIONS] MODEL"),
+    ],
+)
+def test_help_names_what_is_asked_for(words, usage, capsys):
+    with pytest.raises(SystemExit):
+        main([*words.split(), "--help"])
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0] == f"usage: {usage}"
+    assert not re.search(r"\bSTR\b|\bPATH\b|\{None|default: (None)?\)", printed)
+
+
 def test_no_command_shows_the_help(capsys):
     with pytest.raises(SystemExit) as ended:
         main([])

@@ -28,17 +28,17 @@ from bd3lm.cli.sampling import SampleCommand
             "bd3lm: bd3lm sample has no option --lenght, did you mean --length? (see bd3lm sample --help)",
         ),
         (
-            "score box x.txt --field body",
-            "bd3lm: bd3lm score has no option --field, which is one of bd3lm data prepare and",
+            "score box x.txt --folder f",
+            "bd3lm: bd3lm score has no option --folder, which is one of bd3lm data prepare and",
         ),
         (
-            "score box x.txt --fieldd body",
-            "bd3lm: bd3lm score has no option --fieldd (see bd3lm score --help)",
+            "score box x.txt --folderr f",
+            "bd3lm: bd3lm score has no option --folderr (see bd3lm score --help)",
         ),
         ("demo --resume", "bd3lm: bd3lm demo has no option --resume, which is one of bd3lm train"),
         ("bench train --method foo", "bd3lm: invalid choice 'foo' for argument '--method'. Expected one of"),
         ("sample --length", "bd3lm: missing value for argument '--length'."),
-        ("data prepare", "bd3lm: missing from bd3lm data prepare: STR A file or folder"),
+        ("data prepare", "bd3lm: missing from bd3lm data prepare: SOURCE A file or folder"),
         ("judge a --length 5 x", "bd3lm: error parsing --length: Could not find valid parse for arguments"),
     ],
 )
@@ -129,3 +129,28 @@ def test_boxes_are_drawn_with_lines_or_with_dashes(box: str):
 def test_what_is_no_box_is_told_as_it_is():
     assert in_one_line("something\nelse  happened") == "something else happened"
     assert in_one_line("╭─ New ─╮\n│ Never seen. │\n╰──╯\n") == "never seen"
+
+
+def test_a_missing_extra_is_installed_by_the_pip_of_the_environment(monkeypatch, tmp_path, capsys):
+    def missing(*_: Any) -> int:
+        raise ImportError("bd3lm sample needs the package other: pip install 'bd3lm[judge]'")
+
+    monkeypatch.setattr(SampleCommand, "run", missing)
+    own = tmp_path / ".venv" / "bin"
+    own.mkdir(parents=True)
+    (own / "pip").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(own / "python"))
+    said = "bd3lm: bd3lm sample needs the package other: {} install 'bd3lm[judge]'\n"
+    for path, folder, pip in (
+        (own, tmp_path, "pip"),  # activated
+        (tmp_path, tmp_path, ".venv/bin/pip"),
+        (tmp_path, tmp_path / "elsewhere", f"{own}/pip"),
+    ):
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("PATH", str(path))
+        assert main(["sample"]) == 1
+        assert capsys.readouterr().err == said.format(pip)
+    (own / "pip").unlink()  # as of an environment that other tools install into
+    assert main(["sample"]) == 1
+    assert capsys.readouterr().err == said.format("pip")

@@ -89,7 +89,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[bool]:
-    """Hold the folder against a second writer; the system lets go of it however this process ends.
+    """Hold a folder, or a file, against a second writer; the system lets go however this process ends.
 
     Gives whether it is held, which it is not on a file system without locks.
     """

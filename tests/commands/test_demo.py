@@ -1,5 +1,6 @@
 """The demo, shrunk: every line it prints, and that what it suggests can be done."""
 
+import html
 import io
 import json
 import os
@@ -7,7 +8,9 @@ import re
 import shlex
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -16,14 +19,18 @@ from bd3lm import presets
 from bd3lm.build import Run
 from bd3lm.cli import main
 from bd3lm.commands import demo
+from bd3lm.commands.records import kept
+from bd3lm.commands.reports import make_report
+from bd3lm.commands.subjects import Subject
 from bd3lm.evaluation import Sampled, corpus_likelihood
 from bd3lm.interop import load
 from bd3lm.objectives import Autoregressive, TokenBatch
 from bd3lm.recipe import merge
-from bd3lm.reports.numbers import with_error
+from bd3lm.reports.document import readable
+from bd3lm.reports.numbers import plain, with_error
 from bd3lm.runs import train_stages
 from bd3lm.stages import resolve_stages
-from bd3lm.training import Trainer
+from bd3lm.training import Trainer, callbacks
 
 SMALL = {
     "data": {"context": 32, "builtin_vocabulary": 300, "validation_sequences": 8, "validation_batch": 4},
@@ -73,9 +80,45 @@ def table(printed: str) -> dict[str, list[str]]:
     return {name: cells for name, *cells in rows}
 
 
+def text_of(page: Path) -> str:
+    text = page.read_text("utf-8")
+    return html.unescape(re.sub(r"<[^>]*>", "", text)) if page.suffix == ".html" else text
+
+
 def value(cell: str) -> float:
     """Without the ≤ of a bound and the ± of an error."""
     return float(cell.removeprefix("≤ ").partition(" ±")[0])
+
+
+def test_off_a_terminal_training_says_now_and_then_how_far_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(callbacks, "_SILENCE", (0.0, 0.0))
+    assert main(["train", "demo-ar", "--out", str(tmp_path / "ar"), "--device", "cpu"]) == 0
+    lines = re.findall(r"^run: step (\d+)/12, \d+ s, loss .* tok/s$", capsys.readouterr().out, re.M)
+    assert lines == ["4", "8", "12"]
+
+
+def test_off_a_terminal_lines_come_soon_and_then_more_rarely(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now)
+    console = screen()
+    trainer = SimpleNamespace(engine=SimpleNamespace(is_main=True), settings=SimpleNamespace(steps=10**6))
+    bar = callbacks.ProgressBar(console)
+    monkeypatch.setattr(callbacks, "describe", lambda *_: "figures")
+    bar.on_start(trainer)
+    for second in range(1, 30_000):
+        now, trainer.step = float(second), second
+        bar.on_log(trainer, {"train_nats": 1.0})
+    said = [int(found) for found in re.findall(r"step (\d+)/", console.file.getvalue())]
+    assert said[:3] == [10, 20, 30]
+    pauses = [after - before for before, after in pairwise(said)]
+    assert pauses == sorted(pauses)
+    assert len(said) < 80
+
+
+def test_off_a_terminal_it_says_what_it_does_after_training(finished):
+    _, printed = finished
+    assert "measuring on held-out text: autoregressive and block diffusion" in printed
+    assert "\nwriting the report ...\n" in printed
 
 
 def test_the_table(finished):
@@ -99,7 +142,7 @@ def test_the_figures_are_those_of_the_averaged_weights(finished, autoregressive)
     judge = Autoregressive(mask_id=config.method.mask_id)
     (found,) = corpus_likelihood(network, Sampled("exact", judge), batches)
     assert f"{found.perplexity:.1f} ± {found.perplexity_error:.1f}" == table(printed)["autoregressive"][1]
-    counted = demo.unigram_perplexity(autoregressive)
+    counted, _ = demo.unigram_perplexity(autoregressive)
     assert f"{counted:.1f}" == table(printed)["unigram frequencies"][1]
 
 
@@ -113,7 +156,7 @@ def test_the_unigram_by_hand(autoregressive):
     product = 1.0
     for token in scored:
         product *= (sum(tally) / tally[token]) ** (1 / len(scored))
-    assert demo.unigram_perplexity(ar) == pytest.approx(product, rel=1e-9)
+    assert demo.unigram_perplexity(ar) == (pytest.approx(product, rel=1e-9), len(scored))
 
 
 def test_a_sample_past_the_training_context(finished):
@@ -129,6 +172,26 @@ def test_it_writes_a_report_of_both_models_with_what_the_table_has(finished):
     (measured,) = (folder / "block" / "measured").glob("perplexity*")  # by the demo, and not again
     for figure in json.loads(measured.read_text("utf-8"))["result"]["figures"]:
         assert with_error(figure["perplexity"], figure["perplexity_error"]) in page
+
+
+def test_the_report_has_the_unigram_and_the_long_text_that_were_printed(finished, autoregressive):
+    folder, printed = finished
+    for page in map(text_of, (folder / "report.html", folder / "report.md")):
+        assert f"have a perplexity of {plain(demo.unigram_perplexity(autoregressive)[0])}." in page
+        assert "A text longer than the context" in page
+        assert "This one has 64 tokens" in page
+        (record,) = kept(Subject.open(folder / "block", device="cpu"), "long_text")
+        (text,) = record["result"]["texts"]
+        assert readable(text["written"]) in page
+        assert text["tokens"] == 64 - 32 // 8
+    assert text["written"].split()[0] in printed
+
+
+def test_a_report_of_its_own_has_them_too(finished, tmp_path):
+    make_report([finished[0]], out=tmp_path, measure=False, device="cpu", console=Console(quiet=True))
+    page = text_of(tmp_path / "report.html")
+    assert "To compare: token frequencies of the training text alone" in page
+    assert "A text longer than the context" in page
 
 
 def test_it_ends_with_where_everything_is_and_three_commands_that_work(finished, capsys):

@@ -28,7 +28,8 @@ def test_without_lm_eval_it_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert main(["harness", "anything", "--tasks", "arc_easy"]) == 1
     error = capsys.readouterr().err
-    assert error == "bd3lm: bd3lm harness needs the package lm_eval: pip install 'bd3lm[harness]'\n"
+    assert error.startswith("bd3lm: bd3lm harness needs the package lm_eval: ")
+    assert error.endswith("pip install 'bd3lm[harness]'\n")
 
 
 def test_the_harness_s_own_command_says_so_too(monkeypatch):

@@ -341,14 +341,80 @@ def test_a_lean_is_for_a_model_that_has_an_order(judge_folder, tmp_path, capsys)
     assert "--lean is for block diffusion, whose order can be chosen, and no" in capsys.readouterr().err
 
 
-def test_a_prompt_is_not_judged_as_if_it_had_been_written(run, judge, tmp_path, monkeypatch):
-    texts = tmp_path / "prompted.jsonl"
-    assert main(["sample", str(run), "import", "--length", "40", "--out", str(texts)]) == 0
+def nats_after(judge, documents: list[str], prompt: str) -> tuple[float, int]:
+    """By the chain rule in one window: what follows the prompt, which is tokenized apart."""
+    tokens, scored = [judge.eos_id, *judge.encode(prompt)], []
+    for place, document in enumerate([documents[0][len(prompt) :], *documents[1:]]):
+        tokens += [judge.eos_id] if place else []
+        scored += range(len(tokens), len(tokens) + len(judge.encode(document)))
+        tokens += judge.encode(document)
+    log_p = judge.log_p(torch.tensor([tokens]))[0].double()
+    return -log_p[scored].sum().item(), len(scored)
+
+
+def test_after_a_prompt_what_was_written_is_judged_given_the_prompt(run, judge, tmp_path):
+    texts, console = tmp_path / "prompted.jsonl", screen()
+    words = ["sample", str(run), "import the", "For", "", "--length", "12", "--no-eos", "--out", str(texts)]
+    assert main(words) == 0
+    (record,) = judged(texts, judge, console=console)
+    lines = lines_of(texts)
+    assert all(len(judge.encode(line["text"])) < 30 for line in lines)  # so that one window holds them
+    assert [line["text"].removesuffix(line["completion"]) for line in lines] == ["import the", "For", ""]
+    found = [
+        nats_after(judge, line["documents"], prompt)
+        for line, prompt in zip(lines[:2], ("import the", "For"), strict=True)
+    ]
+    alone = judge_texts(judge, [lines[2]["documents"]], window=32, stride=16)
+    nats = sum(each for each, _ in found) + alone.nats.sum().item()
+    tokens = sum(each for _, each in found) + int(alone.tokens.sum())
+    result = record["result"]
+    assert result["tokens"] == tokens
+    assert result["nats"] == pytest.approx(nats / tokens, rel=1e-5)
+    assert result["characters"] == sum(len(text) for line in lines for text in line["documents"]) - 13
+    assert record["settings"]["after_prompts"] is True
+    printed = " ".join(console.file.getvalue().split())
+    assert "After prompts: only what follows a prompt is scored, given the prompt" in printed
+    # Small windows change what is in view, and nothing else.
+    (by_windows,) = judged(texts, judge, judging=Judging(window=6, stride=2))
+    assert by_windows["result"]["tokens"] == tokens
+
+
+def test_texts_of_other_code_may_have_prompts_that_they_begin_with(judge, tmp_path):
+    file = written(tmp_path, {"text": "Once upon a time.", "prompt": "Once upon"})
+    (record,) = judged(file, judge)
+    nats, tokens = nats_after(judge, ["Once upon a time."], "Once upon")
+    assert (record["result"]["tokens"], record["result"]["nats"]) == (
+        tokens,
+        pytest.approx(nats / tokens, rel=1e-5),
+    )
+    file = written(tmp_path, {"text": " a time.", "prompt": "Once upon"})
+    with pytest.raises(ValueError, match=r"sample 0 of .* must begin with its prompt, 'Once upon', got"):
+        judged(file, judge)
+
+
+def test_what_was_given_and_is_not_known_is_not_judged_as_if_it_had_been_written(
+    run, judge, tmp_path, monkeypatch
+):
+    filled = tmp_path / "filled.jsonl"
+    assert main(["sample", str(run), "--template", "The {3} sat on the {2}.", "--out", str(filled)]) == 0
     monkeypatch.setattr(sample_files, "run_sample", lambda *_, **__: pytest.fail("drawn"))
-    sources = [open_source(str(source)) for source in (run, texts)]
-    said = f"sample 0 of {texts} must be written from nothing, without a prompt, got one that was given"
-    with pytest.raises(ValueError, match=said):
-        run_judge(sources, FEW, WINDOWS, load_judge=lambda: judge, console=screen())
+    unknown = written(tmp_path, {**LINE, "given": 3})
+    for file, said in (
+        (filled, "fills the gaps of a template, .*: judge texts that continue a prompt, or that were"),
+        (unknown, "was given 3 tokens and does not say which: write it again, by `bd3lm sample --out`"),
+    ):
+        sources = [open_source(str(source)) for source in (run, file)]
+        with pytest.raises(ValueError, match=f"sample 0 of {file} {said}"):
+            run_judge(sources, FEW, WINDOWS, load_judge=lambda: judge, console=screen())
+
+
+def test_mauve_is_not_for_texts_that_begin_with_prompts(judge, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mauve", SimpleNamespace())
+    human = tmp_path / "human.txt"
+    human.write_text("A human text.")
+    file = written(tmp_path, {"text": "Once upon a time.", "prompt": "Once"})
+    with pytest.raises(ValueError, match=r"--mauve compares whole texts .* begin with prompts: leave it out"):
+        judged(file, judge, judging=Judging(window=32, stride=16, reference=human))
 
 
 def test_a_length_that_a_model_cannot_write_is_said_before_others_are_drawn(judge, tmp_path, monkeypatch):
@@ -470,9 +536,9 @@ def test_a_gguf_file_without_what_reads_it(package, tmp_path, capsys, monkeypatc
     judge = tmp_path / "judge.gguf"
     judge.touch()
     assert main(["judge", str(written(tmp_path, LINE)), "--judge", str(judge)]) == 1
-    assert capsys.readouterr().err == (
-        f"bd3lm: judge '{judge}', a GGUF file, needs the package {package}: pip install 'bd3lm[judge]'\n"
-    )
+    said = capsys.readouterr().err
+    assert said.startswith(f"bd3lm: judge '{judge}', a GGUF file, needs the package {package}: ")
+    assert said.endswith("pip install 'bd3lm[judge]'\n")
 
 
 def test_a_missing_mauve_is_said_before_anything_is_opened(judge, tmp_path, monkeypatch):

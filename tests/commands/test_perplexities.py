@@ -267,6 +267,22 @@ def test_zero_shot_is_a_table_of_models_against_corpora(tmp_path, capsys):
     assert all(perplexity_text(each["result"]["figures"][0]) in printed for each in records)
 
 
+@pytest.mark.parametrize("command", ["eval", "zeroshot"])
+def test_a_field_of_another_name_holds_the_text(command, tmp_path, capsys):
+    model, named = str(saved(of_bytes(2), tmp_path / "model")), tmp_path / "bodies.jsonl"
+    usual = documents(tmp_path)
+    named.write_text(usual.read_text("utf-8").replace('"text"', '"body"'), "utf-8")
+    assert main([command, model, "--data", str(named), "--device", "cpu"]) == 1
+    assert "has no text in a field 'text': it has body" in capsys.readouterr().err
+    found = {}
+    for file, words in ((usual, []), (named, ["--field", "body"])):
+        out = tmp_path / f"{file.stem}.json"
+        assert main([command, model, "--data", str(file), *words, "--out", str(out), "--device", "cpu"]) == 0
+        (found[file],) = json.loads(out.read_text())
+    assert found[named]["result"] == found[usual]["result"]
+    assert (found[named]["settings"]["field"], "field" in found[usual]["settings"]) == ("body", False)
+
+
 def test_a_folder_without_splits_is_measured_whole_and_one_with_them_by_its_held_out_split(tmp_path):
     subject = Subject.open(saved(of_bytes(2), tmp_path / "model"), device="cpu")
     plain, split = tmp_path / "plain", tmp_path / "split"
@@ -459,6 +475,7 @@ def test_ssd_lm_has_no_likelihood(tmp_path, capsys):
         (["--replicates", "2"], "replicates must be 1 for exact, which draws nothing, got 2"),
         (["--batch", "0"], "batch must be at least 1, got 0"),
         (["--split", "dev"], "split must be one of train, valid"),
+        (["--field", "body"], "--field is for text in files, and none is measured on, got 'body'"),
         (["--data", "nowhere"], "nowhere is neither a file or folder nor one of"),
     ],
     ids=" ".join,

@@ -1,6 +1,7 @@
 """The proof is convinced by what is right, and not by what is wrong."""
 
 import io
+import re
 
 import pytest
 import torch
@@ -21,6 +22,18 @@ def test_it_holds(seed):
     assert agreed
     assert "Everything agrees." in printed
     assert "The likelihoods of all 729 texts sum to 1.000000000000." in printed
+
+
+def test_it_says_why_there_are_fewer_degrees_of_freedom_than_texts():
+    _, printed = run(samples=2000)
+    found = re.search(
+        r"for (\d+) degrees of freedom \(the (\d+) texts expected fewer than 5 times in 2,000 are counted",
+        printed,
+    )
+    assert found is not None
+    freedom, rare = map(int, found.groups())
+    assert freedom == 729 - rare + 1 - 1  # what is rare is one more, and the frequencies sum to one
+    assert proof._pooled(torch.tensor([3.0, 9.0]), 12) == ""
 
 
 def test_it_notices_a_sampler_of_another_model(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 from bd3lm.cli import main
 from bd3lm.commands import scores
+from bd3lm.commands.partials import Partial
 from bd3lm.commands.scores import score_document, score_documents, windows
 from bd3lm.commands.subjects import Subject
 from bd3lm.diffusion import derive_seed
@@ -169,27 +170,140 @@ def test_a_model_without_a_tokenizer_needs_one(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["tokens"] == 5
 
 
-def test_what_was_scored_before_an_interruption_is_kept(tmp_path, monkeypatch):
-    """The lines so far are in OUT.partial, as those of `bd3lm sample` are."""
+def texts_in(file: Path, texts: list[str | None], field: str = "text") -> str:
+    file.write_text("".join(json.dumps({field: text}) + "\n" for text in texts), "utf-8")
+    return str(file)
+
+
+def test_a_field_of_another_name_holds_the_text(tmp_path, capsys):
+    model, file = saved(tmp_path / "model", 4), texts_in(tmp_path / "texts.jsonl", ["some text"], "body")
+    assert main(["score", model, file, "--device", "cpu"]) == 1
+    assert "has no text in a field 'text': it has body" in capsys.readouterr().err
+    (found,) = scored(model, file, "--field", "body", "--out", str(tmp_path / "out.jsonl"))
+    assert found["text"] == "some text"
+
+
+@pytest.mark.parametrize("estimator", ["exact", "counts"])
+def test_a_blank_document_keeps_its_index_and_has_no_figures(estimator, tmp_path, capsys):
+    model, out = saved(tmp_path / "model", 4), tmp_path / "out.jsonl"
+    texts: list[str | None] = ["", "some text", " \n", None, "more text", "\t"]
+    file = texts_in(tmp_path / "texts.jsonl", texts)
+    found = scored(model, file, "--estimator", estimator, "--out", str(out))
+    assert f"wrote {out}: 6 documents, 4 of them blank" in capsys.readouterr().err
+    assert [(each["index"], each["text"]) for each in found] == list(enumerate(text or "" for text in texts))
+    blank, full = found[0], found[1]
+    assert blank.keys() == full.keys()
+    assert (blank["tokens"], blank["windows"], blank["meaning"]) == (0, 0, "blank")
+    assert blank["log_p"] is blank["perplexity"] is blank["error"] is None
+    assert [each["meaning"] == "blank" for each in found] == [not (text or "").strip() for text in texts]
+    (alone,) = score_documents(Subject.open(model, device="cpu"), [("it", "more text")], estimator=estimator)
+    assert found[4]["log_p"] == pytest.approx(alone["log_p"], rel=1e-5)
+
+
+def test_blank_documents_alone_are_refused_and_leave_nothing(tmp_path, capsys):
+    file = texts_in(tmp_path / "texts.jsonl", ["", None])
+    words = ["score", saved(tmp_path / "model", 4), file, "--out", str(tmp_path / "out.jsonl")]
+    assert main([*words, "--device", "cpu"]) == 1
+    assert "files must hold at least one document that is not blank" in capsys.readouterr().err
+    assert not list(tmp_path.glob("out.jsonl*"))
+
+
+def interrupted_after(calls: int, patch: pytest.MonkeyPatch) -> None:
+    """Scoring that goes on for some calls of the network, three short documents each, and is then stopped."""
     plain, done = LanguageModel.log_likelihood, []
 
     def interrupted(*given, **options):
-        if len(done) == 2:
+        if len(done) == calls:
             raise KeyboardInterrupt
         done.append(plain(*given, **options))
         return done[-1]
 
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(json.dumps({"text": f"some text {number}"}) + "\n" for number in range(8)))
-    out = tmp_path / "scores.jsonl"
+    patch.setattr(LanguageModel, "log_likelihood", interrupted)
+    patch.setattr(scores, "_BATCHES_TOGETHER", 1)
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch) -> list[str]:
+    """A command that was interrupted after 6 of 8 documents."""
+    file = texts_in(tmp_path / "texts.jsonl", [f"some text {number}" for number in range(8)])
+    words = ["score", saved(tmp_path / "m", 4), file, "--out", str(tmp_path / "out.jsonl"), "--batch", "3"]
     with monkeypatch.context() as patch:
-        patch.setattr(LanguageModel, "log_likelihood", interrupted)
-        patch.setattr(scores, "_BATCHES_TOGETHER", 1)
-        words = ["score", saved(tmp_path / "m", 4), str(texts), "--out", str(out), "--batch", "3"]
-        assert main(words) == 130
-    assert not out.exists()
-    lines = (tmp_path / "scores.jsonl.partial").read_text().splitlines()
-    assert [json.loads(line)["text"] for line in lines] == [f"some text {number}" for number in range(6)]
+        interrupted_after(2, patch)
+        assert main([*words, "--device", "cpu"]) == 130
+    assert not (tmp_path / "out.jsonl").exists()
+    return [*words, "--device", "cpu"]
+
+
+def texts_of(file: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in file.read_text("utf-8").splitlines()]
+
+
+def test_what_was_scored_before_an_interruption_is_kept(begun, tmp_path):
+    """The lines so far are in OUT.partial, as those of `bd3lm sample` are."""
+    assert texts_of(tmp_path / "out.jsonl.partial") == [f"some text {number}" for number in range(6)]
+
+
+def test_the_same_command_goes_on_where_it_was_interrupted(begun, tmp_path, monkeypatch, capsys):
+    partial, out = tmp_path / "out.jsonl.partial", tmp_path / "out.jsonl"
+    before = partial.read_bytes()
+    partial.write_bytes(before + b'{"file": "torn')
+    calls = []
+    plain = LanguageModel.log_likelihood
+
+    def counted(model, pieces, **options):
+        calls.append(len(pieces))
+        return plain(model, pieces, **options)
+
+    monkeypatch.setattr(LanguageModel, "log_likelihood", counted)
+    capsys.readouterr()
+    assert main(begun) == 0
+    said = capsys.readouterr().err
+    assert said == f"going on after the 6 lines of {partial}\nwrote {out}: 8 documents\n"
+    assert calls == [2]
+    assert out.read_bytes().startswith(before)
+    assert texts_of(out) == [f"some text {number}" for number in range(8)]
+    assert not list(tmp_path.glob("out.jsonl.*"))
+
+
+@pytest.mark.parametrize("change", ["settings", "weights", "texts", "no lines of it"])
+def test_lines_of_another_command_are_kept_and_nothing_is_mixed(change, begun, tmp_path, capsys):
+    partial, words = tmp_path / "out.jsonl.partial", begun
+    if change == "settings":
+        words = [*begun, "--lean", "1"]
+    elif change == "weights":
+        saved(tmp_path / "m", 4, seed=1)
+    elif change == "texts":
+        texts_in(tmp_path / "texts.jsonl", ["some text 0", "some text 1", "other", "some text 3"])
+    else:
+        partial.write_text("[]\nnothing\n")
+    before = partial.read_bytes()
+    capsys.readouterr()
+    assert main(words) == 0
+    said, kept = capsys.readouterr().err, tmp_path / "out.jsonl.partial.1"
+    which = "its lines after the first 2" if change == "texts" else "its lines"
+    assert f"{partial} is kept as {kept}: {which} are of other texts, weights or settings\n" in said
+    assert ("going on after the 2 lines" in said) == (change == "texts")
+    assert kept.read_bytes() == before
+    assert not partial.exists()
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len({json.dumps([line["weights"], line["settings"]]) for line in lines}) == 1
+    assert [line["index"] for line in lines] == list(range(len(lines)))
+    assert lines[2]["text"] == ("other" if change == "texts" else "some text 2")
+
+
+def test_an_error_before_the_first_line_leaves_no_partial_file(tmp_path):
+    file = tmp_path / "texts.jsonl"
+    file.write_text("no JSON\n")
+    words = ["score", saved(tmp_path / "m", 4), str(file), "--out", str(tmp_path / "out.jsonl")]
+    assert main([*words, "--device", "cpu"]) == 1
+    assert not list(tmp_path.glob("out.jsonl*"))
+
+
+def test_a_second_command_does_not_write_into_the_first_ones_file(begun, tmp_path, capsys):
+    with Partial.open(tmp_path / "out.jsonl"):
+        assert main(begun) == 1
+    assert f"--out {tmp_path / 'out.jsonl'} is being written by another process" in capsys.readouterr().err
+    assert len(texts_of(tmp_path / "out.jsonl.partial")) == 6
 
 
 @pytest.mark.parametrize("estimator", ["exact", "counts"])
@@ -224,10 +338,17 @@ def named(texts: list[str]) -> list[tuple[str, str]]:
 
 def test_which_document_is_wrong_is_said_after_those_before_it(tmp_path, monkeypatch):
     subject = Subject.open(saved(tmp_path / "model", 4), device="cpu")
-    found = score_documents(subject, named(["some", "text", "", "more"]))
-    assert [next(found)["text"] for _ in range(2)] == ["some", "text"]
-    with pytest.raises(ValueError, match="text 2 must have at least one token to score, got ''"):
-        next(found)
+    plain_tokens = scores.text_tokens
+    with monkeypatch.context() as patch:  # a tokenizer may leave out all that a text has
+        patch.setattr(
+            scores,
+            "text_tokens",
+            lambda texts, *_: [[END]] if texts == ["\u200b"] else plain_tokens(texts, *_),
+        )
+        found = score_documents(subject, named(["some", "text", "\u200b", "more"]))
+        assert [next(found)["text"] for _ in range(2)] == ["some", "text"]
+        with pytest.raises(ValueError, match="text 2 must have at least one token to score, got"):
+            next(found)
     plain = LanguageModel.log_likelihood
 
     def refusing(model, pieces, **options):
@@ -249,6 +370,10 @@ def test_what_comes_before_a_broken_line_is_kept(tmp_path, capsys):
     assert "line 3" in capsys.readouterr().err
     lines = (tmp_path / "out.jsonl.partial").read_text().splitlines()
     assert [json.loads(line)["text"] for line in lines] == ["one", "two"]
+    texts.write_text('{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n')
+    assert main(["score", str(tmp_path / "m"), str(texts), "--out", str(out)]) == 0
+    assert "going on after the 2 lines of" in capsys.readouterr().err
+    assert texts_of(out) == ["one", "two", "three"]
 
 
 def test_documents_of_several_files_share_batches(tmp_path, monkeypatch):

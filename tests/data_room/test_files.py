@@ -113,7 +113,9 @@ def test_blank_documents_are_left_out(tmp_path: Path) -> None:
     jsonl = write_jsonl(tmp_path / "a.jsonl", ["", " \n", "x", "y"])
     jsonl.write_text("\n" + jsonl.read_text() + "\n\n" + '{"text": null}\n')
     write_parquet(tmp_path / "b.parquet", [None, "z", ""])
-    assert list(FileCorpus(tmp_path, held_out=0).documents("train")) == ["x", "y", "z"]
+    corpus = FileCorpus(tmp_path, held_out=0)
+    assert list(corpus.documents("train")) == ["x", "y", "z"]
+    assert list(corpus.rows("train")) == ["", " \n", "x", "y", "", "", "z", ""]  # a blank line is no row
 
 
 def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tests.reports import (
     log,
     perplexity,
     recipe,
+    record,
     run,
     samples,
     variance,
@@ -567,3 +568,28 @@ def test_held_out_losses_of_diffusion_are_one_draw(method, drawn):
     (plot,) = [part for part in section(found, "Training") if isinstance(part, Plot)]
     assert "Single marks are the loss on held-out text" in plot.caption
     assert ("from one random draw" in plot.caption) == drawn
+
+
+def test_token_frequencies_stand_beside_figures_of_the_same_tokens_alone():
+    def unigram(**changes):
+        settings = {"data": "own", "text": "f", "split": "valid", **changes}
+        return record("unigram", settings, {"perplexity": 385.4321, "tokens": 120})
+
+    def said(*records) -> list[str]:
+        return [part.text for part in section(one(*records), "Perplexity") if isinstance(part, Prose)][1:]
+
+    figure = perplexity(("exact", 2.0))
+    assert said(figure, unigram()) == [
+        "To compare: token frequencies of the training text alone, whatever stands before a token, have a "
+        "perplexity of 385.4."
+    ]
+    assert said(figure) == said(figure, unigram(text="g")) == said(figure, unigram(split="test")) == []
+    assert said(perplexity(("exact", 2.0), tokens=60), unigram()) == []
+
+
+def test_a_text_past_the_context_says_how_long_both_are():
+    long = samples(("Once", " upon a time"))
+    long = {**long, "kind": "long_text", "settings": {**long["settings"], "length": 64}}
+    prose, quotation = section(one(long, recipe=recipe("autoregressive")), "A text longer than the context")
+    assert "This one has 64 tokens; past the context" in prose.text
+    assert (quotation.given, quotation.written) == ("Once", " upon a time")

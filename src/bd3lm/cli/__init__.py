@@ -5,6 +5,8 @@ import io
 import os
 import re
 import select
+import shlex
+import shutil
 import signal
 import sys
 import warnings
@@ -12,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Protocol, get_args, get_type_hints
 
 import tyro
@@ -121,7 +124,8 @@ def _main(words: list[str]) -> int:
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
         if debug or (isinstance(error, BrokenPipeError) and _nobody_reads()):
             raise
-        print(f"bd3lm: {error}", file=sys.stderr)
+        line = _with_own_pip(str(error)) if isinstance(error, ImportError) else str(error)
+        print(f"bd3lm: {line}", file=sys.stderr)
         return 1
     except (RuntimeError, MemoryError) as error:
         if debug or not _is_out_of_memory(error):
@@ -131,6 +135,16 @@ def _main(words: list[str]) -> int:
     except KeyboardInterrupt:
         print("bd3lm: interrupted", file=sys.stderr)
         return 130
+
+
+def _with_own_pip(said: str) -> str:
+    """How to install an extra, by the pip of this very environment, which may not be that on the path."""
+    own = Path(sys.executable).with_name("pip")
+    found = shutil.which("pip")
+    if not own.exists() or (found is not None and Path(found).parent == own.parent):
+        return said
+    shown = own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own
+    return said.replace(": pip install ", f": {shlex.quote(str(shown))} install ")
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:

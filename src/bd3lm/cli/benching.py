@@ -1,12 +1,15 @@
 """`bd3lm bench`: train, sample and attention."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import OmitArgPrefixes, subcommand
+from tyro.conf import OmitArgPrefixes, arg, subcommand
 
-from bd3lm.cli.flags import DeviceFlag
+from bd3lm.cli.flags import (
+    DeviceFlag,
+    OptionalFile,
+    named,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,7 @@ class _Bench:
     heads: int = 12
     context: int = 1024
     device: DeviceFlag = None
-    out: Path | None = None
+    out: OptionalFile = None
     """Append what was measured to this file, as JSON lines."""
 
     def _shape(self, **more: Any) -> Any:
@@ -49,7 +52,7 @@ class BenchTrain(_Bench):
     of --out has the longest single kernels too."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether variants that do not say so are compiled; auto is on a GPU."""
-    variants: tuple[str, ...] | None = None
+    variants: Annotated[tuple[str, ...] | None, named("VARIANT ...")] = None
     """Of compiled, eager, dense, two-pass, no-ema, the first being what the others are compared with; by
     default compiled on a GPU, else eager. On a CPU a dense mask is what BD3-LM has anyway."""
 
@@ -82,7 +85,7 @@ class BenchSample(_Bench):
     profile: bool = False
     """Also tell where the time goes, from one more run of each variant under torch's profiler, in which texts
     have at most 128 tokens. The file of --out has the longest single kernels too."""
-    variants: tuple[str, ...] | None = None
+    variants: Annotated[tuple[str, ...] | None, named("VARIANT ...")] = None
     """Of cached, unreplayed (on a GPU: kernels launched one by one), unfused (plain kernels), plain (both),
     uncached; by default cached, or uncached for MDLM, which has nothing to cache."""
 
@@ -109,7 +112,7 @@ class BenchAttention(_Bench):
 
     batch: int = 32
     repeats: int = 20
-    variants: tuple[str, ...] = ("auto", "dense")
+    variants: Annotated[tuple[str, ...], arg(metavar="VARIANT ...")] = ("auto", "dense")
     """Of auto, flex, dense; one that on the device is the same as another is timed once."""
 
     def run(self) -> int:

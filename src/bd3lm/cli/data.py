@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, subcommand
 
-from bd3lm.cli.flags import DType
+from bd3lm.cli.flags import (
+    DTYPES,
+    DType,
+    FieldFlag,
+    NewFolder,
+    OptionalFolder,
+    OptionalInt,
+    named,
+)
 
 if TYPE_CHECKING:
     from bd3lm.data import Tokenizer
@@ -17,11 +25,11 @@ if TYPE_CHECKING:
 class Prepare:
     """Text to token shards: parallel, resumable, the same bytes every time."""
 
-    source: Positional[str]
+    source: Positional[Annotated[str, named("SOURCE")]]
     """A file or folder (txt, jsonl, parquet; also .gz .xz .zst), or a named corpus such as lm1b."""
-    out: Positional[Path]
+    out: NewFolder
     """The folder to write."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, named("TOKENIZER")] = None
     """A folder with tokenizer.json, a name on the hub, or bytes; by default the paper's for the corpus."""
     workers: int = 1
     """Processes that tokenize."""
@@ -29,14 +37,13 @@ class Prepare:
     """Put an end-of-text token after every document."""
     bos: bool = False
     """Put a beginning-of-text token before every document."""
-    folder: Path | None = None
+    folder: OptionalFolder = None
     """A local copy of a named corpus."""
-    field: str | None = None
-    """The field that holds the text, in jsonl and parquet; text by default."""
-    text_unit: Literal["file", "line", "paragraph"] | None = None
+    field: FieldFlag = None
+    text_unit: Annotated[Literal["file", "line", "paragraph"] | None, named("{file,line,paragraph}")] = None
     """What of a txt file is one document; by default the file in a folder of them, else what stands between
     blank lines."""
-    held_out: int | float | None = None
+    held_out: Annotated[int | float | None, named("SHARE|INT")] = None
     """Share of the documents, the last ones, to hold out (below 1), or how many (1 is one document); 0.05 by
     default where there is no validation or test file. Giving it reads all files as one text, 0 holds out
     none."""
@@ -86,16 +93,15 @@ class Prepare:
 class TrainTokenizer:
     """Train a byte-level BPE on a corpus."""
 
-    source: Positional[str]
+    source: Positional[Annotated[str, named("SOURCE")]]
     """A file, a folder or a named corpus; its training split is used, a single document whole."""
-    out: Positional[Path]
+    out: NewFolder
     """The folder to write: a new or empty one, or one with nothing but a tokenizer, which is replaced."""
     vocabulary: int = 8192
     """Number of tokens, the special ones included; fewer where the text is too small for so many."""
-    folder: Path | None = None
+    folder: OptionalFolder = None
     """A local copy of a named corpus."""
-    field: str | None = None
-    """The field that holds the text, in jsonl and parquet; text by default."""
+    field: FieldFlag = None
 
     def run(self) -> int:
         from bd3lm.data import FileCorpus, load_corpus, train_bpe
@@ -141,13 +147,13 @@ class DataCommand:
 class Convert:
     """Rewrite a checkpoint (the reference implementation's, or our own) in this project's format."""
 
-    source: Positional[str]
+    source: Positional[Annotated[str, named("SOURCE")]]
     """A folder, a Lightning .ckpt file, or a hub id such as owner/name."""
-    out: Positional[Path]
+    out: NewFolder
     """The folder to write, a new or empty one."""
-    context: int | None = None
+    context: OptionalInt = None
     """Context length; a .ckpt file does not say, so give it there."""
-    block_size: int | None = None
+    block_size: OptionalInt = None
     """Block size, for a .ckpt of a block diffusion model; by default one block (MDLM)."""
     causal: bool = False
     """Whether a .ckpt is of an autoregressive model."""
@@ -156,9 +162,9 @@ class Convert:
     give this there, or the next."""
     no_time_conditioning: Annotated[bool, FlagCreatePairsOff] = False
     """It is told a constant instead, as published models are."""
-    weights: Literal["ema", "raw"] | None = None
+    weights: Annotated[Literal["ema", "raw"] | None, named("{ema,raw}")] = None
     """Which weights of a .ckpt to take; by default the EMA's where there are any."""
-    dtype: DType | None = None
+    dtype: Annotated[DType | None, named(DTYPES)] = None
     """Precision to write; by default that of the weights."""
     to: Literal["bd3lm", "reference"] = "bd3lm"
     """The layout to write: this project's, or that of the paper's published weights, for its own code."""

@@ -2,11 +2,21 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import arg
 
-from bd3lm.cli.flags import DeviceFlag, DTypeFlag, LeanFlag, TokenizerFlag
+from bd3lm.cli.flags import (
+    DeviceFlag,
+    DTypeFlag,
+    LeanFlag,
+    Model,
+    OptionalFile,
+    OptionalFolder,
+    OptionalInt,
+    TokenizerFlag,
+    named,
+)
 
 
 @dataclass(frozen=True)
@@ -16,23 +26,23 @@ class Harness:
     Tasks that come with the harness download their data from the hub.
     """
 
-    model: Positional[str]
+    model: Model
     """A run, model folder or hub id."""
-    tasks: tuple[str, ...]
+    tasks: Annotated[tuple[str, ...], named("TASK ...")]
     """Names of tasks or groups, or patterns such as "arc_*"."""
-    include_path: Path | None = None
+    include_path: OptionalFolder = None
     """A folder with task files (YAML) of your own."""
-    num_fewshot: int | None = None
+    num_fewshot: OptionalInt = None
     """Examples in each context; by default what the task says."""
-    limit: int | None = None
+    limit: OptionalInt = None
     """Only the first so many examples of each task, to try it out."""
-    estimator: str = "auto"
+    estimator: Annotated[str, arg(metavar="ESTIMATOR")] = "auto"
     """Of likelihoods: exact (blocks of at most 12), nelbo, counts (the same bound with less noise) or iw:K
     (tighter, from K orders). By default exact up to blocks of 8, else a bound."""
-    samples: int | None = None
+    samples: OptionalInt = None
     """Draws of each text, for an estimate that is drawn; by default 16, for iw:K 1 (of K orders)."""
     lean: LeanFlag = None
-    steps: int | None = None
+    steps: OptionalInt = None
     """Steps of the sampler, for SEDD and D3PM, for SSD-LM those of each block."""
     seed: int = 0
     batch: int = 8
@@ -40,7 +50,7 @@ class Harness:
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None
-    out: Path | None = None
+    out: OptionalFile = None
     """Write all that the harness reports to this new JSON file."""
 
     def run(self) -> int:

@@ -1,16 +1,18 @@
 """`bd3lm judge`."""
 
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import arg
 
 from bd3lm.cli.flags import (
     DeviceFlag,
     DType,
     LeanFlag,
+    ModelsOrFiles,
     NucleusFlag,
     NucleusRuleFlag,
+    OptionalFile,
     SamplingDTypeFlag,
     StepsFlag,
     TokenizerFlag,
@@ -24,15 +26,15 @@ _FOR_FILES = ("judge", "window", "stride", "judge_batch", "mauve", "out", "devic
 class Judge:
     """Generative perplexity: how likely samples are to another language model; by default as in the paper."""
 
-    sources: Positional[tuple[str, ...]]
+    sources: ModelsOrFiles
     """Runs, model folders or hub ids, from which samples are drawn; or files that are judged as they are: of
     `bd3lm sample --out`, or texts of other code, .jsonl with a field text or .txt with blank lines
-    between."""
-    judge: str = "gpt2-large"
+    between. Of texts after prompts only what follows a prompt is scored, given the prompt."""
+    judge: Annotated[str, arg(metavar="MODEL")] = "gpt2-large"
     """A causal language model: a local folder, a GGUF file, or a name on the hub, which is downloaded."""
     count: int = 300
     """Samples of each model and length."""
-    length: tuple[int, ...] = (1024, 2048)
+    length: Annotated[tuple[int, ...], arg(metavar="INT ...")] = (1024, 2048)
     """Tokens of a sample, whatever ends come in it; several lengths are judged one by one."""
     nucleus: NucleusFlag = None
     nucleus_rule: NucleusRuleFlag = "inclusive"
@@ -52,9 +54,9 @@ class Judge:
     """By how much the window moves on over longer texts."""
     judge_batch: int = 8
     """Windows judged side by side."""
-    mauve: Path | None = None
+    mauve: OptionalFile = None
     """Also compute MAUVE against the human text in this file (.jsonl, .txt or .parquet)."""
-    out: Path | None = None
+    out: OptionalFile = None
     """Write the records, all figures and settings, to this new JSON file too."""
     device: DeviceFlag = None
     dtype: SamplingDTypeFlag = None

@@ -1,15 +1,16 @@
 """`bd3lm lengths`."""
 
 from dataclasses import dataclass
-from pathlib import Path
-
-from tyro.conf import Positional
 
 from bd3lm.cli.flags import (
     DeviceFlag,
     LeanFlag,
+    ModelsOrFiles,
     NucleusFlag,
     NucleusRuleFlag,
+    OptionalFile,
+    OptionalFolder,
+    OptionalInt,
     SamplingDTypeFlag,
     TokenizerFlag,
     check_sources,
@@ -20,12 +21,12 @@ from bd3lm.cli.flags import (
 class Lengths:
     """How long the documents are that models write, and what ends them, beside the training set's."""
 
-    sources: Positional[tuple[str, ...]]
+    sources: ModelsOrFiles
     """Runs, model folders or hub ids, which write documents; or .jsonl files that `bd3lm sample --out` wrote
     without a prompt."""
     count: int = 500
     """Documents of each model."""
-    length: int | None = None
+    length: OptionalInt = None
     """Tokens a document may reach; by default 16 contexts. SEDD and uniform noise reach one context."""
     entropy_floor: float = 4.0
     """End a document whose last tokens have less entropy, in nats; 0 ends none."""
@@ -37,12 +38,12 @@ class Lengths:
     seed: int = 0
     batch: int = 32
     """Documents written side by side."""
-    data: Path | None = None
+    data: OptionalFolder = None
     """A folder of token shards to compare with; by default what each run was trained on."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: SamplingDTypeFlag = None
-    out: Path | None = None
+    out: OptionalFile = None
     """Write the records, all lengths and settings, to this new JSON file too."""
 
     def run(self) -> int:

@@ -1,27 +1,40 @@
 """What measures a model: `bd3lm eval`, `bd3lm zeroshot`, `bd3lm score` and `bd3lm variance`."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
-from bd3lm.cli.flags import DeviceFlag, DTypeFlag, EstimatorFlag, LeanFlag, TokenizerFlag
+from bd3lm.cli.flags import (
+    DeviceFlag,
+    DTypeFlag,
+    EstimatorFlag,
+    FieldFlag,
+    LeanFlag,
+    Model,
+    Models,
+    OptionalFile,
+    OptionalInt,
+    Texts,
+    TokenizerFlag,
+    named,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Likelihoods:
     """What the commands that measure likelihoods have in common."""
 
-    models: Positional[tuple[str, ...]]
+    models: Models
     """Runs, model folders or hub ids."""
     estimator: EstimatorFlag = "auto"
     lean: LeanFlag = None
     replicates: int = 1
     """Independent draws of a drawn estimate: more are less noise, and say how much of the error is theirs."""
-    split: str | None = None
+    split: Annotated[str | None, named("SPLIT")] = None
     """Of the data; by default valid, else test, else all there is."""
-    sequences: int | None = None
+    field: FieldFlag = None
+    sequences: OptionalInt = None
     """Measure only the first so many."""
     seed: int = 0
     batch: int = 16
@@ -29,7 +42,7 @@ class _Likelihoods:
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None
-    out: Path | None = None
+    out: OptionalFile = None
     """Write the records, all figures and settings, to this new JSON file too."""
 
     def _subjects(self) -> list[Any]:
@@ -51,6 +64,7 @@ class _Likelihoods:
             "estimator": self.estimator,
             "replicates": self.replicates,
             "split": self.split,
+            "field": self.field,
             "limit": self.sequences,
             "seed": self.seed,
             "batch_size": self.batch,
@@ -61,7 +75,7 @@ class _Likelihoods:
 class Eval(_Likelihoods):
     """Perplexity, bits per token and per byte, with standard errors: exact where it can be, else a bound."""
 
-    data: tuple[str, ...] = ()
+    data: Texts = ()
     """Texts to measure on: folders of token shards, files, folders of files or named corpora; by default what
     each run held out."""
     eos: bool = True
@@ -88,7 +102,7 @@ class ZeroShot(_Likelihoods):
     status is 1 if a figure could not be measured; the others are shown and written all the same.
     """
 
-    data: tuple[str, ...] = ()
+    data: Texts = ()
     """Corpora: names, files or folders; by default the paper's seven, from the hub."""
 
     def run(self) -> int:
@@ -116,15 +130,17 @@ class Score:
     Documents longer than the context are scored in windows, each given what the one before it has scored.
     """
 
-    model: Positional[str]
+    model: Model
     """A run, model folder or hub id."""
-    files: Positional[tuple[str, ...]]
-    """Files or folders of text; the documents are those that `bd3lm data prepare` would take."""
+    files: Positional[Annotated[tuple[str, ...], named("FILE ...")]]
+    """Files or folders of text; the documents are those that `bd3lm data prepare` would take, and blank ones
+    between them have a line too, without a figure."""
+    field: FieldFlag = None
     estimator: EstimatorFlag = "auto"
     lean: LeanFlag = None
-    samples: int | None = None
+    samples: OptionalInt = None
     """Draws of a drawn estimate, whose spread is the error; by default 16, and 1 for iw:K."""
-    stride: int | None = None
+    stride: OptionalInt = None
     """Tokens that a window after the first scores, given the rest of a context; by default half a context."""
     seed: int = 0
     batch: int = 8
@@ -132,16 +148,16 @@ class Score:
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: DTypeFlag = None
-    out: Path | None = None
-    """Write the lines to this new .jsonl file, and not to standard output."""
+    out: OptionalFile = None
+    """Write the lines to this new .jsonl file, and not to standard output. Until all are there it is called
+    FILE.partial, from which the same command goes on."""
 
     def run(self) -> int:
-        from bd3lm.commands.samples import check_out
+        from bd3lm.commands.records import check_new_file
         from bd3lm.commands.scores import run_score
         from bd3lm.commands.subjects import Subject, check_lean_is_for
 
-        if self.out is not None:
-            check_out(self.out)
+        check_new_file(self.out)
         subject = Subject.open(
             self.model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
         )
@@ -149,6 +165,7 @@ class Score:
         run_score(
             subject,
             self.files,
+            field=self.field,
             out=self.out,
             estimator=self.estimator,
             samples=self.samples,
@@ -163,22 +180,23 @@ class Score:
 class Variance:
     """How noisy each way of drawing masks is on trained block diffusion models, by block size."""
 
-    models: Positional[tuple[str, ...]]
+    models: Models
     """Runs, model folders or hub ids."""
-    data: str | None = None
+    data: Annotated[str | None, named("DATA")] = None
     """Text to measure on: a folder of token shards, a file, a folder of files or a named corpus; by default
     what each run held out."""
+    field: FieldFlag = None
     batches: int = 20
     """Held-out batches to measure the loss on."""
     gradients: int = 0
     """Held-out batches to measure the gradient on; 0 does not."""
-    batch: int | None = None
+    batch: OptionalInt = None
     """Sequences a batch, on which the gradient's variance depends; by default data.validation_batch of the
     run, else 16."""
     seed: int = 0
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
-    out: Path | None = None
+    out: OptionalFile = None
     """Write the records, all figures and settings, to this new JSON file too."""
 
     def run(self) -> int:
@@ -189,6 +207,7 @@ class Variance:
         records = report_variances(
             self.models,
             data=self.data,
+            field=self.field,
             batches=self.batches,
             gradients=self.gradients,
             batch_size=self.batch,

@@ -2,10 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from tyro.conf import Positional
 
-from bd3lm.cli.flags import DeviceFlag
+from bd3lm.cli.flags import (
+    DeviceFlag,
+    OptionalFolder,
+    named,
+)
 
 
 @dataclass(frozen=True)
@@ -15,9 +20,9 @@ class ReportCommand:
     Training curves, perplexities, variances, lengths, samples, and a text being written that can be watched.
     """
 
-    runs: Positional[tuple[Path, ...]]
+    runs: Positional[Annotated[tuple[Path, ...], named("RUN ...")]]
     """Folders of runs, or a folder that holds runs; one of several stages is reported stage by stage."""
-    out: Path | None = None
+    out: OptionalFolder = None
     """Where to write report.html, report.md and plots; by default into the run, or report for several."""
     measure: bool = True
     """Measure what is missing, as far as it takes less than a minute each."""

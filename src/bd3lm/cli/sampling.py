@@ -3,18 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, UseAppendAction
+from tyro.conf import Positional, UseAppendAction, arg
 
 from bd3lm.cli.flags import (
     DeviceFlag,
     LeanFlag,
     NucleusFlag,
     NucleusRuleFlag,
+    OptionalFile,
+    OptionalFloat,
+    OptionalInt,
     SamplingDTypeFlag,
     StepsFlag,
     TokenizerFlag,
+    named,
 )
 
 
@@ -26,28 +30,28 @@ class SampleCommand:
     elsewhere in the order of the prompts.
     """
 
-    model: Positional[str | None] = None
+    model: Positional[Annotated[str | None, named("[MODEL]")]] = None
     """A run, model folder or hub id; by default box, the model that comes with bd3lm."""
-    prompts: Positional[tuple[str, ...]] = ()
+    prompts: Positional[Annotated[tuple[str, ...], named("[PROMPT ...]")]] = ()
     """Texts to continue; none starts from nothing."""
-    prompts_from: str | None = None
+    prompts_from: Annotated[str | None, named("FILE")] = None
     """Read prompts from this file, one a line, or from a .jsonl file with a field prompt; - is standard
     input, of either kind."""
-    template: str | None = None
+    template: Annotated[str | None, named("TEMPLATE")] = None
     """Fill the gaps of a text instead: in "The {3} sat on the {2}." gaps of 3 and of 2 tokens. {{ and }} are
     braces."""
     count: int = 1
     """Texts for each prompt."""
-    length: int | None = None
+    length: OptionalInt = None
     """Tokens a text may reach, its prompt included; by default the network's context. It may be longer, but
     for SEDD and D3PM with uniform noise."""
-    max_new_tokens: int | None = None
+    max_new_tokens: OptionalInt = None
     """Tokens at most after each prompt, in place of --length."""
     nucleus: NucleusFlag = None
     nucleus_rule: NucleusRuleFlag = "inclusive"
     temperature: float = 1.0
     """Below 1 likely tokens become likelier; 0 always takes the likeliest."""
-    top_k: int | None = None
+    top_k: OptionalInt = None
     """Draw from this many of the likeliest tokens."""
     seed: int = 0
     batch: int = 32
@@ -55,33 +59,33 @@ class SampleCommand:
     steps: StepsFlag = None
     projection: Literal["sampling", "greedy", "multi_hot"] = "sampling"
     """How SSD-LM makes almost one-hot vectors of what its network says."""
-    remask: float | None = None
+    remask: OptionalFloat = None
     """With --steps: ReMDM's eta in [0, 1], the share of what may be hidden again that is."""
     lean: LeanFlag = None
-    tokens_per_pass: int | None = None
+    tokens_per_pass: OptionalInt = None
     """Reveal so many tokens of the random order at once. Faster, and no longer the model's distribution."""
-    confidence: float | None = None
+    confidence: OptionalFloat = None
     """Reveal tokens drawn with at least this probability at once. Not the model's distribution either."""
-    entropy_bound: float | None = None
+    entropy_bound: OptionalFloat = None
     """Reveal tokens together while their entropies bound the error by so many nats."""
     eos: bool = True
     """End a text at the end token."""
-    stop: UseAppendAction[tuple[str, ...]] = ()
+    stop: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="STRING")]] = ()
     """End a text before this string, if it writes it after its prompt. May be given several times, each with
     one string: a text ends before the first of them."""
-    entropy_floor: float | None = None
+    entropy_floor: OptionalFloat = None
     """End a text whose last 256 tokens have less entropy, in nats; 4 in the paper."""
     entropy_window: int = 256
     """How many last tokens that is."""
     redraws: int = 0
     """How often to draw a text below the floor again, rather than end it."""
-    stride: int | None = None
+    stride: OptionalInt = None
     """For a model of one block, past its context: tokens written at a time."""
     cache: bool = True
     """Keep keys and values between passes."""
-    out: Path | None = None
+    out: OptionalFile = None
     """Write texts, tokens and costs as JSON lines to this new file, in the order of the prompts."""
-    film: Path | None = None
+    film: OptionalFile = None
     """Write how a single text was uncovered to this new .svg file, an animation for pages and slides."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None

@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
 
 
 @dataclass(frozen=True)
 class Demo:
     """Train a small model on text that every Python carries, measure it exactly, and sample from it."""
 
-    out: Path = Path("runs/demo")
+    out: Annotated[Path, arg(metavar="FOLDER")] = Path("runs/demo")
     """Where to write the run."""
 
     def run(self) -> int:

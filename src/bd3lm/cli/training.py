@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from tyro.conf import Positional, Suppress, arg
 
-from bd3lm.cli.flags import DeviceFlag
+from bd3lm.cli.flags import (
+    DeviceFlag,
+    OptionalFile,
+    OptionalFolder,
+    named,
+)
 
 if TYPE_CHECKING:
     from bd3lm.recipe import Recipe
@@ -20,16 +25,16 @@ class Train:
     Under torchrun it trains on all processes. `bd3lm train PRESET --show` prints the resolved recipe.
     """
 
-    preset: Positional[str | None] = None
+    preset: Positional[Annotated[str | None, named("[PRESET]")]] = None
     """A named run; `bd3lm presets` lists them. Without one --config says everything."""
-    out: Path | None = None
+    out: OptionalFolder = None
     """The folder of the run; by default runs/PRESET."""
-    config: Path | None = None
+    config: OptionalFile = None
     """A YAML file with what differs from the preset; without one, with a whole recipe, or with several under
     the names of their stages."""
     resume: bool = False
     """Go on with the run in --out: with no preset by its own recipe, else by one that computes the same."""
-    start_from: Annotated[str | None, arg(name="from")] = None
+    start_from: Annotated[str | None, named("MODEL"), arg(name="from")] = None
     """A run, model folder or hub id whose weights to start from, with a fresh optimizer."""
     device: DeviceFlag = None
     show: bool = False

@@ -52,11 +52,18 @@ class Sequences:
         return sum(tokenizer.text_bytes(self.rows[[index]][:, first:]) for index in range(self.number))
 
 
-def check_texts(data: Iterable[str | None]) -> None:
-    """Refuse paths that hold no text, before anything is measured on the texts before them."""
-    for source in data:
-        if source is not None and source not in CORPORA and not _is_shards(source):
-            load_corpus(source)  # finds the files and reads none
+def check_texts(data: Iterable[str | None], field: str | None = None) -> None:
+    """Refuse paths that hold no text, before anything is measured on the texts before them; and a `field`
+    where no text comes from files, which alone have one."""
+    files = [source for source in data if source is not None and _is_of_files(source)]
+    for source in files:
+        load_corpus(source)  # finds the files and reads none
+    if field is not None and not files:
+        raise ValueError(f"--field is for text in files, and none is measured on, got {field!r}")
+
+
+def _is_of_files(data: str) -> bool:
+    return data not in CORPORA and not _is_shards(data)
 
 
 def _is_shards(data: str) -> bool:
@@ -69,13 +76,15 @@ def open_sequences(
     data: str | None,
     *,
     split: str | None = None,
+    field: str | None = None,
     eos_between_documents: bool | None = None,
     limit: int | None = None,
 ) -> Iterator[Sequences]:
     """The held-out text of a model's own run, or `data`: a folder of token shards, or a corpus as files or by
     name, which is tokenized for the occasion, with EOS after each document unless told otherwise.
 
-    `split` is by default what was held out, else all there is; `limit` takes the first sequences only.
+    `split` is by default what was held out, else all there is; `field` names what holds the text in JSON
+    lines and parquet; `limit` takes the first sequences only.
     A run that was trained on sequences between BOS and EOS is measured on such, whatever the text.
     """
     if limit is not None and limit < 1:
@@ -87,7 +96,7 @@ def open_sequences(
             shards = TokenShards(data)
         else:
             eos = eos_between_documents is not False
-            shards, split = _tokenize(subject, data, split, eos, Path(scratch))
+            shards, split = _tokenize(subject, data, split, field, eos, Path(scratch))
         name = data or f"the data of {subject.name}"
         _check_tokenizer(subject, shards, name)
         _check_eos(shards, eos_between_documents, name)
@@ -106,7 +115,12 @@ def open_sequences(
 
 
 def _tokenize(
-    subject: Subject, data: str, split: str | None, eos_between_documents: bool, folder: Path
+    subject: Subject,
+    data: str,
+    split: str | None,
+    field: str | None,
+    eos_between_documents: bool,
+    folder: Path,
 ) -> tuple[TokenShards, str]:
     """One split of a corpus as shards; a file that is no split of anything is taken whole."""
     tokenizer = subject.model.tokenizer
@@ -115,7 +129,7 @@ def _tokenize(
     # Text that is not split by the names of its files is all to be measured on.
     path = local_path(data)
     whole = path.exists() and (path.is_file() or not split_by_name(path, find_files(path)))
-    corpus = load_corpus(data, held_out=0) if whole else load_corpus(data)
+    corpus = load_corpus(data, field=field if _is_of_files(data) else None, held_out=0 if whole else None)
     split = split or next((each for each in HELD_OUT if each in corpus.splits), corpus.splits[0])
     shards = prepare(corpus, tokenizer, folder, splits=[split], eos_between_documents=eos_between_documents)
     return shards, split

@@ -7,6 +7,7 @@ bound that the paper can print.
 
 import math
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from rich.panel import Panel
 from rich.table import Table
 
 from bd3lm.build import Run
-from bd3lm.commands.perplexities import measure_perplexity
-from bd3lm.commands.reports import make_report
+from bd3lm.commands.corpora import open_sequences
+from bd3lm.commands.perplexities import OWN, measure_perplexity
+from bd3lm.commands.records import keep, new_record
+from bd3lm.commands.reports import keep_texts, make_report
 from bd3lm.commands.subjects import Subject
 from bd3lm.config import SimplexMethod
-from bd3lm.lm import build_estimator, load
+from bd3lm.lm import Settings, build_estimator
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
 from bd3lm.recipe import Recipe, recipe_from_dict
 from bd3lm.reports import perplexity_text
@@ -63,8 +66,8 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
         )
     else:
         _print_perplexities(runs, console)
-        _print_sample(run, console)
-    with console.status("writing the report"):
+        _print_long_text(run, console)
+    with _doing("writing the report", console):
         page = make_report([out], device=str(run.trainer.engine.device), console=Console(quiet=True))
     console.print(
         f"\n[bold]{page}[/] has the measurements, plots, and a text being written: open it in a browser.",
@@ -80,6 +83,14 @@ def report(runs: list[Run], out: Path, *, console: Console | None = None) -> Non
         console.print("\n".join(["To try next:", *suggestions]), soft_wrap=True)
 
 
+def _doing(what: str, console: Console) -> AbstractContextManager[object]:
+    """Says what takes a while: for as long as it takes on a terminal, once elsewhere."""
+    if console.is_terminal:
+        return console.status(what)
+    console.print(f"{what} ...")
+    return nullcontext()
+
+
 def _print_perplexities(runs: list[Run], console: Console) -> None:
     """A table of every stage and, to compare, token frequencies."""
     table = Table(title="Perplexity of held-out text (per token; lower is better)")
@@ -87,7 +98,7 @@ def _print_perplexities(runs: list[Run], console: Console) -> None:
         table.add_column(heading, justify="left" if heading == "model" else "right")
     titles = " and ".join(each.config.title for each in runs)
     console.print(f"measuring on held-out text: {titles} ...", soft_wrap=True)
-    table.add_row("unigram frequencies", "", f"{unigram_perplexity(runs[-1]):.1f}", "")
+    table.add_row("unigram frequencies", "", f"{_unigram(runs[-1]):.1f}", "")
     for index, each in enumerate(runs):
         steps = " + ".join(str(earlier.trainer.step) for earlier in runs[: index + 1])
         table.add_row(each.config.title, steps, *_perplexities(each, console))
@@ -133,19 +144,31 @@ def _is_plain_demo(runs: list[Run]) -> bool:
     return list(map(own, trained)) == [own(recipe) for _, recipe in resolve_stages("demo")]
 
 
-def unigram_perplexity(run: Run) -> float:
-    """Held-out perplexity of the training text's token frequencies, one added to each."""
+def _unigram(run: Run) -> float:
+    """The unigram's perplexity, kept beside the run for its report."""
+    subject = _subject(run)
+    with open_sequences(subject, None, limit=_validated(subject)) as text:
+        settings = {"data": OWN, "text": text.fingerprint, "split": text.split}
+    found, tokens = unigram_perplexity(run)
+    record = new_record(subject, "unigram", settings=settings, result={"perplexity": found, "tokens": tokens})
+    keep(subject, "unigram", record)
+    return found
+
+
+def unigram_perplexity(run: Run) -> tuple[float, int]:
+    """Held-out perplexity of the training text's token frequencies, one added to each, and of how many
+    tokens it is."""
     vocabulary = run.config.network.vocab_size
     train = torch.from_numpy(run.shards.read("train", 0, run.shards.split("train").tokens).astype("int64"))
     counts = torch.bincount(train, minlength=vocabulary).double() + 1
     counts[run.config.method.mask_id] = 0
     log_p = (counts / counts.sum()).log()
-    nats = tokens = 0.0
+    nats, tokens = 0.0, 0
     for texts in run.held_out.batches:
         batch = TokenBatch.of(texts, score_first=run.held_out.score_first)
         nats -= log_p[batch.tokens[batch.scored]].sum().item()
         tokens += int(batch.scored.sum())
-    return math.exp(nats / tokens)
+    return math.exp(nats / tokens), tokens
 
 
 def _perplexities(run: Run, console: Console) -> tuple[str, str]:
@@ -153,11 +176,11 @@ def _perplexities(run: Run, console: Console) -> tuple[str, str]:
     config = run.config
     if isinstance(config.method, SimplexMethod):
         return "", "no likelihood"
-    subject = Subject.open(run.out, device=str(run.trainer.engine.device))
+    subject = _subject(run)
     drawn = build_estimator(subject.model.network, config, "auto").is_random
     record = measure_perplexity(
         subject,
-        limit=subject.recipe.data.validation_sequences if subject.recipe else None,
+        limit=_validated(subject),
         replicates=_DRAWS if drawn else 1,
         console=console,
     )
@@ -165,17 +188,34 @@ def _perplexities(run: Run, console: Console) -> tuple[str, str]:
     return figures.get("exact", ""), figures.get("bound", "")
 
 
-def _print_sample(run: Run, console: Console, *, length_in_contexts: int = 2) -> None:
-    """Text past the training context, from a prompt of held-out text."""
+def _subject(run: Run) -> Subject:
+    """The model that the run released."""
+    return Subject.open(run.out, device=str(run.trainer.engine.device))
+
+
+def _validated(subject: Subject) -> int | None:
+    """How many held-out sequences the run validates on."""
+    return subject.recipe.data.validation_sequences if subject.recipe else None
+
+
+def _print_long_text(run: Run, console: Console, *, length_in_contexts: int = 2) -> None:
+    """Text past the training context, from a prompt of held-out text; kept for the report.
+
+    A method that does not write past its context fills one.
+    """
     context = run.config.network.context
     prompt = run.held_out.batches[0][0, : context // 8]
-    model = load(run.out, device=run.trainer.engine.device)
-    if not model.config.method.writes_past_context:
+    subject = _subject(run)
+    method = subject.model.config.method
+    if not method.writes_past_context:
         length_in_contexts = 1
-    (sample,) = model.generate([prompt], length=length_in_contexts * context, stop_at_eos=False, seed=7)
+    settings = Settings(length=length_in_contexts * context, stop_at_eos=False, seed=7).for_method(method)
+    written = subject.model.generate([prompt], settings)
+    if length_in_contexts > 1:
+        keep_texts(subject, "long_text", settings, written)
     console.print(
         Panel(
-            f"[dim]{escape(run.tokenizer.decode(prompt))}[/dim] ▸ {escape(sample.completion or '')}",
+            f"[dim]{escape(run.tokenizer.decode(prompt))}[/dim] ▸ {escape(written[0].completion or '')}",
             title=f"{length_in_contexts * context} tokens, {length_in_contexts} contexts (prompt ▸ sample)",
         )
     )

@@ -29,6 +29,7 @@ from bd3lm.sampling import Ancestral
 
 ENTROPY_WINDOW = Settings().entropy_window
 _UNKNOWN = "?"
+_PROMPTED = "after_prompts"  # a setting of records whose texts begin with what a model was given
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,11 @@ def run_judge(
     notes = notes or console
     for source in sources:
         if isinstance(source, Samples):
-            source.require_from_nothing()
+            if any(source.prompts()) and judging.reference is not None:
+                raise ValueError(
+                    f"--mauve compares whole texts with human ones, and those of {source.name} begin with "
+                    "prompts: leave it out, or judge samples written from nothing"
+                )
         else:
             for length in drawing.lengths:  # a stream complains before it writes
                 source.model.stream([""], drawing.settings(source, length))
@@ -156,12 +161,13 @@ def _samples_of(source: Subject | Samples, drawing: Drawing, notes: Console) -> 
 
 def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes: Console) -> dict[str, Any]:
     """The judgement of samples as a record, which is kept beside the run of their model."""
-    texts = samples.values("documents")
+    texts, prompts = samples.values("documents"), samples.prompts()
     _check_there_is_text(samples)
     options = {"window": judging.window, "batch_size": judging.batch_size}
     found = judge_texts(
         judge,
         texts,
+        given=prompts,
         stride=judging.stride,
         watch=lambda batches: track(
             batches,
@@ -188,7 +194,7 @@ def judge_samples(samples: Samples, judge: FeatureJudge, judging: Judging, notes
         **_of_writing(samples),
         "mauve": likeness,
     }
-    settings = _settings(samples, judge, judging)
+    settings = _settings(samples, judge, judging) | ({_PROMPTED: True} if any(prompts) else {})
     record = new_record(
         samples.origin, "judgement", settings=settings, result=result, weights=samples.weights
     )
@@ -270,7 +276,7 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
         ]
         if result["mauve"] is not None:
             under_judge.append(f"MAUVE {result['mauve']:.3f}")
-        drawn = [f"{result['samples']:,} samples"]
+        drawn = [f"{result['samples']:,} samples" + (" after prompts" if settings.get(_PROMPTED) else "")]
         if _is_of_other_code(record):
             table.add_row(
                 Text(model_and_title(record)),
@@ -311,6 +317,10 @@ def _legend(records: Sequence[dict[str, Any]]) -> Text:
     ]
     if any(map(_is_of_other_code, records)):
         lines.append(f"{_UNKNOWN} is unknown: a file of texts alone does not say how they were written.")
+    if any(record["settings"].get(_PROMPTED) for record in records):
+        lines.append(
+            "After prompts: only what follows a prompt is scored, given the prompt; the entropy is of both."
+        )
     if any(record["result"]["redrawn_passes"] for record in records):
         lines[0] += " After +, and not in them, those of attempts that were drawn again, a mean over samples."
     for record in records:

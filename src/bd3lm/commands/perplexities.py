@@ -26,6 +26,7 @@ def measure_perplexity(
     *,
     data: str | None = None,
     split: str | None = None,
+    field: str | None = None,
     estimator: str = "auto",
     replicates: int = 1,
     seed: int = 0,
@@ -40,7 +41,7 @@ def measure_perplexity(
     network = subject.model.network
     chosen = build_estimator(network, subject.model.config, estimator)
     with open_sequences(
-        subject, data, split=split, eos_between_documents=eos_between_documents, limit=limit
+        subject, data, split=split, field=field, eos_between_documents=eos_between_documents, limit=limit
     ) as text:
         screen = console or Console(stderr=True)
         batches = track(
@@ -70,6 +71,7 @@ def measure_perplexity(
                 "dtype": subject.dtype,
                 "limit": limit,
                 **({"bos_eos": True} if text.bos_eos else {}),
+                **({} if field is None else {"field": field}),
             },
             result={
                 "sequences": found[0].sequences,
@@ -89,7 +91,7 @@ def report_perplexities(
 ) -> list[dict[str, Any]]:
     """Measure every model on every text, and print a table of all figures."""
     each = _options(subjects, options)
-    check_texts(data)
+    check_texts(data, options.get("field"))
     records = [
         measure_perplexity(subject, data=source, console=console, **own)
         for source in data
@@ -123,7 +125,7 @@ def report_zero_shot(
     figure at all.
     """
     each = _options(subjects, options)
-    check_texts(data)
+    check_texts(data, options.get("field"))
     measured: dict[tuple[str, int], dict[str, Any]] = {}
     problems: dict[tuple[str, str], list[str]] = {}  # by corpus and reason: the models
     for source in dict.fromkeys(data):

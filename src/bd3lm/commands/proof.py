@@ -20,6 +20,7 @@ from bd3lm.sampling import BlockWriter, Request, sample
 _LETTERS = "abc"
 _MASK = len(_LETTERS)
 _LENGTH, _BLOCK, _ORDERS = 6, 3, 4
+_LEAST_EXPECTED = 5.0  # times, for a text to count on its own in a χ² test
 _WEIGHT_SCALE = 0.3  # smaller weights give nearly uniform texts, which would prove little
 
 
@@ -104,14 +105,28 @@ def _print_samples(console: Console, model: Transformer, texts: Tensor, p: Tenso
         text = "".join(_LETTERS[i] for i in texts[index].tolist())
         table.add_row(text, f"{p[index]:.4f}", f"{counts[index] / samples:.4f}")
     console.print(table)
-    chi2, freedom, p_value = _chi_squared(counts, p * samples)
-    console.print(f"χ² over all texts: {chi2:.1f} for {freedom} degrees of freedom, p = {p_value:.3f}")
+    expected = p * samples
+    chi2, freedom, p_value = _chi_squared(counts, expected)
+    console.print(
+        f"χ² over all texts: {chi2:.1f} for {freedom} degrees of freedom{_pooled(expected, samples)}, "
+        f"p = {p_value:.3f}",
+        soft_wrap=True,
+    )
     return p_value > 1e-4
+
+
+def _pooled(expected: Tensor, samples: int) -> str:
+    """Why there are fewer degrees of freedom than texts: what `_chi_squared` counts together."""
+    rare = int((expected < _LEAST_EXPECTED).sum())
+    if rare < 2:
+        return ""
+    often = f"{_LEAST_EXPECTED:g} times in {samples:,}"
+    return f" (the {rare} texts expected fewer than {often} are counted together)"
 
 
 def _chi_squared(observed: Tensor, expected: Tensor) -> tuple[float, int, float]:
     """Pearson's test; texts too rare to be expected five times are counted together."""
-    rare = expected < 5.0
+    rare = expected < _LEAST_EXPECTED
     observed = torch.cat((observed[~rare], observed[rare].sum().view(1)))
     expected = torch.cat((expected[~rare], expected[rare].sum().view(1)))
     keep = expected > 0

@@ -29,7 +29,7 @@ from bd3lm.lm import Generation, LanguageModel, Settings, build_estimator
 from bd3lm.methods import build_objective, validation_objective
 from bd3lm.objectives import BlockDiffusionLoss, Objective
 from bd3lm.recipe import BlockDiffusionRecipe, Recipe, recipe_to_dict
-from bd3lm.reports import COMMANDS, MARKDOWN, PAGE, Report, Run, record_film, write_report
+from bd3lm.reports import KINDS, MARKDOWN, PAGE, Report, Run, record_film, write_report
 from bd3lm.runs import STOPPED_FILE
 from bd3lm.stages import RECIPE_FILE, begun_stages, is_run, read_recipe, run_stages
 from bd3lm.training import CheckpointStore, CsvLog
@@ -210,7 +210,7 @@ def _content(
                 tokens=each.training.tokens,
                 start=each.training.start,
                 log=each.log,
-                records=[record for kind in COMMANDS for record in kept(subject, kind)],
+                records=[record for kind in KINDS for record in kept(subject, kind)],
                 **_losses(subject.recipe, subject.model, each.log),
             )
         )
@@ -369,7 +369,7 @@ def _draw_samples(subject: Subject, samples: int, console: Console) -> None:
         _say(console, subject, f"{samples} samples")
         settings = Settings(length=min(context, _SAMPLE_TOKENS), steps=_steps(method)).for_method(method)
         written = subject.model.generate(_prompts(subject, tokenizer, samples), settings)
-        _keep(subject, "samples", settings, {"texts": [_sample(text) for text in written]})
+        keep_texts(subject, "samples", settings, written)
 
 
 def _draw_film(subject: Subject, console: Console) -> None:
@@ -408,6 +408,11 @@ def _sample(generation: Generation) -> dict[str, Any]:
         "entropy": generation.entropy,
         "seed": sample.seed,
     }
+
+
+def keep_texts(subject: Subject, kind: str, settings: Settings, written: Sequence[Generation]) -> None:
+    """Texts for a report to show, kept beside the run of the model that wrote them."""
+    _keep(subject, kind, settings, {"texts": [_sample(text) for text in written]})
 
 
 def _keep(subject: Subject, kind: str, settings: Settings, result: dict[str, Any]) -> None:

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 import bd3lm
+from bd3lm.commands.partials import partial_of
 from bd3lm.commands.records import FOLDER
-from bd3lm.commands.samples import Author, partial_of, run_sample, sample_record, settings_record
+from bd3lm.commands.samples import Author, run_sample, sample_record, settings_record
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import load_corpus
 from bd3lm.data.corpus import digest
@@ -161,6 +162,34 @@ class Samples:
 
     def values(self, field: str) -> list[Any]:
         return [record[field] for record in self.records]
+
+    def prompts(self) -> list[str]:
+        """What each text begins with that its model was given; empty for one written from nothing.
+
+        Refuses samples of which that is not known: what was given would be measured as if it had been
+        written.
+        """
+        return [self._prompt(index) for index in range(len(self.records))]
+
+    def _prompt(self, index: int) -> str:
+        record = self.records[index]
+        where, documents, prompt = f"sample {index} of {self.name}", record["documents"], record.get("prompt")
+        if record.get("template"):
+            raise ValueError(
+                f"{where} fills the gaps of a template, so that what was given stands between what was "
+                "written: judge texts that continue a prompt, or that were written from nothing"
+            )
+        text, written = record.get("text"), record.get("completion")
+        if isinstance(text, str) and isinstance(written, str):
+            prompt = text[: len(text) - len(written)]
+        elif (record["given"] or 0) > 1 and not prompt:
+            raise ValueError(
+                f"{where} was given {record['given']} tokens and does not say which: write it again, by "
+                "`bd3lm sample --out`"
+            )
+        if prompt and not (isinstance(prompt, str) and documents and documents[0].startswith(prompt)):
+            raise ValueError(f"{where} must begin with its prompt, {prompt!r:.80}, got {documents!r:.80}")
+        return prompt or ""
 
     def require_from_nothing(self) -> None:
         """Refuse samples with a prompt: what a model was given would be measured as if it had written it."""

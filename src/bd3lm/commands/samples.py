@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 import bd3lm
+from bd3lm.commands.partials import partial_of
 from bd3lm.commands.prompts import Template, template_text
 from bd3lm.commands.records import check_new_file
 from bd3lm.data import Tokenizer
@@ -163,11 +164,6 @@ def check_film(film: Path | None, texts: int, out: Path | None) -> None:
     if film.suffix != ".svg":
         raise ValueError(f"--film must be a file called .svg, got {film}")
     check_new_file(film, "--film")
-
-
-def partial_of(out: Path) -> Path:
-    """The file that becomes `out` once all is in it."""
-    return out.with_name(out.name + ".partial")
 
 
 def _put_in_order(file: Path, indices: Sequence[int]) -> None:

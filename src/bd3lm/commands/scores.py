@@ -4,17 +4,17 @@ import json
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import bd3lm
+from bd3lm.commands.partials import Partial
 from bd3lm.commands.records import plain_json
-from bd3lm.commands.samples import check_out
 from bd3lm.commands.subjects import Subject
 from bd3lm.config import LanguageModelConfig
 from bd3lm.data import Tokenizer
@@ -24,10 +24,26 @@ from bd3lm.evaluation import perplexity
 from bd3lm.lm import TextLikelihood, build_estimator
 from bd3lm.lm.prompts import text_tokens
 
+_FIGURES = (
+    "tokens",
+    "windows",
+    "log_p",
+    "error",
+    "nats_per_token",
+    "perplexity",
+    "bits_per_byte",
+    "bits_per_character",
+    "estimator",
+    "lean",
+    "meaning",
+)
+_BLANK = "blank"  # the meaning of the figures of a document without any
 _BATCHES_TOGETHER = 16  # so that windows of about equal lengths can share a batch
 
 Window = tuple[int, int, int]
 """Where it begins and ends in the text, and how many of its tokens are given."""
+Place = tuple[str, int, str]
+"""A document: its file, its index among the rows of that file, and its text."""
 
 
 def windows(length: int, *, context: int, stride: int, given: int) -> list[Window]:
@@ -63,7 +79,8 @@ def score_documents(
 ) -> Iterator[dict[str, Any]]:
     """The same for each text, in their order; windows of several texts go through the network together.
 
-    With each text comes a name, for what is wrong with it. Those before it are scored all the same.
+    With each text comes a name, for what is wrong with it. Those before it are scored all the same. A blank
+    text, which is no document anywhere else, has a record too, so that records match texts.
     """
     model = subject.model
     if model.tokenizer is None:
@@ -96,6 +113,9 @@ def _documents(
     context, first = config.network.context, int(not config.method.score_first)
     step = max(1, context // 2) if stride is None else stride
     for name, text in texts:
+        if not text.strip():
+            yield _Document(name, text, [], [], 0, 0)
+            continue
         try:
             (tokens,) = text_tokens([text], config, tokenizer)
         except ValueError as error:
@@ -165,46 +185,87 @@ def _likelihoods(
 
 
 def _record(subject: Subject, document: _Document, found: Sequence[TextLikelihood]) -> dict[str, Any]:
+    text = {"text": document.text}
+    if not found:
+        return dict.fromkeys(_FIGURES) | {"tokens": 0, "windows": 0, "meaning": _BLANK} | text
     log_p, scored = sum(each.log_p for each in found), sum(each.tokens for each in found)
     errors = [each.error for each in found]
     bits = -log_p / math.log(2)
     size, characters = document.size, document.characters
-    return {
-        "tokens": scored,
-        "windows": len(document.windows),
-        "log_p": log_p,
-        "error": None if None in errors else math.hypot(*(error or 0.0 for error in errors)),
-        "nats_per_token": -log_p / scored,
-        "perplexity": perplexity(-log_p / scored),
-        "bits_per_byte": bits / size if size else None,
-        "bits_per_character": bits / characters if characters else None,
-        "estimator": found[0].figure.name,
-        "lean": subject.lean,
-        "meaning": found[0].figure.meaning,
-        "text": document.text,
-    }
+    figures = (
+        scored,
+        len(document.windows),
+        log_p,
+        None if None in errors else math.hypot(*(error or 0.0 for error in errors)),
+        -log_p / scored,
+        perplexity(-log_p / scored),
+        bits / size if size else None,
+        bits / characters if characters else None,
+        found[0].figure.name,
+        subject.lean,
+        found[0].figure.meaning,
+    )
+    return dict(zip(_FIGURES, figures, strict=True)) | text
 
 
-def run_score(subject: Subject, files: Sequence[str], *, out: Path | None, **options: Any) -> None:
+def run_score(
+    subject: Subject, files: Sequence[str], *, out: Path | None, field: str | None = None, **options: Any
+) -> None:
     """A JSON line for each document of the files, in their order: on standard output, or in `out`, which is
-    called OUT.partial until all are there."""
+    called OUT.partial until all are there. What the same command wrote there before is not scored again."""
     if not files:
         raise ValueError("files must name at least one file or folder of text, got none")
     _check_flags(subject, **options)
-    corpora = [(file, FileCorpus(file, held_out=0)) for file in files]
-    partial = None if out is None else check_out(out)
-    count = 0
-    with nullcontext(sys.stdout) if partial is None else partial.open("w", encoding="utf-8") as lines:
-        for line in _lines(subject, corpora, options):
-            print(line, file=lines, flush=True)
-            count += 1
-    if not count:
-        if partial is not None:
-            partial.unlink()
-        raise ValueError(f"files must hold at least one document that is not blank, got {', '.join(files)}")
-    if partial is not None and out is not None:
-        partial.replace(out)
-        print(f"wrote {out}: {count:,} documents", file=sys.stderr)
+    corpora = [(file, FileCorpus(file, field=field or "text", held_out=0)) for file in files]
+    tally = _Tally()
+    if out is None:
+        for line in _lines(subject, _places(corpora), tally, options):
+            print(line, flush=True)
+        tally.check(files)
+        return
+    places, origin = _places(corpora), _origin(subject, options)
+    with Partial.open(out) as partial:
+        waiting: list[Place] = []  # the first document that is not in the partial file
+
+        def is_next(line: dict[str, Any]) -> bool:
+            waiting[:] = islice(places, 1)
+            written = line.get("file"), line.get("index"), line.get("text")
+            if waiting != [written] or any(line.get(name) != value for name, value in origin.items()):
+                return False
+            tally.add(line)
+            waiting.clear()
+            return True
+
+        partial.take_up(is_next)
+        for line in _lines(subject, chain(waiting, places), tally, options):
+            partial.write(line)
+        if tally.documents == tally.blank:
+            partial.discard()
+        tally.check(files)
+        partial.finish()
+    print(f"wrote {out}: {tally}", file=sys.stderr)
+
+
+@dataclass
+class _Tally:
+    """How many documents have a line, and how many of them are blank."""
+
+    documents: int = 0
+    blank: int = 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.documents += 1
+        self.blank += record["meaning"] == _BLANK
+
+    def check(self, files: Sequence[str]) -> None:
+        if self.documents == self.blank:
+            raise ValueError(
+                f"files must hold at least one document that is not blank, got {', '.join(files)}"
+            )
+
+    def __str__(self) -> str:
+        blank = f", {self.blank:,} of them blank" if self.blank else ""
+        return f"{self.documents:,} documents{blank}"
 
 
 def _check_flags(
@@ -223,18 +284,47 @@ def _check_flags(
             raise ValueError(f"{flag} must be at least {least}, got {value}")
 
 
+def _origin(subject: Subject, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a score depends on besides its text, as far as its figures do not say it.
+
+    Batches are not in it: they change the last digits of float32.
+    """
+    tokenizer = subject.model.tokenizer
+    return {
+        "model": subject.name,
+        "weights": subject.weights,
+        "bd3lm": bd3lm.__version__,
+        "dtype": subject.dtype,
+        "settings": {
+            "estimator": build_estimator(
+                subject.model.network, subject.model.config, options["estimator"]
+            ).name,
+            **{name: options[name] for name in ("samples", "stride", "seed")},
+            "lean": subject.lean,
+            "tokenizer": None if tokenizer is None else tokenizer.fingerprint,
+        },
+    }
+
+
+def _places(corpora: Sequence[tuple[str, FileCorpus]]) -> Iterator[Place]:
+    for file, corpus in corpora:
+        for index, text in enumerate(corpus.rows("train")):
+            yield file, index, text
+
+
 def _lines(
-    subject: Subject, corpora: Sequence[tuple[str, FileCorpus]], options: dict[str, Any]
+    subject: Subject, places: Iterable[Place], tally: _Tally, options: dict[str, Any]
 ) -> Iterator[str]:
-    places: deque[tuple[str, int]] = deque()
+    origin = _origin(subject, options)
+    read: deque[tuple[str, int]] = deque()
 
     def texts() -> Iterator[tuple[str, str]]:
-        for file, corpus in corpora:
-            for index, text in enumerate(corpus.documents("train")):
-                places.append((file, index))
-                yield f"document {index} of {file}", text
+        for file, index, text in places:
+            read.append((file, index))
+            yield f"document {index} of {file}", text
 
     for found in score_documents(subject, texts(), **options):
-        file, index = places.popleft()
-        record = plain_json({"file": file, "index": index, **found})
+        file, index = read.popleft()
+        record = plain_json({"file": file, "index": index, **found, **origin})
+        tally.add(record)
         yield json.dumps(record, ensure_ascii=False, allow_nan=False)

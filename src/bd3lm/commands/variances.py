@@ -69,6 +69,7 @@ def measure_variances(
     subject: Subject,
     *,
     data: str | None = None,
+    field: str | None = None,
     batches: int = 20,
     gradients: int = 0,
     batch_size: int | None = None,
@@ -92,7 +93,7 @@ def measure_variances(
         raise ValueError(f"{subject.name} must hold a block diffusion model, got {method.kind}")
     validated = DataRecipe() if subject.recipe is None else subject.recipe.data
     rows = batch_size or validated.validation_batch
-    some = _batches(subject, data, rows, max(batches, gradients))
+    some = _batches(subject, data, field, rows, max(batches, gradients))
     # A gradient over fewer sequences varies more, so the last batch does not count where it is smaller.
     full = [batch for batch in some[:gradients] if len(batch.tokens) == rows]
     if gradients and len(full) < 2:
@@ -125,6 +126,7 @@ def measure_variances(
         "sequences": sum(len(batch.tokens) for batch in some[:batches]),
         "seed": seed,
         **({} if data is None else {"data": data}),
+        **({} if field is None else {"field": field}),
     }
     record = new_record(subject, "variance", settings=settings, result={"rows": found})
     if data is None:  # a report compares runs on what they held out
@@ -132,10 +134,12 @@ def measure_variances(
     return record
 
 
-def _batches(subject: Subject, data: str | None, rows: int, number: int) -> list[TokenBatch]:
+def _batches(
+    subject: Subject, data: str | None, field: str | None, rows: int, number: int
+) -> list[TokenBatch]:
     """At most so many batches of `rows` sequences of `data`, or of what the subject's run held out."""
     if data is not None:
-        with open_sequences(subject, data, limit=rows * number) as text:
+        with open_sequences(subject, data, field=field, limit=rows * number) as text:
             return list(text.batches(subject, rows))
     shards = subject.shards()  # an error where there is no run
     assert subject.recipe is not None
@@ -153,6 +157,7 @@ def report_variances(
     models: Sequence[str | Path],
     *,
     data: str | None = None,
+    field: str | None = None,
     batches: int = 20,
     gradients: int = 0,
     batch_size: int | None = None,
@@ -166,11 +171,12 @@ def report_variances(
     if not models:
         raise ValueError("models must name at least one run, model folder or hub id, got none")
     subjects = [Subject.open(model, tokenizer=tokenizer, device=device) for model in models]
-    check_texts([data])
+    check_texts([data], field)
     records = [
         measure_variances(
             subject,
             data=data,
+            field=field,
             batches=batches,
             gradients=gradients,
             batch_size=batch_size,

@@ -95,8 +95,12 @@ class FileCorpus(Corpus):
         return digest([options, fingerprint_files(self._root, self._files)])
 
     def documents(self, split: str) -> Iterator[str]:
+        return (row for row in self.rows(split) if row.strip())
+
+    def rows(self, split: str) -> Iterator[str]:
+        """The documents of a split with the blank ones among them, each in its place."""
         self.check_split(split)
-        return (row for row in self._rows_of(split) if row.strip())
+        return self._rows_of(split)
 
     def count(self, split: str) -> int | None:
         files = self._by_split.get(split, self._files)

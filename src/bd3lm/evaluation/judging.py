@@ -4,7 +4,7 @@ The judge tokenizes a text anew. A text longer than its window is scored by over
 apart (1,024 and 512 in Suppl. C.5). Each token is scored once, by the first window that holds it, and so with
 at least window − stride tokens before it, or all there are. The judge's end token stands before every
 document of a text. It is context and is never scored, so that the first word of a document is scored like any
-other.
+other. Nor is a prompt, which the text after it is scored given.
 """
 
 import math
@@ -89,6 +89,7 @@ def judge_texts(
     judge: Judge,
     texts: Sequence[Documents],
     *,
+    given: Sequence[str] | None = None,
     window: int = 1024,
     stride: int = 512,
     batch_size: int = 8,
@@ -96,12 +97,17 @@ def judge_texts(
 ) -> Judgement:
     """Score texts, `batch_size` windows at a time, which changes speed and memory only.
 
-    `watch` takes the batches and yields them one by one, for a progress bar.
+    `given` are prompts that texts begin with: they are read and not scored, and are tokenized apart from what
+    follows them. `watch` takes the batches and yields them one by one, for a progress bar.
     """
     check_windows(judge, window, stride)
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    tokens = [torch.tensor(judged_tokens(judge, documents), dtype=torch.long) for documents in texts]
+    given = [""] * len(texts) if given is None else given
+    if len(given) != len(texts):
+        raise ValueError(f"given must have a prompt for each of {len(texts)} texts, got {len(given)}")
+    rows_of = [_row(judge, documents, prompt) for documents, prompt in zip(texts, given, strict=True)]
+    tokens, counts = [row for row, _ in rows_of], [scored for _, scored in rows_of]
     windows = [
         each for text, row in enumerate(tokens) for each in sliding_windows(text, len(row), window, stride)
     ]
@@ -113,14 +119,15 @@ def judge_texts(
         log_p = judge.log_p(rows).double().cpu()
         for row, each in enumerate(batch):
             new = slice(each.first - each.start, each.stop - each.start)
-            is_text = rows[row, new] != judge.eos_id
-            nats[each.text] -= log_p[row, new][is_text].sum()
-            scored[each.text] += is_text.sum()
+            is_scored = counts[each.text][each.first : each.stop]
+            nats[each.text] -= log_p[row, new][is_scored].sum()
+            scored[each.text] += is_scored.sum()
     if not scored.sum():
         raise ValueError("texts must hold at least one token to score, got none")
     if not nats.isfinite().all():
         raise FloatingPointError(f"{judge.name} gives probabilities that are not finite in {judge.dtype}")
-    return Judgement(nats, scored, sum(len(document) for documents in texts for document in documents))
+    characters = sum(len(document) for documents in texts for document in documents)
+    return Judgement(nats, scored, characters - sum(map(len, given)))
 
 
 def check_windows(judge: Judge, window: int, stride: int) -> None:
@@ -132,9 +139,25 @@ def check_windows(judge: Judge, window: int, stride: int) -> None:
         raise ValueError(f"stride must be from 1 to {window - 1}, less than the window, got {stride}")
 
 
-def judged_tokens(judge: Judge, documents: Documents) -> list[int]:
-    """The judge's tokens of a text, with its end token before every document."""
-    return [token for document in documents if document for token in (judge.eos_id, *judge.encode(document))]
+def judged_tokens(judge: Judge, documents: Documents, *, begun: bool = False) -> list[int]:
+    """The judge's tokens of a text, with its end token before every document; of one that is `begun` the
+    first document has it already."""
+    return [
+        token
+        for place, document in enumerate(documents)
+        if document
+        for token in (*([] if begun and not place else [judge.eos_id]), *judge.encode(document))
+    ]
+
+
+def _row(judge: Judge, documents: Documents, prompt: str) -> tuple[Tensor, Tensor]:
+    """The judge's tokens of a text, and which of them are scored: no end tokens, and none of a prompt."""
+    if prompt and not (documents and documents[0].startswith(prompt)):
+        raise ValueError(f"a text must begin with its prompt {prompt!r:.80}, got {documents!r:.80}")
+    known = [judge.eos_id, *judge.encode(prompt)] if prompt else []
+    rest = [documents[0][len(prompt) :], *documents[1:]] if prompt else documents
+    row = torch.tensor([*known, *judged_tokens(judge, rest, begun=bool(prompt))], dtype=torch.long)
+    return row, (row != judge.eos_id) & (torch.arange(len(row)) >= len(known))
 
 
 def sliding_windows(text: int, length: int, window: int, stride: int) -> Iterator[Window]:

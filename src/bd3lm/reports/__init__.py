@@ -5,13 +5,13 @@ is built.
 """
 
 from bd3lm.reports.animation import Film, record_film
-from bd3lm.reports.content import COMMANDS, Report, Run
+from bd3lm.reports.content import KINDS, Report, Run
 from bd3lm.reports.film_svg import film_svg
 from bd3lm.reports.numbers import leaning, perplexity_text, plain, with_error
 from bd3lm.reports.writing import MARKDOWN, PAGE, write_report
 
 __all__ = [
-    "COMMANDS",
+    "KINDS",
     "MARKDOWN",
     "PAGE",
     "Film",

@@ -16,7 +16,9 @@ COMMANDS = {
     "samples": "bd3lm report {folders}",
     "denoising": "bd3lm report {folders}",
 }
-"""The kinds of records that a report shows, and what measures each."""
+"""The kinds of records that a report asks for, and what measures each."""
+KINDS = (*COMMANDS, "unigram", "long_text")
+"""All that it shows; the last two are the demo's, and not missed elsewhere."""
 OWN = "own"
 """What a record says of data that is the run's own."""
 HELD_OUT = ("valid", "test")

@@ -39,6 +39,7 @@ def perplexity_parts(report: Report) -> Iterator[Part]:
         text = f"{'training' if _trained_on(group) else 'held-out'} text: {_data_name(group[0][0])}"
         split = group[0][1]["settings"]["split"]
         yield _table(report, group, f"{text}, split {split}")
+        yield from _unigram(report, group)
         alike = _measured_alike(group)
         dots = list(_dots(report, alike))
         if len(dots) > 1:
@@ -112,6 +113,22 @@ def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
         rows,
         text_columns=[3 + len(meanings)],
     )
+
+
+def _unigram(report: Report, group: Sequence[Measured]) -> Iterator[Prose]:
+    """What token frequencies alone come to, where they were counted for the very tokens of a table."""
+    measured = {(*_of_split(record), record["result"]["tokens"]) for _, record in group}
+    for _, record in report.of_kind("unigram"):
+        if (*_of_split(record), record["result"]["tokens"]) in measured:
+            yield Prose(
+                "To compare: token frequencies of the training text alone, whatever stands before a token, "
+                f"have a perplexity of {plain(record['result']['perplexity'])}."
+            )
+            return
+
+
+def _of_split(record: Record) -> tuple[str, str]:
+    return record["settings"]["text"], record["settings"]["split"]
 
 
 def _order(run: Run, record: Record) -> str:

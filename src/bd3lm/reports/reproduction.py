@@ -12,6 +12,7 @@ Flags = Mapping[str, tuple[str, Any]]
 
 _PERPLEXITY: Flags = {
     "split": ("--split", "valid"),
+    "field": ("--field", None),
     "estimator": ("--estimator", None),
     "lean": ("--lean", None),
     "replicates": ("--replicates", 1),

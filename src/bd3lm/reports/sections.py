@@ -7,7 +7,7 @@ from bd3lm.reports.content import COMMANDS, Report, Run, differing
 from bd3lm.reports.document import Document, Listing, Part, Prose, Section, Table
 from bd3lm.reports.likelihoods import perplexity_parts
 from bd3lm.reports.numbers import capital, chain, shortened
-from bd3lm.reports.texts import film_parts, judgement_parts, length_parts, sample_parts
+from bd3lm.reports.texts import film_parts, judgement_parts, length_parts, long_text_parts, sample_parts
 from bd3lm.reports.trainings import clip_parts, curve_parts, variance_parts
 
 _LEAD = (
@@ -32,6 +32,7 @@ def build_document(report: Report) -> Document:
         Section("Training", [*curve_parts(report), *clip_parts(report)]),
         Section("Noise in training", list(variance_parts(report))),
         Section("Samples", list(sample_parts(report))),
+        Section("A text longer than the context", list(long_text_parts(report))),
         Section("Lengths", list(length_parts(report))),
         Section("Generative perplexity", list(judgement_parts(report))),
         Section("Recipes", list(_recipes(report))),

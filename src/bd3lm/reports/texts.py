@@ -48,6 +48,22 @@ def sample_parts(report: Report) -> Iterator[Part]:
             yield Quotation(text["given"], text["written"], _note(text, record))
 
 
+def long_text_parts(report: Report) -> Iterator[Part]:
+    """The longest text past the context, by the last model that wrote one."""
+    found = report.of_kind("long_text")
+    if not found:
+        return
+    run, record = found[-1]
+    context, length = run.recipe["data"]["context"], record["settings"]["length"]
+    yield Prose(
+        f"{capital(report.labels[run.folder])}: its network sees {context:,} tokens at once, and was trained "
+        f"on texts of that length. This one has {length:,} tokens; past the context, each is written with "
+        "only the last ones before it in view."
+    )
+    for text in record["result"]["texts"]:
+        yield Quotation(text["given"], text["written"], _note(text, record))
+
+
 _ENDS = {
     "eos": "ended by the model",
     "string": "ended at a stop string",

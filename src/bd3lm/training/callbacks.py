@@ -31,6 +31,8 @@ _PEAK_FLOPS = {
     "3090": 71e12,
 }
 
+_SILENCE = (10.0, 3600.0)  # seconds between lines off a terminal: at least and, but for slow steps, at most
+
 
 class CsvLog:
     """One row a log entry, columns as they come; a resumed run drops the rows after its checkpoint."""
@@ -79,19 +81,19 @@ class CsvLog:
 
 
 class ProgressBar:
-    """Steps, loss, speed and time left, on a terminal; a line at each validation elsewhere."""
+    """Steps, loss, speed and time left, on a terminal; elsewhere a line at validations, and now and then."""
 
     def __init__(self, console: Console | None = None, *, description: str = "training") -> None:
         self._console = console or Console()
         self._description = description
         self._progress: Progress | None = None
         self._task: Any = None
-        self._began = time.perf_counter()
+        self._began = self._said = time.perf_counter()
 
     def on_start(self, trainer: "Trainer") -> None:
         if not trainer.engine.is_main:
             return
-        self._began = time.perf_counter()
+        self._began = self._said = time.perf_counter()
         if not self._console.is_terminal:
             return
         self._progress = Progress(
@@ -114,10 +116,16 @@ class ProgressBar:
         figures = describe(trainer, metrics)
         if self._progress is not None:
             self._progress.update(self._task, completed=trainer.step, figures=figures)
-        elif "valid_nats" in metrics:
-            seconds = time.perf_counter() - self._began
-            where = f"step {trainer.step}/{trainer.settings.steps}, {seconds:.0f} s"
+        elif "valid_nats" in metrics or self._is_silent():
+            self._said = time.perf_counter()
+            where = f"step {trainer.step}/{trainer.settings.steps}, {self._said - self._began:.0f} s"
             self._console.print(f"{self._description}: {where}, {figures}", soft_wrap=True)
+
+    def _is_silent(self) -> bool:
+        """Whether it is time for a line: soon at first, and the later, the more rarely."""
+        now = time.perf_counter()
+        shortest, longest = _SILENCE
+        return now - self._said >= min(max((now - self._began) / 10, shortest), longest)
 
     def on_end(self, trainer: "Trainer") -> None:
         if self._progress is not None:
