@@ -20,7 +20,7 @@ DRAWN: dict[str, str] = {}
 
 @pytest.fixture
 def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal plots are drawn once, for tests of what stands around them; drawing takes most of a report's time."""
+    """Equal plots are drawn once, for tests of what stands around them: to draw takes most of the time."""
 
     def once(name: str, draw: Callable[..., str]) -> Callable[..., str]:
         def plot(*arguments: Any, **options: Any) -> str:
