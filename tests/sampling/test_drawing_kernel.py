@@ -82,9 +82,9 @@ def test_small_vocabularies(vocabulary, mask_id, rule, interpreted):
 
 @pytest.mark.parametrize("nucleus_rule", ["inclusive", "exclusive"])
 def test_of_equal_tokens_the_first_are_in_the_nucleus(nucleus_rule, interpreted):
-    """About ten of 32 tokens: were they one too many or one too few, a tenth of the rows would tell."""
+    """About ten of 32 tokens: with one more or one fewer, a tenth of the rows would be drawn otherwise."""
     rule = Sharpening(nucleus_p=0.333, nucleus_rule=nucleus_rule)
-    case = Case(rows=10, vocabulary=33, mask_id=7, rule=rule, logits="equal", tiles=(16, 32))
+    case = Case(rows=16, vocabulary=33, mask_id=7, rule=rule, logits="equal", tiles=(16, 32))
     interpreted(assert_equal_tokens, case)
 
 
