@@ -23,7 +23,9 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Each process begins with a half of the tests in their order, so that most files set up once, and takes from the
 # other when it is done: some slow tests take minutes.
-PYTEST := OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -n $(PYTEST_JOBS) --dist worksteal
+# What Python compiles is kept, whatever the environment says: else every process of every run, and there are many,
+# compiles the package anew, and the tests too, in which pytest rewrites what is asserted.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -n $(PYTEST_JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -195,6 +195,7 @@ def test_regions_are_each_there_once():
             document.rewrite(wrong, parts)
 
 
+@pytest.mark.slow
 def test_the_document_in_this_repository_is_current():
     document.main(["--check"])
 

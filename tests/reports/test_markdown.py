@@ -86,6 +86,7 @@ def test_the_files_of_a_report(tmp_path):
     assert first == {file: file.read_bytes() for file in page.parent.rglob("*.*")}
 
 
+@pytest.mark.usefixtures("drawn_once")
 def test_plots_of_an_earlier_report_are_removed_and_nothing_else(tmp_path):
     write_report(whole_report(), tmp_path)
     (tmp_path / "report" / "mine.svg").write_text("<svg/>", encoding="utf-8")

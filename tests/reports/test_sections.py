@@ -22,6 +22,8 @@ from tests.reports import (
     whole_report,
 )
 
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
 BLOCKS = "block diffusion, blocks of 2"
 
 

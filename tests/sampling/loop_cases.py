@@ -1,7 +1,7 @@
 """Writers, requests and networks that the tests of the loop share."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from bd3lm.sampling import (
     Stopping,
     Unmasking,
     Writer,
+    sample,
 )
 from tests.oracles.networks import (
     CLEAN,
@@ -136,6 +137,19 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
+
+
+@cache
+def one_by_one(make: Callable[..., Writer]) -> list[tuple[Sample, int]]:
+    """Every request alone: its text, and how many passes the network made for it."""
+    network = Counting(MODEL)
+    writer = make(network)
+    found = []
+    for request in suited(REQUESTS, writer):
+        network.rows.clear()
+        (text,) = sample(writer, [request])
+        found.append((text, len(network.rows)))
+    return found
 
 
 def drawn(log_p: Tensor, seed: int, position: int, repeat: int = 0) -> int:

@@ -32,6 +32,7 @@ from tests.sampling.loop_cases import (
     every_rule,
     every_writer,
     facts,
+    one_by_one,
     prompt,
     sliding,
     suited,
@@ -45,19 +46,30 @@ def written_alone(
     writer: Writer, *, stopping: Stopping | None = None, batch_sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
     """The facts of every text written alone; they must be those in batches of any size, in any order."""
+    alone = [facts(*sample(writer, [request], stopping=stopping)) for request in suited(REQUESTS, writer)]
+    assert_the_same_together(alone, writer, stopping=stopping, batch_sizes=batch_sizes)
+    return alone
+
+
+def assert_the_same_together(
+    alone: list[dict[str, Any]],
+    writer: Writer,
+    *,
+    stopping: Stopping | None = None,
+    batch_sizes: Sequence[int],
+) -> None:
     requests = suited(REQUESTS, writer)
-    alone = [facts(*sample(writer, [request], stopping=stopping)) for request in requests]
     for batch_size in batch_sizes:
         turn = -1 if batch_size == 3 else 1  # once in the opposite order
         together = sample(writer, requests[::turn], stopping=stopping, batch_size=batch_size)
         assert [s.index for s in together] == list(range(len(requests)))
         assert [facts(s) for s in together] == alone[::turn]
-    return alone
 
 
 @every_writer
 def test_a_text_is_the_same_alone_and_in_any_batch(make):
-    alone = written_alone(make(MODEL), batch_sizes=(3, len(REQUESTS)))
+    alone = [facts(text) for text, _ in one_by_one(make)]
+    assert_the_same_together(alone, make(MODEL), batch_sizes=(3, len(REQUESTS)))
     assert {text["stopped_by"] for text in alone} == {"length"}
 
 

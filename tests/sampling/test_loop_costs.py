@@ -16,7 +16,6 @@ from tests.sampling.loop_cases import (
     CONTEXT,
     EARLY,
     MODEL,
-    REQUESTS,
     WRITERS,
     Counting,
     autoregressive,
@@ -24,21 +23,17 @@ from tests.sampling.loop_cases import (
     every_rule,
     every_writer,
     facts,
+    one_by_one,
     prompt,
-    suited,
     tokens,
 )
 
 
 @every_writer
 def test_every_pass_is_counted_once_and_there_are_no_more_than_tokens(make):
-    network = Counting(MODEL)
-    writer = make(network)
-    rule = getattr(writer, "unmasking", FirstHitting())
-    for request in suited(REQUESTS, writer):
-        network.rows.clear()
-        (text,) = sample(writer, [request])
-        assert len(network.rows) == text.evaluations + text.fill_passes
+    rule = getattr(make(MODEL), "unmasking", FirstHitting())
+    for text, passes in one_by_one(make):
+        assert passes == text.evaluations + text.fill_passes
         if rule == FirstHitting():
             assert text.evaluations == text.written
         elif not isinstance(rule, Remasking):

@@ -37,6 +37,7 @@ def test_two_processes_do_what_one_does() -> None:
         assert all(0.45 < part / numel < 0.55 for part in held)
 
 
+@pytest.mark.slow
 def test_processes_talk() -> None:
     for rank, result in enumerate(run_processes("tests.training.scenarios.talk", world=2)):
         assert result == {
