@@ -28,7 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m slow` looks who is slow
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _slow_down_sweeps(items)
     for name, reason in OPTIONAL.items():
         if config.getoption(f"--{name}"):
             continue
@@ -36,3 +38,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker(name):
                 item.add_marker(skip)
+
+
+def _slow_down_sweeps(items: list[pytest.Item]) -> None:
+    """Of a test marked sweep(n) that has more cases, all but n are slow: the quick ones lie evenly spread."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sweep"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for sweep in cases.values():
+        marker = sweep[0].get_closest_marker("sweep")
+        number = marker.args[0] if marker else len(sweep)
+        quick = {round(turn * (len(sweep) - 1) / max(number - 1, 1)) for turn in range(number)}
+        for turn, item in enumerate(sweep):
+            if turn not in quick:
+                item.add_marker(pytest.mark.slow)

@@ -114,6 +114,7 @@ def test_half_precision_is_computed_in_float32_on_a_cpu(box: Path, capsys) -> No
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_a_first_text_waits_for_neither_training_nor_the_compiler(box: Path, tmp_path: Path) -> None:
     """Which take three seconds to be imported."""
     source = f"""

@@ -44,6 +44,8 @@ from tests.lm import (
 )
 from tests.tiny_recipes import plain, prepared, two_stages
 
+pytestmark = pytest.mark.sweep(3)
+
 PARITY = Path(__file__).parent / "data" / "parity"
 BASELINE_FOLDERS = {
     "sedd": SEDD,

@@ -10,6 +10,8 @@ from bd3lm.cli import main
 from bd3lm.cli.mistakes import in_one_line
 from bd3lm.cli.sampling import SampleCommand
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @pytest.mark.parametrize(
     ("words", "said"),

@@ -15,6 +15,8 @@ import bd3lm
 from bd3lm import cli
 from tests.lm import of_bytes
 
+pytestmark = pytest.mark.sweep(3)
+
 ROOT = Path(__file__).parents[1]
 BOX = ROOT / "src" / "bd3lm" / "box" / "README.md"
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md", BOX]

@@ -35,6 +35,8 @@ from tests.lm import (
 from tests.oracles.likelihood import nll, table
 from tests.oracles.networks import Written, log_probabilities, logits_of
 
+pytestmark = pytest.mark.sweep(3)
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 PAIRS = [
     ("", "a"),

@@ -24,6 +24,8 @@ from bd3lm.recipe import (
 )
 from bd3lm.training import ClipSearch
 
+pytestmark = pytest.mark.sweep(3)
+
 SMALLEST: dict[str, Any] = {"train": {"steps": 5}, "method": {"kind": "autoregressive"}}
 
 

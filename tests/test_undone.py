@@ -22,6 +22,8 @@ from bd3lm.models import BlockDiffusion, attention, cross_entropy, render
 from bd3lm.training import Trainer
 from tests.training.tiny import network, rows, tiny_trainer
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 TINY = {"layers": 1, "hidden": 16, "heads": 2, "context": 8, "vocabulary": 11}
 # What an eager step on a CPU does not come to, and a test of its own has.

@@ -231,6 +231,7 @@ def test_what_is_there_already_is_not_suggested(autoregressive, finished, tmp_pa
     assert demo._to_try(runs) == []
 
 
+@pytest.mark.slow
 def test_with_flags_of_ones_own_nothing_is_suggested(finished, autoregressive, tmp_path, capsys):
     assert demo._to_try([autoregressive]) == []
     words = ["--out", str(tmp_path / "demo"), "--device", "cpu", "--optimizer.warmup_steps", "3"]
@@ -238,6 +239,7 @@ def test_with_flags_of_ones_own_nothing_is_suggested(finished, autoregressive, t
     assert "To try next" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_second_demo_finds_the_first_done(finished, monkeypatch):
     folder, printed = finished
     monkeypatch.setattr(Trainer, "train_step", lambda trainer: pytest.fail("trained again"))

@@ -29,6 +29,8 @@ from tests.commands import LINE, written
 from tests.evaluation.judges import save_judge
 from tests.lm import BASELINES, baseline, of_bytes
 
+pytestmark = pytest.mark.sweep(3)
+
 pytest.importorskip("transformers")
 
 TINY = {

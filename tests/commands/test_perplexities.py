@@ -24,6 +24,8 @@ from tests.data_room.documents import random_texts
 from tests.lm import BYTES, CONTEXT, D3PM, END, SEDD, SSD, baseline, of_bytes, of_method
 from tests.tiny_recipes import BLOCK, plain, prepared
 
+pytestmark = pytest.mark.sweep(3)
+
 QUIET = Console(quiet=True)
 
 

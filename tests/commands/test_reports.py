@@ -27,6 +27,8 @@ from bd3lm.training import Trainer
 from tests.lm import of_bytes
 from tests.tiny_recipes import BLOCK, plain, prepared, tiny_recipe, two_stages
 
+pytestmark = pytest.mark.sweep(3)
+
 QUIET = Console(quiet=True)
 TIMED = {"network": {"adaln": True, "time_conditioning": True}}
 

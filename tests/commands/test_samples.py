@@ -36,6 +36,8 @@ from tests.lm import (
     of_bytes,
 )
 
+pytestmark = pytest.mark.sweep(3)
+
 MASKED = "░"
 WHOLE = Settings(stop_at_eos=False)
 

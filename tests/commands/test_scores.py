@@ -16,6 +16,8 @@ from bd3lm.diffusion import derive_seed
 from bd3lm.lm import LanguageModel
 from tests.lm import BYTES, CONTEXT, END, of_bytes
 
+pytestmark = pytest.mark.sweep(3)
+
 LONG = "It was not the longest of texts, and yet it was longer than a context."
 
 

@@ -60,6 +60,7 @@ def test_a_last_stage_without_a_model_is_not_passed_over(run, capsys):
     assert f"folder {run / 'later'} holds a run that has no model yet" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_sampling_from_a_model_does_not_wait_for_training():
     code = (
         "import sys; from bd3lm.commands.sources import one_model; import bd3lm.commands.samples; "

@@ -84,6 +84,7 @@ def test_the_note_says_what_the_table_has(run, batches, gradients, errors):
     assert ("gradient" in table) == ("gradient" in note) == bool(gradients)
 
 
+@pytest.mark.slow
 def test_a_smaller_last_batch_has_no_part_in_the_gradient(run, tmp_path):
     ragged = copied(run, tmp_path, validation_sequences=10)
     (record,) = report_variances([ragged], batches=9, gradients=9, console=Console(quiet=True))

@@ -30,6 +30,8 @@ from tests.data_room.documents import (
     start_python,
 )
 
+pytestmark = pytest.mark.sweep(3)
+
 BYTES = byte_tokenizer()
 CORPUS = small_corpus()
 DOCUMENTS = sum(len(list(CORPUS.documents(split))) for split in CORPUS.splits)

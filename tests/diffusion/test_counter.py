@@ -11,6 +11,8 @@ from scipy import stats
 
 from bd3lm.diffusion import Purpose, counter_uniform, derive_seed
 
+pytestmark = pytest.mark.sweep(3)
+
 WORD = 2**64
 GOLDEN = 0x9E3779B97F4A7C15
 

@@ -23,6 +23,8 @@ from tests.diffusion.enumeration import (
 from tests.oracles.masking import Array, nelbo_by_orders, nelbo_set_weights, random_table
 from tests.oracles.orders import law_of_orders
 
+pytestmark = pytest.mark.sweep(3)
+
 FLOAT32 = 1e-6  # weights are handed out in float32
 both = pytest.mark.parametrize("complementary", [False, True])
 

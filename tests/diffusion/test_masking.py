@@ -53,6 +53,8 @@ from tests.oracles.masking import (
     table_of,
 )
 
+pytestmark = pytest.mark.sweep(3)
+
 SCHEDULES = [Linear(), Square(), SquareRoot(), Logarithmic(), Cosine()]
 UNBIASED: list[MaskingRule] = [
     *map(Times, SCHEDULES),

@@ -11,6 +11,8 @@ from bd3lm.objectives import D3PM, Autoregressive, BlockDiffusionLoss, TokenBatc
 from tests.oracles.likelihood import every_text, nelbo, nelbo_by_orders, nll, table
 from tests.oracles.networks import CLEAN, MASK, tiny_transformer
 
+pytestmark = pytest.mark.sweep(3)
+
 MODEL = tiny_transformer(41)
 BLOCK = 3
 TEXTS = every_text(CLEAN, 6)[[17, 300, 517]]

@@ -28,6 +28,8 @@ from tests.oracles.likelihood import (
 from tests.oracles.networks import CLEAN, MASK, tiny_transformer
 from tests.oracles.orders import law_of_orders
 
+pytestmark = pytest.mark.sweep(3)
+
 MODEL = tiny_transformer(31)
 SHAPES = [(4, 1), (4, 2), (4, 4), (3, 3), (6, 2), (6, 3)]
 EXACT = {"rtol": 0, "atol": 1e-10}

@@ -36,6 +36,8 @@ from tests.lm.test_scoring import chi_square, log_p
 from tests.oracles.likelihood import every_text
 from tests.oracles.networks import CLEAN, MASK
 
+pytestmark = pytest.mark.sweep(2)
+
 FEW = Settings(steps=4, stop_at_eos=False)
 TEMPLATES: list[Any] = [["ab", Gap(3), "cd"], ["", Gap(5)], ["a", Gap(1), "b", Gap(6), "c"]]
 scored = pytest.mark.parametrize(

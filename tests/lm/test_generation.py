@@ -41,6 +41,8 @@ from tests.lm import (
     tokens_of,
 )
 
+pytestmark = pytest.mark.sweep(2)
+
 
 def texts_of(generations: Iterable[Generation]) -> list[str | None]:
     return [generation.text for generation in generations]

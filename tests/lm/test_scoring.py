@@ -30,6 +30,8 @@ from tests.oracles.likelihood import (
 )
 from tests.oracles.networks import CLEAN, MASK, AfterPrevious, Written, log_probabilities, logits_of
 
+pytestmark = pytest.mark.sweep(2)
+
 TEXTS = [[0, 1], [3, 0, 3], [1, 1, 0, 3, 0], [0, 3, 1, 0, 1, 3], [1, 3, 3, 0, 1, 0, 3, 1]]
 EXACT = Figure("exact", "exact")
 first_scored_or_given = pytest.mark.parametrize(

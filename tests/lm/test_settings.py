@@ -40,6 +40,8 @@ from tests.lm import (
 )
 from tests.oracles.networks import MASK, Written, block_after_clean, log_probabilities, logits_of
 
+pytestmark = pytest.mark.sweep(2)
+
 # --- how a token is drawn ---
 
 

@@ -17,6 +17,8 @@ from bd3lm.lm.stops import StopStrings, written_text
 from bd3lm.sampling import BlockFinished, Stopped
 from tests.lm import BYTES, CONTEXT, END, baseline, every_baseline, every_method, of_bytes, replay, tokens_of
 
+pytestmark = pytest.mark.sweep(2)
+
 LETTERS = "ab é"  # of which the last is two bytes, that may also come alone
 PROMPTS = [f"x{first}{second}" for first in LETTERS for second in LETTERS][::2]
 DRAWN = Settings(nucleus_p=1.0, length=20)

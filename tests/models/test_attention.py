@@ -12,6 +12,8 @@ from bd3lm.models.attention import _has_fine_tiles, _offer_fine_tiles, attend, r
 from bd3lm.models.layouts import _block_mask, _dense
 from tests.oracles.networks import logits_of, tiny_transformer
 
+pytestmark = pytest.mark.sweep(3)
+
 CPU = torch.device("cpu")
 LAYOUTS = [
     Causal(12),

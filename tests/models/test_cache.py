@@ -18,6 +18,8 @@ from bd3lm.models import (
 )
 from tests.oracles.networks import MASK, Written, block_after_clean, logits_of, tiny_transformer
 
+pytestmark = pytest.mark.sweep(3)
+
 MODEL = tiny_transformer(7)
 
 

@@ -138,6 +138,7 @@ print("checked")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 def test_the_kernel_is_the_plain_reduction():
     """By Triton's interpreter, which must be chosen before it is imported: the edges of rows and tiles."""

@@ -37,6 +37,8 @@ from tests.oracles.likelihood import (
 )
 from tests.oracles.networks import CLEAN, MASK, CopyNetwork, tiny_transformer
 
+pytestmark = pytest.mark.sweep(3)
+
 SCHEDULES = [Linear(), Square(), SquareRoot(), Logarithmic(), Cosine()]
 SMALL = tiny_transformer(1, layers=1, hidden=8, heads=1, gain=2.0)  # for many replicates
 TEXTS = torch.tensor([[0, 3, 1, 1, 0, 3], [3, 3, 0, 1, 3, 0], [1, 0, 3, 3, 3, 1]])

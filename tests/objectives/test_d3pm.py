@@ -25,6 +25,8 @@ from tests.oracles.languages import (
 from tests.oracles.masking import nelbo_by_orders
 from tests.oracles.networks import MASK, tiny_transformer
 
+pytestmark = pytest.mark.sweep(3)
+
 TO_MASK = np.eye(VOCAB)[MASK]
 TO_ALL = np.full(VOCAB, 1 / VOCAB)
 PROCESSES = {"absorbing": (Absorbing(VOCAB, MASK), TO_MASK), "uniform": (Uniform(VOCAB), TO_ALL)}

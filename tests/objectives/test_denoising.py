@@ -13,6 +13,8 @@ from bd3lm.objectives import Autoregressive, BlockDenoiser, BlockDiffusionLoss, 
 from tests.oracles.likelihood import block_nats
 from tests.oracles.networks import CLEAN, MASK, AfterPrevious, tiny_transformer
 
+pytestmark = pytest.mark.sweep(3)
+
 CONDITIONINGS = {"plain": {}, "adaln": {"adaln": True}, "time": {"adaln": True, "time_conditioning": True}}
 SHAPES = [(6, 1), (6, 2), (6, 3), (4, 4)]  # the last is one block, which has no clean half
 

@@ -35,6 +35,8 @@ from tests.training.tiny import (
     tiny_trainer,
 )
 
+pytestmark = pytest.mark.sweep(3)
+
 META = torch.device("meta")
 ABSORBING, UNIFORM = Absorbing(VOCABULARY, MASK), Uniform(VOCABULARY)
 WITHOUT_TIMES: dict[str, Objective] = {"AR": AR, "counts": COUNTS, "next": NEXT_TOKEN, "learned": LEARNED}

@@ -39,6 +39,8 @@ from tests.oracles.languages import (
 from tests.oracles.masking import nelbo_by_orders
 from tests.oracles.networks import MASK, tiny_transformer
 
+pytestmark = pytest.mark.sweep(3)
+
 ABSORBING = ScoreEntropy(process=Absorbing(VOCAB, MASK), mask_id=MASK)
 LEAST = 0.02
 UNIFORM = ScoreEntropy(process=Uniform(VOCAB), mask_id=MASK, schedule=Floored(Linear(), LEAST))

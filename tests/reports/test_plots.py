@@ -12,6 +12,8 @@ import pytest
 from bd3lm.reports import plots, style
 from bd3lm.reports.plots import Band, Curve, Dot, Lengths, Point
 
+pytestmark = pytest.mark.sweep(3)
+
 SVG = "{http://www.w3.org/2000/svg}"
 AR, BLOCK = "autoregressive", "block diffusion, blocks of 4"
 ORDER = [AR, BLOCK, "third"]

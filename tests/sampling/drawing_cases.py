@@ -23,7 +23,9 @@ class Case:
     padding: int = 0  # what lies between two rows, which must not be read
     repeats: int = 1  # how many: one for all rows, or one for each
     tiles: tuple[int, int] | None = None  # small ones, so that a small row has several
-    programs: int | None = None  # that share a row's tiles: few, so that each has many; None is as many as ever
+    programs: int | None = (
+        None  # that share a row's tiles: few, so that each has many; None is as many as ever
+    )
     offset: float = 0.0  # added to all logits, which changes no distribution
 
     def make_logits(self, device: torch.device) -> Tensor:

@@ -26,6 +26,8 @@ from tests.oracles.languages import (
 )
 from tests.oracles.networks import MASK, tiny_transformer
 
+pytestmark = pytest.mark.sweep(2)
+
 ROWS = 4000
 LEAST = 1e-3
 TO_MASK, TO_ALL = np.eye(VOCAB)[MASK], np.full(VOCAB, 1 / VOCAB)

@@ -9,6 +9,8 @@ from bd3lm.sampling import AutoregressiveWriter, Request, Sharpening, sample
 from tests.oracles.networks import MASK, tiny_transformer
 from tests.oracles.sampling import Law, Tokens, chi_square, in_tokens, sharpened
 
+pytestmark = pytest.mark.sweep(3)
+
 M = MASK
 FITS, FAILS = 1e-3, 1e-6  # p-values of samples that follow a law, and of those that do not
 

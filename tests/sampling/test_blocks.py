@@ -45,6 +45,8 @@ from tests.oracles.sampling import (
     together,
 )
 
+pytestmark = pytest.mark.sweep(2)
+
 M = MASK
 FITS, FAILS = 1e-3, 1e-6  # p-values of samples that follow a law, and of those that do not
 AT_ONCE = in_steps([1.0, 0.0])

@@ -18,7 +18,10 @@ from tests.sampling.drawing_cases import (
     assert_the_bound_of_a_gumbel_number_holds,
 )
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+pytestmark = [
+    pytest.mark.sweep(2),
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton"),
+]
 
 NUCLEI = [
     Sharpening(nucleus_p=p, nucleus_rule=rule)

@@ -39,6 +39,8 @@ from tests.sampling.loop_cases import (
     tokens,
 )
 
+pytestmark = pytest.mark.sweep(2)
+
 # --- a batch is its rows, each on its own ---
 
 

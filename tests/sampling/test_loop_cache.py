@@ -34,6 +34,8 @@ from tests.sampling.loop_cases import (
     tokens,
 )
 
+pytestmark = pytest.mark.sweep(2)
+
 CACHED: dict[str, Callable[..., Writer]] = {
     **{f"blocks of {n}": partial(blocks, block_size=n) for n in (1, 2, 4)},
     **{f"blocks of {n}, causal": partial(blocks, block_size=n, causal_clean=True) for n in (1, 2, 4)},

@@ -28,6 +28,8 @@ from tests.sampling.loop_cases import (
     tokens,
 )
 
+pytestmark = pytest.mark.sweep(2)
+
 
 @every_writer
 def test_every_pass_is_counted_once_and_there_are_no_more_than_tokens(make):

@@ -37,6 +37,8 @@ from tests.sampling.loop_cases import (
     tokens,
 )
 
+pytestmark = pytest.mark.sweep(2)
+
 
 def replay(request: Request, first: int, events: Sequence[Any]) -> None:
     """Apply what happened to one text; every step must make sense, and lead to what was reported."""

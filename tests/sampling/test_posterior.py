@@ -22,6 +22,8 @@ from tests.oracles.frequencies import p_value
 from tests.oracles.languages import VOCAB, Array, TableNetwork, fixed, guesses, log, random_language
 from tests.oracles.networks import MASK, tiny_transformer
 
+pytestmark = pytest.mark.sweep(3)
+
 ROWS = 3000
 SURE = 1e-4
 TO_MASK, TO_ALL = np.eye(VOCAB)[MASK], np.full(VOCAB, 1 / VOCAB)

@@ -21,6 +21,8 @@ from tests.sampling.loop_cases import (
     suited,
 )
 
+pytestmark = pytest.mark.sweep(2)
+
 
 @every_writer
 def test_rows_at_rest_change_nothing(make, monkeypatch):

@@ -27,6 +27,8 @@ from bd3lm.sampling import (
 from tests.oracles.networks import CLEAN, MASK, tiny_transformer
 from tests.oracles.simplex import OpenNetwork, alpha_bar, logits_of_token, noised, sample_text, softmax
 
+pytestmark = pytest.mark.sweep(2)
+
 V = 4
 PROJECTIONS: dict[str, Projection] = {
     "greedy": Greedy(),

@@ -31,6 +31,8 @@ from tests.oracles.sampling import (
     sharpened,
 )
 
+pytestmark = pytest.mark.sweep(3)
+
 M = MASK
 FITS, FAILS = 1e-3, 1e-6  # p-values of samples that follow a law, and of those that do not
 HALVES = [1.0, 0.5, 0.0]

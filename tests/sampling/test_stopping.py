@@ -30,6 +30,8 @@ from bd3lm.sampling import (
 from bd3lm.sampling.stopping import Ending, FindEnd
 from tests.oracles.networks import MASK, tiny_transformer
 
+pytestmark = pytest.mark.sweep(2)
+
 EOS, VOCAB = 3, 8
 NO_TOKENS = torch.tensor([], dtype=torch.long)
 

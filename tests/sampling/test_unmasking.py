@@ -20,6 +20,8 @@ from bd3lm.diffusion import Cosine, Linear, NoiseSchedule, Purpose, SquareRoot, 
 from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Planned, Remasking
 from tests.oracles.orders import law_of_orders
 
+pytestmark = pytest.mark.sweep(2)
+
 SCHEDULES = [Linear(), SquareRoot(), Cosine()]
 few = settings(max_examples=20)
 

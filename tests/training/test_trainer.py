@@ -35,6 +35,8 @@ from tests.training.tiny import (
     tiny_trainer,
 )
 
+pytestmark = pytest.mark.sweep(3)
+
 # --- what a step computes ---
 
 
