@@ -1,6 +1,7 @@
 """What every test shares: the options --slow and --gpu, one thread a process, hypothesis without chance."""
 
 import os
+from collections import Counter
 
 import pytest
 import torch
@@ -53,3 +54,12 @@ def _slow_down_sweeps(items: list[pytest.Item]) -> None:
         for turn, item in enumerate(sweep):
             if turn not in quick:
                 item.add_marker(pytest.mark.slow)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was skipped, a line a reason: a line a place would be hundreds."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])
+    )
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"SKIPPED {number:,}: {reason}")
