@@ -290,7 +290,7 @@ def learner() -> tuple[Transformer, Transformer]:
     generator = torch.Generator().manual_seed(0)
     objective = SimplexDiffusionLoss(block_size=BLOCK, mask_id=END)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(250):
+    for _ in range(400):
         batch = TokenBatch.of(alternating(32, generator), score_first=True)
         loss = objective(model, batch, generator=generator).mean()
         optimizer.zero_grad()
@@ -316,7 +316,7 @@ def test_a_tiny_network_learns_a_language_of_two_symbols(learner, projection):
         drawn = torch.tensor(texts(samples))
         obeying.append(share_obeying(drawn))
     assert obeying[0] < 0.1  # chance is 2 of 2^10
-    assert obeying[1] > 0.85
+    assert obeying[1] > 0.9
     assert 0.2 < drawn[:, 0].double().mean() < 0.8  # both texts of the language are written
 
 
