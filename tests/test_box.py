@@ -23,8 +23,8 @@ from bd3lm.cli import main
 from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import load_tokenizer
 from bd3lm.interop import sources
-from bd3lm.presets import network_config, preset
-from bd3lm.recipe import BlockDiffusionRecipe, recipe_from_dict
+from bd3lm.runs.presets import network_config, preset
+from bd3lm.runs.recipe import BlockDiffusionRecipe, recipe_from_dict
 from tests.lm import of_bytes
 
 # Pairs of words that make up 3 to 6 in 100 pairs of Wikipedia, and 1.5 of the same words in random order.

@@ -17,17 +17,17 @@ import torch
 import yaml
 
 import bd3lm
-from bd3lm import presets
 from bd3lm.cli import main
 from bd3lm.cli.training import set_aside_overrides
 from bd3lm.data import TokenShards, load_tokenizer
 from bd3lm.interop import load
 from bd3lm.lm import LanguageModel, Settings
 from bd3lm.models import Transformer
-from bd3lm.presets import PRESETS
+from bd3lm.runs import presets
+from bd3lm.runs.presets import PRESETS
+from bd3lm.runs.stages import resolve_stages
 from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
 from bd3lm.sampling.rule_values import rule_values
-from bd3lm.stages import resolve_stages
 from bd3lm.training import Trainer, tensor_files
 from tests.data_room.documents import random_texts
 from tests.lm import (
@@ -468,7 +468,7 @@ def test_a_second_interrupt_is_one_line(capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bd3lm.runs.train_stages", interrupted)
+    monkeypatch.setattr("bd3lm.runs.train.train_stages", interrupted)
     assert main(["train", "demo"]) == 130
     assert capsys.readouterr().err == "bd3lm: interrupted\n"
 

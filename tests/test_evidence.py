@@ -25,10 +25,10 @@ from benchmarks.evidence.samples import unpack_samples
 from benchmarks.evidence.tiny import tiny
 from benchmarks.evidence.train import Place, run_steps, train
 
-from bd3lm import build
 from bd3lm.commands.sample_files import Samples
 from bd3lm.data import TokenShards
-from bd3lm.recipe import Recipe, merge
+from bd3lm.runs import plan as run_plan
+from bd3lm.runs.recipe import Recipe, merge
 from bd3lm.training import Engine
 
 RUNS = {run.key: run for run in all_runs()}
@@ -224,13 +224,13 @@ def test_steps_can_be_timed_alone(place: Place, tmp_path: Path, monkeypatch: pyt
 def test_steps_are_timed_as_they_are_trained(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     begun = []
 
-    def build_run(recipe: Recipe, *args: Any, **options: Any) -> build.Run:
-        built = build.build_run(recipe, *args, **options)
+    def build_run(recipe: Recipe, *args: Any, **options: Any) -> run_plan.Run:
+        built = run_plan.build_run(recipe, *args, **options)
         begun.append((recipe.train.steps, built.trainer))
         return built
 
     monkeypatch.setattr("benchmarks.evidence.train._TIMED", 8)
-    monkeypatch.setattr("benchmarks.evidence.train.build", SimpleNamespace(build_run=build_run))
+    monkeypatch.setattr("benchmarks.evidence.train.run_plan", SimpleNamespace(build_run=build_run))
     run = small("counts-4/0", measures=(), changes={"train": {"steps": 1000}})
     time_all([run], place, Results(tmp_path / "evidence.jsonl"))
     ((steps, trainer),) = begun

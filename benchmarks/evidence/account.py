@@ -13,8 +13,8 @@ from benchmarks.evidence.runs import COMMON, Run
 from benchmarks.evidence.samples import text_name
 
 from bd3lm.models import Transformer
-from bd3lm.presets import network_config
 from bd3lm.reports.document import Listing, Table
+from bd3lm.runs.presets import network_config
 from bd3lm.training import OptimizerSettings
 
 

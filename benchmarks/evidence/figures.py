@@ -28,7 +28,7 @@ from benchmarks.evidence.results import PATTERN, Line, Results
 from benchmarks.evidence.runs import LEANS, LONG, TIED_AR, Run, all_runs
 from benchmarks.evidence.samples import JUDGED, in_order, read_verdicts, text_name
 
-from bd3lm.recipe import BlockDiffusionRecipe
+from bd3lm.runs.recipe import BlockDiffusionRecipe
 
 DIVERGED, NONE = "diverged", "–"
 """The second where there is no such figure, as of a bound of an exact likelihood, or in the paper."""

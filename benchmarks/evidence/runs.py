@@ -23,7 +23,14 @@ from benchmarks.evidence.measures import (
 )
 
 from bd3lm.data.corpus import digest
-from bd3lm.recipe import BlockDiffusionRecipe, CountsMasking, Recipe, merge, recipe_from_dict, recipe_to_dict
+from bd3lm.runs.recipe import (
+    BlockDiffusionRecipe,
+    CountsMasking,
+    Recipe,
+    merge,
+    recipe_from_dict,
+    recipe_to_dict,
+)
 from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, Unmasking
 
 STEPS = 1000  # of 128 sequences of 256 tokens: 33 M tokens

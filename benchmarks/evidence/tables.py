@@ -31,8 +31,8 @@ from benchmarks.evidence.runs import (
     range_name,
 )
 
-from bd3lm.recipe import BlockDiffusionRecipe, ClippedMasking, CountsMasking, MaskingRecipe
 from bd3lm.reports.document import Table
+from bd3lm.runs.recipe import BlockDiffusionRecipe, ClippedMasking, CountsMasking, MaskingRecipe
 
 MAIN = ("ar", "d3pm", "sedd", "mdlm", "bd3lm-16", "bd3lm-8", "bd3lm-4")
 CORPORA = {"LM1B": paper.LM1B, "OpenWebText": paper.OPENWEBTEXT}

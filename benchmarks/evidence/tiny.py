@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.evidence.measures import Documents, Measure, Perplexity, Texts, Variance
 from benchmarks.evidence.runs import Run
 
-from bd3lm.recipe import merge
+from bd3lm.runs.recipe import merge
 
 
 def tiny(run: Run) -> Run:

@@ -16,11 +16,11 @@ from benchmarks.evidence.results import Results
 from benchmarks.evidence.runs import Run
 from torch._dynamo.utils import counters
 
-from bd3lm import build
 from bd3lm.interop import RUN_MODEL
 from bd3lm.lm import LanguageModel
 from bd3lm.models import Transformer
-from bd3lm.recipe import Recipe
+from bd3lm.runs import plan as run_plan
+from bd3lm.runs.recipe import Recipe
 from bd3lm.training import CheckpointStore, ClipSearchValidator, Engine, Metrics, Trainer, Validator
 
 _TIMED = 80  # steps
@@ -113,10 +113,10 @@ def time_steps(run: Run, place: Place, results: Results) -> None:
     )
 
 
-def _train(run: Run, recipe: Recipe, place: Place, watch: "_Watch", *, search: bool = True) -> build.Run:
+def _train(run: Run, recipe: Recipe, place: Place, watch: "_Watch", *, search: bool = True) -> run_plan.Run:
     torch._dynamo.config.recompile_limit = _GRAPHS
     recipe = replace(recipe, data=replace(recipe.data, path=str(place.data / TRAINED_ON)))
-    built = build.build_run(recipe, place.weights / run.digest, engine=place.engine)
+    built = run_plan.build_run(recipe, place.weights / run.digest, engine=place.engine)
     trainer = built.trainer
     trainer.callbacks = [watch]
     trainer.store = _Unkept(built.out)
@@ -222,7 +222,7 @@ def dense_attention(network: Transformer) -> Iterator[None]:
         network.attention_backend = before
 
 
-def _averaged(built: build.Run, device: torch.device) -> Transformer:
+def _averaged(built: run_plan.Run, device: torch.device) -> Transformer:
     """A network that holds the averaged weights, not compiled, in evaluation mode."""
     with device:
         network = Transformer(built.config.network)

@@ -22,7 +22,7 @@ from bd3lm.objectives import (
     ScoreEntropy,
     SimplexDiffusionLoss,
 )
-from bd3lm.recipe import (
+from bd3lm.runs.recipe import (
     AutoregressiveRecipe,
     BlockDiffusionRecipe,
     ClippedMasking,

@@ -15,8 +15,6 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from bd3lm import presets
-from bd3lm.build import Run
 from bd3lm.cli import main
 from bd3lm.commands import demo
 from bd3lm.commands.records import kept
@@ -25,11 +23,13 @@ from bd3lm.commands.subjects import Subject
 from bd3lm.evaluation import Sampled, corpus_likelihood
 from bd3lm.interop import load
 from bd3lm.objectives import Autoregressive, TokenBatch
-from bd3lm.recipe import merge
 from bd3lm.reports.document import readable
 from bd3lm.reports.numbers import plain, with_error
-from bd3lm.runs import train_stages
-from bd3lm.stages import resolve_stages
+from bd3lm.runs import presets
+from bd3lm.runs.plan import Run
+from bd3lm.runs.recipe import merge
+from bd3lm.runs.stages import resolve_stages
+from bd3lm.runs.train import train_stages
 from bd3lm.training import Trainer, callbacks
 
 SMALL = {

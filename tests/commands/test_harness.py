@@ -35,11 +35,11 @@ def test_without_lm_eval_it_says_how_to_get_it(monkeypatch, capsys):
 def test_the_harness_s_own_command_says_so_too(monkeypatch):
     for module in ("lm_eval", "lm_eval.api.instance"):  # the latter where it was imported before
         monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "bd3lm.harness", raising=False)
+    monkeypatch.delitem(sys.modules, "bd3lm.interop.harness", raising=False)
     with pytest.raises(
-        SystemExit, match=r"bd3lm.harness needs the package lm_eval: pip install 'bd3lm\[harness"
+        SystemExit, match=r"bd3lm.interop.harness needs the package lm_eval: pip install 'bd3lm\[harness"
     ):
-        runpy.run_module("bd3lm.harness", run_name="__main__")
+        runpy.run_module("bd3lm.interop.harness", run_name="__main__")
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_the_yaml_of_the_docs_runs_as_written(model, tmp_path, capsys, monkeypat
 
     monkeypatch.setattr(tasks, "TaskManager", partial(tasks.TaskManager, include_defaults=False))
     monkeypatch.setattr(lm_eval.__main__, "setup_logging", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["bd3lm.harness", "run", "--config", "harness.yaml"])
+    monkeypatch.setattr(sys, "argv", ["bd3lm.interop.harness", "run", "--config", "harness.yaml"])
     lm_eval.__main__.cli_evaluate()
     (file,) = Path("results").rglob("*.json")
     theirs = json.loads(file.read_text())

@@ -20,11 +20,11 @@ from bd3lm.commands.sample_files import open_source
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import PydocCorpus
 from bd3lm.evaluation import HuggingFaceJudge, judge_texts
-from bd3lm.recipe import merge
 from bd3lm.reports import with_error
-from bd3lm.runs import train_stages
+from bd3lm.runs.recipe import merge
+from bd3lm.runs.stages import resolve_stages
+from bd3lm.runs.train import train_stages
 from bd3lm.sampling import Ancestral, FirstHitting
-from bd3lm.stages import resolve_stages
 from tests.commands import LINE, written
 from tests.evaluation.judges import save_judge
 from tests.lm import BASELINES, baseline, of_bytes

@@ -18,8 +18,8 @@ from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import byte_tokenizer, train_bpe
 from bd3lm.lm import LanguageModel, load
 from bd3lm.reports import perplexity_text
-from bd3lm.runs import train_stages
-from bd3lm.stages import resolve_stages
+from bd3lm.runs.stages import resolve_stages
+from bd3lm.runs.train import train_stages
 from tests.data_room.documents import random_texts
 from tests.lm import BYTES, CONTEXT, D3PM, END, SEDD, SSD, baseline, of_bytes, of_method
 from tests.tiny_recipes import BLOCK, plain, prepared

@@ -17,12 +17,12 @@ from bd3lm.commands.perplexities import measure_perplexity
 from bd3lm.commands.records import kept
 from bd3lm.commands.reports import make_report
 from bd3lm.commands.subjects import Subject
-from bd3lm.presets import Preset, Stage
-from bd3lm.recipe import merge, recipe_from_dict
 from bd3lm.reports import Film
 from bd3lm.reports.numbers import with_error
-from bd3lm.runs import train_stages
-from bd3lm.stages import run_stages
+from bd3lm.runs.presets import Preset, Stage
+from bd3lm.runs.recipe import merge, recipe_from_dict
+from bd3lm.runs.stages import run_stages
+from bd3lm.runs.train import train_stages
 from bd3lm.training import Trainer
 from tests.lm import of_bytes
 from tests.tiny_recipes import BLOCK, plain, prepared, tiny_recipe, two_stages

@@ -15,11 +15,11 @@ from bd3lm.commands import variances
 from bd3lm.commands.variances import RULES, report_variances
 from bd3lm.diffusion import ClippedTimes, Counts, Times
 from bd3lm.evaluation import Spread
-from bd3lm.recipe import merge, recipe_from_dict
 from bd3lm.reports import with_error
 from bd3lm.reports.trainings import NO_FINITE_VARIANCE
-from bd3lm.runs import train_stages
-from bd3lm.stages import resolve_stages
+from bd3lm.runs.recipe import merge, recipe_from_dict
+from bd3lm.runs.stages import resolve_stages
+from bd3lm.runs.train import train_stages
 
 TINY = {
     "network": {"layers": 1, "hidden": 16, "heads": 2},

@@ -18,7 +18,7 @@ from bd3lm.data import Tokenizer, TokenShards, byte_tokenizer, prepare, train_bp
 from bd3lm.data import encoding as encoding_module
 from bd3lm.data.encoding import Encoder
 from bd3lm.data.shards import Meta
-from bd3lm.files import AtomicFile
+from bd3lm.io.files import AtomicFile
 from tests.data_room.documents import (
     EndlessCorpus,
     ListCorpus,

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from bd3lm.build import Run, build_run
 from bd3lm.commands.demo import unigram_perplexity
 from bd3lm.evaluation import Sampled, corpus_likelihood
 from bd3lm.lm import load
 from bd3lm.methods import validation_objective
 from bd3lm.objectives import TokenBatch
-from bd3lm.presets import preset
-from bd3lm.recipe import merge, recipe_from_dict
+from bd3lm.runs.plan import Run, build_run
+from bd3lm.runs.presets import preset
+from bd3lm.runs.recipe import merge, recipe_from_dict
 from bd3lm.training import Engine
 
 pytestmark = pytest.mark.slow

@@ -54,14 +54,14 @@ class Harness:
     """Write all that the harness reports to this new JSON file."""
 
     def run(self) -> int:
-        from bd3lm.extras import require
+        from bd3lm.io.extras import require
 
         require("lm_eval", "harness", "bd3lm harness")
 
         from bd3lm.commands.harness import run_harness
         from bd3lm.commands.records import check_new_file
         from bd3lm.commands.sources import one_model
-        from bd3lm.harness import HarnessLM
+        from bd3lm.interop.harness import HarnessLM
 
         check_new_file(self.out)
         model = HarnessLM(

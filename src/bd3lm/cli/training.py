@@ -15,7 +15,7 @@ from bd3lm.cli.flags import (
 )
 
 if TYPE_CHECKING:
-    from bd3lm.recipe import Recipe
+    from bd3lm.runs.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Train:
     """The words --any.field value, which `main` sets aside before tyro sees them."""
 
     def run(self) -> int:
-        from bd3lm.recipe import parse_overrides
-        from bd3lm.runs import train_stages
-        from bd3lm.stages import begun_stages, is_run
+        from bd3lm.runs.recipe import parse_overrides
+        from bd3lm.runs.stages import begun_stages, is_run
+        from bd3lm.runs.train import train_stages
 
         stages = self._stages(parse_overrides(self.overrides))
         _check_later_stages(stages)
@@ -69,7 +69,7 @@ class Train:
 
     def _stages(self, overrides: Mapping[str, Any]) -> list[tuple[str, "Recipe"]]:
         from bd3lm.commands.sources import one_model
-        from bd3lm.stages import resolve_stages, saved_stages
+        from bd3lm.runs.stages import resolve_stages, saved_stages
 
         if self.preset is None and self.config is None:
             if not self.resume or self.out is None:
@@ -103,7 +103,7 @@ def _check_later_stages(stages: Sequence[tuple[str, "Recipe"]]) -> None:
 def _show(stages: Sequence[tuple[str, "Recipe"]]) -> None:
     import yaml
 
-    from bd3lm.stages import stages_to_dict
+    from bd3lm.runs.stages import stages_to_dict
 
     print(yaml.safe_dump(stages_to_dict(stages), sort_keys=False), end="")
 
@@ -113,7 +113,7 @@ class Presets:
     """List the named runs."""
 
     def run(self) -> int:
-        from bd3lm.presets import PRESETS
+        from bd3lm.runs.presets import PRESETS
 
         width = max(map(len, PRESETS))
         for name, preset in PRESETS.items():

@@ -12,7 +12,7 @@ from bd3lm.commands.subjects import Subject
 from bd3lm.data import CORPORA, TokenShards, WrappedTokens, load_corpus, prepare
 from bd3lm.data.files import find_files, split_by_name
 from bd3lm.data.shards import META_FILE
-from bd3lm.files import local_path
+from bd3lm.io.files import local_path
 from bd3lm.objectives import TokenBatch
 
 HELD_OUT = ("valid", "test")

@@ -17,7 +17,6 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from bd3lm.build import Run
 from bd3lm.commands.corpora import open_sequences
 from bd3lm.commands.perplexities import OWN, measure_perplexity
 from bd3lm.commands.records import keep, new_record
@@ -26,10 +25,11 @@ from bd3lm.commands.subjects import Subject
 from bd3lm.config import SimplexMethod
 from bd3lm.lm import Settings, build_estimator
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
-from bd3lm.recipe import Recipe, recipe_from_dict
 from bd3lm.reports import perplexity_text
-from bd3lm.runs import train_stages
-from bd3lm.stages import is_run, resolve_stages
+from bd3lm.runs.plan import Run
+from bd3lm.runs.recipe import Recipe, recipe_from_dict
+from bd3lm.runs.stages import is_run, resolve_stages
+from bd3lm.runs.train import train_stages
 
 _DRAWS = 8  # of each text, for a bound that is estimated
 

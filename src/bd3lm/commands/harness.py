@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bd3lm.config import did_you_mean
-from bd3lm.harness import HarnessLM
+from bd3lm.interop.harness import HarnessLM
 
 _MEANINGS = {
     "exact": "exact",

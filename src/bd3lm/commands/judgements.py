@@ -20,9 +20,9 @@ from bd3lm.evaluation import HuggingFaceJudge, judge_texts, mauve_score
 from bd3lm.evaluation.judges import GGUF, JUDGE_SOURCES
 from bd3lm.evaluation.judging import check_windows, mean_and_error
 from bd3lm.evaluation.mauve import FeatureJudge
-from bd3lm.extras import require
-from bd3lm.files import local_path
 from bd3lm.interop import hub_id
+from bd3lm.io.extras import require
+from bd3lm.io.files import local_path
 from bd3lm.lm import Settings
 from bd3lm.reports import with_error
 from bd3lm.sampling import Ancestral

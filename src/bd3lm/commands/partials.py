@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bd3lm.commands.records import check_new_file
-from bd3lm.files import only_writer
+from bd3lm.io.files import only_writer
 
 
 def partial_of(out: Path) -> Path:

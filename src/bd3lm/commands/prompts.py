@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from bd3lm.files import local_path
+from bd3lm.io.files import local_path
 from bd3lm.lm import Gap
 
 STANDARD_INPUT = "-"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import bd3lm
 from bd3lm import interop
 from bd3lm.data.corpus import digest
-from bd3lm.files import write_atomically
+from bd3lm.io.files import write_atomically
 from bd3lm.sampling.rule_values import read_rule_settings
 
 if TYPE_CHECKING:  # a subject brings all of training with it, for which `bd3lm sample` need not wait

@@ -28,10 +28,10 @@ from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME, check_folder
 from bd3lm.lm import Generation, LanguageModel, Settings, build_estimator
 from bd3lm.methods import build_objective, validation_objective
 from bd3lm.objectives import BlockDiffusionLoss, Objective
-from bd3lm.recipe import BlockDiffusionRecipe, Recipe, recipe_to_dict
 from bd3lm.reports import KINDS, MARKDOWN, PAGE, Report, Run, record_film, write_report
-from bd3lm.runs import STOPPED_FILE
-from bd3lm.stages import RECIPE_FILE, begun_stages, is_run, read_recipe, run_stages
+from bd3lm.runs.recipe import BlockDiffusionRecipe, Recipe, recipe_to_dict
+from bd3lm.runs.stages import RECIPE_FILE, begun_stages, is_run, read_recipe, run_stages
+from bd3lm.runs.train import STOPPED_FILE
 from bd3lm.training import CheckpointStore, CsvLog
 
 LOG_FILE = "metrics.csv"

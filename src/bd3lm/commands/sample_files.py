@@ -16,7 +16,7 @@ from bd3lm.commands.samples import Author, run_sample, sample_record, settings_r
 from bd3lm.commands.subjects import Subject
 from bd3lm.data import load_corpus
 from bd3lm.data.corpus import digest
-from bd3lm.files import local_path
+from bd3lm.io.files import local_path
 from bd3lm.lm import Settings
 from bd3lm.sampling.rule_values import read_rule_settings
 

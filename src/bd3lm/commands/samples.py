@@ -23,7 +23,7 @@ from bd3lm.commands.prompts import Template, template_text
 from bd3lm.commands.records import check_new_file
 from bd3lm.data import Tokenizer
 from bd3lm.evaluation import stop_counts
-from bd3lm.files import write_atomically
+from bd3lm.io.files import write_atomically
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models.devices import pick_device
 from bd3lm.reports import film_svg, record_film

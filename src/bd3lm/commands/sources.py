@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from bd3lm import interop
-from bd3lm.files import local_path
+from bd3lm.io.files import local_path
 
 
 def one_model(source: str | Path) -> str | Path:
@@ -15,7 +15,7 @@ def one_model(source: str | Path) -> str | Path:
         return source
     if any((model / interop.CONFIG_NAME).is_file() for model in models):
         return source
-    from bd3lm.stages import STAGES_FILE, run_stages  # brings all of training with it
+    from bd3lm.runs.stages import STAGES_FILE, run_stages  # brings all of training with it
 
     if not (folder / STAGES_FILE).is_file():
         return source

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 
 from bd3lm import interop
-from bd3lm.build import open_data
 from bd3lm.commands.records import weights_digest
 from bd3lm.commands.sources import one_model
 from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import TokenShards
 from bd3lm.lm import LanguageModel, load
-from bd3lm.recipe import Recipe
-from bd3lm.stages import RECIPE_FILE, read_recipe
+from bd3lm.runs.plan import open_data
+from bd3lm.runs.recipe import Recipe
+from bd3lm.runs.stages import RECIPE_FILE, read_recipe
 from bd3lm.training import Engine, pick_device
 
 

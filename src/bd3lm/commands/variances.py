@@ -10,7 +10,6 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from bd3lm.build import held_out_batches
 from bd3lm.commands.corpora import check_texts, open_sequences
 from bd3lm.commands.records import keep, new_record, record_name
 from bd3lm.commands.subjects import Subject
@@ -29,9 +28,10 @@ from bd3lm.evaluation import gradient_variance, nelbo_variance
 from bd3lm.lm import block_loss
 from bd3lm.models import Transformer
 from bd3lm.objectives import TokenBatch
-from bd3lm.recipe import DataRecipe
 from bd3lm.reports import with_error
 from bd3lm.reports.trainings import NO_FINITE_VARIANCE
+from bd3lm.runs.plan import held_out_batches
+from bd3lm.runs.recipe import DataRecipe
 
 
 def _clipped(low: float, high: float) -> dict[str, MaskingRule]:

@@ -6,7 +6,7 @@ from bd3lm.data.corpus import Corpus
 from bd3lm.data.files import FileCorpus, TextUnit
 from bd3lm.data.hub import RECIPES, NamedCorpus
 from bd3lm.data.topics import PYDOC, PydocCorpus
-from bd3lm.files import local_path
+from bd3lm.io.files import local_path
 
 CORPORA = (PYDOC, *RECIPES)
 

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast, get_args
 
 from bd3lm.data.corpus import Corpus, digest
-from bd3lm.extras import require
-from bd3lm.files import local_path
+from bd3lm.io.extras import require
+from bd3lm.io.files import local_path
 
 TextUnit = Literal["file", "line", "paragraph"]
 

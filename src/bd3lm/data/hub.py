@@ -20,9 +20,9 @@ from bd3lm.data import detokenizers
 from bd3lm.data.corpus import Corpus, digest
 from bd3lm.data.detokenizers import Detokenizer
 from bd3lm.data.files import files_by_name, find_files, fingerprint_files
-from bd3lm.extras import require
-from bd3lm.files import local_path
-from bd3lm.hub import hub_reason
+from bd3lm.io.extras import require
+from bd3lm.io.files import local_path
+from bd3lm.io.hub import hub_reason
 
 _READING = 1  # to be raised when the code below makes other documents from the same rows and recipe
 CONVERTED = "refs/convert/parquet"

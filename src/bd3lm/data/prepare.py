@@ -43,7 +43,7 @@ from bd3lm.data.shards import (
     load_lengths,
 )
 from bd3lm.data.tokenizers import CONFIG_FILE, Tokenizer, load_tokenizer
-from bd3lm.files import (
+from bd3lm.io.files import (
     AtomicFile,
     full_disk_explained,
     local_path,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from bd3lm.data.tokenizers import Tokenizer, saved_tokenizer
-from bd3lm.files import local_path, write_atomically
+from bd3lm.io.files import local_path, write_atomically
 
 META_FILE = "meta.json"
 DType = Literal["uint16", "uint32"]

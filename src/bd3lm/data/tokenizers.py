@@ -26,8 +26,8 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from bd3lm.files import local_path, write_atomically
-from bd3lm.hub import hub_reason, is_hub_id, unresolved_hub
+from bd3lm.io.files import local_path, write_atomically
+from bd3lm.io.hub import hub_reason, is_hub_id, unresolved_hub
 
 if TYPE_CHECKING:
     from torch import Tensor

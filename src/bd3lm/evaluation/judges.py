@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bd3lm.extras import require
-from bd3lm.files import local_path
-from bd3lm.hub import hub_reason, is_hub_id
+from bd3lm.io.extras import require
+from bd3lm.io.files import local_path
+from bd3lm.io.hub import hub_reason, is_hub_id
 
 DEFAULT_JUDGE = "gpt2-large"
 GGUF = ".gguf"

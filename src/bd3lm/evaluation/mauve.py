@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bd3lm.evaluation.judging import Documents, Judge, judged_tokens
-from bd3lm.extras import require
+from bd3lm.io.extras import require
 
 
 class FeatureJudge(Judge, Protocol):

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig, parse
-from bd3lm.files import write_atomically
 from bd3lm.interop.sources import CONFIG_NAME, WEIGHTS_NAME, read_config, weights_file
 from bd3lm.interop.weights import (
     Shape,
@@ -28,6 +27,7 @@ from bd3lm.interop.weights import (
     read_tensors,
     write_tensors,
 )
+from bd3lm.io.files import write_atomically
 from bd3lm.models import Transformer, TransformerConfig
 
 ROTARY_BASE = 10000.0

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bd3lm.config import LanguageModelConfig
-from bd3lm.files import local_path, replacing
+from bd3lm.io.files import local_path, replacing
 from bd3lm.models import Transformer, TransformerConfig
 
 Shape = tuple[int, ...]

@@ -18,8 +18,8 @@ from bd3lm.config import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.data import Tokenizer, load_tokenizer, saved_tokenizer
 from bd3lm.data.tokenizers import TOKENIZER_FILE
 from bd3lm.diffusion import check_lean
-from bd3lm.files import local_path
 from bd3lm.interop import HubOptions, LightningFacts, check_config
+from bd3lm.io.files import local_path
 from bd3lm.lm.generation import Generation, Settings, build_writer
 from bd3lm.lm.prompts import Prompt, build_requests, continued_tokens, listed, text_tokens
 from bd3lm.lm.scoring import TextLikelihood, score

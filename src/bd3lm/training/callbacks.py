@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bd3lm.diffusion import derive_seed
-from bd3lm.extras import require
-from bd3lm.files import write_atomically
+from bd3lm.io.extras import require
+from bd3lm.io.files import write_atomically
 from bd3lm.objectives import Autoregressive
 
 if TYPE_CHECKING:

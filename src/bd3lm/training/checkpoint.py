@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bd3lm.files import sync_folder
+from bd3lm.io.files import sync_folder
 from bd3lm.training.distributed import Engine
 from bd3lm.training.tensor_files import (
     DTYPES,

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from bd3lm.files import sync_folder
+from bd3lm.io.files import sync_folder
 from bd3lm.training.distributed import Engine, local
 
 FORMAT = 1

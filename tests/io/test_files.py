@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bd3lm.files import (
+from bd3lm.io.files import (
     AtomicFile,
     full_disk_explained,
     local_path,

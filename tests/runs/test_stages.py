@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from bd3lm import presets
-from bd3lm.recipe import BlockDiffusionRecipe, TimesMasking
-from bd3lm.stages import resolve_stages, stages_to_dict
+from bd3lm.runs import presets
+from bd3lm.runs.recipe import BlockDiffusionRecipe, TimesMasking
+from bd3lm.runs.stages import resolve_stages, stages_to_dict
 from tests.tiny_recipes import plain, two_stages
 
 

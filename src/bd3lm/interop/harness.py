@@ -1,7 +1,7 @@
 """Other people's tasks: a model as lm-evaluation-harness (`lm_eval`, the extra `harness`) drives it.
 
-Importing this module makes the harness know the model `bd3lm`, and `python -m bd3lm.harness` is the harness's
-own command with it: the harness looks for no models outside its package by itself.
+Importing this module makes the harness know the model `bd3lm`. The harness looks for no models outside its
+own package, so `python -m bd3lm.interop.harness` is its command with ours added.
 """
 
 import sys
@@ -30,7 +30,7 @@ try:
 except ImportError as error:
     if __name__ != "__main__":
         raise
-    sys.exit(f"bd3lm.harness needs the package lm_eval: pip install 'bd3lm[harness]' ({error})")
+    sys.exit(f"bd3lm.interop.harness needs the package lm_eval: pip install 'bd3lm[harness]' ({error})")
 
 DTYPES = ("float32", "bfloat16", "float64")
 _AUTO = "auto"  # what the harness calls a choice that is left to the model

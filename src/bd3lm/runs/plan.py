@@ -21,9 +21,9 @@ from bd3lm.data import (
     train_bpe,
 )
 from bd3lm.diffusion import derive_seed
-from bd3lm.files import local_path
 from bd3lm.interop import weights
 from bd3lm.interop.weights import Shape, parameter_shapes
+from bd3lm.io.files import local_path
 from bd3lm.methods import build_method, build_objective, validation_objective
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.objectives import (
@@ -34,8 +34,8 @@ from bd3lm.objectives import (
     ScoreEntropy,
     SimplexDiffusionLoss,
 )
-from bd3lm.presets import network_config
-from bd3lm.recipe import (
+from bd3lm.runs.presets import network_config
+from bd3lm.runs.recipe import (
     BlockDiffusionRecipe,
     ClippedMasking,
     DataRecipe,

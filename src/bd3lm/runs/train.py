@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from bd3lm import interop
-from bd3lm.build import Run, build_run, check_run, open_store
-from bd3lm.files import only_writer
 from bd3lm.interop import RUN_MODEL
-from bd3lm.recipe import BlockDiffusionRecipe, ClippedMasking, Recipe, recipe_to_dict
-from bd3lm.stages import RECIPE_FILE, begun_stages, read_recipe, save_recipe, save_stages
+from bd3lm.io.files import only_writer
+from bd3lm.runs.plan import Run, build_run, check_run, open_store
+from bd3lm.runs.recipe import BlockDiffusionRecipe, ClippedMasking, Recipe, recipe_to_dict
+from bd3lm.runs.stages import RECIPE_FILE, begun_stages, read_recipe, save_recipe, save_stages
 from bd3lm.training import Engine
 
 STOPPED_FILE = "STOPPED"

@@ -17,12 +17,12 @@ import torch
 import yaml
 from rich.console import Console
 
-from bd3lm import presets
 from bd3lm.data import TokenShards
 from bd3lm.models import Transformer
-from bd3lm.recipe import BlockDiffusionRecipe, CountsMasking, recipe_from_dict, recipe_to_dict
-from bd3lm.runs import train_stages
-from bd3lm.stages import is_run, read_recipe, resolve_stages, run_stages, saved_stages
+from bd3lm.runs import presets
+from bd3lm.runs.recipe import BlockDiffusionRecipe, CountsMasking, recipe_from_dict, recipe_to_dict
+from bd3lm.runs.stages import is_run, read_recipe, resolve_stages, run_stages, saved_stages
+from bd3lm.runs.train import train_stages
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe, two_stages
 from tests.training.tiny import checkpoint, rows, state
 
@@ -293,7 +293,7 @@ def test_a_checkpoint_that_was_set_aside_counts(data, finished, tmp_path):
 
 
 def test_a_second_process_is_refused_and_the_folder_is_free_after(data, tmp_path):
-    from bd3lm.files import only_writer
+    from bd3lm.io.files import only_writer
 
     out = tmp_path / "run"
     out.mkdir()
@@ -342,7 +342,7 @@ def test_the_job_script_starts_again_only_what_was_stopped_in_it(stopped, status
         (tools / name).chmod(0o755)
     variables = {"SLURM_JOB_NODELIST": "a", "SLURM_NNODES": "1", "SLURM_GPUS_PER_NODE": "8"}
     done = subprocess.run(
-        ["bash", str(Path(__file__).parents[1] / "scripts" / "train.slurm"), "demo"],
+        ["bash", str(Path(__file__).parents[2] / "scripts" / "train.slurm"), "demo"],
         env={"PATH": f"{tools}:{os.environ['PATH']}", "OUT": str(out), "SLURM_JOB_ID": "7", **variables},
         capture_output=True,
         text=True,

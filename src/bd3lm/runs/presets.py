@@ -11,7 +11,7 @@ from typing import Any
 
 from bd3lm.config import did_you_mean, parse
 from bd3lm.models import TransformerConfig
-from bd3lm.recipe import merge
+from bd3lm.runs.recipe import merge
 
 SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 
 from bd3lm import diffusion
-from bd3lm.build import build_run, check_run, held_out_batches, open_data
 from bd3lm.data import TokenShards, train_bpe
 from bd3lm.diffusion import (
     Absorbing,
@@ -30,7 +29,8 @@ from bd3lm.objectives import (
     ScoreEntropy,
     SimplexDiffusionLoss,
 )
-from bd3lm.recipe import (
+from bd3lm.runs.plan import build_run, check_run, held_out_batches, open_data
+from bd3lm.runs.recipe import (
     AutoregressiveRecipe,
     BlockDiffusionRecipe,
     ClippedMasking,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bd3lm.extras import require
+from bd3lm.io.extras import require
 
 
 def test_a_package_that_is_there_is_imported():

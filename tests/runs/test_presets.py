@@ -8,8 +8,8 @@ from benchmarks.evidence.runs import all_runs
 from bd3lm import interop
 from bd3lm.config import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
-from bd3lm.presets import SIZES, network_config, preset
-from bd3lm.recipe import (
+from bd3lm.runs.presets import SIZES, network_config, preset
+from bd3lm.runs.recipe import (
     AutoregressiveRecipe,
     BlockDiffusionRecipe,
     CountsMasking,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bd3lm.presets import PRESETS, preset
-from bd3lm.recipe import (
+from bd3lm.runs.presets import PRESETS, preset
+from bd3lm.runs.recipe import (
     AutoregressiveRecipe,
     BlockDiffusionRecipe,
     ClippedMasking,

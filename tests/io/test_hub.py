@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from bd3lm.hub import hub_reason, is_hub_id, unresolved_hub
+from bd3lm.io.hub import hub_reason, is_hub_id, unresolved_hub
 
 
 @pytest.mark.parametrize("text", ["gpt2", "bert-base-uncased", "EleutherAI/pythia-1.4b", "a/b_c.d-e"])
@@ -48,15 +48,15 @@ def test_a_name_that_does_not_resolve_is_known_at_once_unless_a_proxy_resolves_i
         return []
 
     asked: list[str] = []
-    monkeypatch.setattr("bd3lm.hub.socket.getaddrinfo", resolved)
-    monkeypatch.setattr("bd3lm.hub.getproxies", dict)
+    monkeypatch.setattr("bd3lm.io.hub.socket.getaddrinfo", resolved)
+    monkeypatch.setattr("bd3lm.io.hub.getproxies", dict)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.nowhere:443/mirror")
     assert unresolved_hub() == "hub.nowhere"
-    monkeypatch.setattr("bd3lm.hub.getproxies", lambda: {"no": "localhost"})
+    monkeypatch.setattr("bd3lm.io.hub.getproxies", lambda: {"no": "localhost"})
     assert unresolved_hub() == "hub.nowhere"
-    monkeypatch.setattr("bd3lm.hub.getproxies", lambda: {"https": "http://proxy:3128"})
+    monkeypatch.setattr("bd3lm.io.hub.getproxies", lambda: {"https": "http://proxy:3128"})
     assert unresolved_hub() is None
-    monkeypatch.setattr("bd3lm.hub.getproxies", dict)
+    monkeypatch.setattr("bd3lm.io.hub.getproxies", dict)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://hub.here")
     assert unresolved_hub() is None
     assert asked == ["hub.nowhere", "hub.nowhere", "hub.here"]
