@@ -1,0 +1,166 @@
+"""Families of frozen dataclasses that files and flags tell apart by `kind`, open to members from anywhere.
+
+A family is a base class: masking rules, noise schedules, unmasking rules, methods. A member is a frozen dataclass
+that sets `kind`. Defining it is enough: from then on a recipe, a saved model and a flag can name it. Packages say
+which modules define members by the entry point group `bd3lm.plugins`; a file of one's own is loaded by name.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+GROUP = "bd3lm.plugins"
+_OWN = __name__.partition(".")[0]
+
+
+class Kinded:
+    """A member of a family, or the family itself: `class MaskingRule(Kinded, family="masking rule")`."""
+
+    kind: ClassVar[str]
+    """What files and flags call it."""
+    family: ClassVar[str]
+    """What errors call the family."""
+    _members: ClassVar[dict[str, type[Any]]]
+
+    def __init_subclass__(cls, *, family: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if family is not None:
+            cls.family, cls._members = family, {}
+        elif "kind" in cls.__dict__:
+            before = cls._members.get(cls.kind)
+            if before is not None and _place(before) != _place(cls):
+                raise ValueError(
+                    f"kind {cls.kind!r} is taken among {cls.family}s by {before.__qualname__} of "
+                    f"{before.__module__}: give {cls.__qualname__} another"
+                )
+            cls._members[cls.kind] = cls
+
+    @classmethod
+    def members(cls) -> Mapping[str, type[Self]]:
+        """The members of the family by kind, those of installed packages included."""
+        load_installed_plugins()
+        return MappingProxyType(cls._members)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """A member is its dataclass, a family a choice by `kind`, which may stand alone where it says all."""
+        if "kind" in cls.__dict__:
+            return handler(source)
+        choices: dict[str, CoreSchema] = {
+            kind: handler.generate_schema(member) for kind, member in cls.members().items()
+        }
+        chosen = core_schema.tagged_union_schema(choices, discriminator=_kind_of)
+        return core_schema.no_info_before_validator_function(spelt_out, chosen)
+
+
+def spelt_out(value: Any) -> Any:
+    """A mapping for a kind that stands alone: counts is {"kind": "counts"}."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+def _kind_of(value: Any) -> str | None:
+    if isinstance(value, Mapping):
+        kind = value.get("kind")
+        return kind if isinstance(kind, str) else None
+    return getattr(type(value), "kind", None)
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as values for JSON and YAML; a member without fields is its kind alone."""
+    if isinstance(value, Kinded):
+        if "kind" not in type(value).__dict__:
+            raise ValueError(
+                f"{type(value).__qualname__} must set a kind of its own to be saved, got {value!r}: files know a "
+                f"{value.family} by its kind"
+            )
+        if not is_dataclass(value):
+            raise ValueError(f"{type(value).__qualname__} must be a dataclass to be saved, got {value!r}")
+        held = {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        return {"kind": value.kind, **held} if held else value.kind
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def plugins_of(value: Any) -> dict[str, str]:
+    """Where the members come from that a value holds and bd3lm does not have: the module by the kind."""
+    found = {}
+    for each in _within(value):
+        module = type(each).__module__
+        if isinstance(each, Kinded) and module.partition(".")[0] != _OWN:
+            file = getattr(sys.modules.get(module), "__file__", None)
+            is_file = module.startswith(_FILE_MODULE) and file is not None
+            found[each.kind] = Path(str(file)).name if is_file else module
+    return found
+
+
+def _within(value: Any) -> Iterator[Any]:
+    """A value and all that it holds."""
+    yield value
+    if is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            yield from _within(getattr(value, each.name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _within(item)
+
+
+@cache
+def load_installed_plugins() -> None:
+    """Import what installed packages name in the group `bd3lm.plugins`, once."""
+    for entry in entry_points(group=GROUP):
+        try:
+            entry.load()
+        except Exception as error:
+            raise ImportError(
+                f"the plugin {entry.name} ({entry.value}) could not be imported: {type(error).__name__}: {error}"
+            ) from error
+
+
+_FILE_MODULE = "bd3lm_plugin_"
+
+
+def load_plugin(source: str | Path) -> None:
+    """Import a file, or a module by name, for the members that it defines. A file is imported once."""
+    path = Path(source).expanduser()
+    if path.suffix != ".py":
+        try:
+            importlib.import_module(str(source))
+        except ImportError as error:
+            raise ValueError(
+                f"plugin must be a .py file or a module that can be imported, got {str(source)!r}: {error}"
+            ) from error
+        return
+    if not path.is_file():
+        raise ValueError(f"plugin must be a .py file or a module, got {path}, which does not exist")
+    name = _FILE_MODULE + path.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None and loaded.__file__ == str(path.resolve()):
+        return
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ValueError(f"plugin must be a .py file, got {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ValueError(f"plugin {path} could not be loaded: {type(error).__name__}: {error}") from error
+
+
+def _place(member: type[Any]) -> tuple[str, str]:
+    return member.__module__, member.__qualname__
