@@ -1,8 +1,9 @@
 """Families of frozen dataclasses that files and flags tell apart by `kind`, open to members from anywhere.
 
-A family is a base class: masking rules, noise schedules, unmasking rules, methods. A member is a frozen dataclass
-that sets `kind`. Defining it is enough: from then on a recipe, a saved model and a flag can name it. Packages say
-which modules define members by the entry point group `bd3lm.plugins`; a file of one's own is loaded by name.
+A family is a base class: masking rules, noise schedules, unmasking rules, methods. A member is a frozen
+dataclass that sets `kind`. Defining it is enough: from then on a recipe, a saved model and a flag can name it.
+Packages say which modules define members by the entry point group `bd3lm.plugins`; a file of one's own is
+loaded by name.
 """
 
 import importlib.util
@@ -79,8 +80,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, Kinded):
         if "kind" not in type(value).__dict__:
             raise ValueError(
-                f"{type(value).__qualname__} must set a kind of its own to be saved, got {value!r}: files know a "
-                f"{value.family} by its kind"
+                f"{type(value).__qualname__} must set a kind of its own to be saved, got {value!r}: files know "
+                f"a {value.family} by its kind"
             )
         if not is_dataclass(value):
             raise ValueError(f"{type(value).__qualname__} must be a dataclass to be saved, got {value!r}")
@@ -125,8 +126,9 @@ def load_installed_plugins() -> None:
         try:
             entry.load()
         except Exception as error:
+            what = f"{type(error).__name__}: {error}"
             raise ImportError(
-                f"the plugin {entry.name} ({entry.value}) could not be imported: {type(error).__name__}: {error}"
+                f"the plugin {entry.name} ({entry.value}) could not be imported: {what}"
             ) from error
 
 
