@@ -20,7 +20,7 @@ from benchmarks.box_card import CARD, EVAL, shipped_lean, with_figures
 import bd3lm
 from bd3lm import interop
 from bd3lm.cli import main
-from bd3lm.config import BlockDiffusionMethod
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.data import load_tokenizer
 from bd3lm.interop import sources
 from bd3lm.runs.presets import network_config, preset

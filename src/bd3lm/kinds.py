@@ -1,7 +1,7 @@
 """Families of frozen dataclasses that files and flags tell apart by `kind`, open to members from anywhere.
 
 A family is a base class: masking rules, noise schedules, unmasking rules, methods. A member is a frozen
-dataclass that sets `kind`. Defining it is enough: from then on a recipe, a saved model and a flag can name it.
+dataclass that sets `kind`. Defining it is enough: a recipe, a saved model and a flag can then name it.
 Packages say which modules define members by the entry point group `bd3lm.plugins`; a file of one's own is
 loaded by name.
 """
@@ -80,8 +80,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, Kinded):
         if "kind" not in type(value).__dict__:
             raise ValueError(
-                f"{type(value).__qualname__} must set a kind of its own to be saved, got {value!r}: files know "
-                f"a {value.family} by its kind"
+                f"{type(value).__qualname__} must set a kind of its own to be saved, got {value!r}: "
+                f"files know a {value.family} by its kind"
             )
         if not is_dataclass(value):
             raise ValueError(f"{type(value).__qualname__} must be a dataclass to be saved, got {value!r}")

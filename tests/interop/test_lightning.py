@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod
+from bd3lm.methods import AutoregressiveMethod, BlockDiffusionMethod
 from bd3lm.interop import LightningFacts, load
 from bd3lm.interop.lightning import read
 from bd3lm.interop.reference import to_reference_state
@@ -201,12 +201,12 @@ class TestFacts:
     def test_one_block(self, file: Path) -> None:
         torch.save(checkpoint(small_model()[0]), file)
         facts = LightningFacts(context=CONTEXT, block_size=CONTEXT)
-        assert load(file, lightning=facts)[1].method == BlockDiffusionMethod(mask_id=10, block_size=CONTEXT)
+        assert load(file, lightning=facts)[1].method == BlockDiffusionMethod(block_size=CONTEXT)
 
     def test_autoregressive(self, file: Path) -> None:
         torch.save(checkpoint(small_model()[0]), file)
         facts = LightningFacts(context=CONTEXT, causal=True)
-        assert load(file, lightning=facts)[1].method == AutoregressiveMethod(mask_id=10)
+        assert load(file, lightning=facts)[1].method == AutoregressiveMethod()
 
     def test_time_conditioning(self, file: Path) -> None:
         torch.save(checkpoint(small_model(adaln=True)[0]), file)

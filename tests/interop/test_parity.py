@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bd3lm.config import BlockDiffusionMethod, LanguageModelConfig
+from bd3lm.methods import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.interop import load, save, save_reference
 from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Transformer
 from bd3lm.objectives import BlockDenoiser, TokenBatch
@@ -46,7 +46,7 @@ def test_logits(name: str) -> None:
 def test_loss_written_out(name: str) -> None:
     data = vectors(name)
     model, config = load(PARITY / name)
-    mask_id = config.method.mask_id
+    mask_id = config.mask_id
     with torch.no_grad():
         logits = training_logits(model, config, data)
     logits[..., mask_id] = -torch.inf
@@ -110,12 +110,12 @@ def test_decoding_through_the_cache(segment: int) -> None:
 
 def test_what_the_configs_say() -> None:
     _, blocks = load(PARITY / BLOCKS)
-    assert blocks.method == BlockDiffusionMethod(mask_id=60, block_size=4)
+    assert blocks.method == BlockDiffusionMethod(block_size=4)
     assert (blocks.network.vocab_size, blocks.network.context, blocks.network.heads) == (61, 32, 2)
     assert blocks.network.adaln
     assert not blocks.network.time_conditioning
     _, one = load(PARITY / ONE_BLOCK)
-    assert one.method == BlockDiffusionMethod(mask_id=52, block_size=32)  # its config says 4, unused
+    assert one.method == BlockDiffusionMethod(block_size=32)  # its config says 4, unused
 
 
 def test_rewritten_checkpoints_give_the_same_logits(name: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bd3lm.config import (
+from bd3lm.methods import (
     AutoregressiveMethod,
     BlockDiffusionMethod,
     D3PMMethod,
@@ -30,11 +30,11 @@ PROMPTS = ["", "a", "hello", "naïve ☂", "the cat sat on"]
 every_method = pytest.mark.parametrize("block_size", METHODS.values(), ids=METHODS)
 
 # The baselines, by the names of their papers: kinds of noise, and few steps.
-SEDD = ScoreEntropyMethod(mask_id=BYTES.mask_id)
-SEDD_UNIFORM = ScoreEntropyMethod(mask_id=BYTES.mask_id, process="uniform")
-D3PM = D3PMMethod(mask_id=BYTES.mask_id, steps=6)
-D3PM_UNIFORM = D3PMMethod(mask_id=BYTES.mask_id, steps=6, process="uniform")
-SSD = SimplexMethod(mask_id=BYTES.mask_id, block_size=4)
+SEDD = ScoreEntropyMethod()
+SEDD_UNIFORM = ScoreEntropyMethod(process="uniform")
+D3PM = D3PMMethod(steps=6)
+D3PM_UNIFORM = D3PMMethod(steps=6, process="uniform")
+SSD = SimplexMethod(block_size=4)
 BASELINES: dict[str, Method] = {
     "SEDD": SEDD,
     "SEDD uniform": SEDD_UNIFORM,
@@ -100,9 +100,8 @@ def _method(
     block_size: int | None, mask_id: int, score_first: bool, causal_clean: bool, previous_token: bool = False
 ) -> Method:
     if block_size is None:
-        return AutoregressiveMethod(mask_id=mask_id, score_first=score_first)
+        return AutoregressiveMethod(score_first=score_first)
     return BlockDiffusionMethod(
-        mask_id=mask_id,
         block_size=block_size,
         score_first=score_first,
         causal_clean=causal_clean,

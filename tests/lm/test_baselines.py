@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bd3lm.config import D3PMMethod, Method
+from bd3lm.methods import D3PMMethod, Method
 from bd3lm.evaluation import Figure
 from bd3lm.lm import Gap, LanguageModel, Settings, load
 from bd3lm.lm.generation import build_writer

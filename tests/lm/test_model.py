@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bd3lm.lm.model
-from bd3lm.config import BlockDiffusionMethod
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.interop import LightningFacts
 from bd3lm.lm import LanguageModel, load
 from tests.interop.small import CONTEXT, PARITY, assert_same, small_model

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from bd3lm.config import AutoregressiveMethod
+from bd3lm.methods import AutoregressiveMethod
 from bd3lm.lm import Gap, LanguageModel, Settings
 from bd3lm.models import Transformer
 from bd3lm.sampling import (
@@ -119,7 +119,7 @@ def test_the_default_order_is_the_models_own(lean):
         assert Settings(unmasking=rule).for_method(method).unmasking == rule
     chosen = Settings(nucleus_p=0.4, unmasking=FirstHitting(3))
     assert chosen.for_method(method) == chosen
-    assert Settings(nucleus_p=0.4).for_method(AutoregressiveMethod(mask_id=0)) == Settings(nucleus_p=0.4)
+    assert Settings(nucleus_p=0.4).for_method(AutoregressiveMethod()) == Settings(nucleus_p=0.4)
 
 
 @pytest.mark.parametrize("block_size", [4, CONTEXT])

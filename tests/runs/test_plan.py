@@ -113,7 +113,7 @@ def test_an_objective_of_ones_own_is_trained_with_and_recorded(data, tmp_path):
     run = build_run(recipe, tmp_path / "new" / "run", engine=Engine(), objective=SQUARED)
     run.trainer.run()
     same = build(
-        data, tmp_path / "same", BLOCK, {"method": {"masking": {"kind": "times", "schedule": "square"}}}
+        data, tmp_path / "same", BLOCK, {"objective": {"masking": {"kind": "times", "schedule": "square"}}}
     )
     same.trainer.run()
     nats = [[row["train_nats"] for row in rows(each.out)] for each in (run, same)]
@@ -175,7 +175,7 @@ def test_an_objective_for_another_model_is_refused(objective, message, data, tmp
 
 def test_a_search_needs_a_range_to_search(data, tmp_path):
     search = {"every": 3, "batches": 1, "widths": [0.5], "step": 0.5}
-    recipe = tiny_recipe(data, BLOCK, {"method": {"masking": {"kind": "clipped", "search": search}}})
+    recipe = tiny_recipe(data, BLOCK, {"objective": {"masking": {"kind": "clipped", "search": search}}})
     with pytest.raises(ValueError, match="search needs an objective with ClippedTimes"):
         build_run(recipe, tmp_path / "run", engine=Engine(), objective=SQUARED)
 
@@ -293,7 +293,7 @@ def test_models_are_judged_by_the_papers_bound_whatever_trained_them():
 
 
 def test_validators_follow_the_recipe(data, tmp_path):
-    searched = {"method": {"masking": {"kind": "clipped", "search": {"every": 3, "batches": 2}}}}
+    searched = {"objective": {"masking": {"kind": "clipped", "search": {"every": 3, "batches": 2}}}}
     gradient = {"trackers": {"gradient_variance_batches": 2}}
     run = build(data, tmp_path, BLOCK, searched, gradient)
     assert [type(v) for v in run.trainer.validators] == [
@@ -349,7 +349,7 @@ def test_what_is_exported_is_the_averaged_model(data, tmp_path):
 
 def test_a_run_may_be_trained_for_an_order_that_leans(data, tmp_path):
     """And is still judged in the order that it will write in, which is said apart."""
-    counts = {"method": {"masking": {"kind": "counts", "lean": 0.7}}}
+    counts = {"objective": {"masking": {"kind": "counts", "lean": 0.7}}}
     run = build(data, tmp_path, BLOCK, counts)
     assert run.trainer.objective.masking == Counts(lean=0.7)
     assert validation_objective(run.trainer.objective).masking == Counts()
@@ -357,7 +357,7 @@ def test_a_run_may_be_trained_for_an_order_that_leans(data, tmp_path):
     assert run.trainer.validators[0].objective.masking == Counts()
     run.trainer.run()
     assert float(rows(tmp_path)[-1]["valid_nats"]) > 0
-    run = build(data, tmp_path / "leaning", BLOCK, {"method": {"masking": {"kind": "counts"}, "lean": 2.0}})
+    run = build(data, tmp_path / "leaning", BLOCK, {"method": {"lean": 2.0}, "objective": {"masking": {"kind": "counts"}}})
     assert run.trainer.validators[0].objective.masking == Counts(lean=2.0)
 
 
@@ -440,7 +440,7 @@ def test_every_baseline_starts_from_another_methods_network_trains_and_is_releas
     assert {name: getattr(config.method, name) for name in method if name != "auxiliary"} == {
         name: value for name, value in method.items() if name != "auxiliary"
     }
-    assert config.method.mask_id == run.tokenizer.mask_id
+    assert config.mask_id == run.tokenizer.mask_id
     released = dict(network.named_parameters())
     assert all(torch.equal(released[name], average) for name, average in run.trainer.ema.tensors().items())
 

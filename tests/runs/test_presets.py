@@ -6,7 +6,7 @@ import torch
 from benchmarks.evidence.runs import all_runs
 
 from bd3lm import interop
-from bd3lm.config import BlockDiffusionMethod, LanguageModelConfig
+from bd3lm.methods import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.runs.presets import SIZES, network_config, preset
 from bd3lm.runs.recipe import (
@@ -83,7 +83,7 @@ def test_the_model_in_the_box_is_16_megabytes(tmp_path: Path) -> None:
     recipe = _box()[1]
     network = recipe.network
     config = network_config(network.size, vocab_size=6144, context=recipe.data.context, **network.shape)
-    method = BlockDiffusionMethod(mask_id=6143, block_size=4, causal_clean=True)
+    method = BlockDiffusionMethod(block_size=4, causal_clean=True)
     interop.save(
         Transformer(config).to(torch.bfloat16), LanguageModelConfig(network=config, method=method), tmp_path
     )
@@ -125,9 +125,9 @@ def test_the_recommended_recipe(corpus: str, size: int) -> None:
     assert first.optimizer.decay == "constant"
     method = second.method
     assert isinstance(method, BlockDiffusionRecipe)
-    assert (method.block_size, method.next_token, method.causal_clean) == (size, 4.0, True)
+    assert (method.block_size, objective.next_token, method.causal_clean) == (size, 4.0, True)
     assert method.previous_token
-    assert method.masking == CountsMasking(complementary=True, weight="flat")
+    assert objective.masking == CountsMasking(complementary=True, weight="flat")
     assert method.lean == 4.0
 
 

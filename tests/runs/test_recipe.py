@@ -108,9 +108,9 @@ def test_the_papers_two_stages(corpus, context, size):
     assert isinstance(base.method, BlockDiffusionRecipe)
     assert isinstance(tuned.method, BlockDiffusionRecipe)
     assert base.method.block_size is None
-    assert base.method.masking == TimesMasking(schedule="linear")
+    assert base.objective.masking == TimesMasking(schedule="linear")
     assert tuned.method.block_size == size
-    assert tuned.method.masking == ClippedMasking(redraw=True, search=ClipSearch(every=5000, batches=100))
+    assert tuned.objective.masking == ClippedMasking(redraw=True, search=ClipSearch(every=5000, batches=100))
 
 
 def test_only_demos_are_too_small_to_be_compiled():
@@ -163,7 +163,7 @@ def test_all_errors_come_at_once():
             "train": {"steps": 0},
             "optimizer": {"lr": -1.0, "lrr": 2},
             "network": {"dropout": "much"},
-            "method": {"kind": "block_diffusion", "masking": {"kind": "count"}},
+            "method": {"kind": "block_diffusion"}, "objective": {"masking": {"kind": "count"}},
         }
     )
     text = "\n".join(found)
@@ -181,7 +181,7 @@ def test_all_errors_come_at_once():
 
 def test_an_option_that_would_do_nothing_does_not_exist():
     assert "method.block_size: unknown key" in problems({"method": {"block_size": 4}})[0]
-    block = {"method": {"kind": "block_diffusion", "masking": {"kind": "times", "low": 0.3}}}
+    block = {"method": {"kind": "block_diffusion"}, "objective": {"masking": {"kind": "times", "low": 0.3}}}
     assert "method.masking.low: unknown key" in problems(block)[0]
 
 
@@ -189,13 +189,13 @@ def test_an_option_that_would_do_nothing_does_not_exist():
     ("layer", "message"),
     [
         ({"method": {"block_size": 3}}, "method.block_size must divide data.context 1024, got 3"),
-        ({"method": {"next_token": 1.0}}, "method.next_token needs method.causal_clean"),
+        ({"objective": {"next_token": 1.0}}, "method.next_token needs method.causal_clean"),
         (
-            {"method": {"next_token": -1.0, "causal_clean": True}},
+            {"method": {"causal_clean": True}, "objective": {"next_token": -1.0}},
             "method.next_token must be finite and not negative, got -1.0",
         ),
         (
-            {"method": {"next_token": float("inf"), "causal_clean": True}},
+            {"method": {"causal_clean": True}, "objective": {"next_token": float("inf")}},
             "method.next_token must be finite and not negative, got inf",
         ),
         ({"network": {"adaln": True, "time_conditioning": True}}, "needs masks drawn by time"),
@@ -229,16 +229,16 @@ def test_layers_are_not_changed_by_merging():
 
 def test_another_kind_drops_the_options_of_the_one_before():
     clipped = {
-        "method": {"kind": "block_diffusion", "masking": {"kind": "clipped", "low": 0.3, "redraw": True}}
+        "method": {"kind": "block_diffusion"}, "objective": {"masking": {"kind": "clipped", "low": 0.3, "redraw": True}}
     }
-    counts = {"method": {"masking": {"kind": "counts"}}}
+    counts = {"objective": {"masking": {"kind": "counts"}}}
     method = parse(clipped, counts).method
     assert isinstance(method, BlockDiffusionRecipe)
-    assert method.masking == CountsMasking()
-    same = parse(clipped, {"method": {"masking": {"kind": "clipped", "high": 0.8}}}).method
+    assert objective.masking == CountsMasking()
+    same = parse(clipped, {"objective": {"masking": {"kind": "clipped", "high": 0.8}}}).method
     assert isinstance(same, BlockDiffusionRecipe)
     assert same.masking == ClippedMasking(low=0.3, high=0.8, redraw=True)
-    discrete = parse(clipped, {"method": {"masking": {"kind": "discrete", "steps": 5}}}).method
+    discrete = parse(clipped, {"objective": {"masking": {"kind": "discrete", "steps": 5}}}).method
     assert isinstance(discrete, BlockDiffusionRecipe)
     assert discrete.masking == DiscreteMasking(steps=5)
     assert merge(clipped, {"method": {"kind": "autoregressive"}}) == {"method": {"kind": "autoregressive"}}
@@ -248,10 +248,10 @@ def test_another_kind_drops_the_options_of_the_one_before():
 
 
 def test_flags_are_paths_and_yaml():
-    words = "--train.steps 100 --method.masking.kind=times --optimizer.betas [0.9,0.95] --network.tied true"
+    words = "--train.steps 100 --objective.masking.kind=times --optimizer.betas [0.9,0.95] --network.tied true"
     assert parse_overrides([*words.split(), "--start-from", "runs/a b", "--optimizer.clip_norm", "null"]) == {
         "train": {"steps": 100},
-        "method": {"masking": {"kind": "times"}},
+        "objective": {"masking": {"kind": "times"}},
         "optimizer": {"betas": [0.9, 0.95], "clip_norm": None},
         "network": {"tied": True},
         "start_from": "runs/a b",
@@ -301,15 +301,15 @@ def test_nothing_is_a_value_where_a_field_may_have_none(word):
         "trackers": {"wandb_project": None},
         "ar": {"optimizer": {"clip_norm": None}},
     }
-    assert parse_overrides(["--method.strata", "none"]) == {"method": {"strata": "none"}}
+    assert parse_overrides(["--objective.strata", "none"]) == {"objective": {"strata": "none"}}
 
 
 def test_a_flag_of_many_values_gives_each_once():
-    words = ["--method.masking", "{kind: clipped, low: 0.25, search: {widths: [0.5]}}"]
+    words = ["--objective.masking", "{kind: clipped, low: 0.25, search: {widths: [0.5]}}"]
     masking = {"kind": "clipped", "low": 0.25, "search": {"widths": [0.5]}}
-    assert parse_overrides(words) == {"method": {"masking": masking}}
+    assert parse_overrides(words) == {"objective": {"masking": masking}}
     with pytest.raises(ValueError, match=r"^--method\.masking: low is given twice"):
-        parse_overrides(["--method.masking", "{kind: clipped, low: 0.25, low: 0.5}"])
+        parse_overrides(["--objective.masking", "{kind: clipped, low: 0.25, low: 0.5}"])
 
 
 def test_negative_numbers_are_values():
@@ -436,7 +436,7 @@ def test_baselines_are_checked_before_anything_is_built(method, said):
         ({"method": {"lean": float("inf")}}, "method.lean must be a number from 0 to 1e6, got inf"),
         (
             {
-                "method": {"lean": 1.5, "masking": {"kind": "times"}},
+                "method": {"lean": 1.5}, "objective": {"masking": {"kind": "times"}},
                 "network": {"adaln": True, "time_conditioning": True},
             },
             "method.lean must be 0 for a network that is told the noise level",
@@ -457,15 +457,15 @@ def test_a_lean_is_checked_before_anything_is_built(changes, said):
     [
         ({"lean": -1.0}, "method.masking.lean must be a number from 0 to 1e6, got -1.0"),
         ({"lean": float("nan")}, "method.masking.lean must be a number from 0 to 1e6, got nan"),
-        ({"lean": 0.7, "complementary": True}, "method.masking.complementary needs method.masking.lean 0, g"),
-        ({"lean": 0.7, "learn_proposal": True}, "method.masking.learn_proposal needs method.masking.lean 0"),
+        ({"lean": 0.7, "complementary": True}, "method.masking.complementary needs objective.masking.lean 0, g"),
+        ({"lean": 0.7, "learn_proposal": True}, "method.masking.learn_proposal needs objective.masking.lean 0"),
         (
             {"weight": "flat", "learn_proposal": True},
-            "method.masking.learn_proposal needs method.masking.weight nelbo, got flat",
+            "method.masking.learn_proposal needs objective.masking.weight nelbo, got flat",
         ),
         (
             {"complementary": True, "learn_proposal": True},
-            "method.masking.learn_proposal needs one noisy copy: method.masking.complementary must be false",
+            "method.masking.learn_proposal needs one noisy copy: objective.masking.complementary must be false",
         ),
     ],
     ids=str,

@@ -53,11 +53,11 @@ def test_fields_of_train_can_be_set_where_the_only_stage_is_called_so(name):
 
 
 def test_another_kind_of_masking_brings_its_own_options(staged):
-    stages = dict(resolve_stages("two", overrides={"block": {"method": {"masking": {"kind": "times"}}}}))
+    stages = dict(resolve_stages("two", overrides={"block": {"objective": {"masking": {"kind": "times"}}}}))
     method = stages["block"].method
     assert isinstance(method, BlockDiffusionRecipe)
-    assert method.masking == TimesMasking()
-    assert method.next_token == 1.0  # the method's own stay
+    assert objective.masking == TimesMasking()
+    assert objective.next_token == 1.0  # the method's own stay
 
 
 def test_from_runs_the_last_stage_only(staged):

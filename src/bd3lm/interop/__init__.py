@@ -5,7 +5,7 @@ from typing import Unpack
 
 import torch
 
-from bd3lm.config import LanguageModelConfig
+from bd3lm.methods import LanguageModelConfig
 from bd3lm.interop import lightning as _lightning
 from bd3lm.interop import native, reference
 from bd3lm.interop.lightning import LightningFacts

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from bd3lm.config import SettingsError, did_you_mean
+from bd3lm.parsing import SettingsError, did_you_mean
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import write_atomically
 from bd3lm.runs.presets import ONLY, Stage, preset
