@@ -14,6 +14,7 @@ from bd3lm.config import (
 )
 from bd3lm.diffusion import SCHEDULES, LevelSampler, MaskingRule
 from bd3lm.lm import corruption_bound
+from bd3lm.models import BlockReading
 from bd3lm.objectives import (
     D3PM,
     Autoregressive,
@@ -66,13 +67,15 @@ def build_objective(method: MethodRecipe, *, context: int, mask_id: int, vocab_s
                 else LevelSampler(assignment=method.strata)
             )
             return BlockDiffusionLoss(
-                block_size=method.block_size or context,
-                mask_id=mask_id,
+                reading=BlockReading(
+                    block_size=method.block_size or context,
+                    mask_id=mask_id,
+                    causal_clean=method.causal_clean,
+                    previous_token=method.previous_token,
+                ),
                 masking=build_masking(method.masking),
                 levels=levels,
                 algorithm=method.algorithm,
-                causal_clean=method.causal_clean,
-                previous_token=method.previous_token,
                 next_token=method.next_token,
             )
 
@@ -110,13 +113,7 @@ def validation_objective(objective: Objective, *, lean: float = 0.0, uses_noise:
         masking = objective.masking
         if not isinstance(masking, diffusion.DiscreteTimes):  # a network trained in T steps is judged in them
             masking = diffusion.Times() if uses_noise else diffusion.Counts(lean=lean)
-        return BlockDiffusionLoss(
-            block_size=objective.block_size,
-            mask_id=objective.mask_id,
-            masking=masking,
-            causal_clean=objective.causal_clean,
-            previous_token=objective.previous_token,
-        )
+        return BlockDiffusionLoss(reading=objective.reading, masking=masking)
     if isinstance(objective, ScoreEntropy | D3PM):
         return objective  # what D3PM adds to its bound never enters the figure
     if isinstance(objective, SimplexDiffusionLoss):

@@ -14,7 +14,7 @@ from bd3lm.bench.profile import profile_calls
 from bd3lm.bench.shapes import Shape
 from bd3lm.bench.timing import Timing, time_calls
 from bd3lm.diffusion import Counts, MaskingRule, Times
-from bd3lm.models import Backend, Transformer
+from bd3lm.models import Backend, BlockReading, Transformer
 from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, Objective
 from bd3lm.training import CheckpointStore, Engine, OptimizerSettings, Trainer, TrainSettings
 
@@ -52,7 +52,9 @@ class TrainingCase:
         masking: MaskingRule = Times() if self.shape.method == "mdlm" else Counts()
         block_size = self.shape.context if self.shape.method == "mdlm" else self.shape.block_size
         return BlockDiffusionLoss(
-            block_size=block_size, mask_id=mask_id, masking=masking, algorithm=self.algorithm
+            reading=BlockReading(block_size=block_size, mask_id=mask_id),
+            masking=masking,
+            algorithm=self.algorithm,
         )
 
 

@@ -29,8 +29,9 @@ from bd3lm.diffusion import (
     named_process,
 )
 from bd3lm.diffusion.categorical import NucleusRule
+from bd3lm.lm.scoring import block_reading
 from bd3lm.lm.stops import StopStrings, shared_start, stop_strings, written_text
-from bd3lm.models import Transformer
+from bd3lm.models import BlockReading, Transformer
 from bd3lm.sampling import (
     Adaptive,
     AnalyticWriter,
@@ -278,15 +279,12 @@ def build_writer(network: Transformer, config: LanguageModelConfig, settings: Se
                     f"{method.lean:g}; use with_lean(0) (or --lean 0)"
                 )
             if method.block_size == context:
-                common = {**common, "previous_token": method.previous_token}
-                return _whole_context(network, common, settings, settings.unmasking)
+                return _whole_context(network, block_reading(method), settings, settings.unmasking)
             _refuse(settings, "stride", why=f"this model writes blocks of {method.block_size}")
             return BlockWriter(
                 network,
-                **common,
-                block_size=method.block_size,
-                causal_clean=method.causal_clean,
-                previous_token=method.previous_token,
+                reading=block_reading(method),
+                context=context,
                 unmasking=settings.unmasking,
                 sharpening=sharpening,
                 cache=settings.cache,
@@ -316,7 +314,8 @@ def build_writer(network: Transformer, config: LanguageModelConfig, settings: Se
             steps = settings.steps or method.steps
             schedule = SCHEDULES[method.schedule]
             if method.process == "absorbing":  # revealing what falls into a step is its posterior
-                return _whole_context(network, common, settings, Ancestral(steps, schedule))
+                reading = BlockReading(block_size=context, mask_id=method.mask_id)
+                return _whole_context(network, reading, settings, Ancestral(steps, schedule))
             _refuse(settings, "stride", "cache", why="uniform noise is over a whole context")
             return PosteriorWriter(
                 network,
@@ -350,12 +349,13 @@ def build_writer(network: Transformer, config: LanguageModelConfig, settings: Se
 
 
 def _whole_context(
-    network: Transformer, common: dict[str, Any], settings: Settings, unmasking: Unmasking | None
+    network: Transformer, reading: BlockReading, settings: Settings, unmasking: Unmasking | None
 ) -> Writer:
     _refuse(settings, "cache", why="a network of one block has nothing to cache")
     return SlidingWriter(
         network,
-        **common,
+        reading=reading,
+        context=reading.block_size,
         stride=settings.stride,
         unmasking=unmasking,
         sharpening=settings.sharpening(),

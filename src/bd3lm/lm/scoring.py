@@ -21,12 +21,11 @@ from bd3lm.config import (
 from bd3lm.diffusion import SCHEDULES, Counts, Draws, MaskingRule, Times, is_whole, named_process
 from bd3lm.evaluation import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled, perplexity
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
-from bd3lm.models import Transformer, require_evaluation_mode
+from bd3lm.models import BlockReading, Transformer, require_evaluation_mode
 from bd3lm.objectives import (
     D3PM,
     Autoregressive,
     BlockDiffusionLoss,
-    BlockReading,
     ScoreEntropy,
     TokenBatch,
 )
@@ -114,9 +113,9 @@ def _block_estimator(
     if name == "auto":
         name = "nelbo" if network.uses_noise else "exact" if size <= _LARGEST_EXACT else "counts"
     if name == "exact":
-        return Enumerated(**_reading(method), lean=method.lean)
+        return Enumerated(reading=block_reading(method), lean=method.lean)
     if orders is not None:
-        return ImportanceWeighted(**_reading(method), lean=method.lean, orders=orders)
+        return ImportanceWeighted(reading=block_reading(method), lean=method.lean, orders=orders)
     if name == "nelbo" and method.lean:
         raise ValueError(
             f"estimator must be exact, counts or iw:K for an order that leans (lean {method.lean:g}), got "
@@ -127,16 +126,17 @@ def _block_estimator(
 
 def block_loss(method: BlockDiffusionMethod, masking: MaskingRule) -> BlockDiffusionLoss:
     """What masks drawn by some rule say of a model's likelihood."""
-    return BlockDiffusionLoss(**_reading(method), masking=masking)
+    return BlockDiffusionLoss(reading=block_reading(method), masking=masking)
 
 
-def _reading(method: BlockDiffusionMethod) -> BlockReading:
-    return {
-        "block_size": method.block_size,
-        "mask_id": method.mask_id,
-        "causal_clean": method.causal_clean,
-        "previous_token": method.previous_token,
-    }
+def block_reading(method: BlockDiffusionMethod) -> BlockReading:
+    """What the network is shown of a block."""
+    return BlockReading(
+        block_size=method.block_size,
+        mask_id=method.mask_id,
+        causal_clean=method.causal_clean,
+        previous_token=method.previous_token,
+    )
 
 
 @overload

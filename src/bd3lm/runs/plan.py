@@ -171,7 +171,7 @@ def _check_objective(objective: Objective, of_recipe: Objective) -> None:
             f"objective must train the method of the recipe, {type(of_recipe).__name__}, got "
             f"{type(objective).__name__}"
         )
-    for name in ("block_size", "mask_id", "causal_clean", "previous_token", "score_first"):
+    for name in ("reading", "block_size", "mask_id", "score_first"):
         own, expected = getattr(objective, name, None), getattr(of_recipe, name, None)
         if own is not None and own != expected:
             raise ValueError(
