@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.models import BlockReading, Transformer, TransformerConfig
 from bd3lm.sampling import AutoregressiveWriter, BlockWriter, Request, Sharpening, Writer, sample
 
 CONTEXT, VOCABULARY = 256, 1024
@@ -21,7 +21,9 @@ REPEATS = 3
 def writers(model: Transformer) -> dict[str, Writer]:
     sharpening = Sharpening(nucleus_p=0.9)
     found: dict[str, Writer] = {
-        f"block {n}": BlockWriter(model, block_size=n, mask_id=MASK, context=CONTEXT, sharpening=sharpening)
+        f"block {n}": BlockWriter(
+            model, reading=BlockReading(block_size=n, mask_id=MASK), context=CONTEXT, sharpening=sharpening
+        )
         for n in (4, 16)
     }
     found["autoregressive"] = AutoregressiveWriter(

@@ -16,7 +16,7 @@ import torch
 
 from bd3lm.data import BatchStream, TokenShards, WrappedTokens
 from bd3lm.diffusion import Counts
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.models import BlockReading, Transformer, TransformerConfig
 from bd3lm.objectives import BlockDiffusionLoss
 from bd3lm.training import CheckpointStore, Engine, OptimizerSettings, Trainer, TrainSettings, pick_device
 
@@ -45,7 +45,9 @@ def losses(
     with TemporaryDirectory() as folder:
         trainer = Trainer(
             network=network,
-            objective=BlockDiffusionLoss(block_size=4, mask_id=tokenizer.mask_id, masking=Counts()),
+            objective=BlockDiffusionLoss(
+                reading=BlockReading(block_size=4, mask_id=tokenizer.mask_id), masking=Counts()
+            ),
             data=data,
             settings=TrainSettings(
                 steps=steps,

@@ -78,7 +78,7 @@ class _Leaning(Enumerated):
         return super().figures(model) * len(self.leans)
 
     def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        found = exact_likelihoods(model, batch, self.leans, **self._asked)
+        found = exact_likelihoods(model, batch, self.reading, self.leans)
         return torch.stack([part.sum(1) for each in found for part in (each.nll, each.nelbo)])
 
 

@@ -11,7 +11,7 @@ import torch
 import torch._dynamo
 
 from bd3lm.diffusion import Times
-from bd3lm.models import BlockDiffusion, Transformer, render
+from bd3lm.models import BlockDiffusion, BlockReading, Transformer, render
 from bd3lm.models.rotary import rotated_parts, rotation
 from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch
 from bd3lm.training import Engine, OptimizerSettings, Trainer
@@ -39,7 +39,7 @@ CONTEXT = 256
 OBJECTIVES: dict[str, Objective] = {
     "AR": AR,
     "blocks of 4": COUNTS,
-    "one block": BlockDiffusionLoss(block_size=CONTEXT, mask_id=MASK, masking=Times()),
+    "one block": BlockDiffusionLoss(reading=BlockReading(block_size=CONTEXT, mask_id=MASK), masking=Times()),
 }
 BASELINES = objectives(VOCABULARY, MASK)
 BLOCKS = [(256, 1), (256, 4), (256, 16), (256, 64), (255, 3), (255, 5), (1024, 4), (1024, 16)]
@@ -154,7 +154,7 @@ def test_attention_is_finite_and_that_of_the_dense_mask(length, block_size, head
 @pytest.mark.parametrize(("length", "block_size"), BLOCKS[:6])
 def test_a_network_learns_the_same_by_either_kernel(length, block_size, compiled):
     """In bfloat16, as it is trained: the loss and every gradient, flex against dense."""
-    objective = BlockDiffusionLoss(block_size=block_size, mask_id=MASK)
+    objective = BlockDiffusionLoss(reading=BlockReading(block_size=block_size, mask_id=MASK))
     batch = TokenBatch.of(sentences(4, 0, length))
     draws = objective.seeded_draws(batch, 0)
     found = {}

@@ -28,7 +28,15 @@ from tests.oracles.likelihood import (
     nll,
     table,
 )
-from tests.oracles.networks import CLEAN, MASK, AfterPrevious, Written, log_probabilities, logits_of
+from tests.oracles.networks import (
+    CLEAN,
+    MASK,
+    AfterPrevious,
+    Written,
+    blocks_of,
+    log_probabilities,
+    logits_of,
+)
 
 pytestmark = pytest.mark.sweep(2)
 
@@ -112,7 +120,7 @@ def test_it_is_what_evaluation_computes(block_size, score_first):
     model = of_four_tokens(block_size, context=8, score_first=score_first)
     texts = torch.tensor([TEXTS[-1], TEXTS[-1][::-1]])
     batch = TokenBatch.of(texts, score_first=score_first)
-    expected = exact_likelihood(model.network, batch, block_size=block_size, mask_id=MASK).nll.sum(1)
+    expected = exact_likelihood(model.network, batch, blocks_of(block_size)).nll.sum(1)
     assert log_p(model.log_likelihood(texts)) == pytest.approx((-expected).tolist(), abs=1e-12)
 
 

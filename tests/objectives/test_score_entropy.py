@@ -37,7 +37,7 @@ from tests.oracles.languages import (
     states,
 )
 from tests.oracles.masking import nelbo_by_orders
-from tests.oracles.networks import MASK, tiny_transformer
+from tests.oracles.networks import MASK, blocks_of, tiny_transformer
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -187,7 +187,7 @@ def test_the_loss_is_finite_at_full_masking_and_next_to_none():
 def test_mdlm_and_sedd_share_masks_and_differ_in_their_remainder():
     """With one network and the same draws: SEDD pays more wherever MDLM pays."""
     network, batch = tiny_transformer(3), TokenBatch.of(torch.tensor([[0, 3, 1, 1, 0, 3]] * 40))
-    mdlm = BlockDiffusionLoss(block_size=6, mask_id=MASK, masking=Times())
+    mdlm = BlockDiffusionLoss(reading=blocks_of(6), masking=Times())
     draws = mdlm.seeded_draws(batch, 1)
     sedd, subs = (objective.loss(network, batch, draws).nats for objective in (ABSORBING, mdlm))
     assert torch.equal(sedd != 0, subs != 0)

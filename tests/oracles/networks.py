@@ -7,11 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bd3lm.models import Denoiser, Layout, Transformer, TransformerConfig
+from bd3lm.models import BlockReading, Denoiser, Layout, Transformer, TransformerConfig
 from bd3lm.objectives.base import token_nats
 
 MASK = 2  # in the middle of the vocabulary, where a mistake about which token it is shows
 CLEAN = (0, 1, 3)
+
+
+def blocks_of(size: int, **options: bool) -> BlockReading:
+    """Texts with this mask, read in blocks."""
+    return BlockReading(block_size=size, mask_id=MASK, **options)
 
 
 def tiny_transformer(

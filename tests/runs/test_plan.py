@@ -21,6 +21,7 @@ from bd3lm.diffusion import (
 )
 from bd3lm.interop import load
 from bd3lm.methods import build_masking, build_objective, validation_objective
+from bd3lm.models import BlockReading
 from bd3lm.objectives import (
     D3PM,
     Autoregressive,
@@ -105,7 +106,9 @@ class Unheard(Objective):
         return self.inner.loss(model, batch, draws)
 
 
-SQUARED = BlockDiffusionLoss(block_size=4, mask_id=257, masking=Times(diffusion.Square()))
+SQUARED = BlockDiffusionLoss(
+    reading=BlockReading(block_size=4, mask_id=257), masking=Times(diffusion.Square())
+)
 
 
 def test_an_objective_of_ones_own_is_trained_with_and_recorded(data, tmp_path):
@@ -160,9 +163,14 @@ class Nameless(diffusion.Linear):
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        (replace(SQUARED, block_size=8), "whose block_size is 4, got 8"),
-        (replace(SQUARED, mask_id=7), "whose mask_id is 257, got 7"),
-        (replace(SQUARED, causal_clean=True), "whose causal_clean is False, got True"),
+        (
+            replace(SQUARED, reading=replace(SQUARED.reading, block_size=8)),
+            "whose reading is .*block_size=4.* got .*block_size=8",
+        ),
+        (
+            replace(SQUARED, reading=replace(SQUARED.reading, causal_clean=True)),
+            "whose reading is .*causal_clean=False.* got .*causal_clean=True",
+        ),
         (Autoregressive(mask_id=257), "the method of the recipe, BlockDiffusionLoss, got Autoregressive"),
         (replace(SQUARED, masking=Times(Nameless())), "objective must have a repr that says its settings"),
     ],
@@ -213,12 +221,17 @@ def test_each_masking_becomes_its_rule(recipe, expected):
             AutoregressiveRecipe(score_first=True, random_batch=True),
             Autoregressive(mask_id=9, score_first=True, random_batch=True),
         ),
-        (BlockDiffusionRecipe(), BlockDiffusionLoss(block_size=16, mask_id=9)),
-        (BlockDiffusionRecipe(block_size=4, lean=2.0), BlockDiffusionLoss(block_size=4, mask_id=9)),
+        (BlockDiffusionRecipe(), BlockDiffusionLoss(reading=BlockReading(block_size=16, mask_id=9))),
+        (
+            BlockDiffusionRecipe(block_size=4, lean=2.0),
+            BlockDiffusionLoss(reading=BlockReading(block_size=4, mask_id=9)),
+        ),
         (
             BlockDiffusionRecipe(block_size=4, strata="none", algorithm="two_pass"),
             BlockDiffusionLoss(
-                block_size=4, mask_id=9, levels=LevelSampler(stratified=False), algorithm="two_pass"
+                reading=BlockReading(block_size=4, mask_id=9),
+                levels=LevelSampler(stratified=False),
+                algorithm="two_pass",
             ),
         ),
         (
@@ -226,22 +239,22 @@ def test_each_masking_becomes_its_rule(recipe, expected):
                 block_size=4, strata="ordered", causal_clean=True, previous_token=True, next_token=0.5
             ),
             BlockDiffusionLoss(
-                block_size=4,
-                mask_id=9,
+                reading=BlockReading(block_size=4, mask_id=9, causal_clean=True, previous_token=True),
                 levels=LevelSampler(assignment="ordered"),
-                causal_clean=True,
-                previous_token=True,
                 next_token=0.5,
             ),
         ),
         (
             BlockDiffusionRecipe(block_size=4, masking=CountsMasking(learn_proposal=True)),
-            BlockDiffusionLoss(block_size=4, mask_id=9, masking=diffusion.LearnedCounts()),
+            BlockDiffusionLoss(
+                reading=BlockReading(block_size=4, mask_id=9), masking=diffusion.LearnedCounts()
+            ),
         ),
         (
             BlockDiffusionRecipe(block_size=4, masking=CountsMasking(complementary=True, weight="flat")),
             BlockDiffusionLoss(
-                block_size=4, mask_id=9, masking=diffusion.Counts(complementary=True, weight="flat")
+                reading=BlockReading(block_size=4, mask_id=9),
+                masking=diffusion.Counts(complementary=True, weight="flat"),
             ),
         ),
         (ScoreEntropyRecipe(), ScoreEntropy(process=Absorbing(12, 9), mask_id=9)),
@@ -267,19 +280,19 @@ def test_each_method_becomes_its_objective(recipe, expected):
 
 def test_models_are_judged_by_the_papers_bound_whatever_trained_them():
     clipped = BlockDiffusionLoss(
-        block_size=4,
-        mask_id=9,
+        reading=BlockReading(block_size=4, mask_id=9, causal_clean=True, previous_token=True),
         masking=ClippedTimes(low=0.3, high=0.8),
-        causal_clean=True,
-        previous_token=True,
         next_token=1.0,
     )
     assert validation_objective(clipped) == BlockDiffusionLoss(
-        block_size=4, mask_id=9, masking=Counts(), causal_clean=True, previous_token=True
+        reading=BlockReading(block_size=4, mask_id=9, causal_clean=True, previous_token=True),
+        masking=Counts(),
     )
     assert validation_objective(clipped, uses_noise=True).masking == Times()
     assert validation_objective(clipped, lean=2.0).masking == Counts(lean=2.0)
-    discrete = BlockDiffusionLoss(block_size=4, mask_id=9, masking=DiscreteTimes(steps=5))
+    discrete = BlockDiffusionLoss(
+        reading=BlockReading(block_size=4, mask_id=9), masking=DiscreteTimes(steps=5)
+    )
     assert validation_objective(discrete) == discrete
     d3pm = D3PM(process=Uniform(12), mask_id=9, steps=7, auxiliary=0.5)
     assert validation_objective(d3pm) == d3pm  # what it adds is no part of its figure

@@ -26,7 +26,7 @@ from bd3lm.sampling import (
 )
 from bd3lm.sampling.unmasking import Pass
 from tests.oracles.likelihood import discrete_nll, every_text, nll, table
-from tests.oracles.networks import CLEAN, MASK, AfterPrevious, tiny_transformer
+from tests.oracles.networks import CLEAN, MASK, AfterPrevious, blocks_of, tiny_transformer
 from tests.oracles.sampling import (
     BlockLaw,
     Conditional,
@@ -44,6 +44,7 @@ from tests.oracles.sampling import (
     sharpened,
     together,
 )
+from tests.sampling.loop_cases import how_read
 
 pytestmark = pytest.mark.sweep(2)
 
@@ -96,9 +97,8 @@ def written(
     **options: object,
 ) -> list[Tensor]:
     """Texts of the seeds 0, 1, …"""
-    writer = BlockWriter(
-        model, block_size=block_size, mask_id=MASK, context=context, unmasking=unmasking, **options
-    )
+    reading = how_read(block_size, options)
+    writer = BlockWriter(model, **reading, context=context, unmasking=unmasking, **options)
     requests = [Request(torch.tensor(given, dtype=torch.long), seed, length) for seed in range(rows)]
     return [text.tokens for text in sample(writer, requests, batch_size=rows)]
 
@@ -189,15 +189,20 @@ def test_the_law_of_a_leaning_sampler_is_its_likelihood(
     law = in_blocks(model, (), 4, block_size, leaning(lean))
     enumerated = torch.tensor([law[tuple(text)] for text in texts.tolist()], dtype=torch.float64)
     batch = TokenBatch.of(texts, score_first=True)
-    found = exact_likelihood(model, batch, block_size=block_size, mask_id=MASK, lean=lean)
+    found = exact_likelihood(model, batch, blocks_of(block_size), lean=lean)
     torch.testing.assert_close(enumerated, torch.exp(-found.nll.sum(1)), rtol=1e-9, atol=0.0)
 
 
 def test_a_network_that_is_told_the_time_has_no_lean(clock: Transformer) -> None:
     said = r"unmasking must have a noise level .* \(lean 0\) for a network that is told it, got .*lean=0\.9"
     with pytest.raises(ValueError, match=said):
-        BlockWriter(clock, block_size=2, mask_id=MASK, context=8, unmasking=FirstHitting(lean=0.9))
-    BlockWriter(clock, block_size=2, mask_id=MASK, context=8, unmasking=FirstHitting(2))
+        BlockWriter(
+            clock,
+            reading=blocks_of(2),
+            context=8,
+            unmasking=FirstHitting(lean=0.9),
+        )
+    BlockWriter(clock, reading=blocks_of(2), context=8, unmasking=FirstHitting(2))
 
 
 def test_a_rule_of_ones_own_may_be_without_a_noise_level(model: Transformer, clock: Transformer) -> None:
@@ -207,8 +212,8 @@ def test_a_rule_of_ones_own_may_be_without_a_noise_level(model: Transformer, clo
             return False
 
     with pytest.raises(ValueError, match="unmasking must have a noise level"):
-        BlockWriter(clock, block_size=2, mask_id=MASK, context=8, unmasking=Unlevelled())
-    BlockWriter(model, block_size=2, mask_id=MASK, context=8, unmasking=Unlevelled())
+        BlockWriter(clock, reading=blocks_of(2), context=8, unmasking=Unlevelled())
+    BlockWriter(model, reading=blocks_of(2), context=8, unmasking=Unlevelled())
 
 
 def test_blocks_of_one_token_follow_the_chain_rule(model: Transformer) -> None:
@@ -296,10 +301,7 @@ def test_the_law_is_that_of_the_likelihoods(
     exact = exact_likelihood(
         model,
         batch,
-        block_size=block_size,
-        mask_id=MASK,
-        causal_clean=causal_clean,
-        previous_token=previous_token,
+        blocks_of(block_size, causal_clean=causal_clean, previous_token=previous_token),
     )
     torch.testing.assert_close(enumerated, torch.exp(-orders), rtol=1e-9, atol=0.0)
     torch.testing.assert_close(enumerated, torch.exp(-exact.nll.sum(1)), rtol=1e-9, atol=0.0)
@@ -521,12 +523,12 @@ def test_past_the_context_without_a_cache_all_is_computed_afresh(model: Transfor
 # What does not fit -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("block_size", "context"), [(0, 8), (3, 8), (4, 0), (4, -8)])
+@pytest.mark.parametrize(("block_size", "context"), [(3, 8), (4, 0), (4, -8)])
 def test_a_block_size_that_does_not_divide_the_context_is_named(
     model: Transformer, block_size: int, context: int
 ) -> None:
     with pytest.raises(ValueError, match=f"divisor of context {context}, got {block_size}"):
-        BlockWriter(model, block_size=block_size, mask_id=MASK, context=context)
+        BlockWriter(model, reading=blocks_of(block_size), context=context)
 
 
 def test_a_block_that_fills_the_context_is_the_whole_text(model: Transformer) -> None:

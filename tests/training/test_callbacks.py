@@ -60,7 +60,9 @@ def test_a_row_an_entry_and_a_column_a_figure(tmp_path):
 
 
 def test_the_columns_of_a_real_run(tmp_path):
-    tiny_trainer(tmp_path, replace(COUNTS, causal_clean=True, next_token=1.0), steps=3).run()
+    tiny_trainer(
+        tmp_path, replace(COUNTS, reading=replace(COUNTS.reading, causal_clean=True), next_token=1.0), steps=3
+    ).run()
     assert (tmp_path / "metrics.csv").read_text().splitlines()[0].split(",") == [
         "step",
         "tokens",

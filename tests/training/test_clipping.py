@@ -10,14 +10,14 @@ from bd3lm.evaluation import nelbo_variance, variance
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
 from bd3lm.training import ClipSearch, ClipSearchValidator, HeldOut, choose_range, range_moments
 from tests.oracles.likelihood import every_text
-from tests.oracles.networks import CLEAN, MASK, CopyNetwork, tiny_transformer
+from tests.oracles.networks import CLEAN, CopyNetwork, blocks_of, tiny_transformer
 from tests.training.tiny import CLIPPED, COUNTS, sentences, tiny_trainer
 
 MODEL = tiny_transformer(43)
 
 
 def clipped(low: float, high: float, **options) -> BlockDiffusionLoss:
-    return BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=ClippedTimes(low=low, high=high, **options))
+    return BlockDiffusionLoss(reading=blocks_of(4), masking=ClippedTimes(low=low, high=high, **options))
 
 
 # --- which ranges ---
@@ -95,7 +95,7 @@ def test_a_constructed_loss_has_its_known_optimum():
     Var X = log² 3 · (1 − (β + ω)²/4): least where the range lies highest.
     """
     model = CopyNetwork()
-    objective = BlockDiffusionLoss(block_size=2, mask_id=MASK, masking=ClippedTimes(low=0.0, high=1.0))
+    objective = BlockDiffusionLoss(reading=blocks_of(2), masking=ClippedTimes(low=0.0, high=1.0))
     pairs = torch.tensor(CLEAN).repeat_interleave(2).repeat(4000).view(-1, 2)
     batch = TokenBatch.of(pairs, score_first=True)
     draws = objective.seeded_draws(batch, 0)
@@ -142,7 +142,7 @@ def test_variances_are_compared_under_one_over_the_rate_whatever_trains(weight):
 
 def test_the_auxiliary_loss_is_left_out():
     batch = TokenBatch.of(every_text(CLEAN, 4))
-    plain = replace(clipped(0.0, 1.0), causal_clean=True)
+    plain = replace(clipped(0.0, 1.0), reading=blocks_of(4, causal_clean=True))
     draws = plain.seeded_draws(batch, 0)
     moments = [
         range_moments(MODEL, objective, [(0.2, 0.7)], batch, draws)
@@ -164,7 +164,7 @@ def test_infeasible_intervals_end():
 
 def test_only_a_clipped_range_can_be_searched(tmp_path):
     batch = TokenBatch.of(every_text(CLEAN, 4))
-    other = BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=Counts())
+    other = BlockDiffusionLoss(reading=blocks_of(4), masking=Counts())
     with pytest.raises(ValueError, match="only ClippedTimes has a range to search"):
         range_moments(MODEL, other, [(0.0, 1.0)], batch, other.seeded_draws(batch, 0))
     trainer = tiny_trainer(tmp_path, COUNTS)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import ClippedTimes, LearnedCounts
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.models import BlockReading, Transformer, TransformerConfig
 from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, Objective
 from bd3lm.training import (
     CheckpointStore,
@@ -30,10 +30,14 @@ VOCABULARY, MASK, CONTEXT = 13, 12, 8
 ROWS = 4
 
 AR = Autoregressive(mask_id=MASK)
-COUNTS = BlockDiffusionLoss(block_size=4, mask_id=MASK)
-NEXT_TOKEN = BlockDiffusionLoss(block_size=4, mask_id=MASK, causal_clean=True, next_token=0.5)
-LEARNED = BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=LearnedCounts())
-CLIPPED = BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=ClippedTimes(low=0.0, high=1.0, redraw=True))
+COUNTS = BlockDiffusionLoss(reading=BlockReading(block_size=4, mask_id=MASK))
+NEXT_TOKEN = BlockDiffusionLoss(
+    reading=BlockReading(block_size=4, mask_id=MASK, causal_clean=True), next_token=0.5
+)
+LEARNED = BlockDiffusionLoss(reading=BlockReading(block_size=4, mask_id=MASK), masking=LearnedCounts())
+CLIPPED = BlockDiffusionLoss(
+    reading=BlockReading(block_size=4, mask_id=MASK), masking=ClippedTimes(low=0.0, high=1.0, redraw=True)
+)
 
 
 def sentences(rows: int, seed: int, length: int = CONTEXT) -> Tensor:

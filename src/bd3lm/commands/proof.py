@@ -13,13 +13,14 @@ from rich.table import Table
 from torch import Tensor
 
 from bd3lm.evaluation import ExactLikelihood, draw_orders, exact_likelihood, importance_weighted_nll
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.models import BlockReading, Transformer, TransformerConfig
 from bd3lm.objectives import TokenBatch
 from bd3lm.sampling import BlockWriter, Request, sample
 
 _LETTERS = "abc"
 _MASK = len(_LETTERS)
 _LENGTH, _BLOCK, _ORDERS = 6, 3, 4
+_READING = BlockReading(block_size=_BLOCK, mask_id=_MASK)
 _LEAST_EXPECTED = 5.0  # times, for a text to count on its own in a χ² test
 _WEIGHT_SCALE = 0.3  # smaller weights give nearly uniform texts, which would prove little
 
@@ -36,7 +37,7 @@ def run_proof(*, seed: int = 0, samples: int = 20_000, console: Console | None =
         f"{_BLOCK}, random weights. It can write {len(texts)} texts, and here all are accounted for.\n"
     )
     batch = TokenBatch.of(texts, score_first=True)
-    exact = exact_likelihood(model, batch, block_size=_BLOCK, mask_id=_MASK)
+    exact = exact_likelihood(model, batch, _READING)
     log_p = -exact.nll.sum(1)
     total = log_p.exp().sum().item()
     ordered = _print_bounds(console, model, batch, exact, seed)
@@ -69,11 +70,10 @@ def _print_bounds(
     tighter = importance_weighted_nll(
         model,
         batch,
+        _READING,
         draw_orders(
             _ORDERS, len(batch.tokens), _LENGTH, _BLOCK, generator=torch.Generator().manual_seed(seed)
         ),
-        block_size=_BLOCK,
-        mask_id=_MASK,
     )
     figures = [
         ("exact", "=", "log-likelihood, by 2^n − 1 mask patterns", exact.nll),
@@ -94,7 +94,7 @@ def _print_samples(console: Console, model: Transformer, texts: Tensor, p: Tenso
     counts = torch.zeros(len(texts), dtype=torch.float64)
     place = len(_LETTERS) ** torch.arange(_LENGTH - 1, -1, -1)
     chunks = torch.arange(samples).split(2000)
-    writer = BlockWriter(model, block_size=_BLOCK, mask_id=_MASK, context=model.config.context)
+    writer = BlockWriter(model, reading=_READING, context=model.config.context)
     nothing = torch.empty(0, dtype=torch.long)
     for seeds in track(chunks, f"sampling {samples} texts", console=console, transient=True):
         requests = [Request(nothing, seed, _LENGTH) for seed in seeds.tolist()]

@@ -349,7 +349,7 @@ class _Speed:
             trials.append((time.perf_counter() - begun) / len(few.tokens))
         seconds = min(trials)
         chosen = build_estimator(network, config, "auto")
-        passes = 2**chosen.block_size - 1 if isinstance(chosen, Enumerated) else 1
+        passes = 2**chosen.reading.block_size - 1 if isinstance(chosen, Enumerated) else 1
         batch = len(measurable_rules(network)) * data.validation_batch
         return cls(passes * seconds, batch * seconds)
 

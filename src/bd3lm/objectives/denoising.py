@@ -6,7 +6,7 @@ second can denoise the same text many times for one clean pass.
 """
 
 from functools import cached_property
-from typing import Literal, Required, TypedDict
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from bd3lm.models import (
     Bidirectional,
     BlockCausal,
     BlockDiffusion,
+    BlockReading,
     Causal,
     Denoiser,
     KVTape,
@@ -28,15 +29,6 @@ from bd3lm.objectives.base import TokenBatch, check_scored, token_nats
 Algorithm = Literal["single_pass", "two_pass"]
 
 
-class BlockReading(TypedDict, total=False):
-    """How a network is asked about a block: what a `BlockDenoiser` must be told, whatever it is for."""
-
-    block_size: Required[int]
-    mask_id: Required[int]
-    causal_clean: bool
-    previous_token: bool
-
-
 class BlockDenoiser:
     """A network and a batch of texts, cut into blocks, ready to be asked about hidden tokens."""
 
@@ -44,30 +36,21 @@ class BlockDenoiser:
         self,
         model: Denoiser,
         batch: TokenBatch,
+        reading: BlockReading,
         *,
-        block_size: int,
-        mask_id: int,
-        causal_clean: bool = False,
-        previous_token: bool = False,
         algorithm: Algorithm = "single_pass",
         next_token: bool = False,
     ) -> None:
-        """With `next_token` the outputs of the clean text are kept too, for `next_token_nats`.
-
-        With `previous_token` a hidden token is shown as the mask and the token before it together, be that
-        of its block or of the text before: much as a position of an autoregressive network begins.
-        """
-        if next_token and not causal_clean:
+        """With `next_token` the outputs of the clean text are kept too, for `next_token_nats`."""
+        if next_token and not reading.causal_clean:
             raise ValueError(
                 "next_token needs causal_clean=True: a clean token that sees its block sees the next"
             )
         if algorithm not in ("single_pass", "two_pass"):
             raise ValueError(f"algorithm must be 'single_pass' or 'two_pass', got {algorithm!r}")
-        check_scored(batch, mask_id)
-        self.model, self.batch = model, batch
-        self.block_size, self.mask_id, self.causal_clean = block_size, mask_id, causal_clean
-        self.previous_token, self.next_token = previous_token, next_token
-        self.blocks = blocks_in(batch.tokens.shape[1], block_size)
+        check_scored(batch, reading.mask_id)
+        self.model, self.batch, self.reading, self.next_token = model, batch, reading, next_token
+        self.blocks = blocks_in(batch.tokens.shape[1], reading.block_size)
         self._clean_states: Tensor | None = None
         self._tape: KVTape | None = None
         if algorithm == "two_pass" and (self.blocks > 1 or next_token):
@@ -80,9 +63,9 @@ class BlockDenoiser:
         cross-entropy are computed at hidden positions only: under SUBS a visible token has probability one.
         """
         batch = self.batch
-        logits = self.model.head(self._states(_noisy(batch, hidden, self.mask_id), noise)[hidden])
+        logits = self.model.head(self._states(_noisy(batch, hidden, self.reading.mask_id), noise)[hidden])
         targets = batch.tokens.unsqueeze(1).expand_as(hidden)[hidden]
-        nats = token_nats(logits, targets, self.mask_id)
+        nats = token_nats(logits, targets, self.reading.mask_id)
         return nats.new_zeros(hidden.shape).masked_scatter(hidden, nats)
 
     def weighted_nats(self, masks: Masks, *, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -96,9 +79,13 @@ class BlockDenoiser:
         hidden, weight = (send(each, self.model.device) for each in (masks.hidden, masks.weight))
         index = torch.nonzero_static(hidden.flatten(), size=number).squeeze(1)
         targets = batch.tokens.unsqueeze(1).expand_as(hidden).flatten()[index]
-        states = self._states(_noisy(batch, hidden, self.mask_id), noise).flatten(0, 2).index_select(0, index)
+        states = (
+            self._states(_noisy(batch, hidden, self.reading.mask_id), noise)
+            .flatten(0, 2)
+            .index_select(0, index)
+        )
         total, nats = self.model.cross_entropy(
-            states, targets, weight.flatten()[index], excluded=self.mask_id
+            states, targets, weight.flatten()[index], excluded=self.reading.mask_id
         )
         spread = nats.new_zeros(hidden.numel()).index_copy(0, index, nats)
         return total, spread.view(hidden.shape)
@@ -114,7 +101,7 @@ class BlockDenoiser:
         states = self._clean_states[:, :-1].flatten(0, 1)
         weights = weight * scored[:, 1:].flatten().to(torch.promote_types(states.dtype, torch.float32))
         total, nats = self.model.cross_entropy(
-            states, tokens[:, 1:].flatten(), weights, excluded=self.mask_id
+            states, tokens[:, 1:].flatten(), weights, excluded=self.reading.mask_id
         )
         return total, F.pad((nats * weights).masked_fill(weights == 0, 0.0).view(tokens.shape[0], -1), (1, 0))
 
@@ -129,15 +116,15 @@ class BlockDenoiser:
             return states.unflatten(0, (rows, copies))
         layout = BlockDiffusion(
             length,
-            self.block_size,
+            self.reading.block_size,
             copies=copies,
-            causal_clean=self.causal_clean,
+            causal_clean=self.reading.causal_clean,
             read_clean=self.next_token and self._tape is None,
         )
         shown = shown.flatten(1, 2)
         repeated = None if noise is None else noise.repeat(1, copies)
         if self._tape is None:
-            clean = self.model.embed(self._clean) if self.previous_token else self._clean
+            clean = self.model.embed(self._clean) if self.reading.previous_token else self._clean
             with_clean = None if repeated is None else F.pad(repeated, (0, length))  # the clean text has none
             states = self.model(torch.cat((shown, clean), dim=1), layout=layout, noise=with_clean)
             if self.next_token:
@@ -152,12 +139,12 @@ class BlockDenoiser:
 
     def _shown(self, noisy: Tensor) -> Tensor:
         """Noisy tokens (rows, copies, length) as the network is given them: ids, or vectors for them."""
-        if not self.previous_token:
+        if not self.reading.previous_token:
             return noisy
-        blank = self.mask_id  # which stands before the text
+        blank = self.reading.mask_id  # which stands before the text
         of_text = F.pad(self._clean[:, :-1], (1, 0), value=blank).unsqueeze(1)
         of_block = F.pad(noisy[..., :-1], (1, 0), value=blank)
-        begins = torch.arange(noisy.shape[-1], device=noisy.device) % self.block_size == 0
+        begins = torch.arange(noisy.shape[-1], device=noisy.device) % self.reading.block_size == 0
         return embed_with_previous(self.model, noisy, torch.where(begins, of_text, of_block), blank=blank)
 
     def _record_clean(self) -> KVTape:
@@ -168,8 +155,8 @@ class BlockDenoiser:
         keys_only = not self.next_token
         layout = (
             Causal(length, keys_only=keys_only)
-            if self.causal_clean
-            else BlockCausal(length, self.block_size, keys_only=keys_only)
+            if self.reading.causal_clean
+            else BlockCausal(length, self.reading.block_size, keys_only=keys_only)
         )
         noise = torch.zeros_like(clean, dtype=torch.float32) if self.model.uses_noise else None
         states = self.model(clean, layout=layout, noise=noise, cache=tape)

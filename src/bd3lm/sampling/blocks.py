@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bd3lm.diffusion import conditioning_noise
-from bd3lm.models import BlockDecoding, Denoiser, KVCache, send
+from bd3lm.models import BlockDecoding, BlockReading, Denoiser, KVCache, send
 from bd3lm.sampling.denoising import Denoising, Evaluate
 from bd3lm.sampling.drawing import Sharpening
 from bd3lm.sampling.rows import FILL_CHUNK, Request, Reveal, Rows, Writer, fill_cache
@@ -27,18 +27,10 @@ class BlockwiseWriter(Writer):
     past it another distribution: that of a network that never saw what has left the window.
     """
 
-    def __init__(
-        self,
-        model: Denoiser,
-        mask_id: int,
-        *,
-        block_size: int,
-        window: int,
-        causal_clean: bool = False,
-        cache: bool = True,
-    ) -> None:
-        super().__init__(model, mask_id)
-        self.block_size, self.window, self.causal_clean, self.cached = block_size, window, causal_clean, cache
+    def __init__(self, model: Denoiser, reading: BlockReading, *, window: int, cache: bool = True) -> None:
+        super().__init__(model, reading.mask_id)
+        self.reading, self.block_size = reading, reading.block_size
+        self.window, self.cached = window, cache
 
     def first_start(self, given: int) -> int:
         return given // self.block_size * self.block_size
@@ -132,10 +124,10 @@ class BlockwiseWriter(Writer):
         return conditioning_noise(mask_rate).unsqueeze(1).expand(-1, self.block_size)
 
     def _written(self, length: int) -> BlockDecoding:
-        return BlockDecoding(length, self.block_size, causal_clean=self.causal_clean)
+        return BlockDecoding(length, self.block_size, causal_clean=self.reading.causal_clean)
 
     def _finished(self, length: int) -> BlockDecoding:
-        return BlockDecoding(length, self.block_size, causal_clean=self.causal_clean, keys_only=True)
+        return BlockDecoding(length, self.block_size, causal_clean=self.reading.causal_clean, keys_only=True)
 
 
 class BlockWriter(BlockwiseWriter):
@@ -153,30 +145,19 @@ class BlockWriter(BlockwiseWriter):
         self,
         model: Denoiser,
         *,
-        block_size: int,
-        mask_id: int,
+        reading: BlockReading,
         context: int,
-        causal_clean: bool = False,
-        previous_token: bool = False,
         unmasking: Unmasking | None = None,
         sharpening: Sharpening | None = None,
         cache: bool = True,
     ) -> None:
-        if block_size < 1 or context < 1 or context % block_size:
+        block_size = reading.block_size
+        if context < 1 or context % block_size:
             raise ValueError(f"block_size must be a positive divisor of context {context}, got {block_size}")
-        super().__init__(
-            model,
-            mask_id,
-            block_size=block_size,
-            window=context - block_size,
-            causal_clean=causal_clean,
-            cache=cache,
-        )
+        super().__init__(model, reading, window=context - block_size, cache=cache)
         self.unmasking = unmasking or FirstHitting()
         self.sharpening = sharpening or Sharpening()
-        self.denoising = Denoising(
-            model, mask_id, block_size, self.unmasking, self.sharpening, previous_token
-        )
+        self.denoising = Denoising(model, reading, self.unmasking, self.sharpening)
 
     def check(self, request: Request) -> None:
         try:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import subs_at_masks
-from bd3lm.models import Denoiser, embed_with_previous, send
+from bd3lm.models import BlockReading, Denoiser, embed_with_previous, send
 from bd3lm.sampling.drawing import Sharpening, or_mask
 from bd3lm.sampling.rows import Reveal, Rows
 from bd3lm.sampling.unmasking import Adaptive, Pass, Planned, Unmasking
@@ -21,15 +21,12 @@ rates (rows,)."""
 
 @dataclass(frozen=True)
 class Denoising:
-    """SAMPLE of Algorithm 2, for pieces of `size` tokens."""
+    """SAMPLE of Algorithm 2, for pieces of as many tokens as a block has."""
 
     model: Denoiser
-    mask_id: int
-    size: int
+    reading: BlockReading
     unmasking: Unmasking
     sharpening: Sharpening
-    previous_token: bool = False
-    """Whether the network is shown a hidden token together with the token before it."""
 
     def __post_init__(self) -> None:
         rule = self.unmasking
@@ -47,7 +44,7 @@ class Denoising:
         The first pass is by the first evaluator, the second by the second, and so on by the last. With
         `replay` they must do nothing but work on tensors that stay where they are: see `Replayed`.
         """
-        hidden, positions = rows.hidden(begin, self.size)
+        hidden, positions = rows.hidden(begin, self.reading.block_size)
         launch = _Launcher(rows, evaluators, replay)
         if isinstance(self.unmasking, Planned):
             reveals = self._planned(self.unmasking.plan(rows.seeds, positions, hidden), positions, launch)
@@ -94,14 +91,14 @@ class Denoising:
         asked = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
         tokens = self.sharpening.draw_logits(
             self.model.head(asked),
-            self.mask_id,
+            self.reading.mask_id,
             rows.noise_seeds,
             revealed,
             repeat=0 if turn is None else turn,
         )
         rows.write(revealed, tokens, where=active)
         if hidden_again is not None:
-            rows.write(positions, torch.full_like(positions, self.mask_id), where=hidden_again)
+            rows.write(positions, torch.full_like(positions, self.reading.mask_id), where=hidden_again)
         return tokens
 
     def _adaptive(
@@ -123,22 +120,22 @@ class Denoising:
     ) -> tuple[Tensor, Tensor]:
         """One pass: tokens drawn everywhere (rows, n), and those that the rule chose and are written."""
         piece = rows.text.gather(1, positions)
-        rate = (piece == self.mask_id).double().mean(1)  # as many masks as the network sees
+        rate = (piece == self.reading.mask_id).double().mean(1)  # as many masks as the network sees
         states = evaluate(positions, self._shown(piece, rows, positions), rate)
-        log_p = subs_at_masks(self.model.head(states), self.mask_id)
+        log_p = subs_at_masks(self.model.head(states), self.reading.mask_id)
         tokens = self.sharpening.draw(log_p, rows.noise_seeds, positions, repeat=turn)
-        tokens = or_mask(tokens, log_p, self.mask_id)
+        tokens = or_mask(tokens, log_p, self.reading.mask_id)
         chosen = rule.choose(log_p, tokens, hidden)
         rows.write(positions, tokens, where=chosen)
         return tokens, chosen
 
     def _shown(self, piece: Tensor, rows: Rows, positions: Tensor) -> Tensor:
         """The tokens (rows, n) of these positions as the network is given them: ids, or vectors for them."""
-        if not self.previous_token:
+        if not self.reading.previous_token:
             return piece
         # Where the first token of a text is hidden, a mask stands before it: itself.
         before = rows.text.gather(1, (positions - 1).clamp_min(0))
-        return embed_with_previous(self.model, piece, before, blank=self.mask_id)
+        return embed_with_previous(self.model, piece, before, blank=self.reading.mask_id)
 
 
 @dataclass(frozen=True)

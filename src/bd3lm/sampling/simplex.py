@@ -16,7 +16,7 @@ from bd3lm.diffusion import (
     counter_uniform,
     subs_at_masks,
 )
-from bd3lm.models import Denoiser, send
+from bd3lm.models import BlockReading, Denoiser, send
 from bd3lm.sampling.blocks import BlockwiseWriter
 from bd3lm.sampling.drawing import or_mask
 from bd3lm.sampling.rows import Reveal, Rows
@@ -52,13 +52,13 @@ class SimplexWriter(BlockwiseWriter):
         schedule: SquaredCosine | None = None,
         cache: bool = True,
     ) -> None:
-        for name, value in (("block_size", block_size), ("context", context), ("steps", steps)):
+        for name, value in (("context", context), ("steps", steps)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0.0 < simplex_scale < math.inf:
             raise ValueError(f"simplex_scale must be positive and finite, got {simplex_scale}")
-        window = (context - 1) // block_size * block_size
-        super().__init__(model, mask_id, block_size=block_size, window=window, cache=cache)
+        reading = BlockReading(block_size=block_size, mask_id=mask_id)
+        super().__init__(model, reading, window=(context - 1) // block_size * block_size, cache=cache)
         self.steps, self.simplex_scale = steps, simplex_scale
         self.projection = projection or Sampling()
         self.schedule = schedule or SquaredCosine()

@@ -80,5 +80,5 @@ def range_moments(
     for low, high in ranges:
         masking = ClippedTimes(low=low, high=high, weight="reference", redraw=objective.masking.redraw)
         candidate = replace(plain, masking=masking)
-        moments.append(block_moments(model, candidate, batch, draws, block_size=objective.block_size))
+        moments.append(block_moments(model, candidate, batch, draws, block_size=objective.reading.block_size))
     return torch.stack(moments)

@@ -123,7 +123,11 @@ class NelboVarianceValidator:
 
     def __call__(self, trainer: Trainer) -> Metrics:
         objective = trainer.objective
-        size = objective.block_size if isinstance(objective, BlockDiffusionLoss) else trainer.data.context
+        size = (
+            objective.reading.block_size
+            if isinstance(objective, BlockDiffusionLoss)
+            else trainer.data.context
+        )
         work = partial(block_moments, objective=objective, block_size=size)
         seed = (self.seed, "variance", trainer.step)
         moments = self.held_out.total(trainer, objective, work, *seed, limit=self.batches)
