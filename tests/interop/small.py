@@ -22,13 +22,12 @@ def small_model(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    mask_id = VOCABULARY - 1
     method = (
         AutoregressiveMethod()
         if causal
         else BlockDiffusionMethod(block_size=block_size)
     )
-    return model, LanguageModelConfig(network=config, method=method)
+    return model, LanguageModelConfig(network=config, method=method, mask_id=VOCABULARY - 1)
 
 
 def assert_same(model: Transformer, other: Transformer) -> None:

@@ -111,7 +111,7 @@ def test_methods_that_cannot_be_exported() -> None:
         block_size=4, causal_clean=True, previous_token=True, score_first=True
     )
     with pytest.raises(ValueError, match="cannot hold this model") as caught:
-        to_reference_config(LanguageModelConfig(network=config.network, method=method))
+        to_reference_config(LanguageModelConfig(network=config.network, method=method, mask_id=0))
     for name in ("causal_clean", "previous_token", "score_first"):
         assert f"method.{name} must be False, got True" in str(caught.value)
     assert "mask_id must be 10, got 0" in str(caught.value)
@@ -235,9 +235,8 @@ class TestWeights:
 def test_methods_that_the_reference_does_not_tell_apart_are_refused(kind: Any, tmp_path: Path) -> None:
     """Saved as a model of one block, SEDD's scores would be read as logits."""
     network, config = small_model()
-    mask_id = config.mask_id
     options = {"block_size": 4} if kind is SimplexMethod else {}
-    other = LanguageModelConfig(network=config.network, method=kind(mask_id=mask_id, **options))
+    other = LanguageModelConfig(network=config.network, method=kind(**options), mask_id=config.mask_id)
     with pytest.raises(
         ValueError, match=r"holds autoregressive and block diffusion models, got method\.kind"
     ):

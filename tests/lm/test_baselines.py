@@ -67,7 +67,7 @@ def test_a_method_knows_whether_it_writes_past_the_context(method: Method):
 def of_four(method: Method, **changes: Any) -> LanguageModel:
     """The same method for the tokens 0, 1 and 3, the mask being 2."""
     return baseline(
-        replace(method, mask_id=MASK, **changes), tokenizer=None, vocab_size=4, context=4, gain=1.5
+        replace(method, **changes), mask_id=MASK, tokenizer=None, vocab_size=4, context=4, gain=1.5
     )
 
 

@@ -85,7 +85,9 @@ def test_the_model_in_the_box_is_16_megabytes(tmp_path: Path) -> None:
     config = network_config(network.size, vocab_size=6144, context=recipe.data.context, **network.shape)
     method = BlockDiffusionMethod(block_size=4, causal_clean=True)
     interop.save(
-        Transformer(config).to(torch.bfloat16), LanguageModelConfig(network=config, method=method), tmp_path
+        Transformer(config).to(torch.bfloat16),
+        LanguageModelConfig(network=config, method=method, mask_id=6143),
+        tmp_path,
     )
     assert 15_500_000 < (tmp_path / interop.WEIGHTS_NAME).stat().st_size <= 16_000_000
 

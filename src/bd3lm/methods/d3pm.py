@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from bd3lm.diffusion import Linear, NoiseSchedule, Uniform
 from bd3lm.methods.base import Frame, Training, at_least_one

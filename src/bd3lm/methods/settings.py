@@ -3,17 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from bd3lm.diffusion import is_number, is_whole
+from bd3lm.diffusion import Projection, is_number, is_whole
 from bd3lm.diffusion.categorical import NucleusRule
 from bd3lm.parsing import did_you_mean
-from bd3lm.sampling import Adaptive, Planned, Sharpening, Stopping, Unmasking
+from bd3lm.sampling import Adaptive, Planned, Sharpening, Stopping, UnmaskingRule
 from bd3lm.sampling.stopping import FindEnd
-
-_PROJECTIONS = ("sampling", "greedy", "multi_hot")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +32,12 @@ class Settings:
     default the paper's: 0.9, for SEDD 0.99, for SSD-LM 0.95."""
     nucleus_rule: NucleusRule = "inclusive"
     """Whether the token that crosses nucleus_p is kept; the reference implementation leaves it out."""
-    unmasking: Unmasking | None = None
+    unmasking: UnmaskingRule | None = None
     """Which tokens of a block a pass reveals. By default one, first-hitting, in the model's own order."""
     steps: int | None = None
     """Steps of SEDD (by default 1,000), of D3PM (as trained), of SSD-LM for each block (1,000)."""
-    projection: Literal["sampling", "greedy", "multi_hot"] = "sampling"
-    """How SSD-LM makes almost one-hot vectors of what its network says."""
+    projection: str = "sampling"
+    """How SSD-LM makes almost one-hot vectors of what its network says: sampling, greedy or multi_hot."""
     stop_at_eos: bool = True
     """End a text at the end token."""
     eos_id: int | None = None
@@ -82,8 +80,8 @@ class Settings:
             )
         if self.eos_id is not None and not self.stop_at_eos:
             raise ValueError(f"eos_id is for stop_at_eos, which is off, got {self.eos_id}")
-        if self.projection not in _PROJECTIONS:
-            raise ValueError(f"projection must be one of {', '.join(_PROJECTIONS)}, got {self.projection!r}")
+        if self.projection not in list(members := Projection.members()):
+            raise ValueError(f"projection must be one of {', '.join(members)}, got {self.projection!r}")
         self.sharpening()  # these two say what is wrong with their parts
         self.stopping()
 
@@ -144,6 +142,12 @@ class Settings:
             entropy_window=self.entropy_window,
             redraws=self.redraws,
         )
+
+    def projection_rule(self) -> Projection:
+        """The projection by its kind, with the nucleus where it has one."""
+        member = Projection.members()[self.projection]
+        has_nucleus = "nucleus_p" in {each.name for each in fields(member)}  # type: ignore[arg-type]
+        return member(nucleus_p=self.sharpening().nucleus_p) if has_nucleus else member()
 
     def refuse(self, *names: str, why: str) -> None:
         """Refuse settings that would do nothing for a method."""

@@ -1,21 +1,20 @@
 """Methods of whole contexts: one block that slides, or noise of either kind over all of a text."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from bd3lm.diffusion import ForwardProcess, named_process
 from bd3lm.evaluation import Estimator, Sampled
 from bd3lm.methods.base import Frame, Method, only_estimator
 from bd3lm.methods.settings import Settings
 from bd3lm.models import BlockReading, Denoiser
-from bd3lm.sampling import SlidingWriter, Unmasking, Writer
+from bd3lm.sampling import SlidingWriter, UnmaskingRule, Writer
 
 ProcessName = Literal["absorbing", "uniform"]
 
 
 def whole_context_writer(
-    network: Denoiser, reading: BlockReading, settings: Settings, unmasking: Unmasking | None
+    network: Denoiser, reading: BlockReading, settings: Settings, unmasking: UnmaskingRule | None
 ) -> Writer:
     """What writes texts of one block; past the context it slides on."""
     settings.refuse("cache", why="a network of one block has nothing to cache")
@@ -35,7 +34,6 @@ class CorruptionMethod(Method):
 
     process: ProcessName = "absorbing"
     """Whether noise masks tokens or replaces them by random ones."""
-    short_title: ClassVar[str]
 
     def forward_process(self, frame: Frame) -> ForwardProcess:
         return named_process(self.process, vocab_size=frame.vocab_size, mask_id=frame.mask_id)
