@@ -12,7 +12,7 @@ from bd3lm.config import (
     ScoreEntropyMethod,
     SimplexMethod,
 )
-from bd3lm.diffusion import SCHEDULES, LevelSampler, MaskingRule
+from bd3lm.diffusion import LevelSampler, MaskingRule, NoiseSchedule
 from bd3lm.lm import corruption_bound
 from bd3lm.models import BlockReading
 from bd3lm.objectives import (
@@ -84,12 +84,18 @@ def build_masking(masking: MaskingRecipe) -> MaskingRule:
     """How masks are drawn."""
     match masking:
         case TimesMasking():
-            return diffusion.Times(SCHEDULES[masking.schedule])
+            return diffusion.Times(NoiseSchedule.members()[masking.schedule]())
         case DiscreteMasking():
-            return diffusion.DiscreteTimes(steps=masking.steps, schedule=SCHEDULES[masking.schedule])
+            return diffusion.DiscreteTimes(
+                steps=masking.steps, schedule=NoiseSchedule.members()[masking.schedule]()
+            )
         case ClippedMasking():
             return diffusion.ClippedTimes(
-                low=masking.low, high=masking.high, weight=masking.weight, redraw=masking.redraw
+                low=masking.low,
+                high=masking.high,
+                weight=masking.weight,
+                redraw=masking.redraw,
+                search=masking.search,
             )
         case CountsMasking():
             if masking.learn_proposal:

@@ -184,7 +184,7 @@ def test_an_objective_for_another_model_is_refused(objective, message, data, tmp
 def test_a_search_needs_a_range_to_search(data, tmp_path):
     search = {"every": 3, "batches": 1, "widths": [0.5], "step": 0.5}
     recipe = tiny_recipe(data, BLOCK, {"method": {"masking": {"kind": "clipped", "search": search}}})
-    with pytest.raises(ValueError, match="search needs an objective with ClippedTimes"):
+    with pytest.raises(ValueError, match="search needs an objective that searches a range"):
         build_run(recipe, tmp_path / "run", engine=Engine(), objective=SQUARED)
 
 

@@ -18,11 +18,11 @@ from bd3lm.config import (
 )
 from bd3lm.data import Tokenizer
 from bd3lm.diffusion import (
-    SCHEDULES,
-    Greedy,
-    MultiHot,
+    GreedyProjection,
+    MultiHotProjection,
+    NoiseSchedule,
     Projection,
-    Sampling,
+    SamplingProjection,
     Uniform,
     is_number,
     is_whole,
@@ -33,13 +33,11 @@ from bd3lm.lm.scoring import block_reading
 from bd3lm.lm.stops import StopStrings, shared_start, stop_strings, written_text
 from bd3lm.models import BlockReading, Transformer
 from bd3lm.sampling import (
-    Adaptive,
     AnalyticWriter,
     Ancestral,
     AutoregressiveWriter,
     BlockWriter,
     FirstHitting,
-    Planned,
     PosteriorWriter,
     Remasking,
     Sample,
@@ -47,7 +45,7 @@ from bd3lm.sampling import (
     SimplexWriter,
     SlidingWriter,
     Stopping,
-    Unmasking,
+    UnmaskingRule,
     Writer,
     token_entropy,
 )
@@ -75,7 +73,7 @@ class Settings:
     default the paper's: 0.9, for SEDD 0.99, for SSD-LM 0.95."""
     nucleus_rule: NucleusRule = "inclusive"
     """Whether the token that crosses nucleus_p is kept; the reference implementation leaves it out."""
-    unmasking: Unmasking | None = None
+    unmasking: UnmaskingRule | None = None
     """Which tokens of a block a pass reveals. By default one, first-hitting, in the model's own order."""
     steps: int | None = None
     """Steps of SEDD (by default 1,000), of D3PM (as trained), of SSD-LM for each block (1,000)."""
@@ -116,7 +114,7 @@ class Settings:
             value = getattr(self, name)
             if not isinstance(value, bool | np.bool_):
                 raise ValueError(f"{name} must be True or False, got {value!r}")
-        if not isinstance(self.unmasking, Planned | Adaptive | None):
+        if not isinstance(self.unmasking, UnmaskingRule | None):
             raise ValueError(
                 f"unmasking must be a rule of bd3lm.sampling such as FirstHitting() or Ancestral(5000), got "
                 f"{self.unmasking!r}"
@@ -312,7 +310,7 @@ def build_writer(network: Transformer, config: LanguageModelConfig, settings: Se
         case D3PMMethod():
             _refuse(settings, "unmasking", "projection", why="D3PM takes its own steps")
             steps = settings.steps or method.steps
-            schedule = SCHEDULES[method.schedule]
+            schedule = NoiseSchedule.members()[method.schedule]()
             if method.process == "absorbing":  # revealing what falls into a step is its posterior
                 reading = BlockReading(block_size=context, mask_id=method.mask_id)
                 return _whole_context(network, reading, settings, Ancestral(steps, schedule))
@@ -349,7 +347,7 @@ def build_writer(network: Transformer, config: LanguageModelConfig, settings: Se
 
 
 def _whole_context(
-    network: Transformer, reading: BlockReading, settings: Settings, unmasking: Unmasking | None
+    network: Transformer, reading: BlockReading, settings: Settings, unmasking: UnmaskingRule | None
 ) -> Writer:
     _refuse(settings, "cache", why="a network of one block has nothing to cache")
     return SlidingWriter(
@@ -365,11 +363,11 @@ def _whole_context(
 def _projection(settings: Settings, nucleus_p: float) -> Projection:
     match settings.projection:
         case "greedy":
-            return Greedy()
+            return GreedyProjection()
         case "multi_hot":
-            return MultiHot(nucleus_p)
+            return MultiHotProjection(nucleus_p)
         case _:
-            return Sampling(nucleus_p)
+            return SamplingProjection(nucleus_p)
 
 
 def _is_left_open(name: str, value: object) -> bool:

@@ -18,7 +18,7 @@ from bd3lm.config import (
     SimplexMethod,
     did_you_mean,
 )
-from bd3lm.diffusion import SCHEDULES, Counts, Draws, MaskingRule, Times, is_whole, named_process
+from bd3lm.diffusion import Counts, Draws, MaskingRule, NoiseSchedule, Times, is_whole, named_process
 from bd3lm.evaluation import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled, perplexity
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
 from bd3lm.models import BlockReading, Transformer, require_evaluation_mode
@@ -149,7 +149,10 @@ def corruption_bound(method: ScoreEntropyMethod | D3PMMethod, vocab_size: int) -
     if isinstance(method, ScoreEntropyMethod):
         return ScoreEntropy(process=process, mask_id=method.mask_id, schedule=process.log_linear)
     return D3PM(
-        process=process, mask_id=method.mask_id, steps=method.steps, schedule=SCHEDULES[method.schedule]
+        process=process,
+        mask_id=method.mask_id,
+        steps=method.steps,
+        schedule=NoiseSchedule.members()[method.schedule](),
     )
 
 

@@ -8,7 +8,7 @@ from typing import overload
 import torch
 from rich.console import Console
 
-from bd3lm import diffusion, interop
+from bd3lm import interop
 from bd3lm.config import LanguageModelConfig
 from bd3lm.data import (
     BatchStream,
@@ -367,7 +367,8 @@ def _validators(
 ) -> list[Validator]:
     seed, trackers = recipe.train.seed, recipe.trackers
     masking = recipe.method.masking if isinstance(recipe.method, BlockDiffusionRecipe) else None
-    search = masking.search if isinstance(masking, ClippedMasking) else None
+    asked = masking.search if isinstance(masking, ClippedMasking) else None
+    search = objective.search
     if not len(held_out.batches):
         if search is not None or trackers.gradient_variance_batches or trackers.nelbo_variance_batches:
             raise ValueError(
@@ -375,13 +376,13 @@ def _validators(
                 "trackers need a sequence to validate on; prepare the data with --held-out"
             )
         return []
-    if search is not None and not isinstance(getattr(objective, "masking", None), diffusion.ClippedTimes):
-        raise ValueError(f"method.masking.search needs an objective with ClippedTimes, got {objective}")
+    if asked is not None and search is None:
+        raise ValueError(f"method.masking.search needs an objective that searches a range, got {objective}")
     lean = recipe.method.lean if isinstance(recipe.method, BlockDiffusionRecipe) else 0.0
     judge = validation_objective(objective, lean=lean, uses_noise=recipe.network.time_conditioning)
     validators: list[Validator] = [LikelihoodValidator(held_out, judge, seed)]
     if search is not None:
-        validators.append(ClipSearchValidator(held_out, search, seed))
+        validators.append(ClipSearchValidator(held_out, seed))
     if trackers.nelbo_variance_batches:
         validators.append(NelboVarianceValidator(held_out, trackers.nelbo_variance_batches, seed))
     if trackers.gradient_variance_batches:

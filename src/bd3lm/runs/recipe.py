@@ -17,7 +17,8 @@ import yaml
 from pydantic import Discriminator
 
 from bd3lm.config import ProcessName, ScheduleName, lean_problems, parse, raise_problems
-from bd3lm.training import ClipSearch, OptimizerSettings, TrainSettings
+from bd3lm.diffusion import ClipSearch
+from bd3lm.training import OptimizerSettings, TrainSettings
 
 
 @dataclass(frozen=True, kw_only=True)
