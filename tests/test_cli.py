@@ -17,6 +17,7 @@ import torch
 import yaml
 
 import bd3lm
+from bd3lm import kinds
 from bd3lm.cli import main
 from bd3lm.cli.training import set_aside_overrides
 from bd3lm.data import TokenShards, load_tokenizer
@@ -27,7 +28,6 @@ from bd3lm.runs import presets
 from bd3lm.runs.presets import PRESETS
 from bd3lm.runs.stages import resolve_stages
 from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
-from bd3lm.sampling.rule_values import rule_values
 from bd3lm.training import Trainer, tensor_files
 from tests.data_room.documents import random_texts
 from tests.lm import (
@@ -680,7 +680,7 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
             "settings": {
                 **asdict(settings),
                 "nucleus_p": 0.9,
-                "unmasking": {"kind": "FirstHitting", "tokens_per_pass": 1, "lean": 0.0},
+                "unmasking": {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 0.0},
                 "stop": [],
             },
         }
@@ -726,7 +726,7 @@ def test_every_flag_is_a_setting(words, changes, saved, model, tmp_path, capsys)
     used = settings.for_method(model.config.method)
     assert record["settings"] == {
         **asdict(used),
-        "unmasking": rule_values(used.unmasking),
+        "unmasking": kinds.plain(used.unmasking),
         "stop": list(used.stop),
     }
     assert record["settings"]["nucleus_p"] == changes.get("nucleus_p", 0.9)
@@ -762,7 +762,7 @@ def test_lean_is_the_order_in_which_a_block_is_written(words, unmasking, saved, 
     out = tmp_path / "texts.jsonl"
     assert main(["sample", saved, "ab", "--count", "3", "--out", str(out), *words.split()]) == 0
     found = records(out)
-    assert [record["settings"]["unmasking"] for record in found] == [rule_values(unmasking)] * 3
+    assert [record["settings"]["unmasking"] for record in found] == [kinds.plain(unmasking)] * 3
     texts = [record["tokens"] for record in found]
     assert texts == tokens_of(model.generate(["ab"] * 3, unmasking=unmasking))
     assert (texts == tokens_of(model.generate(["ab"] * 3))) == (words == "--lean 0")
@@ -784,7 +784,7 @@ def test_a_model_that_leans_writes_in_its_own_order(words, unmasking, model, tmp
     out = tmp_path / "texts.jsonl"
     assert main(["sample", str(tmp_path / "model"), "ab", "--out", str(out), *words.split()]) == 0
     (record,) = records(out)
-    assert record["settings"]["unmasking"] == rule_values(unmasking)
+    assert record["settings"]["unmasking"] == kinds.plain(unmasking)
     assert record["tokens"] == model.generate("ab", unmasking=unmasking)[0].tokens
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from benchmarks.evidence.measures import TRAINED_ON, Documents, Measure, Perplexity, Texts, Variance
 from benchmarks.evidence.results import Results
+from benchmarks.evidence.rule_values import rule_values
 from benchmarks.evidence.runs import Run
 from benchmarks.evidence.train import Place, dense_attention
 from torch import Tensor
@@ -33,8 +34,7 @@ from bd3lm.evaluation import (
 from bd3lm.lm import Generation, LanguageModel, Settings, block_loss, build_estimator
 from bd3lm.models import Denoiser
 from bd3lm.objectives import Autoregressive, TokenBatch
-from bd3lm.sampling import Unmasking
-from bd3lm.sampling.rule_values import rule_values
+from bd3lm.sampling import UnmaskingRule
 
 _ROWS = 64
 _REDRAWS = 20
@@ -203,9 +203,9 @@ def _set_name(what: Texts) -> str:
     return "".join(c if c.isalnum() or c in ".-" else "-" for c in name).strip("-")
 
 
-def _rule_name(rule: Unmasking) -> str:
+def _rule_name(rule: UnmaskingRule) -> str:
     """Its class and what it is set to, without a lean of 0, as the sets of the first sessions are named."""
-    values = rule_values(rule) or {}
+    values = rule_values(rule)
     name = values.pop("kind")
     words = [f"{key}={value}" for key, value in values.items() if (key, value) != ("lean", 0.0)]
     return f"{name}({', '.join(words)})"

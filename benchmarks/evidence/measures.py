@@ -3,8 +3,9 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bd3lm.sampling import FirstHitting, Unmasking
-from bd3lm.sampling.rule_values import rule_values
+from benchmarks.evidence.rule_values import rule_values
+
+from bd3lm.sampling import FirstHitting, UnmaskingRule
 
 TRAINED_ON = "wikipedia"
 ZERO_SHOT = ("ptb", "wikitext", "lm1b", "lambada", "ag_news", "elife", "acl", "openwebtext")
@@ -46,7 +47,7 @@ class Texts:
     contexts: int = 1
     count: int = 128
     steps: int | None = None
-    unmasking: Unmasking = field(default_factory=FirstHitting)
+    unmasking: UnmaskingRule = field(default_factory=FirstHitting)
     floor: float | None = 4.0
 
 

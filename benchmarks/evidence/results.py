@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence.measures import Measure, describe
+from benchmarks.evidence.rule_values import read_rule_settings
 from benchmarks.evidence.runs import Run
-
-from bd3lm.sampling.rule_values import read_rule_settings
 
 PATTERN = "evidence*.jsonl"
 Line = dict[str, Any]

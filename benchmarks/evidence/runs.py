@@ -31,7 +31,7 @@ from bd3lm.runs.recipe import (
     recipe_from_dict,
     recipe_to_dict,
 )
-from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, Unmasking
+from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, UnmaskingRule
 
 STEPS = 1000  # of 128 sequences of 256 tokens: 33 M tokens
 LONG_STEPS = 2000  # of the table of longer trainings
@@ -230,7 +230,7 @@ def leaning(size: int, leans: Sequence[float] = LEANS) -> tuple[Measure, ...]:
 
 def decoding(size: int, lean_of_several: float) -> tuple[Measure, ...]:
     """Rules that reveal a token a pass in other orders, or several, from the most careful to the least."""
-    rules: list[Unmasking] = [FirstHitting(k) for k in (1, 2, 4, 8) if k <= size]
+    rules: list[UnmaskingRule] = [FirstHitting(k) for k in (1, 2, 4, 8) if k <= size]
     rules += [FirstHitting(1, lean) for lean in LEANS]
     rules += [FirstHitting(k, lean_of_several) for k in (2, 4, 8) if k <= size]
     rules += [MostConfident(threshold=threshold) for threshold in (0.95, 0.8, 0.5, 0.3)]

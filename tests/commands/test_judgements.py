@@ -105,7 +105,7 @@ def test_a_run_is_sampled_judged_and_its_judgement_kept(run, judge):
         "count": 3,
         "length": 40,
         "nucleus_p": 0.9,
-        "unmasking": {"kind": "FirstHitting", "tokens_per_pass": 1, "lean": 0.0},
+        "unmasking": {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 0.0},
         "steps": None,
         "entropy_floor": None,
         "redraws": 0,
@@ -318,9 +318,9 @@ def test_a_lean_is_drawn_in_recorded_and_in_the_title(run, judge_folder, tmp_pat
         found[" ".join(flags)] = record["settings"]
     capsys.readouterr()
     assert {flags: (of["lean"], of["unmasking"]) for flags, of in found.items()} == {
-        "": (0.0, {"kind": "FirstHitting", "tokens_per_pass": 1, "lean": 0.0}),
-        "--lean 2": (2.0, {"kind": "FirstHitting", "tokens_per_pass": 1, "lean": 2.0}),
-        "--lean 0 --steps 9": (0.0, {"kind": "Ancestral", "steps": 9, "schedule": {"kind": "Linear"}}),
+        "": (0.0, {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 0.0}),
+        "--lean 2": (2.0, {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 2.0}),
+        "--lean 0 --steps 9": (0.0, {"kind": "ancestral", "steps": 9, "schedule": "linear"}),
     }
     texts = [
         [line["tokens"] for line in lines_of(file)] for file in (run / "measured").glob("samples-40-*.jsonl")

@@ -70,13 +70,6 @@ def test_records_of_a_run_are_those_of_its_weights_the_newest_last(tmp_path):
     assert kept(run, "kind") == [older, newer]
 
 
-def test_a_rule_that_an_older_record_has_as_a_string_is_read_as_values(tmp_path):
-    run = a_run(tmp_path)
-    keep(run, "old", new_record(run, "kind", settings={"unmasking": "EntropyBound(bound=0.3)"}, result={}))
-    (record,) = kept(run, "kind")
-    assert record["settings"] == {"unmasking": {"kind": "EntropyBound", "bound": 0.3}}
-
-
 def test_json_that_is_no_record_is_passed_over_and_what_is_no_json_is_named(tmp_path):
     run = a_run(tmp_path)
     record = new_record(run, "kind", settings={}, result={})

@@ -147,7 +147,7 @@ def judgement(
             "count": 30,
             "length": 64,
             "nucleus_p": nucleus_p,
-            "unmasking": "FirstHitting(tokens_per_pass=1)",
+            "unmasking": {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 0.0},
             "steps": None,
             "entropy_floor": 4.0,
             "redraws": 20,

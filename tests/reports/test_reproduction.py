@@ -82,7 +82,7 @@ def test_an_autoregressive_run_needs_no_lean():
 
 def test_ancestral_steps_of_a_run_that_leans_were_taken_without():
     of = run("a", recipe=recipe("block_diffusion", block_size=4, lean=2.0))
-    found = parsed(judgement(settings={"unmasking": "Ancestral(steps=9)", "lean": 0.0}), of)
+    found = parsed(judgement(settings={"unmasking": {"kind": "ancestral", "steps": 9}, "lean": 0.0}), of)
     assert (found.steps, found.lean) == (9, 0.0)
 
 
@@ -97,7 +97,7 @@ def test_the_others():
     assert (found.judge, found.count, found.length, found.nucleus) == ("judge/one", 30, (64,), 0.9)
     assert (found.steps, found.entropy_floor, found.redraws) == (7, 3.5, 2)
     found = parsed(
-        judgement(settings={"unmasking": {"kind": "Ancestral", "steps": 9}}), run("a", recipe=BLOCKS)
+        judgement(settings={"unmasking": {"kind": "ancestral", "steps": 9}}), run("a", recipe=BLOCKS)
     )
     assert found.steps == 9
     found = parsed(judgement(settings={"entropy_floor": None, "redraws": 0}))
@@ -115,6 +115,5 @@ def test_one_command_for_what_was_measured_in_the_same_way():
 
 
 def test_ways_of_unmasking():
-    expected = "Remasking", {"steps": 9, "eta": 0.6}
-    assert unmasking({"kind": "Remasking", "steps": 9, "eta": 0.6}) == expected
-    assert unmasking("Remasking(steps=9, eta=0.6)") == expected  # as older records have it
+    expected = "remasking", {"steps": 9, "eta": 0.6}
+    assert unmasking({"kind": "remasking", "steps": 9, "eta": 0.6}) == expected

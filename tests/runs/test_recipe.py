@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bd3lm.diffusion import ClipSearch
 from bd3lm.runs.presets import PRESETS, preset
 from bd3lm.runs.recipe import (
     AutoregressiveRecipe,
@@ -22,7 +23,6 @@ from bd3lm.runs.recipe import (
     recipe_from_dict,
     recipe_to_dict,
 )
-from bd3lm.training import ClipSearch
 
 pytestmark = pytest.mark.sweep(3)
 

@@ -22,7 +22,7 @@ from bd3lm.sampling import (
     Sample,
     SlidingWriter,
     Stopping,
-    Unmasking,
+    UnmaskingRule,
     Writer,
     sample,
 )
@@ -59,7 +59,7 @@ def sliding(model: Denoiser, context: int = CONTEXT, **options: Any) -> SlidingW
     return SlidingWriter(model, context=context, **reading | {"stride": 5} | options)
 
 
-RULES: dict[str, Unmasking] = {
+RULES: dict[str, UnmaskingRule] = {
     "first-hitting": FirstHitting(),
     "two a pass": FirstHitting(2),
     "ancestral": Ancestral(3),

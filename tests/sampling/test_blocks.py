@@ -21,7 +21,7 @@ from bd3lm.sampling import (
     Remasking,
     Request,
     Sharpening,
-    Unmasking,
+    UnmaskingRule,
     sample,
 )
 from bd3lm.sampling.unmasking import Pass
@@ -88,7 +88,7 @@ class LeftToRight(Planned):
 def written(
     model: Transformer,
     block_size: int,
-    unmasking: Unmasking | None = None,
+    unmasking: UnmaskingRule | None = None,
     *,
     given: Tokens = (),
     length: int = 4,
@@ -254,7 +254,7 @@ def test_hidden_tokens_may_be_shown_with_the_token_before(
 
 
 @pytest.mark.parametrize("rule", [FirstHitting(2), MostConfident(threshold=0.6), Ancestral(3)], ids=str)
-def test_without_a_cache_the_token_before_is_the_same(model: Transformer, rule: Unmasking) -> None:
+def test_without_a_cache_the_token_before_is_the_same(model: Transformer, rule: UnmaskingRule) -> None:
     options = {"given": (M, 1, 0, 3), "length": 7, "rows": 20, "previous_token": True}
     cached, recomputed, without = (
         written(model, 2, rule, **{**options, **more})
@@ -327,7 +327,7 @@ def test_tokens_revealed_together_are_independent(model: Transformer, block_size
 
 @pytest.mark.parametrize("block_size", [2, 4])
 @pytest.mark.parametrize("rule", [LeftToRight(), Ancestral(steps=1)], ids=["left to right", "all at once"])
-def test_other_samplers_are_told_apart(model: Transformer, rule: Unmasking, block_size: int) -> None:
+def test_other_samplers_are_told_apart(model: Transformer, rule: UnmaskingRule, block_size: int) -> None:
     law = in_blocks(model, (), 4, block_size, in_every_order)
     assert chi_square(written(model, block_size, rule), law) < FAILS
 
@@ -475,7 +475,7 @@ def test_remasking_follows_the_schedule_and_tells_the_time(clock: Transformer) -
     ids=lambda value: str(value) if isinstance(value, MostConfident | EntropyBound) else "",
 )
 def test_adaptive_rules_follow_what_they_say(
-    model: Transformer, block_size: int, rule: Unmasking, block_law: BlockLaw
+    model: Transformer, block_size: int, rule: UnmaskingRule, block_law: BlockLaw
 ) -> None:
     law = in_blocks(model, (), 4, block_size, block_law)
     assert chi_square(written(model, block_size, rule), law) > FITS

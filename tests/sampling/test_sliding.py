@@ -13,7 +13,7 @@ from bd3lm.sampling import (
     Request,
     Sharpening,
     SlidingWriter,
-    Unmasking,
+    UnmaskingRule,
     sample,
 )
 from tests.oracles.networks import MASK, AfterPrevious, blocks_of, tiny_transformer
@@ -126,7 +126,7 @@ def test_the_default_stride_is_half_a_context(model: Transformer, context: int, 
     ],
     ids=["ancestral", "remasking", "leaning", "leaning, two at once"],
 )
-def test_any_rule_may_fill_a_stride(model: Transformer, rule: Unmasking, block_law: BlockLaw) -> None:
+def test_any_rule_may_fill_a_stride(model: Transformer, rule: UnmaskingRule, block_law: BlockLaw) -> None:
     law = in_strides(model, (1, 0), 6, 4, 2, block_law)
     assert chi_square(written(model, given=(1, 0), length=6, unmasking=rule), law) > FITS
 
@@ -160,7 +160,7 @@ def test_strides_are_sharpened(model: Transformer) -> None:
     ids=["first-hitting", "ancestral"],
 )
 def test_strides_tell_the_network_their_time(
-    clock: Transformer, rule: Unmasking | None, block_law: BlockLaw
+    clock: Transformer, rule: UnmaskingRule | None, block_law: BlockLaw
 ) -> None:
     """Of all its tokens: of what was written before, too, as it was trained."""
     given = (1, 0, 3, 0)

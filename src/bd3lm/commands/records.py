@@ -18,7 +18,6 @@ import bd3lm
 from bd3lm import interop
 from bd3lm.data.corpus import digest
 from bd3lm.io.files import write_atomically
-from bd3lm.sampling.rule_values import read_rule_settings
 
 if TYPE_CHECKING:  # a subject brings all of training with it, for which `bd3lm sample` need not wait
     from bd3lm.commands.subjects import Subject
@@ -129,7 +128,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} must be JSON, as measurements are kept, and is not: {error}") from None
     names = {"kind", "weights", "measured", "settings", "result"}
     is_record = isinstance(value, dict) and names <= value.keys() and isinstance(value["settings"], dict)
-    return value | {"settings": read_rule_settings(value["settings"])} if is_record else {}
+    return value if is_record else {}
 
 
 def _write(file: Path, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:

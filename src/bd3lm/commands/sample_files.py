@@ -17,8 +17,8 @@ from bd3lm.commands.subjects import Subject
 from bd3lm.data import load_corpus
 from bd3lm.data.corpus import digest
 from bd3lm.io.files import local_path
+from bd3lm.kinds import spelt_out
 from bd3lm.lm import Settings
-from bd3lm.sampling.rule_values import read_rule_settings
 
 SUFFIX = ".jsonl"
 PLAIN_TEXT = ".txt"
@@ -144,7 +144,7 @@ class Samples:
         """The lean of their unmasking rule; 0 for a rule without one, None for texts of other code."""
         if self.is_of_other_code:
             return None
-        rule = self.settings.get("unmasking") or {}
+        rule = spelt_out(self.settings.get("unmasking")) or {}
         return float(rule.get("lean", 0.0))
 
     @property
@@ -239,7 +239,7 @@ def _parse(line: str, where: str) -> dict[str, Any]:
             f"{where} must be a sample as `bd3lm sample --out` writes it; missing or of another kind: "
             f"{', '.join(wrong) or 'documents'}"
         )
-    return fields | {"settings": read_rule_settings(fields["settings"])}
+    return fields
 
 
 def _of_other_code(text: str, prompt: Any = None) -> dict[str, Any]:

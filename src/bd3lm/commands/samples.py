@@ -24,11 +24,11 @@ from bd3lm.commands.records import check_new_file
 from bd3lm.data import Tokenizer
 from bd3lm.evaluation import stop_counts
 from bd3lm.io.files import write_atomically
+from bd3lm.kinds import plain
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models.devices import pick_device
 from bd3lm.reports import film_svg, record_film
 from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
-from bd3lm.sampling.rule_values import rule_values
 
 _MASK_SIGN = "░"
 _FRAMES_PER_SECOND = 20
@@ -337,7 +337,7 @@ def settings_record(settings: Settings) -> dict[str, Any]:
     """Settings as JSON has them."""
     return {
         **asdict(settings),
-        "unmasking": rule_values(settings.unmasking),
+        "unmasking": plain(settings.unmasking),
         "stop": list(settings.stop),
     }
 

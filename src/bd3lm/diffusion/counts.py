@@ -49,6 +49,8 @@ class Counts(MaskingRule):
     much, and no bound.
     """
 
+    kind = "counts"
+
     proposal: tuple[float, ...] | None = None
     complementary: bool = False
     lean: float = 0.0
@@ -124,6 +126,8 @@ class LearnedCounts(MaskingRule):
 
     It starts as the uniform proposal, and stays unbiased under any.
     """
+
+    kind = "learned_counts"
 
     second_moments: tuple[float, ...] | None = None
     """Running estimates of E[S²] for each count, S the summed cross-entropy of a block; None before the

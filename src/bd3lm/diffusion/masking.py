@@ -20,6 +20,7 @@ from torch import Tensor
 from bd3lm.diffusion.draws import Draws
 from bd3lm.diffusion.orders import log_reveal_times
 from bd3lm.diffusion.schedules import Linear, NoiseSchedule
+from bd3lm.kinds import Kinded
 
 _LEAST_LOW = 1e-6  # above the slack with which realised rates are compared
 ClipWeight = Literal["reference", "derivative", "paper", "flat"]
@@ -34,7 +35,7 @@ class Masks:
     mask_rate: Tensor | None  # (rows, blocks) for networks conditioned on noise; None where no time was drawn
 
 
-class MaskingRule(ABC):
+class MaskingRule(Kinded, ABC, family="masking rule"):
     """How many tokens of a block to hide, which ones, and with what weight.
 
     A rule may learn while a network is trained: `statistics` of every batch are summed, over devices too, and
@@ -50,6 +51,19 @@ class MaskingRule(ABC):
     def copies(self, block_size: int) -> int:
         """How many noisy copies of a sequence the rule makes."""
         return 1
+
+    @property
+    def search(self) -> "ClipSearch | None":
+        """How the range of mask rates is searched while training; None where none is."""
+        return None
+
+    def in_range(self, low: float, high: float, *, to_compare: bool = False) -> Self:
+        """The rule with another range of mask rates; `to_compare`, with the weight that ranges compare by.
+
+        That is 1/rate whatever training uses: a weight that shrinks with the range would make narrow ranges
+        look quiet. For rules without a range it is an error.
+        """
+        raise ValueError(f"{type(self).__name__} has no range of mask rates, got low {low} and high {high}")
 
     @abstractmethod
     def is_unbiased(self, block_size: int) -> bool:
@@ -85,6 +99,8 @@ class MaskingRule(ABC):
 class Times(MaskingRule):
     """t ~ U(0, 1] per block, tokens masked with probability 1 − α(t), weight −α'(t)/(1 − α(t)) (eq. 8)."""
 
+    kind = "times"
+
     schedule: NoiseSchedule = field(default_factory=Linear)
 
     def is_unbiased(self, block_size: int) -> bool:
@@ -103,6 +119,8 @@ class DiscreteTimes(MaskingRule):
     the very form of the term j = 1, whose weight (α_0 − α_{1/T})/(1 − α_{1/T}) is 1, so one draw from 1..T
     estimates both. (The paper's T·E over the T − 1 times 2/T..1 overcounts the sum by T/(T − 1).)
     """
+
+    kind = "discrete"
 
     steps: int
     schedule: NoiseSchedule = field(default_factory=Linear)
@@ -123,6 +141,38 @@ class DiscreteTimes(MaskingRule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClipSearch:
+    """The paper's search for the clip range (section 5.3): which ranges are tried, on how many batches, and
+    how often (at validation). The one whose loss varies least over blocks wins."""
+
+    every: int = 5000
+    batches: int = 100
+    widths: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
+    step: float = 0.05
+    full_range: bool = True
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.batches < 1:
+            raise ValueError(f"every and batches must be at least 1, got {self.every} and {self.batches}")
+        if not 0.0 < self.step <= 1.0:
+            raise ValueError(f"step must lie in (0, 1], got {self.step}")
+        if not all(0.0 < width <= 1.0 for width in self.widths):
+            raise ValueError(f"widths must lie in (0, 1], got {self.widths}")
+        if not self.ranges():
+            raise ValueError("widths and full_range leave no range to try")
+
+    def ranges(self) -> list[tuple[float, float]]:
+        """Every (β, ω) tried: each width at each multiple of `step` that fits, and [0, 1]."""
+        found = []
+        for width in self.widths:
+            places = int(round((1.0 - width) / self.step, 9))
+            found += [(round(i * self.step, 9), round(i * self.step + width, 9)) for i in range(places + 1)]
+        if self.full_range:
+            found.append((0.0, 1.0))
+        return sorted(set(found))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClippedTimes(MaskingRule):
     """Mask rates 1 − α ~ U[β, ω] (section 5.2), the paper's low-variance training schedules.
 
@@ -139,12 +189,17 @@ class ClippedTimes(MaskingRule):
     `redraw` conditions a block's mask on its realised rate k/n lying in [β, ω], as the reference trains.
     The reference draws again until it does; the count that loop ends with is a truncated binomial, drawn
     here directly, so it always ends. A block that no count fits keeps its first mask.
+
+    With `search`, training moves on to the range of least variance as it goes.
     """
 
-    low: float
-    high: float
+    kind = "clipped"
+
+    low: float = 0.0
+    high: float = 1.0
     weight: ClipWeight = "reference"
     redraw: bool = False
+    search: ClipSearch | None = None
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.low <= self.high <= 1.0):
@@ -180,6 +235,9 @@ class ClippedTimes(MaskingRule):
     @property
     def covers_all_levels(self) -> bool:
         return (self.low, self.high) == (0.0, 1.0)
+
+    def in_range(self, low: float, high: float, *, to_compare: bool = False) -> Self:
+        return replace(self, low=low, high=high, weight="reference" if to_compare else self.weight)
 
     def state(self) -> dict[str, Any]:
         """The range, which a search may have changed."""

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import Counts, Draws, LevelSampler, MaskingRule, conditioning_noise
+from bd3lm.diffusion import ClipSearch, Counts, Draws, LevelSampler, MaskingRule, conditioning_noise
 from bd3lm.models import BlockReading, Denoiser, send
 from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss
 from bd3lm.objectives.denoising import Algorithm, BlockDenoiser
@@ -47,6 +47,17 @@ class BlockDiffusionLoss(Objective):
     def bounds(self, model: Denoiser) -> bool:
         """Clipping changes the noise levels that a time-conditioned network is told."""
         return self.is_bound and (self.masking.covers_all_levels or not model.uses_noise)
+
+    @property
+    def search(self) -> ClipSearch | None:
+        return self.masking.search
+
+    def in_range(self, low: float, high: float, *, to_compare: bool = False) -> Self:
+        masking = self.masking.in_range(low, high, to_compare=to_compare)
+        return replace(self, masking=masking, next_token=0.0 if to_compare else self.next_token)
+
+    def block_of(self, context: int) -> int:
+        return self.reading.block_size
 
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str

@@ -4,8 +4,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from bd3lm.kinds import spelt_out
 from bd3lm.reports.content import OWN, Record, Run
-from bd3lm.sampling.rule_values import read_rule_values
 
 Flags = Mapping[str, tuple[str, Any]]
 """By the name of a setting: its flag, and the default, for which the flag is left out."""
@@ -109,5 +109,5 @@ def _value(value: Any) -> str:
 
 def unmasking(written: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """A way of unmasking as records have it: its name, and its arguments."""
-    values = read_rule_values(written)
+    values = dict(spelt_out(written))
     return values.pop("kind"), values

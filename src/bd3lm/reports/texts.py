@@ -1,6 +1,5 @@
 """The parts of a report on what models write: a film, samples, lengths, and another model's judgement."""
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -249,7 +248,7 @@ def _way_of_writing(run: Run, settings: Any) -> list[str]:
     """How a model wrote: its way of unmasking for block diffusion, a number of steps for other methods."""
     if run.method == "block_diffusion":
         name, arguments = unmasking(settings["unmasking"])
-        spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+        spaced = name.replace("_", " ")
         said = {key: value for key, value in arguments.items() if value is not None}
         if not said.get("lean"):
             said.pop("lean", None)

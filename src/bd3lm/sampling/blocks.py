@@ -16,7 +16,7 @@ from bd3lm.models import BlockDecoding, BlockReading, Denoiser, KVCache, send
 from bd3lm.sampling.denoising import Denoising, Evaluate
 from bd3lm.sampling.drawing import Sharpening
 from bd3lm.sampling.rows import FILL_CHUNK, Request, Reveal, Rows, Writer, fill_cache
-from bd3lm.sampling.unmasking import FirstHitting, Unmasking
+from bd3lm.sampling.unmasking import FirstHitting, UnmaskingRule
 
 
 class BlockwiseWriter(Writer):
@@ -147,7 +147,7 @@ class BlockWriter(BlockwiseWriter):
         *,
         reading: BlockReading,
         context: int,
-        unmasking: Unmasking | None = None,
+        unmasking: UnmaskingRule | None = None,
         sharpening: Sharpening | None = None,
         cache: bool = True,
     ) -> None:

@@ -12,7 +12,7 @@ from bd3lm.diffusion import subs_at_masks
 from bd3lm.models import BlockReading, Denoiser, embed_with_previous, send
 from bd3lm.sampling.drawing import Sharpening, or_mask
 from bd3lm.sampling.rows import Reveal, Rows
-from bd3lm.sampling.unmasking import Adaptive, Pass, Planned, Unmasking
+from bd3lm.sampling.unmasking import Adaptive, Pass, Planned, UnmaskingRule
 
 Evaluate = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Hidden states (rows, n, hidden) of pieces: positions (rows, n), tokens (rows, n) or embedded ones, and mask
@@ -25,7 +25,7 @@ class Denoising:
 
     model: Denoiser
     reading: BlockReading
-    unmasking: Unmasking
+    unmasking: UnmaskingRule
     sharpening: Sharpening
 
     def __post_init__(self) -> None:
@@ -46,10 +46,13 @@ class Denoising:
         """
         hidden, positions = rows.hidden(begin, self.reading.block_size)
         launch = _Launcher(rows, evaluators, replay)
-        if isinstance(self.unmasking, Planned):
-            reveals = self._planned(self.unmasking.plan(rows.seeds, positions, hidden), positions, launch)
+        rule = self.unmasking
+        if isinstance(rule, Planned):
+            reveals = self._planned(rule.plan(rows.seeds, positions, hidden), positions, launch)
+        elif isinstance(rule, Adaptive):
+            reveals = self._adaptive(rule, hidden, positions, launch)
         else:
-            reveals = self._adaptive(self.unmasking, hidden, positions, launch)
+            raise ValueError(f"unmasking must be a Planned or an Adaptive rule, got {rule!r}")
         for reveal in reveals:
             rows.evaluations += reveal.active.any(1)
             yield reveal

@@ -9,7 +9,7 @@ from torch import Tensor
 from bd3lm.diffusion import (
     Projection,
     Purpose,
-    Sampling,
+    SamplingProjection,
     SquaredCosine,
     add_noise,
     almost_one_hot,
@@ -60,7 +60,7 @@ class SimplexWriter(BlockwiseWriter):
         reading = BlockReading(block_size=block_size, mask_id=mask_id)
         super().__init__(model, reading, window=(context - 1) // block_size * block_size, cache=cache)
         self.steps, self.simplex_scale = steps, simplex_scale
-        self.projection = projection or Sampling()
+        self.projection = projection or SamplingProjection()
         self.schedule = schedule or SquaredCosine()
 
     def write(self, rows: Rows) -> Iterator[Reveal]:

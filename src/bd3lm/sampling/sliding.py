@@ -10,7 +10,7 @@ from bd3lm.models import Bidirectional, BlockReading, Denoiser
 from bd3lm.sampling.denoising import Denoising
 from bd3lm.sampling.drawing import Sharpening
 from bd3lm.sampling.rows import Reveal, Rows, Writer
-from bd3lm.sampling.unmasking import FirstHitting, Unmasking
+from bd3lm.sampling.unmasking import FirstHitting, UnmaskingRule
 
 
 class SlidingWriter(Writer):
@@ -28,7 +28,7 @@ class SlidingWriter(Writer):
         reading: BlockReading,
         context: int,
         stride: int | None = None,
-        unmasking: Unmasking | None = None,
+        unmasking: UnmaskingRule | None = None,
         sharpening: Sharpening | None = None,
     ) -> None:
         super().__init__(model, reading.mask_id)

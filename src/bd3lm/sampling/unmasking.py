@@ -26,6 +26,7 @@ from bd3lm.diffusion import (
     is_whole,
     log_reveal_times,
 )
+from bd3lm.kinds import Kinded
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,11 @@ class Pass:
     hidden_again: Tensor | None = None  # (rows, n) places that are masked again afterwards
 
 
-class Planned(ABC):
+class UnmaskingRule(Kinded, ABC, family="unmasking rule"):
+    """Which masked tokens of a block each pass reveals: a `Planned` rule, or an `Adaptive` one."""
+
+
+class Planned(UnmaskingRule):
     """A rule that needs no network to know what it reveals when."""
 
     @property
@@ -54,7 +59,7 @@ class Planned(ABC):
         """Passes that reveal the hidden places (rows, n) of blocks at these text positions (rows, n)."""
 
 
-class Adaptive(ABC):
+class Adaptive(UnmaskingRule):
     """A rule that looks at the distributions, so every pass computes them at all hidden places."""
 
     @abstractmethod
@@ -63,9 +68,6 @@ class Adaptive(ABC):
 
         log_p is (rows, n, vocabulary), as the network gave it; drawn (rows, n) are the tokens drawn there.
         """
-
-
-Unmasking = Planned | Adaptive
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,15 @@ class FirstHitting(Planned):
     another distribution, for networks that are not told the time.
     """
 
+    kind = "first_hitting"
+
     tokens_per_pass: int = 1
     lean: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_count("tokens_per_pass", self.tokens_per_pass)
+        _check_count(self, "tokens_per_pass")
         check_lean(self.lean)
-        object.__setattr__(self, "lean", float(self.lean))  # 2 and 2.0 are one rule, and one record
+        object.__setattr__(self, "lean", float(self.lean))
 
     @property
     def has_noise_level(self) -> bool:
@@ -113,11 +117,13 @@ class Ancestral(Planned):
     networks that are told the time), so there are never more passes than hidden tokens.
     """
 
+    kind = "ancestral"
+
     steps: int = 5000
     schedule: NoiseSchedule = field(default_factory=Linear)
 
     def __post_init__(self) -> None:
-        _check_count("steps", self.steps)
+        _check_count(self, "steps")
 
     def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
         hit = self.schedule.time_of_mask_rate(_hitting_rates(seeds, positions))
@@ -144,14 +150,17 @@ class Remasking(Planned):
     process. Passes are at most T, and may exceed the number of tokens. Given tokens are never hidden.
     """
 
+    kind = "remasking"
+
     steps: int
     eta: float = 0.1
     schedule: NoiseSchedule = field(default_factory=Linear)
 
     def __post_init__(self) -> None:
-        _check_count("steps", self.steps)
+        _check_count(self, "steps")
         if not is_number(self.eta) or not 0.0 <= self.eta <= 1.0:
             raise ValueError(f"eta must lie in [0, 1], got {self.eta!r}")
+        object.__setattr__(self, "eta", float(self.eta))
 
     def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
         times = torch.linspace(1.0, 0.0, self.steps + 1, dtype=torch.float64)
@@ -190,6 +199,8 @@ class MostConfident(Adaptive):
     Not the model's distribution: confident tokens come first, which makes small models repeat themselves.
     """
 
+    kind = "most_confident"
+
     threshold: float | None = None
     tokens_per_pass: int = 1
 
@@ -197,7 +208,8 @@ class MostConfident(Adaptive):
         threshold = self.threshold
         if threshold is not None and (not is_number(threshold) or not 0.0 < threshold <= 1.0):
             raise ValueError(f"threshold must lie in (0, 1], got {threshold!r}")
-        _check_count("tokens_per_pass", self.tokens_per_pass)
+        object.__setattr__(self, "threshold", None if threshold is None else float(threshold))
+        _check_count(self, "tokens_per_pass")
 
     def choose(self, log_p: Tensor, drawn: Tensor, hidden: Tensor) -> Tensor:
         confidence = log_p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1).exp()
@@ -218,6 +230,8 @@ class EntropyBound(Adaptive):
     others are certain.
     """
 
+    kind = "entropy_bound"
+
     bound: float
 
     def __post_init__(self) -> None:
@@ -225,6 +239,7 @@ class EntropyBound(Adaptive):
             raise ValueError(f"bound must be a number of nats, got {self.bound!r}")
         if not self.bound >= 0.0:
             raise ValueError(f"bound must not be negative, got {self.bound}")
+        object.__setattr__(self, "bound", float(self.bound))
 
     def choose(self, log_p: Tensor, drawn: Tensor, hidden: Tensor) -> Tensor:
         terms = torch.where(log_p > -torch.inf, -log_p.exp() * log_p, 0.0)
@@ -236,11 +251,14 @@ class EntropyBound(Adaptive):
         return torch.zeros_like(hidden).scatter_(1, order, within) & hidden
 
 
-def _check_count(name: str, value: int) -> None:
+def _check_count(rule: UnmaskingRule, name: str) -> None:
+    """A whole number from 1 on, kept as Python's own: 2 and numpy's are one rule, and one record."""
+    value = getattr(rule, name)
     if not is_whole(value):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
+    object.__setattr__(rule, name, int(value))
 
 
 def _hitting_rates(seeds: Tensor, positions: Tensor) -> Tensor:
