@@ -132,7 +132,7 @@ def _show(runs: list[Run], results: Results) -> None:
         compiled.update(each.shape for each in (*job.parents, run))
         made.update(each.digest for each in (*job.parents, run))
         by_table[run.table] = by_table.get(run.table, 0.0) + expected
-        steps = f"as long as {run.same_time_as.key}" if run.same_time_as else run.recipe.train.steps
+        steps = f"as long as {run.same_time_as.key}" if run.same_time_as else run.steps
         start = run.parent.key if run.parent else ""
         print(f"| {run.key} | {run.table} | {start} | {steps} | {len(job.missing)} | {expected:.0f} |")
     print(", ".join(f"{table} {spent:.0f} s" for table, spent in by_table.items()))

@@ -4,36 +4,32 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
-from bd3lm.models import Transformer
 from bd3lm.reports.document import Listing, Table
-from bd3lm.runs.presets import network_config
-from bd3lm.training import OptimizerSettings
-from research.evidence.figures import NONE, Evidence, trained_tokens
+from research.evidence.figures import NONE, Evidence
 from research.evidence.measures import TRAINED_ON, Documents, Perplexity, Texts
 from research.evidence.noise import Nats
-from research.evidence.results import Line
-from research.evidence.runs import COMMON, Run
+from research.evidence.records import Line
+from research.evidence.runs import Run
 from research.evidence.samples import text_name
+from research.evidence.settings import COMMON, Settings, parameters
 
 
 def setting(evidence: Evidence) -> Listing:
-    """What is the same in all runs, from the recipe of the first, what is not, and what the lines say."""
+    """What is the same in all runs, from the settings of the first, what is not, and what the lines say."""
     run = evidence.named("ar")[0]
-    network, optimizer, train = run.recipe.network, run.recipe.optimizer, run.recipe.train
-    context, tokens = run.recipe.data.context, trained_tokens(run)
+    network, optimizer, train = (run.settings[part] for part in ("network", "optimizer", "train"))
+    (first, second), tokens = optimizer["betas"], run.tokens
     return Listing(
         [
-            f"Network: {network.layers} layers of {network.hidden}, {network.heads} heads, context {context}"
-            f"{_vocabulary(evidence)}{_parameters(evidence, run)}, dropout {network.dropout:g}."
-            f"{_timed(evidence)}{_tied(evidence)}",
+            f"Network: {network['layers']} layers of {network['hidden']}, {network['heads']} heads, context "
+            f"{run.context}{_vocabulary(evidence)}{_parameters(evidence, run)}, dropout "
+            f"{network['dropout']:g}.{_timed(evidence)}{_tied(evidence)}",
             f"First weights: {_first_weights(evidence)}.",
-            f"Training: {train.steps:,} steps of {train.global_batch} sequences, {tokens / 1e6:.1f} M tokens"
+            f"Training: {run.steps:,} steps of {train['global_batch']} sequences, {tokens / 1e6:.1f} M tokens"
             f"{_read(evidence, tokens)}.{_other_tokens(evidence, tokens)}",
-            f"AdamW at {optimizer.lr:g}, betas {optimizer.betas[0]:g} and {optimizer.betas[1]:g}; "
-            f"{optimizer.warmup_steps} steps of warm-up, then {_decay(optimizer)}; gradients clipped at "
-            f"{optimizer.clip_norm:g}; weights averaged with decay {train.ema_decay:g}.",
+            f"AdamW at {optimizer['lr']:g}, betas {first:g} and {second:g}; "
+            f"{optimizer['warmup_steps']} steps of warm-up, then {_decay(optimizer)}; gradients clipped at "
+            f"{optimizer['clip_norm']:g}; weights averaged with decay {train['ema_decay']:g}.",
             _stages(evidence),
             f"Perplexities: {_scored(evidence, data=TRAINED_ON, split='test', part=False)} tokens of the "
             f"test split, {_scored(evidence, part=True)} where they take many passes, "
@@ -53,32 +49,31 @@ def _first_weights(evidence: Evidence) -> str:
     usual = COMMON["network"]["initialisation"]
     others: dict[str, list[Run]] = {}
     for first in (run.lineage[0] for run in evidence.runs if run.table != "alternatives"):
-        if (start := first.recipe.network.initialisation) != usual:
+        if (start := first.settings["network"]["initialisation"]) != usual:
             others.setdefault(start, []).append(first)
     told = (f"`{start}` for what begins as {_kinds(runs)}" for start, runs in others.items())
     return ", ".join((f"`{usual}`", *told))
 
 
-def _decay(optimizer: OptimizerSettings) -> str:
-    if optimizer.decay == "constant":
+def _decay(optimizer: Settings) -> str:
+    if optimizer["decay"] == "constant":
         return "constant"
-    over = "all others" if optimizer.decay_steps is None else f"the last {optimizer.decay_steps:,}"
-    return f"constant, falling to {optimizer.min_lr_ratio:g} of it ({optimizer.decay}) over {over}"
+    falling = f"falling to {optimizer['min_lr_ratio']:g} of it ({optimizer['decay']})"
+    return f"constant, {falling} over the last {optimizer['decay_steps']:,}"
 
 
 def _stages(evidence: Evidence) -> str:
     """How the rate goes in runs of two stages, whose second may be shorter than its fall."""
     second = [run for run in evidence.runs if run.parent]
-    first = dict.fromkeys(_decay(run.parent.recipe.optimizer) for run in second if run.parent)
+    first = dict.fromkeys(_decay(run.parent.settings["optimizer"]) for run in second if run.parent)
     falls: dict[str, list[Run]] = {}
     for run in second:
-        optimizer, steps = run.recipe.optimizer, run.recipe.train.steps
-        after = steps - optimizer.warmup_steps
-        fall = min(after, optimizer.decay_steps or after)
-        said = f"{fall} of {steps} steps" if not run.same_time_as else f"at most {fall} steps"
+        optimizer = run.settings["optimizer"]
+        fall = min(run.steps - optimizer["warmup_steps"], optimizer["decay_steps"])
+        said = f"{fall} of {run.steps} steps" if not run.same_time_as else f"at most {fall} steps"
         falls.setdefault(said, []).append(run)
     kinds = "; ".join(f"{steps} ({_kinds(runs)})" for steps, runs in falls.items())
-    warm = " or ".join(dict.fromkeys(str(run.recipe.optimizer.warmup_steps) for run in second))
+    warm = " or ".join(dict.fromkeys(str(run.settings["optimizer"]["warmup_steps"]) for run in second))
     return (
         f"Of two stages the rate of the first is {' or '.join(first)} after its warm-up; that of the second, "
         f"after {warm} steps of one, falls over {kinds}."
@@ -96,7 +91,7 @@ def _other_tokens(evidence: Evidence, usual: int) -> str:
     found: dict[int, list[Run]] = {}
     for run in evidence.runs:
         if run.name not in parents and not run.same_time_as:
-            found.setdefault(trained_tokens(run), []).append(run)
+            found.setdefault(run.tokens, []).append(run)
     others = [
         f"{tokens / 1e6:.1f} M ({tokens / usual:.3g} times as many) for {_kinds(runs)}"
         for tokens, runs in sorted(found.items())
@@ -107,16 +102,16 @@ def _other_tokens(evidence: Evidence, usual: int) -> str:
 
 def _timed(evidence: Evidence) -> str:
     """Whose network is another one."""
-    runs = [run for run in evidence.runs if run.recipe.network.adaln]
+    runs = [run for run in evidence.runs if run.settings["network"]["adaln"]]
     if not runs:
         return ""
-    told = ", and told the time" if all(run.recipe.network.time_conditioning for run in runs) else ""
+    told = ", and told the time" * all(run.settings["network"]["time_conditioning"] for run in runs)
     return f" With adaptive norms{_parameters(evidence, runs[0])}{told}: {_kinds(runs)}."
 
 
 def _tied(evidence: Evidence) -> str:
     """Whose embedding is the head too."""
-    runs = [run for run in evidence.runs if run.recipe.network.tied]
+    runs = [run for run in evidence.runs if run.is_tied]
     return f" Tied{_parameters(evidence, runs[0])}: {_kinds(runs)}." if runs else ""
 
 
@@ -127,13 +122,7 @@ def _vocabulary(evidence: Evidence) -> str:
 def _parameters(evidence: Evidence, run: Run) -> str:
     if not evidence.real:
         return ""
-    recipe, vocabulary = run.recipe.network, evidence.real["vocabulary"]
-    shape = network_config(
-        recipe.size, vocab_size=vocabulary, context=run.recipe.data.context, **recipe.shape
-    )
-    with torch.device("meta"):
-        network = Transformer(shape)
-    return f", {sum(each.numel() for each in network.parameters()) / 1e6:.1f} M parameters"
+    return f", {parameters(run.settings, evidence.real['vocabulary']) / 1e6:.1f} M parameters"
 
 
 def _read(evidence: Evidence, tokens: int) -> str:
@@ -146,7 +135,7 @@ def _read(evidence: Evidence, tokens: int) -> str:
 def _scored(evidence: Evidence, **where: object) -> str:
     """How many tokens a perplexity of some kind is of."""
     asked = [
-        each.sequences * run.recipe.data.context
+        each.sequences * run.context
         for run in evidence.runs
         for each in run.measures
         if isinstance(each, Perplexity) and all(getattr(each, name) == value for name, value in where.items())
@@ -229,10 +218,10 @@ def _earlier_row(evidence: Evidence, trained: Line, lines: Sequence[Line]) -> li
 
 
 def _whole_split(asked: Mapping[str, Any]) -> str | None:
-    """The split of Wikipedia of which it is the model's own likelihood; test was the only one at first."""
+    """The split of Wikipedia of which it is the model's own likelihood."""
     if asked["kind"] != "perplexity" or asked["estimator"] == "next-token":
         return None
-    split: str = asked.get("split", "test")
+    split: str = asked["split"]
     return split if (asked["data"], asked["part"]) == (TRAINED_ON, False) else None
 
 

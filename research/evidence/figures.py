@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bd3lm.runs.recipe import BlockDiffusionRecipe
 from research.evidence.measures import TRAINED_ON, Measure, Texts, describe
 from research.evidence.noise import (
     NOT_MEASURED,
@@ -25,7 +24,8 @@ from research.evidence.noise import (
     pooled,
 )
 from research.evidence.real import REAL, real_name
-from research.evidence.results import PATTERN, Line, Results
+from research.evidence.records import Line
+from research.evidence.results import PATTERN, Results
 from research.evidence.runs import LEANS, LONG, TIED_AR, Run, all_runs
 from research.evidence.samples import JUDGED, in_order, read_verdicts, text_name
 
@@ -106,8 +106,7 @@ class Evidence:
         is_bound = False
         for line in self.measured(name, "perplexity"):
             asked = line["measure"]
-            # The first results are older than some fields, all of the test split and without a lean.
-            where = asked["data"], asked.get("split", "test"), asked["part"], asked.get("lean", 0.0)
+            where = asked["data"], asked["split"], asked["part"], asked["lean"]
             if asked["estimator"] != estimator or where != (data, split, part, lean):
                 continue
             for each in line["result"]["figures"]:
@@ -230,7 +229,7 @@ class Evidence:
         run = self.named(name)[0]
         if run.table == "long":
             return f"{LONG}ar"
-        return TIED_AR if run.recipe.network.tied else "ar"
+        return TIED_AR if run.is_tied else "ar"
 
     def variances(self, name: str, seeds: Collection[int] | None = None) -> dict[str, Estimate]:
         """Of the loss, by rule, the mean over seeds, or over some of them, and that of their errors."""
@@ -287,28 +286,19 @@ def family(run: Run) -> str:
     """Whose spread over seeds it shares: one seed of diffusion of whole contexts may lag another by hundreds
     of steps, and with it what starts from it, while those of the others keep pace. What is trained for longer
     would have a spread of its own, if it had more than one seed."""
-    method = run.lineage[0].recipe.method
-    whole = method.kind in ("score_entropy", "d3pm") or (
-        isinstance(method, BlockDiffusionRecipe) and method.block_size is None
-    )
+    whole = run.lineage[0].kind in ("mdlm", "score_entropy", "d3pm")
     return ("longer trainings of " if run.table == "long" else "") + (WHOLE if whole else OTHERS)
 
 
 def _beginning(run: Run) -> str:
     """What runs have in common that begin alike, however long: their seeds are not new ones."""
-    recipe = run.lineage[0].recipe
-    return f"{recipe.method} {recipe.network}"
+    settings = run.lineage[0].settings
+    return f"{settings['method']} {settings['network']}"
 
 
 def is_decoding(asked: Texts) -> bool:
     """Whether it is a point of the decoding curves, of which nothing is drawn again."""
     return asked.floor is None and asked.steps is None
-
-
-def trained_tokens(run: Run) -> int:
-    """Of all stages; those of a run in the time of another are not known from its recipe."""
-    recipes = [each.recipe for each in run.lineage]
-    return sum(each.train.steps * each.train.global_batch * each.data.context for each in recipes)
 
 
 def shown(value: object) -> str:

@@ -21,7 +21,6 @@ from research.evidence.figures import (
     Written,
     is_decoding,
     shown,
-    trained_tokens,
 )
 from research.evidence.measures import ZERO_SHOT
 from research.evidence.noise import NOT_MEASURED, Difference, Nats
@@ -431,8 +430,8 @@ def _title(written: Written) -> str:
 
 def _less_trained(run: Run, other: Run) -> str:
     """That one of two has seen less, if so."""
-    less, more = sorted((run, other), key=trained_tokens)
-    share = trained_tokens(less) / trained_tokens(more)
+    less, more = sorted((run, other), key=lambda each: each.tokens)
+    share = less.tokens / more.tokens
     times = "half of" if share == 0.5 else f"{share:.2g} times"
     return "" if share == 1 else f" (`{less.name}` has seen {times} the tokens)"
 

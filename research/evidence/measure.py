@@ -11,7 +11,6 @@ from torch import Tensor
 from bd3lm.commands.perplexities import figure_record
 from bd3lm.commands.samples import sample_record
 from bd3lm.commands.variances import RULES
-from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import TokenShards, WrappedTokens
 from bd3lm.diffusion import Draws
 from bd3lm.evaluation import (
@@ -30,8 +29,15 @@ from bd3lm.lm import Generation, LanguageModel, Settings, block_loss, build_esti
 from bd3lm.models import Denoiser
 from bd3lm.objectives import Autoregressive, TokenBatch
 from bd3lm.sampling import Unmasking
-from bd3lm.sampling.rule_values import rule_values
-from research.evidence.measures import TRAINED_ON, Documents, Measure, Perplexity, Texts, Variance
+from research.evidence.measures import (
+    TRAINED_ON,
+    Documents,
+    Measure,
+    Perplexity,
+    Texts,
+    Variance,
+    rule_values,
+)
 from research.evidence.results import Results
 from research.evidence.runs import Run
 from research.evidence.train import Place, dense_attention
@@ -92,7 +98,7 @@ def measure(
                 return _perplexity(what, model, place)
         case Variance():
             with dense_attention(model.network):
-                return _variance(what, model, place)
+                return _variance(what, run, model, place)
         case Texts():
             return _texts(what, run, _for_writing(model), results)
         case Documents():
@@ -125,10 +131,10 @@ def _estimator(name: str, model: LanguageModel) -> tuple[Estimator, bool]:
     return Sampled("exact", Autoregressive(mask_id=model.config.method.mask_id)), False
 
 
-def _variance(what: Variance, model: LanguageModel, place: Place) -> dict[str, Any]:
+def _variance(what: Variance, run: Run, model: LanguageModel, place: Place) -> dict[str, Any]:
     method = model.config.method
-    if not isinstance(method, BlockDiffusionMethod):
-        raise ValueError(f"only block diffusion draws masks by rules, got {method.kind}")
+    if not run.is_block_diffusion:
+        raise ValueError(f"only block diffusion draws masks by rules, got {run.key}")
     rows = WrappedTokens(TokenShards(place.data / TRAINED_ON), "valid", model.config.network.context)
     batches = list(_batches(rows, what.batches * _ROWS, model, score_first=method.score_first))
     found = {}
@@ -142,7 +148,7 @@ def _texts(what: Texts, run: Run, model: LanguageModel, results: Results) -> dic
     settings = Settings(
         length=what.contexts * model.config.network.context,
         batch_size=_ROWS,
-        unmasking=what.unmasking if isinstance(model.config.method, BlockDiffusionMethod) else None,
+        unmasking=what.unmasking if run.is_block_diffusion else None,
         steps=what.steps,
         stop_at_eos=False,
         entropy_floor=what.floor,
@@ -204,11 +210,7 @@ def _set_name(what: Texts) -> str:
 
 
 def _rule_name(rule: Unmasking) -> str:
-    """Its class and what it is set to, without a lean of 0, as the sets of the first sessions are named."""
-    values = rule_values(rule) or {}
-    name = values.pop("kind")
-    words = [f"{key}={value}" for key, value in values.items() if (key, value) != ("lean", 0.0)]
-    return f"{name}({', '.join(words)})"
+    return "-".join(f"{name}-{value}" for name, value in rule_values(rule).items()).removeprefix("kind-")
 
 
 def _for_writing(model: LanguageModel) -> LanguageModel:

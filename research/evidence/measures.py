@@ -3,8 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bd3lm.sampling import FirstHitting, Unmasking
-from bd3lm.sampling.rule_values import rule_values
+from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, Unmasking
 
 TRAINED_ON = "wikipedia"
 ZERO_SHOT = ("ptb", "wikitext", "lm1b", "lambada", "ag_news", "elife", "acl", "openwebtext")
@@ -67,8 +66,18 @@ def describe(measure: Measure) -> dict[str, Any]:
     plain = {"kind": type(measure).__name__.lower(), **asdict(measure)}
     if isinstance(measure, Texts):
         plain["unmasking"] = rule_values(measure.unmasking)
-    if isinstance(measure, Perplexity) and not measure.lean:
-        del plain["lean"]  # which the first results are older than
     if isinstance(measure, Variance):
         plain["rules"] = list(measure.rules)
     return plain
+
+
+def rule_values(rule: Unmasking) -> dict[str, Any]:
+    """What a rule is set to. Spelt out here: a field that the library adds is none of the results'."""
+    match rule:
+        case FirstHitting(tokens_per_pass=tokens, lean=lean):
+            return {"kind": "first_hitting", "tokens_per_pass": tokens, "lean": lean}
+        case MostConfident(threshold=threshold, tokens_per_pass=tokens):
+            return {"kind": "most_confident", "threshold": threshold, "tokens_per_pass": tokens}
+        case EntropyBound(bound=bound):
+            return {"kind": "entropy_bound", "bound": bound}
+    raise ValueError(f"unmasking must be FirstHitting, MostConfident or EntropyBound, got {rule}")

@@ -69,15 +69,14 @@ def _training(run: Run, results: Results) -> float:
     if other is not None:  # whatever its steps are
         return _training(other, results)
     step = results.step_seconds(run.cost, run.kind) or _STEP[run.kind]
-    search = 1.5 * 5 if getattr(getattr(run.recipe.method, "masking", None), "search", None) else 0.0
-    return run.recipe.train.steps * step + search + _START
+    search = 1.5 * 5 if run.method.get("masking", {}).get("search") else 0.0
+    return run.steps * step + search + _START
 
 
 def _guess(measure: Measure, run: Run) -> float:
     match measure:
         case Perplexity(estimator="exact"):
-            size = getattr(run.recipe.method, "block_size", 1) or 1
-            return 0.5 + measure.sequences / 768 * 2**size * 0.2
+            return 0.5 + measure.sequences / 768 * 2 ** (run.block_size or 1) * 0.2
         case Perplexity(estimator="iw:8"):
             return 4.0
         case Perplexity():

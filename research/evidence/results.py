@@ -8,38 +8,15 @@ import gzip
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bd3lm.sampling.rule_values import read_rule_settings
 from research.evidence.measures import Measure, describe
+from research.evidence.records import Line, read_lines
 from research.evidence.runs import Run
 
 PATTERN = "evidence*.jsonl"
-Line = dict[str, Any]
-
-
-def read_lines(files: Iterable[Path]) -> Iterator[Line]:
-    """The lines of some files; a last one that a kill tore is left out.
-
-    What is started from may have been trained several times, and not to the same weights, so a line is told
-    which training it is of, and a training which one it started from: the last before it in its file, where
-    every process wrote its lines in order, and trained what its runs start from.
-    """
-    for file in files:
-        last: dict[str, str] = {}
-        for number, text in enumerate(file.read_text("utf-8").splitlines(keepends=True)):
-            if not text.endswith("\n"):
-                continue
-            line = json.loads(text)
-            if line.get("measure"):
-                line["measure"] = read_rule_settings(line["measure"])
-            if line["kind"] == "trained":
-                line["started_from"] = last.get(line["parent"] or "")
-                last[line["digest"]] = last[f"{line['run']}/{line['seed']}"] = f"{file.name}:{number}"
-            line["training_id"] = last.get(line["digest"])
-            yield line
 
 
 class Results:
@@ -63,7 +40,8 @@ class Results:
 
     def _keep(self, line: Line) -> None:
         self.lines.append(line)
-        self._found.setdefault((line["digest"], line["kind"]), []).append(line)
+        if not line.get("superseded"):
+            self._found.setdefault((line["digest"], line["kind"]), []).append(line)
 
     def add_samples(self, run: Run, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Texts once, not also as tokens: `documents` is what is judged."""
@@ -74,19 +52,7 @@ class Results:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def of(self, run: Run, kind: str) -> list[Line]:
-        """The lines of a run; of one that gets another's time, those of trainings that got it, if any did."""
-        lines = list(self._found.get((run.digest, kind), ()))
-        if budgeted := self._budgeted(run):
-            lines = [line for line in lines if line.get("training_id") in budgeted]
-        return lines
-
-    def _budgeted(self, run: Run) -> set[str | None]:
-        """The trainings in the time of another run whose steps were timed as they are trained.
-
-        Up to evidence-11.jsonl that time was of steps that were not compiled.
-        """
-        trained = self._found.get((run.digest, "trained"), ())
-        return {line.get("training_id") for line in trained if line.get("budget") is not None}
+        return list(self._found.get((run.digest, kind), ()))
 
     def failed(self, run: Run) -> bool:
         """Whether it, or what it starts from, was trained in vain: it is not tried again."""
@@ -96,22 +62,12 @@ class Results:
         """What is still to be measured."""
         if self.failed(run):
             return []
-        if run.same_time_as is not None and not self._budgeted(run):
-            return list(run.measures)
         done = [line["measure"] for line in self.of(run, "measured")]
         return [measure for measure in run.measures if describe(measure) not in done]
 
     def step_seconds(self, cost: str, kind: str | None = None) -> float | None:
-        """A training step of some cost, or else of some kind, as far as any was timed.
-
-        Steps that were timed apart count if they were made as in training. The first of them, up to
-        evidence-11.jsonl, were not: the runs were so short that they were not compiled.
-        """
-        timed = [
-            line
-            for line in self.lines
-            if line.get("step_seconds") is not None and (line["kind"] == "trained" or "as_trained" in line)
-        ]
+        """A training step of some cost, or else of some kind, as far as any was timed."""
+        timed = [line for line in self.lines if line.get("step_seconds") is not None]
         alike = [line for line in timed if line.get("cost") == cost]
         alike = alike or [line for line in timed if line["training"] == kind]
         return _median(line["step_seconds"] for line in alike)

@@ -1,6 +1,6 @@
 """What is trained, and what is measured of it: the tables of the evidence, as data.
 
-A run is a recipe over `COMMON`, a seed, perhaps a parent whose weights it starts from, and measures. All have
+A run is changes to `COMMON`, a seed, perhaps a parent whose weights it starts from, and measures. All have
 one size, one batch and one data order, in which a second stage goes on where the first stopped. The learning
 rate is constant after a warm-up and falls at the very end; a stage that another one follows ends at the full
 rate. Every token is scored, the first of a sequence included. The text is read 1.1 times, which needs no
@@ -12,18 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from bd3lm.data.corpus import digest
-from bd3lm.runs.recipe import (
-    BlockDiffusionRecipe,
-    CountsMasking,
-    Recipe,
-    merge,
-    recipe_from_dict,
-    recipe_to_dict,
-)
+from bd3lm.runs.recipe import merge
 from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, Unmasking
 from research.evidence.measures import (
-    TRAINED_ON,
     ZERO_SHOT,
     Documents,
     Measure,
@@ -31,49 +22,17 @@ from research.evidence.measures import (
     Texts,
     Variance,
 )
+from research.evidence.settings import COMMON, Settings, digest_of, in_full
 
-STEPS = 1000  # of 128 sequences of 256 tokens: 33 M tokens
+STEPS: int = COMMON["train"]["steps"]
 LONG_STEPS = 2000  # of the table of longer trainings
 TUNING_STEPS = 200  # of the tables of mask ranges and schedules
 # Tried for the methods that are COMPARED, on validation text.
 RATES = (1e-3, 2e-3, 4e-3)
 INITIALISATIONS = ("gpt2", "identity")
 
-# The presets of Wikipedia say the same (tests/test_presets.py). They are not read here: whatever is added to
-# them would change the digests by which results are known.
-COMMON: Mapping[str, Any] = {
-    "data": {"path": TRAINED_ON, "context": 256, "validation_batch": 64, "validation_sequences": 512},
-    "network": {
-        "size": "tiny",
-        "layers": 8,
-        "hidden": 512,
-        "heads": 8,
-        "dropout": 0.0,
-        "initialisation": "identity",
-    },
-    "optimizer": {
-        "lr": 2e-3,
-        "betas": [0.9, 0.95],
-        "warmup_steps": 100,
-        "decay": "linear",
-        "decay_steps": 300,
-        "min_lr_ratio": 0.0,
-        "clip_norm": 1.0,
-    },
-    "train": {"steps": STEPS, "global_batch": 128, "ema_decay": 0.99, "log_every": 20},
-}
 # Of a stage that another follows. The paper's own second stage is the same, with less of a warm-up.
 FIRST_STAGE: Mapping[str, Any] = {"optimizer": {"decay": "constant", "decay_steps": None}}
-
-
-# Settings that came after the first results, and what all runs had before: digests leave that out.
-_LATER: Mapping[tuple[str, ...], object] = {
-    ("network", "initialisation"): "gpt2",
-    ("method", "previous_token"): False,
-    ("method", "lean"): 0.0,
-    ("method", "masking", "lean"): 0.0,
-    ("method", "masking", "weight"): "nelbo",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,57 +52,72 @@ class Run:
         return f"{self.name}/{self.seed}"
 
     @cached_property
-    def recipe(self) -> Recipe:
-        read = [each.recipe.train.steps * each.recipe.train.global_batch for each in self.lineage[:-1]]
-        every = {
-            "method": {"score_first": True},
-            "train": {"seed": self.seed},
-            "data": {"skip": sum(read)},
-        }
-        return recipe_from_dict(merge(COMMON, self.changes, every), where=self.key)
+    def settings(self) -> Settings:
+        read = sum(each.steps * each.settings["train"]["global_batch"] for each in self.lineage[:-1])
+        return in_full(self.changes, seed=self.seed, skip=read)
+
+    @property
+    def steps(self) -> int:
+        """Of a run in the time of another, as many as it would have else."""
+        return self.settings["train"]["steps"]
+
+    @property
+    def context(self) -> int:
+        return self.settings["data"]["context"]
+
+    @property
+    def method(self) -> Settings:
+        return self.settings["method"]
+
+    @property
+    def is_block_diffusion(self) -> bool:
+        return self.method["kind"] == "block_diffusion"
+
+    @property
+    def block_size(self) -> int | None:
+        """None where there are no blocks, or a whole context is one."""
+        return self.method.get("block_size")
+
+    @property
+    def is_tied(self) -> bool:
+        return self.settings["network"]["tied"]
+
+    @property
+    def tokens(self) -> int:
+        """Read in training, in all stages."""
+        return sum(
+            each.steps * each.settings["train"]["global_batch"] * each.context for each in self.lineage
+        )
 
     @cached_property
     def digest(self) -> str:
         """Of all that decides the weights but the data."""
-        recipe = recipe_to_dict(self.recipe)
-        for (*path, name), before in _LATER.items():
-            part = recipe
-            for each in path:
-                part = part.get(each, {})
-            if part.get(name) == before:
-                del part[name]
-        parts: list[Any] = [recipe]
-        parts += [other.digest for other in (self.parent, self.same_time_as) if other is not None]
-        return digest(parts)[:16]
+        others = (self.parent, self.same_time_as)
+        return digest_of(self.settings, *(other.digest for other in others if other is not None))
 
     @property
     def kind(self) -> str:
         """What decides the time of a step, about."""
-        method = self.recipe.method
-        if not isinstance(method, BlockDiffusionRecipe):
-            return method.kind
-        if method.block_size is None:
+        method = self.method
+        if not self.is_block_diffusion:
+            return method["kind"]
+        if self.block_size is None:
             return "mdlm"
-        copies = isinstance(method.masking, CountsMasking) and method.masking.complementary
-        parts = ["block", *["copies"] * copies, *["next"] * (method.next_token > 0)]
-        return "+".join(parts)
+        copies = method["masking"].get("complementary", False)
+        return "+".join(["block", *["copies"] * copies, *["next"] * (method["next_token"] > 0)])
 
     @property
     def shape(self) -> str:
         """What decides the compiled graph."""
-        network = self.recipe.network
-        shape = f"{network.size} {network.shape}"
-        return f"{self.kind} {getattr(self.recipe.method, 'block_size', None)} {shape}"
+        network = self.settings["network"].items()
+        words = [f"{name}={value}" for name, value in network if name != "initialisation"]
+        return " ".join([self.kind, f"block_size={self.block_size}", *words])
 
     @property
     def cost(self) -> str:
         """What decides the time of a step: the shape, which tokens the head is asked for, what is shown."""
-        method = self.recipe.method
-        previous = " previous" if getattr(method, "previous_token", False) else ""
-        masking = str(getattr(method, "masking", None))
-        for later in (", lean=0.0", ", weight='nelbo'"):  # the first results are older
-            masking = masking.replace(later, "")
-        return f"{self.shape} {masking}{previous}"
+        previous = " previous" * self.method.get("previous_token", False)
+        return f"{self.shape} {self.method.get('masking')}{previous}"
 
     @property
     def lineage(self) -> list["Run"]:
@@ -255,7 +229,7 @@ def _main() -> Iterator[Run]:
         yield base
         for size in (4, 16, 8):
             search = {"kind": "clipped", "redraw": True, "search": {"every": 45, "batches": 3}}
-            changes = merge(block(size, search), _later(STEPS - base.recipe.train.steps, validate_every=45))
+            changes = merge(block(size, search), _later(STEPS - base.steps, validate_every=45))
             more = (*zero_shot("exact" if size == 4 else "counts"), *BOTH_LENGTHS) if first else ()
             more += (Documents(),) if first and size != 8 else ()
             yield Run(
@@ -292,7 +266,7 @@ def _longer() -> Iterator[Run]:
     base = of("base", merge(MDLM, steps(LONG_STEPS * 85 // 100), FIRST_STAGE))
     yield of("ar", merge(AR, steps(LONG_STEPS), fall), *EXACT)
     yield of("mdlm", merge(MDLM, steps(LONG_STEPS), fall), *perplexities(None))
-    second = _later(LONG_STEPS - base.recipe.train.steps, validate_every=90)
+    second = _later(LONG_STEPS - base.steps, validate_every=90)
     for size in (4, 16):
         search = {"kind": "clipped", "redraw": True, "search": {"every": 90, "batches": 3}}
         yield of(f"bd3lm-{size}", merge(block(size, search), second), perplexities(size)[0], parent=base)
@@ -307,7 +281,7 @@ def _longer() -> Iterator[Run]:
         ("from-ar-heavy-flat-4", heavy, half),
         (f"{UNTIED}-4", heavy, quarter),
     ):
-        second = merge(_later(LONG_STEPS - start.recipe.train.steps), fall)
+        second = merge(_later(LONG_STEPS - start.steps), fall)
         yield of(name, merge(variant, second), *EXACT, *leaning(4), parent=start)
 
 
@@ -478,7 +452,7 @@ def _past(size: int) -> Iterator[Run]:
             if name in starts:
                 start, variant = starts[name]
                 parent = start(seed)
-                changes = merge(variants[variant], _later(STEPS - parent.recipe.train.steps))
+                changes = merge(variants[variant], _later(STEPS - parent.steps))
             elif name.startswith(f"{TIME}from-"):
                 start, variant = starts[name.removeprefix(TIME)]
                 same, parent = by_name["counts", seed], start(seed)

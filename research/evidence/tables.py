@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bd3lm.reports.document import Table
-from bd3lm.runs.recipe import BlockDiffusionRecipe, ClippedMasking, CountsMasking, MaskingRecipe
 from research.evidence import paper
 from research.evidence.figures import (
     DIVERGED,
@@ -14,7 +13,6 @@ from research.evidence.figures import (
     is_decoding,
     number,
     shown,
-    trained_tokens,
 )
 from research.evidence.measures import ZERO_SHOT, Documents, Variance
 from research.evidence.noise import NOT_MEASURED, Difference, Estimate, Nats, comparable
@@ -32,6 +30,7 @@ from research.evidence.runs import (
     is_used,
     range_name,
 )
+from research.evidence.settings import Settings
 
 MAIN = ("ar", "d3pm", "sedd", "mdlm", "bd3lm-16", "bd3lm-8", "bd3lm-4")
 CORPORA = {"LM1B": paper.LM1B, "OpenWebText": paper.OPENWEBTEXT}
@@ -96,7 +95,7 @@ def summary_table(evidence: Evidence, only: Sequence[str] = ()) -> Table:
             leaning = [f"{figure} (lean {lean:g}, {len(nats.values)})", above]
         cells = _cells(evidence, name, uniform)
         rows.append([words, f"{cells[0]} ({len(uniform.values)})", cells[1], *leaning])
-    tokens = trained_tokens(evidence.named("ar")[0]) / 1e6
+    tokens = evidence.named("ar")[0].tokens / 1e6
     return Table(
         "Exact perplexity of test text with blocks of 4, trained on Wikipedia for 1,000 steps "
         f"({tokens:.0f} M tokens) unless it says otherwise, with 77 M parameters, tied 51 M; ± is the "
@@ -149,10 +148,10 @@ def _cells(evidence: Evidence, name: str, nats: Nats, *, part: bool = False) -> 
 
 def _has(evidence: Evidence, name: str) -> tuple[bool, bool]:
     """Whether a model has a bound that is not exact, and an exact likelihood of the whole test text."""
-    method = evidence.named(name)[0].recipe.method
-    if method.kind == "autoregressive":
+    run = evidence.named(name)[0]
+    if run.kind == "autoregressive":
         return False, True
-    return True, getattr(method, "block_size", None) in (1, 4)
+    return True, run.block_size in (1, 4)
 
 
 def part_table(evidence: Evidence) -> Table:
@@ -318,7 +317,7 @@ def past_names(evidence: Evidence, size: int) -> list[str]:
     """The variants of a block size, the paper's recipe first."""
 
     def is_variant(run: Run) -> bool:
-        return run.table == "past" and getattr(run.recipe.method, "block_size", None) == size
+        return run.table == "past" and run.block_size == size
 
     return [f"bd3lm-{size}", *_names(evidence, is_variant)]
 
@@ -329,22 +328,21 @@ def variant_table(evidence: Evidence) -> Table:
     rows = []
     for name in past_names(evidence, 4)[1:]:
         run = evidence.named(name)[0]
-        method = run.recipe.method
-        if run.same_time_as is not None or not isinstance(method, BlockDiffusionRecipe):
+        if run.same_time_as is not None:
             continue
-        masking, start = method.masking, "nothing"
+        method, start = run.method, "nothing"
         if run.parent is not None:
             method_before = "MDLM" if run.parent.kind == "mdlm" else "AR"
-            tied = ", tied" * run.parent.recipe.network.tied
-            start = f"{run.parent.recipe.train.steps} steps of {method_before}{tied}"
+            tied = ", tied" * run.parent.is_tied
+            start = f"{run.parent.steps} steps of {method_before}{tied}"
         rows.append(
             [
                 name.removesuffix("-4"),
                 start,
                 "; ".join(_masks_by_size(evidence, name)),
-                "2" if getattr(masking, "complementary", False) else "1",
-                f"{method.next_token:g}" if method.next_token else NONE,
-                "yes" if method.previous_token else NONE,
+                "2" if method["masking"].get("complementary") else "1",
+                f"{method['next_token']:g}" if method["next_token"] else NONE,
+                "yes" if method.get("previous_token") else NONE,
             ]
         )
     headings = ["variant", "starts from", "masks", "copies", "next-token loss", "token before"]
@@ -353,31 +351,25 @@ def variant_table(evidence: Evidence) -> Table:
 
 def _masks_by_size(evidence: Evidence, name: str) -> list[str]:
     """How a variant draws masks at blocks of 4, and at those of 16 where that is otherwise."""
-    methods = [
-        (size, run.recipe.method)
+    words = {
+        size: _mask_words(run.method["masking"])
         for size in (4, 16)
         for run in evidence.runs
         if run.key == f"{name.removesuffix('-4')}-{size}/0"
-    ]
-    words = {
-        size: _mask_words(method.masking)
-        for size, method in methods
-        if isinstance(method, BlockDiffusionRecipe)
     }
     others = [f"blocks of {size}: {each}" for size, each in words.items() if each != words[4]]
     return [words[4], *others]
 
 
-def _mask_words(masking: MaskingRecipe) -> str:
-    match masking:
-        case CountsMasking():
-            flat = ", flat weights" * (masking.weight == "flat")
-            lean = f", for lean {masking.lean:g}" * bool(masking.lean)
-            return "by count" + ", learned proposal" * masking.learn_proposal + flat + lean
-        case ClippedMasking():
-            return f"rates in [{masking.low:g}, {masking.high:g}]"
-        case _:
-            return "uniform rates"
+def _mask_words(masking: Settings) -> str:
+    if masking["kind"] == "clipped":
+        return f"rates in [{masking['low']:g}, {masking['high']:g}]"
+    if masking["kind"] == "times":
+        return "uniform rates"
+    proposal = ", learned proposal" * masking["learn_proposal"]
+    flat = ", flat weights" * (masking.get("weight") == "flat")
+    lean = f", for lean {masking['lean']:g}" if "lean" in masking else ""
+    return f"by count{proposal}{flat}{lean}"
 
 
 def past_table(evidence: Evidence, size: int) -> Table:
@@ -423,7 +415,7 @@ def ordered_names(evidence: Evidence, size: int) -> list[str]:
     """What is measured in orders that lean, of a block size."""
 
     def is_ordered(run: Run) -> bool:
-        own = run.table != "long" and getattr(run.recipe.method, "block_size", None) == size
+        own = run.table != "long" and run.block_size == size
         return own and any(getattr(each, "lean", 0.0) for each in run.measures)
 
     return _names(evidence, is_ordered)

@@ -14,9 +14,9 @@ def tiny(run: Run) -> Run:
         "data": {"context": 32, "validation_batch": 4, "validation_sequences": 8},
         "network": {"layers": 1, "hidden": 64, "heads": 2},
         "optimizer": {"warmup_steps": 1},
-        "train": {"global_batch": 4, "log_every": 2, "steps": max(4, run.recipe.train.steps // 250)},
+        "train": {"global_batch": 4, "log_every": 2, "steps": max(4, run.steps // 250)},
     }
-    if run.recipe.train.micro_batch:
+    if run.settings["train"]["micro_batch"]:
         small["train"]["micro_batch"] = 2
     if "search" in run.changes["method"].get("masking", {}):
         small["train"]["validate_every"] = 2

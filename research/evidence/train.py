@@ -4,7 +4,7 @@ import gc
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -17,11 +17,12 @@ from bd3lm.interop import RUN_MODEL
 from bd3lm.lm import LanguageModel
 from bd3lm.models import Transformer
 from bd3lm.runs import plan as run_plan
-from bd3lm.runs.recipe import Recipe
+from bd3lm.runs.recipe import merge
 from bd3lm.training import CheckpointStore, ClipSearchValidator, Engine, Metrics, Trainer, Validator
 from research.evidence.measures import TRAINED_ON
 from research.evidence.results import Results
 from research.evidence.runs import Run
+from research.evidence.settings import Settings, recipe
 
 _TIMED = 80  # steps
 _GRAPHS = 256  # in one process; dynamo's own limit is eight, past which it computes eagerly without a word
@@ -49,15 +50,11 @@ def train(run: Run, place: Place, results: Results, *, keep: bool) -> LanguageMo
     graphs by code and takes parameters as inputs.
     """
     number, budget = run_steps(run, results), run_budget(run, results)
-    recipe = replace(
-        run.recipe,
-        train=replace(run.recipe.train, steps=number),
-        start_from=None if run.parent is None else str(place.model_of(run.parent)),
-    )
+    start = None if run.parent is None else str(place.model_of(run.parent))
     graphs, begun = counters["stats"]["unique_graphs"], time.perf_counter()
     # Of what is trained again, for a run that starts from it, the curve is known.
     watch = _Watch(run, None if results.of(run, "trained") else results)
-    built = _train(run, recipe, place, watch)
+    built = _train(run, {"train": {"steps": number}, "start_from": start}, place, watch)
     trainer = built.trainer
     results.add(
         "trained",
@@ -96,10 +93,9 @@ def time_steps(run: Run, place: Place, results: Results) -> None:
 
     It is the whole run that is begun: a shorter one would not be compiled.
     """
-    settings = replace(run.recipe.train, log_every=_TIMED // 4)
     watch = _Watch(run, None, until=_TIMED)
     with suppress(_Enough):
-        _train(run, replace(run.recipe, train=settings), place, watch, search=False)
+        _train(run, {"train": {"log_every": _TIMED // 4}}, place, watch, search=False)
     results.add(
         "timed",
         run,
@@ -113,10 +109,14 @@ def time_steps(run: Run, place: Place, results: Results) -> None:
     )
 
 
-def _train(run: Run, recipe: Recipe, place: Place, watch: "_Watch", *, search: bool = True) -> run_plan.Run:
+def _train(
+    run: Run, changes: Settings, place: Place, watch: "_Watch", *, search: bool = True
+) -> run_plan.Run:
     torch._dynamo.config.recompile_limit = _GRAPHS
-    recipe = replace(recipe, data=replace(recipe.data, path=str(place.data / TRAINED_ON)))
-    built = run_plan.build_run(recipe, place.weights / run.digest, engine=place.engine)
+    settings = merge(run.settings, {"data": {"path": str(place.data / TRAINED_ON)}}, changes)
+    built = run_plan.build_run(
+        recipe(settings, where=run.key), place.weights / run.digest, engine=place.engine
+    )
     trainer = built.trainer
     trainer.callbacks = [watch]
     trainer.store = _Unkept(built.out)
@@ -129,15 +129,15 @@ def _train(run: Run, recipe: Recipe, place: Place, watch: "_Watch", *, search: b
 
 
 def run_steps(run: Run, results: Results) -> int:
-    """As many as the recipe says, or as make the time of another run together with the parents' steps.
+    """As many as its settings say, or as make the time of another run together with the parents' steps.
 
     All of them must have been timed, or runs of the same cost.
     """
     other, known = run.same_time_as, run_budget(run, results)
     if other is None or known is None:
-        return run.recipe.train.steps
-    left = other.recipe.train.steps * known[other.key]
-    left -= sum(each.recipe.train.steps * known[each.key] for each in run.lineage[:-1])
+        return run.steps
+    left = other.steps * known[other.key]
+    left -= sum(each.steps * known[each.key] for each in run.lineage[:-1])
     return max(1, round(left / known[run.key]))
 
 

@@ -11,7 +11,7 @@ from scipy.stats import t
 
 from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident
 from research.evidence import decoding, findings, plots, tables
-from research.evidence.figures import OTHERS, WHOLE, Evidence, Written, family, trained_tokens
+from research.evidence.figures import OTHERS, WHOLE, Evidence, Written, family
 from research.evidence.findings import verdict
 from research.evidence.measures import Perplexity, Texts, Variance, describe
 from research.evidence.noise import NOT_MEASURED, Difference, Nats, Spread, comparable, pooled
@@ -198,15 +198,16 @@ def test_variants_differ_in_one_thing_from_what_they_are_compared_with():
         if first.startswith("time-"):
             assert run.same_time_as in (other, other.same_time_as)
             continue
-        one, two = run.recipe.method, other.recipe.method
+        one, two = run.method, other.method
+        next_token = "next_token", "causal_clean"
         differ = [
-            one.masking != two.masking,
-            (one.next_token, one.causal_clean) != (two.next_token, two.causal_clean),
-            one.previous_token != two.previous_token,
+            one["masking"] != two["masking"],
+            [one[name] for name in next_token] != [two[name] for name in next_token],
+            one.get("previous_token") != two.get("previous_token"),
             run.parent != other.parent,
         ]
         assert sum(differ) == 1, (first, second)
-        assert trained_tokens(run) == trained_tokens(other)
+        assert run.tokens == other.tokens
 
 
 def test_masks_are_not_ranked_without_a_measure_of_noise(results: Results):
@@ -440,7 +441,7 @@ def trained(key: str) -> dict[str, Any]:
 
 def measured(key: str, perplexity: float, lean: float = 0.0) -> dict[str, Any]:
     run = RUNS[key]
-    exact = run.recipe.method.block_size == 4
+    exact = run.block_size == 4
     asked = replace(EXACT, lean=lean) if exact else Perplexity(estimator="counts", replicates=4)
     name = "exact" if exact else "counts"
     figures = [{"name": name, "meaning": name, "nats": math.log(perplexity), "monte_carlo_error": 0.0}]

@@ -6,11 +6,12 @@ import pytest
 
 from bd3lm.runs.presets import network_config, preset
 from bd3lm.runs.recipe import Recipe, recipe_from_dict, recipe_to_dict
-from research.evidence.runs import all_runs
+from research.evidence.runs import Run, all_runs
+from research.evidence.settings import recipe
 
 
 @pytest.fixture(scope="module")
-def declared() -> dict[str, Any]:
+def declared() -> dict[str, Run]:
     """The runs of the experiments by their keys."""
     return {run.key: run for run in all_runs()}
 
@@ -33,14 +34,14 @@ def declared() -> dict[str, Any]:
     ],
 )
 def test_the_presets_of_wikipedia_train_what_the_results_are_of(
-    name: str, run: str, declared: dict[str, Any]
+    name: str, run: str, declared: dict[str, Run]
 ) -> None:
     measured = declared[run].lineage
     stages = preset(f"wikipedia-{name}").stages
     assert len(stages) == len(measured)
     for place, (stage, trained) in enumerate(zip(stages, measured, strict=True)):
         ours = _decisive(recipe_from_dict(stage.recipe, where=name), starts_anew=place == 0)
-        assert ours == _decisive(trained.recipe, starts_anew=place == 0)
+        assert ours == _decisive(recipe(trained.settings, where=run), starts_anew=place == 0)
 
 
 def _decisive(recipe: Recipe, *, starts_anew: bool) -> dict[str, Any]:
