@@ -18,9 +18,9 @@ import torch
 import bd3lm
 from bd3lm import interop
 from bd3lm.cli import main
-from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.data import load_tokenizer
 from bd3lm.interop import sources
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.runs.presets import network_config, preset
 from bd3lm.runs.recipe import BlockDiffusionRecipe, recipe_from_dict
 from tests.lm import of_bytes

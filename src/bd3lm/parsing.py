@@ -96,7 +96,7 @@ def hints_of(kind: Any, data: object) -> dict[str, Any]:
     """The types of a dataclass's fields, those included that depend on other fields."""
     hints = get_type_hints(kind)
     names = {each.name for each in fields(kind)}
-    return {name: hint for name, hint in hints.items() if name in names} | _chosen_types(kind, data)
+    return {**{name: hint for name, hint in hints.items() if name in names}, **_chosen_types(kind, data)}
 
 
 def _chosen_types(kind: Any, data: object) -> Mapping[str, Any]:
@@ -140,7 +140,8 @@ def _key_problems(kind: Any, data: object, path: str, plugins: Mapping[str, Any]
         if given not in list(members):
             found = f"got {given!r}{did_you_mean(given, members)}" if "kind" in said else "but is missing"
             place = f"{path}kind" if isinstance(data, Mapping) else path.removesuffix(".")
-            made = f"; {given} is of the plugin {plugins[given]}: give --plugin" if given in plugins else ""
+            plugin = plugins.get(given) if isinstance(given, str) else None
+            made = f"; {given} is of the plugin {plugin}: give --plugin {plugin}" if plugin else ""
             yield _Problem(place, f"must be one of {', '.join(map(repr, members))}, {found}{made}")
             return
     choices = types_of(kind, data)

@@ -75,7 +75,7 @@ def test_titles_name_the_method_and_the_size():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"block_size": 5}, "block_size must divide network.context 16, got 5"),
+        ({"block_size": 5}, "block_size must divide the context 16, got 5"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"heads": 5}, "hidden must be a multiple of heads .* got hidden 32 and heads 5"),
         ({"vocabulary": 1}, "vocabulary must be at least 2, a token and the mask, got 1"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bd3lm.config import BlockDiffusionMethod
 from rich.console import Console
 
 from bd3lm.cli import main
@@ -14,7 +15,6 @@ from bd3lm.commands.corpora import open_sequences
 from bd3lm.commands.perplexities import OWN, measure_perplexity, report_perplexities, report_zero_shot
 from bd3lm.commands.records import FOLDER, kept
 from bd3lm.commands.subjects import Subject
-from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import byte_tokenizer, train_bpe
 from bd3lm.lm import LanguageModel, load
 from bd3lm.reports import perplexity_text

@@ -8,10 +8,10 @@ from operator import eq
 import numpy as np
 import pytest
 import torch
+from bd3lm.config import BlockDiffusionMethod
 from scipy import stats
 from torch import Tensor
 
-from bd3lm.config import BlockDiffusionMethod
 from bd3lm.diffusion import Draws, check_lean, log_reveal_rates, log_reveal_times
 from bd3lm.diffusion.masking import reveal_ranks
 from tests.oracles.orders import law_of_orders

@@ -22,11 +22,7 @@ def small_model(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    method = (
-        AutoregressiveMethod()
-        if causal
-        else BlockDiffusionMethod(block_size=block_size)
-    )
+    method = AutoregressiveMethod() if causal else BlockDiffusionMethod(block_size=block_size)
     return model, LanguageModelConfig(network=config, method=method, mask_id=VOCABULARY - 1)
 
 

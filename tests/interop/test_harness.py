@@ -14,10 +14,10 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import get_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.data import train_bpe
 from bd3lm.interop.harness import HarnessLM
 from bd3lm.lm import Gap, LanguageModel
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.models import Transformer
 from tests.lm import (
     BYTES,

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bd3lm.methods import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.interop import load, save, save_reference
+from bd3lm.methods import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, BlockReading, Transformer
 from bd3lm.objectives import BlockDenoiser, TokenBatch
 from tests.interop.small import PARITY
@@ -64,7 +64,7 @@ def test_loss_by_the_library(name: str, algorithm: str) -> None:
     denoiser = BlockDenoiser(
         model,
         TokenBatch.of(data["x0"], score_first=True),
-        BlockReading(block_size=method.block_size, mask_id=method.mask_id),
+        BlockReading(block_size=method.block_size, mask_id=config.mask_id),
         algorithm=algorithm,
     )
     hidden = data["xt"] == config.mask_id

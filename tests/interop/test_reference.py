@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bd3lm.interop import load, save_reference
+from bd3lm.interop.reference import from_reference_config, reference_name, to_reference_config
 from bd3lm.methods import (
     AutoregressiveMethod,
     BlockDiffusionMethod,
@@ -16,8 +18,6 @@ from bd3lm.methods import (
     ScoreEntropyMethod,
     SimplexMethod,
 )
-from bd3lm.interop import load, save_reference
-from bd3lm.interop.reference import from_reference_config, reference_name, to_reference_config
 from tests.interop.small import CONTEXT, PARITY, assert_same, small_model
 
 FULL = json.loads((PARITY / "bd3lm-block4" / "config.json").read_text())
@@ -107,9 +107,7 @@ def test_networks_that_cannot_be_exported(change: dict[str, Any], named: str, tm
 
 def test_methods_that_cannot_be_exported() -> None:
     _, config = small_model()
-    method = BlockDiffusionMethod(
-        block_size=4, causal_clean=True, previous_token=True, score_first=True
-    )
+    method = BlockDiffusionMethod(block_size=4, causal_clean=True, previous_token=True, score_first=True)
     with pytest.raises(ValueError, match="cannot hold this model") as caught:
         to_reference_config(LanguageModelConfig(network=config.network, method=method, mask_id=0))
     for name in ("causal_clean", "previous_token", "score_first"):
@@ -172,7 +170,7 @@ class TestConfigs:
         ("change", "named"),
         [
             ({"n_heads": 5}, r"hidden 32 and heads 5"),
-            ({"block_size": 5}, r"block_size must divide network\.context 32, got 5"),
+            ({"block_size": 5}, r"block_size must divide the context 32, got 5"),
             ({"block_size": 0}, r"block_size must be at least 1, got 0"),
             ({"block_size": None}, r"block_size must be given where cross_attn is true"),
             ({"hidden_dim": "wide"}, r"hidden_dim: .*integer.* got 'wide'"),

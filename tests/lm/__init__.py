@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from bd3lm.data import Tokenizer, byte_tokenizer
+from bd3lm.lm import Generation, LanguageModel
 from bd3lm.methods import (
     AutoregressiveMethod,
     BlockDiffusionMethod,
@@ -17,8 +19,6 @@ from bd3lm.methods import (
     ScoreEntropyMethod,
     SimplexMethod,
 )
-from bd3lm.data import Tokenizer, byte_tokenizer
-from bd3lm.lm import Generation, LanguageModel
 from bd3lm.sampling import BlockFinished, BlockStarted, Event, Started, TokenHidden, TokenRevealed
 from tests.oracles.networks import MASK, tiny_transformer
 

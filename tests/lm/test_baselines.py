@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bd3lm.methods import D3PMMethod, Method
 from bd3lm.evaluation import Figure
 from bd3lm.lm import Gap, LanguageModel, Settings, load
 from bd3lm.lm.generation import build_writer
+from bd3lm.methods import D3PMMethod, Method
 from bd3lm.models import Transformer
 from bd3lm.sampling import Ancestral, BlockFinished, FirstHitting, Remasking, Started, Stopped, TokenRevealed
 from tests.lm import (
@@ -219,8 +219,8 @@ def test_ssd_lm_without_a_cache_writes_the_same_inside_the_context():
 
 def test_the_nucleus_of_the_paper():
     for method, papers in ((SEDD, 0.99), (SEDD_UNIFORM, 0.99), (D3PM, 0.9), (D3PM_UNIFORM, 0.9), (SSD, 0.95)):
-        assert Settings().for_method(method).nucleus_p == papers
-        assert Settings(nucleus_p=0.3).for_method(method).nucleus_p == 0.3
+        assert method.settled(Settings()).nucleus_p == papers
+        assert method.settled(Settings(nucleus_p=0.3)).nucleus_p == 0.3
         model = baseline(method)
         default = tokens_of(model.generate(PROMPTS, FEW))
         assert tokens_of(model.generate(PROMPTS, FEW, nucleus_p=papers)) == default

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import bd3lm.lm.model
-from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.interop import LightningFacts
 from bd3lm.lm import LanguageModel, load
+from bd3lm.methods import BlockDiffusionMethod
 from tests.interop.small import CONTEXT, PARITY, assert_same, small_model
 from tests.interop.test_lightning import checkpoint
 from tests.lm import BASELINES, BYTES, baseline, of_bytes

@@ -13,10 +13,10 @@ import pytest
 import torch
 from scipy import stats
 
-from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.data import train_bpe
 from bd3lm.evaluation import Figure, exact_likelihood
 from bd3lm.lm import Gap, LanguageModel, TextLikelihood
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.objectives import TokenBatch
 from tests.lm import BYTES, CONTEXT, END, of_bytes, of_four_tokens, of_method
 from tests.oracles.likelihood import (

@@ -149,7 +149,8 @@ class TestErrors:
     @pytest.mark.parametrize("value", [None, 3, "text", []])
     def test_parts_that_are_no_dicts(self, part: str, value: object) -> None:
         (problem,) = problems(plain() | {part: value})
-        assert problem.startswith(f"{part}: input should be a ")
+        said = {"network": "input should be a ", "method": "must be "}
+        assert problem.startswith(f"{part}: {said[part]}")
         assert problem.endswith(f"got {value!r}")
 
     @pytest.mark.parametrize("data", [None, [], "text"])
@@ -173,7 +174,7 @@ class TestErrors:
 
     def test_the_origin_is_named(self) -> None:
         with pytest.raises(ValueError, match=r"^run\.yaml has a problem"):
-            config_from_dict({"network": {"vocab_size": 11}}, where="run.yaml")
+            config_from_dict({"network": {"vocab_size": 11}, "mask_id": 1}, where="run.yaml")
 
 
 class TestCrossChecks:
@@ -184,7 +185,7 @@ class TestCrossChecks:
                 LanguageModelConfig(network=NETWORK, method=method, mask_id=mask_id)
 
     def test_block_size_divides_the_context(self) -> None:
-        with pytest.raises(ValueError, match=r"method\.block_size must divide network\.context 16, got 5"):
+        with pytest.raises(ValueError, match=r"method\.block_size must divide the context 16, got 5"):
             LanguageModelConfig(network=NETWORK, method=BlockDiffusionMethod(block_size=5), mask_id=1)
 
     def test_autoregression_has_no_noise(self) -> None:
@@ -211,4 +212,4 @@ class TestCrossChecks:
     def test_they_are_told_at_once_from_dicts_too(self) -> None:
         (problem,) = problems(plain(method={"block_size": 5}, mask_id=50))
         assert "mask_id must lie in 0..10, got 50" in problem
-        assert "method.block_size must divide network.context 16, got 5" in problem
+        assert "method.block_size must divide the context 16, got 5" in problem

@@ -60,13 +60,15 @@ JOINT_READING = BlockReading(block_size=4, mask_id=9, causal_clean=True, previou
             BlockDiffusionTraining(),
             BlockDiffusionLoss(reading=BlockReading(block_size=16, mask_id=9)),
         ),
-        (BlockDiffusionMethod(block_size=4, lean=2.0), BlockDiffusionTraining(), BlockDiffusionLoss(reading=READING)),
+        (
+            BlockDiffusionMethod(block_size=4, lean=2.0),
+            BlockDiffusionTraining(),
+            BlockDiffusionLoss(reading=READING),
+        ),
         (
             BLOCKS,
             BlockDiffusionTraining(strata="none", algorithm="two_pass"),
-            BlockDiffusionLoss(
-                reading=READING, levels=LevelSampler(stratified=False), algorithm="two_pass"
-            ),
+            BlockDiffusionLoss(reading=READING, levels=LevelSampler(stratified=False), algorithm="two_pass"),
         ),
         (
             JOINT,

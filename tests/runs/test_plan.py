@@ -1,52 +1,22 @@
 """From a recipe to a run: each choice becomes its object, and weights are taken from where they fit."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from bd3lm import diffusion
 from bd3lm.data import TokenShards, train_bpe
-from bd3lm.diffusion import (
-    Absorbing,
-    ClippedTimes,
-    Counts,
-    DiscreteTimes,
-    Floored,
-    LevelSampler,
-    Times,
-    Uniform,
-)
+from bd3lm.diffusion import Counts
 from bd3lm.interop import load
-from bd3lm.methods import build_masking, build_objective, validation_objective
-from bd3lm.models import BlockReading
-from bd3lm.objectives import (
-    D3PM,
-    Autoregressive,
-    BlockDiffusionLoss,
-    Objective,
-    ScoreEntropy,
-    SimplexDiffusionLoss,
-)
-from bd3lm.runs.plan import build_run, check_run, held_out_batches, open_data
-from bd3lm.runs.recipe import (
-    AutoregressiveRecipe,
-    BlockDiffusionRecipe,
-    ClippedMasking,
-    CountsMasking,
-    D3PMRecipe,
-    DataRecipe,
-    DiscreteMasking,
-    ScoreEntropyRecipe,
-    SimplexRecipe,
-    TimesMasking,
-)
+from bd3lm.objectives import BlockDiffusionLoss
+from bd3lm.runs.plan import held_out_batches, plan_run, prepare_builtin, run_data
+from bd3lm.runs.recipe import DataRecipe
 from bd3lm.training import ClipSearchValidator, Engine, GradientVarianceValidator, LikelihoodValidator
 from tests.data_room.documents import random_texts
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe
-from tests.training.tiny import rows, state
+from tests.training.tiny import rows
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +102,12 @@ def test_a_run_may_be_trained_for_an_order_that_leans(data, tmp_path):
     assert run.trainer.validators[0].objective.masking == Counts()
     run.trainer.run()
     assert float(rows(tmp_path)[-1]["valid_nats"]) > 0
-    run = build(data, tmp_path / "leaning", BLOCK, {"method": {"lean": 2.0}, "objective": {"masking": {"kind": "counts"}}})
+    run = build(
+        data,
+        tmp_path / "leaning",
+        BLOCK,
+        {"method": {"lean": 2.0}, "objective": {"masking": {"kind": "counts"}}},
+    )
     assert run.trainer.validators[0].objective.masking == Counts(lean=2.0)
 
 
@@ -195,7 +170,7 @@ def test_a_block_model_starts_from_the_averages_of_an_autoregressive_run(folder,
         {"kind": "score_entropy"},
         {"kind": "score_entropy", "process": "uniform"},
         {"kind": "d3pm", "steps": 9},
-        {"kind": "d3pm", "steps": 9, "process": "uniform", "auxiliary": 0.1},
+        {"kind": "d3pm", "steps": 9, "process": "uniform"},
         {"kind": "simplex", "block_size": 5},
     ],
     ids=str,
@@ -212,9 +187,7 @@ def test_every_baseline_starts_from_another_methods_network_trains_and_is_releas
     assert float(last["valid_nats"]) > 0
     assert bool(last.get("valid_perplexity")) == (method["kind"] != "simplex")
     network, config = load(run.export())
-    assert {name: getattr(config.method, name) for name in method if name != "auxiliary"} == {
-        name: value for name, value in method.items() if name != "auxiliary"
-    }
+    assert {name: getattr(config.method, name) for name in method} == method
     assert config.mask_id == run.tokenizer.mask_id
     released = dict(network.named_parameters())
     assert all(torch.equal(released[name], average) for name, average in run.trainer.ema.tensors().items())
@@ -278,9 +251,21 @@ def test_the_built_in_corpus_is_prepared_once(tmp_path):
     assert (tmp_path / "data" / "meta.json").stat().st_mtime_ns == stamp
 
 
+def test_the_data_of_a_run_is_opened_and_not_made_again(tmp_path, monkeypatch):
+    """Under another Python the built-in text, and so its tokenizer, would be another."""
+    recipe = DataRecipe(context=16, builtin_vocabulary=300)
+    made = prepare_builtin(recipe, tmp_path / "run" / "data", Engine())
+    monkeypatch.setattr("bd3lm.runs.plan.train_bpe", lambda *_: pytest.fail("a tokenizer was trained"))
+    assert run_data(recipe, tmp_path / "run").fingerprint == made.fingerprint
+    assert run_data(recipe, tmp_path / "run" / "stage").fingerprint == made.fingerprint
+    assert prepare_builtin(recipe, tmp_path / "run" / "data", Engine()).fingerprint == made.fingerprint
+    with pytest.raises(ValueError, match="trained on the built-in corpus, whose tokens must lie in"):
+        run_data(recipe, tmp_path / "other")
+
+
 def test_data_that_is_not_there_is_one_clear_line(tmp_path):
     with pytest.raises(OSError, match="holds no token shards") as caught:
-        open_data(DataRecipe(path=str(tmp_path)), tmp_path, Engine())
+        plan_run(tiny_recipe(tmp_path), tmp_path / "run")
     assert "\n" not in str(caught.value)
 
 
@@ -324,7 +309,7 @@ def test_what_only_one_process_can_measure_is_refused_before_training(data, tmp_
     """Not at the first validation, hours later and before the first checkpoint."""
     recipe = tiny_recipe(data, {"trackers": {"gradient_variance_batches": 2}})
     with pytest.raises(ValueError, match="gradient_variance_batches needs a run of one process"):
-        build_run(recipe, made(tmp_path), engine=Engine(world=2))
+        plan_run(recipe, tmp_path, engine=Engine(world=2))
     builtin = replace(recipe, data=replace(recipe.data, path="builtin"))
     with pytest.raises(ValueError, match="gradient_variance_batches needs a run of one process"):
-        check_run(builtin, tmp_path, engine=Engine(world=2))
+        plan_run(builtin, tmp_path, engine=Engine(world=2))

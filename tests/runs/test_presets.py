@@ -1,16 +1,20 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from bd3lm import interop
-from bd3lm.methods import BlockDiffusionMethod, LanguageModelConfig
+from bd3lm.diffusion import Counts
+from bd3lm.methods import (
+    AutoregressiveMethod,
+    BlockDiffusionMethod,
+    BlockDiffusionTraining,
+    LanguageModelConfig,
+)
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.runs.presets import SIZES, network_config, preset
 from bd3lm.runs.recipe import (
-    AutoregressiveRecipe,
-    BlockDiffusionRecipe,
-    CountsMasking,
     Recipe,
     recipe_from_dict,
 )
@@ -91,15 +95,11 @@ def test_the_model_in_the_box_is_16_megabytes(tmp_path: Path) -> None:
 
 def test_the_box_is_trained_in_two_stages_that_fit_together() -> None:
     first, second = _box()
-    assert first.method == AutoregressiveRecipe()
-    assert second.method == BlockDiffusionRecipe(
-        block_size=4,
-        masking=CountsMasking(),
-        causal_clean=True,
-        previous_token=True,
-        next_token=1.0,
-        lean=2.0,
+    assert first.method == AutoregressiveMethod()
+    assert second.method == BlockDiffusionMethod(
+        block_size=4, causal_clean=True, previous_token=True, lean=2.0
     )
+    assert second.objective == BlockDiffusionTraining(masking=Counts(), next_token=1.0)
     assert (first.network, first.data) == (second.network, second.data)
     ends = [learning_rate(each.optimizer, each.train.steps, each.train.steps) for each in (first, second)]
     assert ends == [first.optimizer.lr, 0.0]
@@ -120,11 +120,10 @@ def test_the_recommended_recipe(corpus: str, size: int) -> None:
     assert 4 * first.train.steps == first.train.steps + second.train.steps == steps
     assert first.network.tied
     assert second.network.tied
-    assert isinstance(first.method, AutoregressiveRecipe)
+    assert first.method.kind == "autoregressive"
     assert first.optimizer.decay == "constant"
-    method = second.method
-    assert isinstance(method, BlockDiffusionRecipe)
-    assert (method.block_size, objective.next_token, method.causal_clean) == (size, 4.0, True)
-    assert method.previous_token
-    assert objective.masking == CountsMasking(complementary=True, weight="flat")
-    assert method.lean == 4.0
+    masking = Counts(complementary=True, weight="flat")
+    assert second.objective == BlockDiffusionTraining(masking=masking, next_token=4.0)
+    assert replace(second.method, score_first=False) == BlockDiffusionMethod(
+        block_size=size, causal_clean=True, previous_token=True, lean=4.0
+    )

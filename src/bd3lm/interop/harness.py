@@ -84,7 +84,9 @@ class HarnessLM(LM):
         self.batch_size = _batch_size(batch_size, max_batch_size)
         self.settings = Settings(steps=steps, batch_size=self.batch_size)
         self.begin = self._begin()
-        build_writer(model.network, model.config, self.settings)  # refuses steps that the method does not take
+        build_writer(
+            model.network, model.config, self.settings
+        )  # refuses steps that the method does not take
         self._figure: Figure | None = None  # SSD-LM has none
         if self.method.no_likelihood is None or estimator != "auto":
             self._figure = build_estimator(model.config, estimator).figures(model.network)[0]

@@ -129,8 +129,10 @@ def to_reference_config(config: LanguageModelConfig) -> dict[str, Any]:
         "network.rotary_base": (network.rotary_base, ROTARY_BASE),
         "network.head_bias": (network.head_bias, True),
         "mask_id": (config.mask_id, network.vocab_size - 1),
-        "method.score_first": (config.method.score_first, False),
     }
+    for field in fields(config.method):
+        if field.name in config.method.reference_lacks:
+            needed[f"method.{field.name}"] = (getattr(config.method, field.name), field.default)
     wrong = [f"{name} must be {must}, got {got}" for name, (got, must) in needed.items() if got != must]
     if wrong:
         raise ValueError(f"the reference's layout cannot hold this model: {'; '.join(wrong)}")

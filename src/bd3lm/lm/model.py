@@ -67,8 +67,7 @@ class LanguageModel:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None) -> Self:
         """Move the network, or change the type of its weights, in place; returns the model."""
-        moved = {"device": device, "dtype": interop.floating_dtype(dtype)}
-        self.network.to(**{name: value for name, value in moved.items() if value is not None})
+        self.network.to(device=device, dtype=interop.floating_dtype(dtype))
         self._last_writer = None  # what it keeps lies where the network was
         return self
 

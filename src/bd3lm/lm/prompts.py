@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bd3lm.methods import LanguageModelConfig, Settings
 from bd3lm.data import Tokenizer
 from bd3lm.diffusion import derive_seed, is_whole
+from bd3lm.methods import LanguageModelConfig, Settings
 from bd3lm.sampling import Request
 
 

@@ -195,6 +195,7 @@ def _check(texts: Sequence[Sequence[int]], config: LanguageModelConfig) -> None:
             )
         if config.mask_id in text:
             raise ValueError(f"text {index} must have no gaps")
+    for index, text in enumerate(texts):
         if config.method.scores_whole_contexts and len(text) != context:
             raise ValueError(
                 f"text {index} must have {context} tokens, the whole context, under uniform noise, which "

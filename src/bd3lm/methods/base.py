@@ -1,8 +1,8 @@
 """What a method is: the record saved beside the weights, and all that follows from it.
 
-One file a method. A method of one's own is a frozen dataclass with a `kind` of its own, in any package or file:
-it trains, is saved, writes, is measured and is reported without a change here. Where methods differ, others ask
-the method; nothing outside this room looks at its class.
+One file a method. A method of one's own is a frozen dataclass with a `kind` of its own, in any package or
+file: it trains, is saved, writes, is measured and is reported without a change here. Where methods differ,
+others ask the method; nothing outside this room looks at its class.
 """
 
 from abc import ABC, abstractmethod
@@ -86,6 +86,8 @@ class Method(Kinded, ABC, family="method"):
     """Whether a pass reveals some masks of several, in an order that an unmasking rule decides."""
     concerns_release_only: ClassVar[frozenset[str]] = frozenset()
     """Its fields that change nothing of how it is trained, so that a resumed run may change them."""
+    reference_lacks: ClassVar[frozenset[str]] = frozenset({"score_first"})
+    """Its fields that the reference implementation does not have, and that must be as by default there."""
 
     def __post_init__(self) -> None:
         raise_problems(self.problems())
@@ -186,7 +188,8 @@ class Method(Kinded, ABC, family="method"):
     def in_reference(self, context: int) -> dict[str, Any]:
         """Its fields in the config.json of the reference implementation."""
         raise ValueError(
-            f"the reference's layout holds autoregressive and block diffusion models, got method.kind {self.kind}"
+            "the reference's layout holds autoregressive and block diffusion models, got method.kind "
+            f"{self.kind}"
         )
 
 

@@ -145,8 +145,8 @@ class Settings:
 
     def projection_rule(self) -> Projection:
         """The projection by its kind, with the nucleus where it has one."""
-        member = Projection.members()[self.projection]
-        has_nucleus = "nucleus_p" in {each.name for each in fields(member)}  # type: ignore[arg-type]
+        member: Any = Projection.members()[self.projection]
+        has_nucleus = "nucleus_p" in {each.name for each in fields(member)}
         return member(nucleus_p=self.sharpening().nucleus_p) if has_nucleus else member()
 
     def refuse(self, *names: str, why: str) -> None:

@@ -49,7 +49,7 @@ class SimplexMethod(Method):
 
     def conflicts(self, frame: Frame) -> Iterator[str]:
         if self.block_size > frame.context:
-            yield f"method.block_size must be at most network.context {frame.context}, got {self.block_size}"
+            yield f"method.block_size must be at most the context {frame.context}, got {self.block_size}"
 
     def objective(self, training: SimplexTraining, frame: Frame) -> SimplexDiffusionLoss:
         return SimplexDiffusionLoss(

@@ -104,7 +104,12 @@ class _Reading:
         held_out = HeldOut(held_out_batches(recipe.data, shards), recipe.method.score_first)
         nothing = why_nothing_is_held_out(recipe.data, shards)
         return cls(
-            shards, config, _stream(recipe, shards), held_out, _validators(recipe, config, held_out, nothing), nothing
+            shards,
+            config,
+            _stream(recipe, shards),
+            held_out,
+            _validators(recipe, config, held_out, nothing),
+            nothing,
         )
 
 
@@ -126,7 +131,9 @@ class Plan:
         recipe, engine = self.recipe, self.engine
         reading = self.reading
         if reading is None:
-            reading = _Reading.of(recipe, prepare_builtin(recipe.data, data_folder or self.out / "data", engine))
+            reading = _Reading.of(
+                recipe, prepare_builtin(recipe.data, data_folder or self.out / "data", engine)
+            )
         config, shards = reading.config, reading.shards
         # A run that has a checkpoint goes on from it, and no longer needs what it started from.
         start_from = recipe.start_from if self.store.latest() is None else None
@@ -159,7 +166,9 @@ class Plan:
         )
 
 
-def plan_run(recipe: Recipe, out: Path, *, engine: Engine | None = None, before: Recipe | None = None) -> Plan:
+def plan_run(
+    recipe: Recipe, out: Path, *, engine: Engine | None = None, before: Recipe | None = None
+) -> Plan:
     """Check a run that is to write under `out`, before anything is trained for it: mistakes cost hours.
 
     A stage that starts from the model of `before` must have its network and its tokenizer.
@@ -175,7 +184,9 @@ def plan_run(recipe: Recipe, out: Path, *, engine: Engine | None = None, before:
             shards.require_tokenizer(open_shards(before.data.path).tokenizer)
             ours = theirs = shards.tokenizer.vocab_size
         _require_same_network(
-            parameter_shapes(_shape(before, theirs)), parameter_shapes(_shape(recipe, ours)), recipe.start_from
+            parameter_shapes(_shape(before, theirs)),
+            parameter_shapes(_shape(recipe, ours)),
+            recipe.start_from,
         )
     if shards is not None:
         return Plan(recipe, out, engine, store, _Reading.of(recipe, shards))
@@ -343,7 +354,7 @@ def _validators(
     judge = recipe.method.validation(recipe.objective, config.frame)
     validators: list[Validator] = [LikelihoodValidator(held_out, judge, seed)]
     if search is not None:
-        validators.append(ClipSearchValidator(held_out, search, seed))
+        validators.append(ClipSearchValidator(held_out, seed))
     if trackers.nelbo_variance_batches:
         validators.append(NelboVarianceValidator(held_out, trackers.nelbo_variance_batches, seed))
     if trackers.gradient_variance_batches:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from bd3lm.parsing import did_you_mean, parse
 from bd3lm.models import TransformerConfig
+from bd3lm.parsing import did_you_mean, parse
 from bd3lm.runs.recipe import merge
 
 SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(

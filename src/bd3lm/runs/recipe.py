@@ -19,7 +19,6 @@ from bd3lm.methods import Frame, Method, Training
 from bd3lm.parsing import hints_of, parse, raise_problems, types_of
 from bd3lm.training import OptimizerSettings, TrainSettings
 
-
 BUILTIN = "builtin"
 """The path of the corpus that every Python carries."""
 
@@ -139,9 +138,8 @@ class Recipe:
         """The options of training are those of the method; any mapping, where its kind is not known."""
         said = spelt_out(data.get("method"))
         kind = said.get("kind") if isinstance(said, Mapping) else None
-        members = Method.members()
-        known = isinstance(kind, str) and kind in members
-        return {"objective": members[kind].Training if known else dict}
+        member = Method.members().get(kind) if isinstance(kind, str) else None
+        return {"objective": dict if member is None else member.Training}
 
     def frame(self, vocab_size: int, mask_id: int) -> Frame:
         """What the method must know of the network."""
@@ -324,4 +322,3 @@ def _flag_value(text: str, types: Sequence[Any]) -> Any:
         return _load_yaml(text)
     except yaml.YAMLError:
         return text
-

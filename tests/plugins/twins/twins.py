@@ -23,7 +23,9 @@ class TwinLoss(Objective):
     is_bound = True
     is_random = False
 
-    def draw(self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str) -> None:
+    def draw(
+        self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str
+    ) -> None:
         return None
 
     def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None) -> TokenLoss:
