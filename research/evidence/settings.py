@@ -125,9 +125,19 @@ def digest_of(settings: Settings, *others: str) -> str:
     return hashlib.sha256(json.dumps([decisive, *others], sort_keys=True).encode()).hexdigest()[:16]
 
 
+_OF_TRAINING = ("masking", "next_token", "algorithm", "strata", "random_batch", "auxiliary")
+
+
 def recipe(settings: Settings, *, where: str) -> Recipe:
-    """As the library trains it."""
-    return recipe_from_dict(settings, where=where)
+    """As the library trains it, which says apart from the method how it is trained."""
+    method = dict(settings["method"])
+    of_training = (*_OF_TRAINING, "steps") if method["kind"] == "simplex" else _OF_TRAINING
+    objective = {name: method.pop(name) for name in of_training if name in method}
+    if objective.get("masking", {}).get("kind") == "counts":
+        masking = dict(objective["masking"])
+        learned = masking.pop("learn_proposal", False)
+        objective["masking"] = {"kind": "learned_counts"} if learned else masking
+    return recipe_from_dict({**settings, "method": method, "objective": objective}, where=where)
 
 
 def parameters(settings: Settings, vocabulary: int) -> int:

@@ -53,7 +53,8 @@ def _decisive(recipe: Recipe, *, starts_anew: bool) -> dict[str, Any]:
         "start": network.initialisation if starts_anew else None,
     }
     plain["method"].pop("lean", None)  # of the released model
-    masking = plain["method"].get("masking", {})
+    masking = plain["objective"].get("masking", {})
+    masking = {} if isinstance(masking, str) else masking
     if masking.get("low") == 1.0:
         masking.pop("redraw")  # of masks that hide everything
     if masking.get("search") is None:

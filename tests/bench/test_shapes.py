@@ -61,7 +61,7 @@ def test_a_batch_costs_in_proportion():
 
 def test_the_config_is_that_of_the_method():
     ar, mdlm, _, block, _ = (shape.config() for shape in SHAPES.values())
-    assert (ar.method.kind, ar.method.mask_id) == ("autoregressive", 127)
+    assert (ar.method.kind, ar.mask_id) == ("autoregressive", 127)
     assert (mdlm.method.block_size, block.method.block_size) == (16, 4)
     assert (block.network.layers, block.network.vocab_size, block.network.context) == (3, 128, 16)
 
