@@ -76,7 +76,7 @@ class Optimisation:
 
 
 def all_logits(
-    hidden: Tensor,
+    states: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
@@ -87,7 +87,7 @@ def all_logits(
     """Instead of `weighted_cross_entropy`. The excluded token is at −∞ by its bias: no logits are copied."""
     offset = weight.new_zeros(weight.shape[0]) if bias is None else bias
     is_excluded = torch.arange(weight.shape[0], device=weight.device) == excluded
-    logits = F.linear(hidden, weight, offset.masked_fill(is_excluded, -torch.inf))
+    logits = F.linear(states, weight, offset.masked_fill(is_excluded, -torch.inf))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # the others are let go
     nats = F.cross_entropy(logits, targets, reduction="none")
     return (nats * position_weights).sum(), nats.detach()
@@ -103,11 +103,11 @@ def nats_everywhere(
 ) -> tuple[Tensor, Tensor]:
     """Instead of `BlockDenoiser.weighted_nats`: visible tokens go through the head too, and weigh nothing."""
     device = self.model.device
-    batch, hidden, weight = self.batch.to(device), send(masks.hidden, device), send(masks.weight, device)
-    targets = batch.tokens.unsqueeze(1).expand_as(hidden).flatten()
-    states = self._states(denoising._noisy(batch, hidden, self.mask_id), noise).flatten(0, 2)
-    total, nats = self.model.cross_entropy(states, targets, weight.flatten(), excluded=self.mask_id)
-    return total, nats.view(hidden.shape) * hidden
+    batch, masked, weight = self.batch.to(device), send(masks.masked, device), send(masks.weight, device)
+    targets, mask_id = batch.tokens.unsqueeze(1).expand_as(masked).flatten(), self.reading.mask_id
+    states = self._states(denoising._noisy(batch, masked, mask_id), noise).flatten(0, 2)
+    total, nats = self.model.cross_entropy(states, targets, weight.flatten(), excluded=mask_id)
+    return total, nats.view(masked.shape) * masked
 
 
 def torchs_dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ _run_trunk = Transformer._run_trunk
 def whole_last_layer(
     self: Transformer,
     x: Tensor,
-    turn: rotary.Rotation,
+    rope: rotary.Rotation,
     mask: attention.AttentionMask,
     last_mask: attention.AttentionMask,
     store: Any,
@@ -162,7 +162,7 @@ def whole_last_layer(
     seeds: Sequence[Tensor],
 ) -> Tensor:
     """Instead of `Transformer._run_trunk`: what is not read is computed, and thrown away."""
-    states = _run_trunk(self, x, turn, mask, mask, store, (0, x.shape[1]), conditioning, seeds)
+    states = _run_trunk(self, x, rope, mask, mask, store, (0, x.shape[1]), conditioning, seeds)
     return states[:, slice(*read)].contiguous()
 
 

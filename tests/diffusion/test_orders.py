@@ -100,7 +100,7 @@ def ranked(draws: Tensor, lean: float, maskable: Tensor | None = None) -> list[t
     """The places of each row's one block by `reveal_ranks`."""
     spare = torch.ones(len(draws), 1, dtype=torch.float64)
     every = torch.ones_like(draws, dtype=torch.bool) if maskable is None else maskable
-    return orders_of(reveal_ranks(Draws(levels=spare, counts=spare, tokens=draws), every, lean=lean))
+    return orders_of(reveal_ranks(Draws(levels=spare, spare=spare, tokens=draws), every, lean=lean))
 
 
 def test_ranks_of_reveal_follow_the_law_of_orders():

@@ -157,7 +157,7 @@ def every_order_log_p(texts: Tensor, block_size: int, **options) -> Tensor:
     found = []
     for order in permutations(range(block_size)):
         when = torch.tensor([order.index(token) + 0.5 for token in range(block_size)]).double() / block_size
-        draws = Draws(levels=spare, counts=spare, tokens=when.repeat(rows, length // block_size))
+        draws = Draws(levels=spare, spare=spare, tokens=when.repeat(rows, length // block_size))
         batch = TokenBatch.of(texts, score_first=True)
         found.append(order_log_likelihood(MODEL, batch, blocks_of(block_size, **options), draws))
     return torch.stack(found)

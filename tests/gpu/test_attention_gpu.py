@@ -78,12 +78,12 @@ def test_compiled_flex_attention_and_its_gradients_are_those_of_the_dense_mask(l
 def attention_and_gradients(
     tensors: Tensor, layout: Layout, queries: tuple[int, int], backend: str
 ) -> list[Tensor]:
-    q, k, v, slope = tensors.clone().unbind(0)
-    q, slope = q[:, :, slice(*queries)].contiguous(), slope[:, :, slice(*queries)].contiguous()
+    q, k, v, gradient = tensors.clone().unbind(0)
+    q, gradient = q[:, :, slice(*queries)].contiguous(), gradient[:, :, slice(*queries)].contiguous()
     for leaf in (q, k, v):
         leaf.requires_grad_()
     output = attend(q, k, v, render(layout, queries, CUDA, backend))
-    output.backward(slope)
+    output.backward(gradient)
     return [output.detach(), q.grad, k.grad, v.grad]
 
 

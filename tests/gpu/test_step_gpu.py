@@ -190,12 +190,12 @@ def test_the_gradient_of_rotated_parts_is_joined_by_one_kernel(heads: int, head_
     projected = torch.randn(rows, positions, 3 * heads * head_dim, device=CUDA).to(dtype)
     turn = rotation(torch.arange(positions, device=CUDA), head_dim, base=1e4, dtype=torch.float32)
     turn = turn[0].unsqueeze(-2), turn[1].unsqueeze(-2)
-    slopes = [torch.randn(rows, heads, positions, head_dim, device=CUDA).to(dtype) for _ in range(3)]
+    gradients = [torch.randn(rows, heads, positions, head_dim, device=CUDA).to(dtype) for _ in range(3)]
 
     def run(parts_of):
         leaf = projected.clone().requires_grad_()
         parts = [part.transpose(1, 2) for part in parts_of(leaf, turn, heads)]
-        return *parts, *torch.autograd.grad(parts, leaf, slopes)
+        return *parts, *torch.autograd.grad(parts, leaf, gradients)
 
     found = run(torch.compile(rotated_parts, dynamic=False, fullgraph=True))
     for mine, theirs in zip(found, run(rotated_parts), strict=True):

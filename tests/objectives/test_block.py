@@ -91,7 +91,7 @@ def many_draws(levels: LevelSampler, rows: int, count: int, block_size: int) -> 
     """`count` independent batches of `rows` texts, one below the other."""
     generator = torch.Generator().manual_seed(0)
     batches = [levels.draw(rows, 6, block_size, generator=generator) for _ in range(count)]
-    return Draws(*(torch.cat([getattr(d, f) for d in batches]) for f in ("levels", "counts", "tokens")))
+    return Draws(*(torch.cat([getattr(d, f) for d in batches]) for f in ("levels", "spare", "tokens")))
 
 
 def replicated(objective: BlockDiffusionLoss, rows: int, count: int) -> Tensor:
@@ -290,9 +290,9 @@ def test_count_moments_are_summed_block_by_block():
     expected = torch.zeros(2, 3, dtype=torch.float64)
     for row in range(3):
         for start in (0, 3):
-            hidden = masks.hidden[row, 0, start : start + 3].nonzero().flatten().tolist()
-            nats = block_nats(SMALL, TEXTS[row : row + 1], start, 3, hidden).sum()
-            expected[:, len(hidden) - 1] += torch.stack((nats**2, torch.ones_like(nats))).detach()
+            masked = masks.masked[row, 0, start : start + 3].nonzero().flatten().tolist()
+            nats = block_nats(SMALL, TEXTS[row : row + 1], start, 3, masked).sum()
+            expected[:, len(masked) - 1] += torch.stack((nats**2, torch.ones_like(nats))).detach()
     torch.testing.assert_close(moments, expected)
 
 
@@ -334,14 +334,14 @@ class Alternating(MaskingRule):
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
         place = torch.arange(maskable.shape[1]) % draws.block_size
-        hidden = (maskable & (place == self.turn)).unsqueeze(1)
-        return Masks(hidden=hidden, weight=hidden.float(), mask_rate=None)
+        masked = (maskable & (place == self.turn)).unsqueeze(1)
+        return Masks(masked=masked, weight=masked.float(), mask_rate=None)
 
     def statistics(self, nats, weight, block_size):
-        return {"hidden": (weight > 0).sum()}
+        return {"masked": (weight > 0).sum()}
 
     def adapt(self, statistics):
-        return replace(self, turn=self.turn + int(statistics["hidden"] > 0))
+        return replace(self, turn=self.turn + int(statistics["masked"] > 0))
 
     def state(self):
         return {"turn": self.turn}

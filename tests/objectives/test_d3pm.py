@@ -149,11 +149,11 @@ def test_the_absorbing_bound_converges_to_the_continuous_nelbo_of_the_same_netwo
     nelbo = []
     for text in chosen:
         entropies = np.zeros((2**length, length))
-        for hidden in range(1, 2**length):
-            seen = tuple(MASK if hidden >> i & 1 else text[i] for i in range(length))
+        for masked in range(1, 2**length):
+            seen = tuple(MASK if masked >> i & 1 else text[i] for i in range(length))
             for i in range(length):
-                if hidden >> i & 1:
-                    entropies[hidden, i] = -math.log(p_hat[place[seen], i, text[i]])
+                if masked >> i & 1:
+                    entropies[masked, i] = -math.log(p_hat[place[seen], i, text[i]])
         nelbo.append(nelbo_by_orders(entropies, range(length)))
     errors = []
     for steps in (4, 16, 64, 256):

@@ -104,7 +104,7 @@ class AfterPrevious:
 class CopyNetwork:
     """Knows that the two tokens of a block are equal, and nothing else: blocks of 2, p = 1/V or 1.
 
-    Here NLL = NELBO = log V, all of it paid when both tokens are hidden.
+    Here NLL = NELBO = log V, all of it paid when both tokens are masked.
     """
 
     uses_noise = False
@@ -122,13 +122,13 @@ class CopyNetwork:
         certain[self.mask_id] = 0.0
         return certain[partner]
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return hidden
+    def head(self, states: Tensor) -> Tensor:
+        return states
 
     def cross_entropy(
-        self, hidden: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
+        self, states: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
     ) -> tuple[Tensor, Tensor]:
-        nats = token_nats(self.head(hidden), targets, excluded)
+        nats = token_nats(self.head(states), targets, excluded)
         return (nats * weights).sum(), nats.detach()
 
     new_cache = Denoiser.new_cache

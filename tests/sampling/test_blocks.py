@@ -76,11 +76,11 @@ def clock() -> Transformer:
 class LeftToRight(Planned):
     """Not a diffusion: every block in the order of its text."""
 
-    def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
-        for place in range(hidden.shape[1]):
+    def plan(self, seeds: Tensor, positions: Tensor, masked: Tensor) -> Iterator[Pass]:
+        for place in range(masked.shape[1]):
             yield Pass(
                 places=torch.full((len(seeds), 1), place),
-                active=hidden[:, [place]],
+                active=masked[:, [place]],
                 mask_rate=torch.ones(len(seeds), dtype=torch.float64),
             )
 
@@ -138,11 +138,11 @@ def test_a_lean_draws_from_orders_as_likely_as_they_are(
 def test_a_lean_is_told_apart_from_none_and_from_its_opposite(model: Transformer) -> None:
     """By a law of orders in which places are counted from the right, too."""
 
-    def mirrored(ask: Conditional, block: Tokens, hidden: Tokens) -> Law:
+    def mirrored(ask: Conditional, block: Tokens, masked: Tokens) -> Law:
         def flipped(state: Tokens, rate: float | None) -> list[list[float]]:
             return ask(state[::-1], rate)[::-1]
 
-        places = tuple(len(block) - 1 - place for place in hidden)
+        places = tuple(len(block) - 1 - place for place in masked)
         return {text[::-1]: p for text, p in leaning(2.0)(flipped, block[::-1], places).items()}
 
     drawn = written(model, 4, FirstHitting(lean=2.0), rows=2_000)
@@ -406,7 +406,7 @@ def test_ancestral_steps_tell_the_network_their_time(
 
 
 def test_first_hitting_tells_the_network_its_time(clock: Transformer) -> None:
-    """Told apart from telling it that everything is hidden, at all times."""
+    """Told apart from telling it that everything is masked, at all times."""
     given, length = (1, 3), 4
     drawn = written(clock, 2, given=given, length=length)
     assert chi_square(drawn, in_blocks(clock, given, length, 2, by_hitting_times)) > FITS
@@ -487,9 +487,9 @@ def test_adaptive_rules_tell_the_network_the_share_of_masks_it_sees(
 ) -> None:
     """Of those past the end of the text, too: what is to be written alone is told apart."""
 
-    def unseen(ask: Conditional, block: Tokens, hidden: Tokens) -> Law:
+    def unseen(ask: Conditional, block: Tokens, masked: Tokens) -> Law:
         past = 4 - length
-        return likeliest()(lambda state, rate: ask(state, (4 * rate - past) / 4), block, hidden)
+        return likeliest()(lambda state, rate: ask(state, (4 * rate - past) / 4), block, masked)
 
     drawn = written(clock, 4, MostConfident(), given=given, length=length, rows=2_000)
     assert chi_square(drawn, in_blocks(clock, given, length, 4, likeliest())) > FITS

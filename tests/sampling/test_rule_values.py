@@ -54,7 +54,7 @@ def test_every_rule_is_known_by_its_kind():
 
 def test_a_rule_of_ones_own_is_recorded_once_it_has_a_kind():
     class LeftFirst(Adaptive):
-        def choose(self, log_p: Tensor, drawn: Tensor, hidden: Tensor) -> Tensor:
+        def choose(self, log_p: Tensor, drawn: Tensor, masked: Tensor) -> Tensor:
             raise NotImplementedError
 
     with pytest.raises(ValueError, match="LeftFirst must set a kind of its own to be saved"):

@@ -51,8 +51,8 @@ class Wishes:
             logits[:, position, wish] = 1e3
         return logits[:, slice(*layout.read)]
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return hidden
+    def head(self, states: Tensor) -> Tensor:
+        return states
 
 
 def blocks(*wishes: int, block_size: int = 4) -> BlockWriter:

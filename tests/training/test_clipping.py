@@ -88,10 +88,10 @@ def test_of_equal_ones_the_widest_then_the_first():
 
 
 def test_a_constructed_loss_has_its_known_optimum():
-    """A network that knows that both tokens of a block are equal pays log 3 each if both are hidden, else 0.
+    """A network that knows that both tokens of a block are equal pays log 3 each if both are masked, else 0.
 
-    With X the number of nats a token under weight 1/r and rate r ~ U[β, ω]: X = log 3 · [both hidden] / r, so
-    E X = log 3 · E r and E X² = log² 3 (both are hidden with probability r²), and
+    With X the number of nats a token under weight 1/r and rate r ~ U[β, ω]: X = log 3 · [both masked] / r, so
+    E X = log 3 · E r and E X² = log² 3 (both are masked with probability r²), and
     Var X = log² 3 · (1 − (β + ω)²/4): least where the range lies highest.
     """
     model = CopyNetwork()

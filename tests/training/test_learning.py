@@ -81,7 +81,7 @@ def trained(objective: Objective, folder: Path, *, seed: int, steps: int) -> Tra
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_blocks_of_one_by_counts_reach_what_autoregression_reaches(seed, tmp_path):
-    """Held-out NLL within 2 %, both exact: every token of a block of one is always hidden, with weight 1.
+    """Held-out NLL within 2 %, both exact: every token of a block of one is always masked, with weight 1.
 
     Same texts, same order, same first weights. They are not the same function: AR predicts a token at the
     place of the one before it, the other at a mask that must fetch that token by attention, so it is later

@@ -1,8 +1,8 @@
-"""Which tokens a training example hides, and what each is worth: rules that draw a mask rate per block.
+"""Which tokens a training example masks, and what each is worth: rules that draw a mask rate per block.
 
 A rule maps uniform draws to masks and loss weights. It is *unbiased* when the expected weighted
 cross-entropy is the NELBO of eq. 8, for any network that ignores time. `counts` holds the rules that draw
-how many tokens to hide instead.
+how many tokens to mask instead.
 
 A token is *maskable* when it is neither given (the first token of a sequence, a prompt) nor absent (past
 the end of a text). n is the number of maskable tokens of a block; a block with n = 0 contributes nothing.
@@ -28,15 +28,15 @@ ClipWeight = Literal["reference", "derivative", "paper", "flat"]
 
 @dataclass(frozen=True)
 class Masks:
-    """What is hidden in each noisy copy of each row, and the weight of each hidden token's cross-entropy."""
+    """What is masked in each noisy copy of each row, and the weight of each masked token's cross-entropy."""
 
-    hidden: Tensor  # (rows, copies, length) bool
-    weight: Tensor  # (rows, copies, length) float32, zero where nothing is hidden
+    masked: Tensor  # (rows, copies, length) bool
+    weight: Tensor  # (rows, copies, length) float32, zero where nothing is masked
     mask_rate: Tensor | None  # (rows, blocks) for networks conditioned on noise; None where no time was drawn
 
 
 class MaskingRule(Kinded, ABC, family="masking rule"):
-    """How many tokens of a block to hide, which ones, and with what weight.
+    """How many tokens of a block to mask, which ones, and with what weight.
 
     A rule may learn while a network is trained: `statistics` of every batch are summed, over devices too, and
     `adapt` makes the next rule of the sums. What it has learned is kept in checkpoints (`state`, `restore`).
@@ -87,9 +87,9 @@ class MaskingRule(Kinded, ABC, family="masking rule"):
         """Masks for every row of `draws`; `maskable` is (rows, length) bool."""
 
     def statistics(self, nats: Tensor, weight: Tensor, block_size: int) -> dict[str, Tensor]:
-        """Sums over a batch to learn from, given the cross-entropies of hidden tokens and their weights.
+        """Sums over a batch to learn from, given the cross-entropies of masked tokens and their weights.
 
-        Both are (rows, copies, length), zero where nothing is hidden, and on the network's device.
+        Both are (rows, copies, length), zero where nothing is masked, and on the network's device.
         """
         return {}
 
@@ -121,7 +121,7 @@ class Times(MaskingRule):
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
         t = draws.levels
-        return _hide_at_rate(draws, maskable, self.schedule.mask_rate(t), self.schedule.elbo_weight(t))
+        return _mask_at_rate(draws, maskable, self.schedule.mask_rate(t), self.schedule.elbo_weight(t))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class DiscreteTimes(MaskingRule):
         j = (draws.levels * self.steps).ceil().clamp(1, self.steps)
         rate_t = self.schedule.mask_rate(j / self.steps)
         rate_s = self.schedule.mask_rate((j - 1) / self.steps)
-        return _hide_at_rate(draws, maskable, rate_t, self.steps * (rate_t - rate_s) / rate_t)
+        return _mask_at_rate(draws, maskable, rate_t, self.steps * (rate_t - rate_s) / rate_t)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +189,7 @@ class ClipSearch:
 class ClippedTimes(MaskingRule):
     """Mask rates 1 − α ~ U[β, ω] (section 5.2), the paper's low-variance training schedules.
 
-    `low` is β and `high` is ω; β = ω = 1 is full masking. The weight of a hidden token is, by name,
+    `low` is β and `high` is ω; β = ω = 1 is full masking. The weight of a masked token is, by name,
 
     - ``reference``: 1/rate, what the reference implementation trains with, and the NLL at one token;
     - ``derivative``: (ω − β)/rate, the part of the NELBO's integral that lies inside the range;
@@ -238,7 +238,7 @@ class ClippedTimes(MaskingRule):
     def is_unbiased(self, block_size: int) -> bool:
         if self.low == 0.0 and self.high == 1.0:
             return self.weight != "flat"
-        if block_size == 1 and self.weight == "flat":  # right where the one token is always hidden
+        if block_size == 1 and self.weight == "flat":  # right where the one token is always masked
             return self.low == 1.0 or (self.redraw and self.low > 0.0 and self.high == 1.0)
         if block_size == 1 and self.weight == "reference":  # a redraw leaves the mask alone where none fits
             return self.low == 1.0 or not self.redraw or (self.low > 0.0 and self.high < 1.0)
@@ -275,14 +275,14 @@ class ClippedTimes(MaskingRule):
                 weight = 1.0 / (width * rate)
             case "flat":
                 weight = torch.ones_like(rate)
-        masks = _hide_at_rate(draws, maskable, rate, weight)
+        masks = _mask_at_rate(draws, maskable, rate, weight)
         if not self.redraw:
             return masks
         count, fits = truncated_binomial(
-            draws.counts, block_counts(maskable, draws), rate, low=self.low, high=self.high
+            draws.spare, block_counts(maskable, draws), rate, low=self.low, high=self.high
         )
-        hidden = torch.where(_per_token(fits, draws), hide_counts(draws, maskable, count), masks.hidden[:, 0])
-        return _weighted(hidden, _per_token(weight, draws), rate)
+        masked = torch.where(_per_token(fits, draws), mask_counts(draws, maskable, count), masks.masked[:, 0])
+        return _weighted(masked, _per_token(weight, draws), rate)
 
 
 def truncated_binomial(
@@ -321,13 +321,13 @@ def block_counts(maskable: Tensor, draws: Draws) -> Tensor:
     return maskable.unflatten(1, (-1, draws.block_size)).sum(-1)
 
 
-def hide_counts(draws: Draws, maskable: Tensor, count: Tensor) -> Tensor:
-    """Hide a uniformly random set of `count` (rows, blocks) maskable tokens of each block: (rows, length)."""
+def mask_counts(draws: Draws, maskable: Tensor, count: Tensor) -> Tensor:
+    """Mask a uniformly random set of `count` (rows, blocks) maskable tokens of each block: (rows, length)."""
     return token_ranks(draws, maskable) < _per_token(count, draws)
 
 
 def token_ranks(draws: Draws, maskable: Tensor, *, lean: float = 0.0) -> Tensor:
-    """The order in which each block's maskable tokens are hidden, from 0; the other tokens come last.
+    """The order in which each block's maskable tokens are masked, from 0; the other tokens come last.
 
     Uniformly random; with a lean, the order of reveal (`orders`) backwards.
     """
@@ -354,18 +354,18 @@ def _ranks(keys: Tensor, maskable: Tensor) -> Tensor:
     return torch.argsort(keys, dim=-1, stable=True).argsort(-1).flatten(1)
 
 
-def _hide_at_rate(draws: Draws, maskable: Tensor, rate: Tensor, weight: Tensor) -> Masks:
+def _mask_at_rate(draws: Draws, maskable: Tensor, rate: Tensor, weight: Tensor) -> Masks:
     """Mask each maskable token of a block independently with the block's probability `rate`."""
     block_counts(maskable, draws)  # for its check of the shapes
-    hidden = maskable & (draws.tokens <= _per_token(rate, draws))
-    return _weighted(hidden, _per_token(weight, draws), rate)
+    masked = maskable & (draws.tokens <= _per_token(rate, draws))
+    return _weighted(masked, _per_token(weight, draws), rate)
 
 
-def _weighted(hidden: Tensor, weight: Tensor, rate: Tensor | None) -> Masks:
+def _weighted(masked: Tensor, weight: Tensor, rate: Tensor | None) -> Masks:
     """One noisy copy."""
     return Masks(
-        hidden=hidden.unsqueeze(1),
-        weight=(weight * hidden).float().unsqueeze(1),
+        masked=masked.unsqueeze(1),
+        weight=(weight * masked).float().unsqueeze(1),
         mask_rate=rate,
     )
 

@@ -132,19 +132,19 @@ def _along_order(denoiser: BlockDenoiser, draws: Draws, lean: float) -> Tensor:
         batch.tokens.shape[0], denoiser.blocks, dtype=torch.float64, device=batch.tokens.device
     )
     for step in range(block_size):
-        still_hidden = (rank >= step) & batch.scored
-        if not still_hidden.any():
+        still_masked = (rank >= step) & batch.scored
+        if not still_masked.any():
             break
-        nats = denoiser.nats(still_hidden.unsqueeze(1)).squeeze(1).double()
+        nats = denoiser.nats(still_masked.unsqueeze(1)).squeeze(1).double()
         log_p -= (nats * (rank == step)).unflatten(1, (-1, block_size)).sum(-1)
     return log_p
 
 
 def _conditionals(denoiser: BlockDenoiser) -> Tensor:
-    """−log p(x_i | tokens of its block outside the pattern, x^{<b}) for every pattern of hidden tokens.
+    """−log p(x_i | tokens of its block outside the pattern, x^{<b}) for every pattern of masked tokens.
 
-    (2^block_size, rows, blocks, block_size); bit i of the pattern's number says whether token i is hidden.
-    Tokens that are given stay visible under any pattern, and absent ones hidden.
+    (2^block_size, rows, blocks, block_size); bit i of the pattern's number says whether token i is masked.
+    Tokens that are given stay visible under any pattern, and absent ones masked.
     """
     batch, block_size = denoiser.batch, denoiser.reading.block_size
     rows, length = batch.tokens.shape
@@ -152,9 +152,9 @@ def _conditionals(denoiser: BlockDenoiser) -> Tensor:
     nats = torch.zeros(shape, dtype=torch.float64, device=batch.tokens.device)
     for pattern in range(1, 2**block_size):
         bits = torch.tensor([pattern >> i & 1 for i in range(block_size)], dtype=torch.bool)
-        hidden = bits.to(batch.tokens.device).repeat(length // block_size) & batch.scored
-        if hidden.any():
-            nats[pattern] = denoiser.nats(hidden.unsqueeze(1)).view(shape[1:]).double()
+        masked = bits.to(batch.tokens.device).repeat(length // block_size) & batch.scored
+        if masked.any():
+            nats[pattern] = denoiser.nats(masked.unsqueeze(1)).view(shape[1:]).double()
     return nats
 
 
@@ -174,9 +174,9 @@ def _over_orders(conditionals: Tensor, scored: Tensor, lean: float) -> tuple[Ten
     nelbo = torch.zeros_like(log_f[0])
     log_rates = log_reveal_rates(size, lean, device=device)
     for revealed in range(everything):
-        hidden = everything ^ revealed
-        places = [i for i in range(size) if hidden >> i & 1]
-        nats = conditionals[hidden][..., places]
+        masked = everything ^ revealed
+        places = [i for i in range(size) if masked >> i & 1]
+        nats = conditionals[masked][..., places]
         possible = scored[..., places]  # otherwise `revealed` is not reached
         log_share = torch.log_softmax(log_rates[places], -1)
         step = torch.where(possible, log_share - nats, -math.inf)

@@ -16,7 +16,7 @@ from bd3lm.objectives.denoising import Algorithm, BlockDenoiser
 
 @dataclass(frozen=True, kw_only=True)
 class BlockDiffusionLoss(Objective):
-    """−log p(x^b | x_t^b, x^{<b}) at hidden tokens, weighted as the masking rule says.
+    """−log p(x^b | x_t^b, x^{<b}) at masked tokens, weighted as the masking rule says.
 
     `next_token` adds, as an auxiliary loss with that weight, the autoregressive loss of the clean text, whose
     attention must then be causal: the clean half is computed anyway, and every one of its tokens teaches.
@@ -91,9 +91,9 @@ class BlockDiffusionLoss(Objective):
             algorithm=self.algorithm,
             next_token=self.next_token > 0.0,
         )
-        total, hidden_nats = denoiser.weighted_nats(masks, noise=noise)
+        total, masked_nats = denoiser.weighted_nats(masks, noise=noise)
         weight = send(masks.weight, model.device)
-        nats = (hidden_nats * weight).sum(1)
+        nats = (masked_nats * weight).sum(1)
         auxiliary = None
         if self.next_token:
             more, auxiliary = denoiser.next_token_nats(self.next_token)
@@ -103,7 +103,7 @@ class BlockDiffusionLoss(Objective):
             weight=send(batch.scored, model.device).to(nats.dtype),
             auxiliary=auxiliary,
             total=total,
-            statistics=self.masking.statistics(hidden_nats, weight, self.reading.block_size),
+            statistics=self.masking.statistics(masked_nats, weight, self.reading.block_size),
         )
 
     def adapt(self, statistics: Mapping[str, Tensor]) -> Self:

@@ -30,7 +30,7 @@ Algorithm = Literal["single_pass", "two_pass"]
 
 
 class BlockDenoiser:
-    """A network and a batch of texts, cut into blocks, ready to be asked about hidden tokens."""
+    """A network and a batch of texts, cut into blocks, ready to be asked about masked tokens."""
 
     def __init__(
         self,
@@ -56,39 +56,39 @@ class BlockDenoiser:
         if algorithm == "two_pass" and (self.blocks > 1 or next_token):
             self._tape = self._record_clean()
 
-    def nats(self, hidden: Tensor, *, noise: Tensor | None = None) -> Tensor:
-        """−log p(x_i | visible tokens of its block, x^{<b}) at hidden tokens, 0 elsewhere.
+    def nats(self, masked: Tensor, *, noise: Tensor | None = None) -> Tensor:
+        """−log p(x_i | visible tokens of its block, x^{<b}) at masked tokens, 0 elsewhere.
 
-        `hidden` is (rows, copies, length), and so is the result; `noise` is (rows, length). Output head and
-        cross-entropy are computed at hidden positions only: under SUBS a visible token has probability one.
+        `masked` is (rows, copies, length), and so is the result; `noise` is (rows, length). Output head and
+        cross-entropy are computed at masked positions only: under SUBS a visible token has probability one.
         """
         batch = self.batch
-        logits = self.model.head(self._states(_noisy(batch, hidden, self.reading.mask_id), noise)[hidden])
-        targets = batch.tokens.unsqueeze(1).expand_as(hidden)[hidden]
+        logits = self.model.head(self._states(_noisy(batch, masked, self.reading.mask_id), noise)[masked])
+        targets = batch.tokens.unsqueeze(1).expand_as(masked)[masked]
         nats = token_nats(logits, targets, self.reading.mask_id)
-        return nats.new_zeros(hidden.shape).masked_scatter(hidden, nats)
+        return nats.new_zeros(masked.shape).masked_scatter(masked, nats)
 
     def weighted_nats(self, masks: Masks, *, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Σ weight·nats, differentiable, and the nats (rows, copies, length), which are not.
 
-        The batch and the masks may be on the host while the network is on a GPU: which positions are hidden
+        The batch and the masks may be on the host while the network is on a GPU: which positions are masked
         is then known without asking the GPU, and nothing waits for it.
         """
-        number = int(masks.hidden.sum())
+        number = int(masks.masked.sum())
         batch = self.batch.to(self.model.device)
-        hidden, weight = (send(each, self.model.device) for each in (masks.hidden, masks.weight))
-        index = torch.nonzero_static(hidden.flatten(), size=number).squeeze(1)
-        targets = batch.tokens.unsqueeze(1).expand_as(hidden).flatten()[index]
+        masked, weight = (send(each, self.model.device) for each in (masks.masked, masks.weight))
+        index = torch.nonzero_static(masked.flatten(), size=number).squeeze(1)
+        targets = batch.tokens.unsqueeze(1).expand_as(masked).flatten()[index]
         states = (
-            self._states(_noisy(batch, hidden, self.reading.mask_id), noise)
+            self._states(_noisy(batch, masked, self.reading.mask_id), noise)
             .flatten(0, 2)
             .index_select(0, index)
         )
         total, nats = self.model.cross_entropy(
             states, targets, weight.flatten()[index], excluded=self.reading.mask_id
         )
-        spread = nats.new_zeros(hidden.numel()).index_copy(0, index, nats)
-        return total, spread.view(hidden.shape)
+        spread = nats.new_zeros(masked.numel()).index_copy(0, index, nats)
+        return total, spread.view(masked.shape)
 
     def next_token_nats(self, weight: float) -> tuple[Tensor, Tensor]:
         """weight·Σ −log p(x^ℓ | x^{<ℓ}) over scored tokens, by the causal clean text of the last pass.
@@ -106,7 +106,7 @@ class BlockDenoiser:
         return total, F.pad((nats * weights).masked_fill(weights == 0, 0.0).view(tokens.shape[0], -1), (1, 0))
 
     def _states(self, noisy: Tensor, noise: Tensor | None) -> Tensor:
-        """Hidden states of the noisy tokens (rows, copies, length, hidden)."""
+        """Hidden states of the noisy tokens (rows, copies, length, width)."""
         rows, copies, length = noisy.shape
         noise = None if noise is None else send(noise, self.model.device)
         shown = self._shown(noisy)
@@ -164,7 +164,7 @@ class BlockDenoiser:
         return tape
 
 
-def _noisy(batch: TokenBatch, hidden: Tensor, mask_id: int) -> Tensor:
-    """The text (rows, copies, length) with hidden and absent tokens masked."""
-    masked = hidden if batch.absent is None else hidden | batch.absent.unsqueeze(1)
-    return torch.where(masked, mask_id, batch.tokens.unsqueeze(1))
+def _noisy(batch: TokenBatch, masked: Tensor, mask_id: int) -> Tensor:
+    """The text (rows, copies, length) with the mask in place of masked and absent tokens."""
+    unseen = masked if batch.absent is None else masked | batch.absent.unsqueeze(1)
+    return torch.where(unseen, mask_id, batch.tokens.unsqueeze(1))

@@ -1,6 +1,6 @@
 """The block loop (the paper's Algorithm 2): one block at a time, after what the KV cache remembers.
 
-The pass that writes a finished block into the cache is the first pass over the next: a block of n hidden
+The pass that writes a finished block into the cache is the first pass over the next: a block of n masked
 tokens costs n passes with first-hitting steps, not n + 1.
 """
 
@@ -59,14 +59,14 @@ class BlockwiseWriter(Writer):
             self.model, rows.cache, rows.text, counts, chunk=chunk, layout=self._finished
         )
 
-    def evaluators(self, rows: Rows, hidden: Tensor) -> tuple[Evaluate, ...]:
-        """The network over the next block of every row, of which `hidden` (rows, n) is to be written."""
+    def evaluators(self, rows: Rows, masked: Tensor) -> tuple[Evaluate, ...]:
+        """The network over the next block of every row, of which `masked` (rows, n) is to be written."""
         if not self.window:
             return (self._alone,)
         if rows.cache is None:
             return (partial(self._recomputed, rows),)
-        rows.fill_passes += ~hidden.any(1)
-        if not hidden.any():  # all given: the block before has to be read all the same
+        rows.fill_passes += ~masked.any(1)
+        if not masked.any():  # all given: the block before has to be read all the same
             self._read_before(rows, rows.cache)
         return partial(self._after_reading, rows, rows.cache), partial(self._cached, rows.cache)
 
@@ -94,7 +94,7 @@ class BlockwiseWriter(Writer):
         )
 
     def _read_before(self, rows: Rows, cache: KVCache) -> None:
-        before = self._block_before(rows, send(rows.hidden(rows.start, self.block_size)[1], rows.device))
+        before = self._block_before(rows, send(rows.masked(rows.start, self.block_size)[1], rows.device))
         noise = torch.zeros(before.shape, device=before.device) if self.model.uses_noise else None
         self.model(before, layout=self._finished(self.block_size), noise=noise, cache=cache)
         cache.advance(self.block_size)
@@ -166,7 +166,7 @@ class BlockWriter(BlockwiseWriter):
             raise ValueError(f"{error}; SlidingWriter goes further") from None
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
-        hidden, _ = rows.hidden(rows.start, self.block_size)
+        masked, _ = rows.masked(rows.start, self.block_size)
         recomputes = bool(self.window) and rows.cache is None
-        yield from self.denoising.fill(rows, rows.start, self.evaluators(rows, hidden), replay=not recomputes)
+        yield from self.denoising.fill(rows, rows.start, self.evaluators(rows, masked), replay=not recomputes)
         rows.start = rows.start + self.block_size

@@ -43,7 +43,7 @@ class SlidingWriter(Writer):
         if reading.previous_token and stride == context > 1:
             raise ValueError(
                 f"stride must be below the context {context} for a network that is shown the token before a "
-                "hidden one: before the first of a context it was never shown any"
+                "masked one: before the first of a context it was never shown any"
             )
         self.context, self.stride = context, stride
         self.unmasking = unmasking or FirstHitting()

@@ -40,8 +40,8 @@ class HeldOut:
         """(index, batch) for this rank; every rank gets the same number of them."""
         engine = trainer.engine
         total = len(self.batches) if limit is None else min(limit, len(self.batches))
-        for turn in range(math.ceil(total / engine.world)):
-            index = turn * engine.world + engine.rank
+        for step in range(math.ceil(total / engine.world)):
+            index = step * engine.world + engine.rank
             tokens = self.batches[min(index, total - 1)].to(engine.device)
             batch = TokenBatch.of(tokens, score_first=self.score_first)
             if index >= total:
