@@ -25,7 +25,7 @@ from benchmarks.evidence.samples import unpack_samples
 from benchmarks.evidence.tiny import tiny
 from benchmarks.evidence.train import Place, run_steps, train
 
-from bd3lm.commands.sample_files import Samples
+from bd3lm.commands.shared.sample_files import Samples
 from bd3lm.data import TokenShards
 from bd3lm.runs import plan as run_plan
 from bd3lm.runs.recipe import Recipe, merge

@@ -20,7 +20,7 @@ from benchmarks.evidence.real import real_facts, real_samples
 from benchmarks.evidence.results import Results
 from benchmarks.evidence.samples import read_verdicts, text_name, write_texts
 
-from bd3lm.commands.sample_files import Samples
+from bd3lm.commands.shared.sample_files import Samples
 from bd3lm.data import TokenShards
 from bd3lm.reports.document import Listing, Plot, Prose
 from tests.evidence_results import ALL, EXACT, REAL, RUNS, TRAINED, add, add_result, fill, judged, row

@@ -17,7 +17,7 @@ from benchmarks import undone
 from benchmarks.undone import OPTIMISATIONS, UNCHANGED, main, measure_all, without
 
 from bd3lm.bench import Shape, Timing, TrainingCase
-from bd3lm.commands.benchmarks import bench_training
+from bd3lm.commands.bench.timing import bench_training
 from bd3lm.models import BlockDiffusion, attention, cross_entropy, render
 from bd3lm.training import Trainer
 from tests.training.tiny import network, rows, tiny_trainer

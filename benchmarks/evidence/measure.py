@@ -12,9 +12,9 @@ from benchmarks.evidence.runs import Run
 from benchmarks.evidence.train import Place, dense_attention
 from torch import Tensor
 
-from bd3lm.commands.perplexities import figure_record
-from bd3lm.commands.samples import sample_record
-from bd3lm.commands.variances import RULES
+from bd3lm.commands.eval import figure_record
+from bd3lm.commands.shared.writing import sample_record
+from bd3lm.commands.variance import rules
 from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import TokenShards, WrappedTokens
 from bd3lm.diffusion import Draws
@@ -133,7 +133,7 @@ def _variance(what: Variance, model: LanguageModel, place: Place) -> dict[str, A
     batches = list(_batches(rows, what.batches * _ROWS, model, score_first=method.score_first))
     found = {}
     for name in what.rules:
-        objective = block_loss(method, RULES[name])
+        objective = block_loss(method, rules()[name])
         found[name] = asdict(nelbo_variance(model.network, objective, batches, block_size=method.block_size))
     return {"block_size": method.block_size, "rules": found}
 

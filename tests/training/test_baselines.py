@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bd3lm.commands.demo import unigram_perplexity
+from bd3lm.commands.demo.results import unigram_perplexity
 from bd3lm.evaluation import Sampled, corpus_likelihood
 from bd3lm.lm import load
 from bd3lm.methods import validation_objective
