@@ -19,7 +19,7 @@ import yaml
 import bd3lm
 from bd3lm import kinds
 from bd3lm.cli import main
-from bd3lm.cli.training import set_aside_overrides
+from bd3lm.commands.train import Train
 from bd3lm.data import TokenShards, load_tokenizer
 from bd3lm.interop import load
 from bd3lm.lm import LanguageModel, Settings
@@ -187,7 +187,7 @@ def test_a_pipe_that_is_not_standard_output_is_a_failure(capsys, monkeypatch):
     def torn(*_, **__):
         raise BrokenPipeError(errno.EPIPE, "the worker is gone")
 
-    monkeypatch.setattr("bd3lm.commands.proof.run_proof", torn)
+    monkeypatch.setattr("bd3lm.commands.prove.run_proof", torn)
     assert "the worker is gone" in fails(capsys, "prove")
 
 
@@ -371,7 +371,7 @@ def test_every_kind_of_too_little_memory_is_one_line(error, said, capsys, monkey
     def run(*_: Any) -> int:
         raise error
 
-    monkeypatch.setattr("bd3lm.cli.training.Presets.run", run)
+    monkeypatch.setattr("bd3lm.commands.presets.Presets.run", run)
     assert said in fails(capsys, "presets")
     with pytest.raises(type(error)):
         main(["presets", "--debug"])
@@ -381,7 +381,7 @@ def test_another_failure_keeps_its_traceback(monkeypatch):
     def run(*_: Any) -> int:
         raise RuntimeError("a mistake of ours, not for lack of memory")
 
-    monkeypatch.setattr("bd3lm.cli.training.Presets.run", run)
+    monkeypatch.setattr("bd3lm.commands.presets.Presets.run", run)
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         main(["presets"])
 
@@ -1076,6 +1076,6 @@ def test_every_flag_of_train_is_its_own_and_any_other_an_override(capsys):
     own = [name for line in lines if line.startswith("-") for name in re.findall(r"--[a-z][a-z-]*", line)]
     assert {"--out", "--from", "--resume", "--no-resume", "--help"} <= set(own)
     for name in own:
-        assert set_aside_overrides(["train", "demo", name]) == (["train", "demo", name], [])
+        assert Train.set_aside(["demo", name]) == (["demo", name], {"overrides": ()})
     words = ["--start_from", "x", "--train.steps=3"]
-    assert set_aside_overrides(["train", *words, "demo"]) == (["train", "demo"], words)
+    assert Train.set_aside([*words, "demo"]) == (["demo"], {"overrides": tuple(words)})

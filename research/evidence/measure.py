@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bd3lm.commands.perplexities import figure_record
-from bd3lm.commands.samples import sample_record
-from bd3lm.commands.variances import RULES
+from bd3lm.commands.eval import figure_record
+from bd3lm.commands.shared.writing import sample_record
+from bd3lm.commands.variance import rules
 from bd3lm.data import TokenShards, WrappedTokens
 from bd3lm.diffusion import Draws
 from bd3lm.evaluation import (
@@ -139,7 +139,7 @@ def _variance(what: Variance, run: Run, model: LanguageModel, place: Place) -> d
     batches = list(_batches(rows, what.batches * _ROWS, model, score_first=method.score_first))
     found = {}
     for name in what.rules:
-        objective = block_loss(method, RULES[name])
+        objective = block_loss(method, rules()[name])
         found[name] = asdict(nelbo_variance(model.network, objective, batches, block_size=method.block_size))
     return {"block_size": method.block_size, "rules": found}
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bd3lm.commands.sample_files import Samples
+from bd3lm.commands.shared.sample_files import Samples
 from bd3lm.data import TokenShards
 from bd3lm.runs import plan as run_plan
 from bd3lm.runs.recipe import Recipe, merge

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bd3lm.commands.sample_files import Samples
+from bd3lm.commands.shared.sample_files import Samples
 from bd3lm.data import TokenShards
 from bd3lm.reports.document import Listing, Plot, Prose
 from research.evidence import document, tables

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bd3lm.bench import Shape, Timing, TrainingCase
-from bd3lm.commands.benchmarks import bench_training
+from bd3lm.commands.bench.timing import bench_training
 from bd3lm.models import BlockDiffusion, attention, cross_entropy, render
 from bd3lm.training import Trainer
 from research import undone

@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+from bd3lm.commands.report.reproduction import repeatable
 from bd3lm.reports import Report, Run
 from bd3lm.reports.content import Record
 from bd3lm.reports.document import Document
@@ -202,7 +203,8 @@ def run(folder: str = "runs/ar", title: str = "autoregressive", **changes: Any) 
         "train_is_bound": True,
         **changes,
     }
-    return Run(**values)
+    records = [repeatable(each, values["recipe"]) for each in values.pop("records", ())]
+    return Run(**values, records=records)
 
 
 CLIPPED = {"kind": "clipped", "low": 0.0, "high": 1.0, "search": {"every": 3}}

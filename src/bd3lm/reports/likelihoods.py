@@ -9,7 +9,7 @@ from bd3lm.reports import plots
 from bd3lm.reports.content import HELD_OUT, OWN, Record, Report, Run, largest
 from bd3lm.reports.document import Part, Plot, Prose, Table
 from bd3lm.reports.numbers import SIGNS, chain, leaning, perplexity_text, plain
-from bd3lm.reports.reproduction import commands
+from bd3lm.reports.reproduction import measured_by
 
 _LEGEND = (
     "Figures without a sign are exact; ≤ marks an upper bound, ≈ what is neither. ± is one standard error "
@@ -107,7 +107,7 @@ def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
     on = f" ({_size(group[0][1])} scored)" if len(sizes) == 1 else ""
     return Table(
         f"Perplexity per token of {text}{on}. {_LEGEND} Compare models with different tokenizers by bits per "
-        f"byte.{report.unknown_starts} Measured by {commands(group)}.",
+        f"byte.{report.unknown_starts}{measured_by(group)}",
         ["model", "tokens seen", *(names[meaning] for meaning in meanings), "bits per byte", "estimator"]
         + (["scored tokens"] if len(sizes) > 1 else []),
         rows,
@@ -235,8 +235,8 @@ def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
         for name, size in zip(names, sizes.values(), strict=True)
     ]
     return Table(
-        f"Perplexity per token of other texts, with the number of tokens scored. {_LEGEND} Measured by "
-        f"{commands(group)}.",
+        f"Perplexity per token of other texts, with the number of tokens scored. {_LEGEND}"
+        f"{measured_by(group)}",
         ["model", "estimator", *headings],
         [
             [label, estimator, *(cell(found.get(text)) for text in texts)]

@@ -8,7 +8,7 @@ from bd3lm.reports.animation import Film
 from bd3lm.reports.content import Record, Report, Run, largest
 from bd3lm.reports.document import Heading, Part, Plot, Prose, Quotation, Screening, Table
 from bd3lm.reports.numbers import capital, plain, with_error
-from bd3lm.reports.reproduction import commands, unmasking
+from bd3lm.reports.reproduction import measured_by, unmasking
 
 
 def film_parts(report: Report) -> Iterator[Part]:
@@ -113,7 +113,7 @@ def length_parts(report: Report) -> Iterator[Part]:
         + ".",
         "How long the texts of a model are, drawn over the documents it was trained on. A model may end a "
         "text itself; texts that were stopped because they repeated themselves or reached the limit are "
-        f"included, and the table counts them. Measured by {commands(found)}.",
+        f"included, and the table counts them.{measured_by(found)}",
     )
     rows = []
     for label, (_, record) in zip(labels, found, strict=True):
@@ -162,9 +162,7 @@ def judgement_parts(report: Report) -> Iterator[Part]:
         "Generative perplexity is the perplexity of a model's own texts under another model, the judge. It "
         "is neither exact nor a bound on the model's perplexity: it rates texts, not probabilities. Entropy, "
         "in nats, is that of the tokens of a text; texts that repeat themselves have little. ± is one "
-        "standard error over texts. "
-        + (f"In all rows: {common}. " if common else "")
-        + f"Measured by {commands(judged)}.",
+        "standard error over texts." + (f" In all rows: {common}." if common else "") + measured_by(judged),
         ["model", *shown],
         [
             [report.labels[run.folder] + run.other_order(record), *(each[name] for name in shown)]

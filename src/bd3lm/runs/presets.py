@@ -47,6 +47,8 @@ class Preset:
 
     description: str
     stages: tuple[Stage, ...]
+    report: bool = False
+    """Small enough to be measured as soon as it is trained: `bd3lm train` then writes a report."""
 
 
 def preset(name: str) -> Preset:
@@ -346,6 +348,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                     ),
                 ),
             ),
+            report=True,
         ),
         "demo-paper": Preset(
             "the paper's two stages at the demo's size: one block, then blocks of 4 with the clip search",
@@ -362,6 +365,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                     ),
                 ),
             ),
+            report=True,
         ),
         "demo-sedd": Preset(
             "SEDD, small, on the built-in corpus",

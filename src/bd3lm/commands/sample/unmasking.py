@@ -1,0 +1,70 @@
+"""The order in which `bd3lm sample` reveals tokens: from its flags to a rule."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bd3lm.config import did_you_mean, parse
+from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
+
+if TYPE_CHECKING:
+    from bd3lm.commands.sample import Sample
+
+
+def check_ways(flags: "Sample") -> None:
+    """Refuse flags that would contradict each other."""
+    if flags.remask is not None and flags.steps is None:
+        raise ValueError("--remask needs --steps, the steps a block is given to think it over")
+    ways = {
+        "--steps": flags.steps,
+        "--tokens-per-pass": flags.tokens_per_pass,
+        "--confidence": flags.confidence,
+        "--entropy-bound": flags.entropy_bound,
+    }
+    chosen = [name for name, value in ways.items() if value is not None]
+    if len(chosen) > 1:
+        raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
+    is_uniform = chosen == ["--steps"] and flags.lean == 0.0  # the order that ancestral steps have
+    if flags.lean is not None and chosen and chosen != ["--tokens-per-pass"] and not is_uniform:
+        allowed = ", which --lean 0 allows" if chosen == ["--steps"] else ""
+        raise ValueError(f"--lean is for an order that is drawn, and {chosen[0]} has its own{allowed}")
+
+
+def unmasking_rule(flags: "Sample", method: Any) -> Any:
+    """The rule that the flags ask for; None for the method's own, whose steps --steps may be."""
+    if flags.remask is not None and flags.steps is not None:
+        return Remasking(steps=flags.steps, eta=flags.remask)
+    if flags.steps is not None and method.kind == "block_diffusion":
+        return Ancestral(flags.steps)
+    if flags.confidence is not None:
+        return MostConfident(threshold=flags.confidence)
+    if flags.entropy_bound is not None:
+        return EntropyBound(flags.entropy_bound)
+    if flags.tokens_per_pass == 1 and method.kind == "autoregressive":
+        return None  # which it does anyway
+    if flags.tokens_per_pass is not None:
+        return FirstHitting(flags.tokens_per_pass, getattr(method, "lean", 0.0))
+    return None
+
+
+def named_rule(words: Sequence[str], kinds: Mapping[str, type[Any]], *, flag: str = "--unmasking") -> Any:
+    """The rule that KIND [field=value ...] asks for, of the rules by their kinds."""
+    kind, *rest = words
+    if kind not in kinds:
+        raise ValueError(
+            f"{flag} must name one of {', '.join(kinds)}, got {kind!r}{did_you_mean(kind, kinds)}"
+        )
+    values: dict[str, str] = {}
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(
+                f"{flag} takes KIND [field=value ...], got {word!r} after {kind}: a model and prompts go "
+                "before the flag"
+            )
+        if name in values:
+            raise ValueError(f"{flag} {kind}: {name} is given twice")
+        values[name] = value
+    try:
+        return parse(kinds[kind], values, where=f"{flag} {kind}")
+    except ValueError as error:
+        raise ValueError(" ".join(str(error).split())) from None
