@@ -278,11 +278,11 @@ def test_a_train_without_anything_to_train_is_refused(capsys):
 
 
 def test_a_flag_that_one_stage_has_says_which(capsys):
-    words = ["train", "demo", "--show", "--method.masking.kind", "counts", "--optimizer.lr", "0.1"]
+    words = ["train", "demo", "--show", "--objective.masking.kind", "counts", "--optimizer.lr", "0.1"]
     assert main(words) == 1
     error = capsys.readouterr().err
     assert "method.masking: unknown key, allowed are kind, score_first, random_batch\n" in error
-    assert error.endswith("\n  the stage block has it: --block.method.masking.kind\n")
+    assert error.endswith("\n  the stage block has it: --block.objective.masking.kind\n")
     assert main(["train", "demo", "--show", "--optimizer.lrr", "0.1"]) == 1
     assert "the stage" not in capsys.readouterr().err  # which none has
 

@@ -128,7 +128,7 @@ def _estimator(name: str, model: LanguageModel) -> tuple[Estimator, bool]:
     """An estimator and whether it scores first tokens: the next-token loss is not trained on those."""
     if name != "next-token":
         return build_estimator(model.network, model.config, name), model.config.method.score_first
-    return Sampled("exact", Autoregressive(mask_id=model.config.method.mask_id)), False
+    return Sampled("exact", Autoregressive(mask_id=model.config.mask_id)), False
 
 
 def _variance(what: Variance, run: Run, model: LanguageModel, place: Place) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def test_the_figures_are_those_of_the_averaged_weights(finished, autoregressive)
     folder, printed = finished
     batches = [TokenBatch.of(tokens) for tokens in autoregressive.held_out.batches]
     network, config = load(folder / "ar" / "model")
-    judge = Autoregressive(mask_id=config.method.mask_id)
+    judge = Autoregressive(mask_id=config.mask_id)
     (found,) = corpus_likelihood(network, Sampled("exact", judge), batches)
     assert f"{found.perplexity:.1f} ± {found.perplexity_error:.1f}" == table(printed)["autoregressive"][1]
     counted, _ = results.unigram_perplexity(autoregressive)
@@ -153,7 +153,7 @@ def test_the_unigram_by_hand(autoregressive):
     vocabulary = ar.config.network.vocab_size
     train = ar.shards.read("train", 0, ar.shards.split("train").tokens).tolist()
     tally = [train.count(token) + 1 for token in range(vocabulary)]
-    tally[ar.config.method.mask_id] = 0
+    tally[ar.config.mask_id] = 0
     scored = [int(token) for tokens in ar.held_out.batches for row in tokens for token in row[1:]]
     product = 1.0
     for token in scored:
@@ -288,7 +288,7 @@ def test_the_papers_recipe_reports_both_stages(tmp_path, capsys):
     """One block of 32 has no exact likelihood; blocks of 4 have, after a clip search."""
     words = ["train", "demo-paper", "--out", str(tmp_path / "paper"), "--device", "cpu"]
     assert (
-        main([*words, "--finetune.train.validate_every", "6", "--finetune.method.masking.search.every", "6"])
+        main([*words, "--finetune.train.validate_every", "6", "--finetune.objective.masking.search.every", "6"])
         == 0
     )
     printed = capsys.readouterr().out

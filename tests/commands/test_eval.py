@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bd3lm.config import BlockDiffusionMethod
+from bd3lm.methods import BlockDiffusionMethod
 from rich.console import Console
 
 from bd3lm.cli import main
@@ -16,7 +16,7 @@ from bd3lm.commands.shared.corpora import open_sequences
 from bd3lm.commands.shared.records import FOLDER, kept
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.commands.zeroshot import ZeroShot, report_zero_shot
-from bd3lm.config import BlockDiffusionMethod
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.data import byte_tokenizer, train_bpe
 from bd3lm.lm import LanguageModel, load
 from bd3lm.reports import perplexity_text
@@ -182,7 +182,7 @@ def test_the_papers_estimator_is_named_with_its_weakness(run, capsys):
 
 @pytest.mark.parametrize("command", ["eval", "zeroshot"])
 def test_counts_is_advised_only_to_models_that_may_be_measured_by_it(command, tmp_path, capsys):
-    told = BlockDiffusionMethod(mask_id=BYTES.mask_id, block_size=4)
+    told = BlockDiffusionMethod(block_size=4)
     models = {"sedd": baseline(SEDD), "told": baseline(told), "block": of_bytes(4)}
     folders = {name: str(saved(model, tmp_path / name)) for name, model in models.items()}
     flags = ["--estimator", "nelbo", "--sequences", "3", "--device", "cpu"]
@@ -219,7 +219,7 @@ OTHERS = {
 def merged(block_size: int) -> LanguageModel:
     """A model of text whose tokens are not bytes."""
     tokenizer = train_bpe(random_texts(40), 300)
-    method = BlockDiffusionMethod(mask_id=tokenizer.mask_id, block_size=block_size)
+    method = BlockDiffusionMethod(block_size=block_size)
     return of_method(method, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
 
 

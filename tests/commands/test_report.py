@@ -231,7 +231,7 @@ def test_the_orders_of_training_and_of_validation(method, leans, data):
     [
         ("autoregressive", {}, "auto"),
         ("block_diffusion", {}, "counts"),
-        ("block_diffusion", merge(TIMED, {"method": {"masking": {"kind": "times"}}}), "nelbo"),
+        ("block_diffusion", merge(TIMED, {"objective": {"masking": {"kind": "times"}}}), "nelbo"),
         ("score_entropy", {}, "nelbo"),
     ],
     ids=["AR", "blocks", "told the noise level", "SEDD"],
@@ -441,7 +441,7 @@ def test_the_baselines(method, missing, data, tmp_path, monkeypatch):
 
 
 def test_a_network_that_is_told_the_noise_level(data, tmp_path):
-    timed = merge(BLOCK, TIMED, {"method": {"masking": {"kind": "times"}}, "train": {"steps": 2}})
+    timed = merge(BLOCK, TIMED, {"objective": {"masking": {"kind": "times"}}, "train": {"steps": 2}})
     out = trained(Preset("", (Stage("run", plain(data, timed)),)), tmp_path / "run")
     report(out, samples=1, device="cpu", console=QUIET)
     (record,) = kept(Subject.open(out, device="cpu"), "variance")

@@ -8,7 +8,7 @@ from operator import eq
 import numpy as np
 import pytest
 import torch
-from bd3lm.config import BlockDiffusionMethod
+from bd3lm.methods import BlockDiffusionMethod
 from scipy import stats
 from torch import Tensor
 
@@ -133,10 +133,10 @@ def test_what_is_no_lean_is_refused(lean):
         with pytest.raises(ValueError, match=said):
             call(lean)
     with pytest.raises(ValueError, match=said):  # a config has a check of its own
-        BlockDiffusionMethod(mask_id=1, block_size=4, lean=lean)
+        BlockDiffusionMethod(block_size=4, lean=lean)
 
 
 @pytest.mark.parametrize("lean", [0, 0.0, 1e-12, 2, np.float32(0.5), 1e6])
 def test_what_is_a_lean_is_not(lean):
     check_lean(lean)
-    BlockDiffusionMethod(mask_id=1, block_size=4, lean=lean)
+    BlockDiffusionMethod(block_size=4, lean=lean)

@@ -119,7 +119,7 @@ def measure_perplexity(
     if flags.batch < 1:
         raise ValueError(f"batch must be at least 1, got {flags.batch}")
     network = subject.model.network
-    chosen = build_estimator(network, subject.model.config, flags.estimator)
+    chosen = build_estimator(subject.model.config, flags.estimator)
     with open_sequences(
         subject,
         data,
@@ -210,7 +210,7 @@ def _estimator(subject: "Subject", name: str) -> "Estimator | None":
     from bd3lm.lm import build_estimator
 
     try:
-        return build_estimator(subject.model.network, subject.model.config, name)
+        return build_estimator(subject.model.config, name)
     except ValueError:
         return None
 

@@ -134,7 +134,7 @@ def run_harness(model: "HarnessLM", flags: Harness, *, console: "Console | None"
 
 def _matching(tasks: Sequence[str], manager: "TaskManager") -> list[str]:
     """The tasks and groups that are named, by patterns such as "arc_*" too."""
-    from bd3lm.config import did_you_mean
+    from bd3lm.parsing import did_you_mean
 
     if not tasks:
         raise ValueError("tasks must name at least one task, got none; `lm_eval ls tasks` lists them")

@@ -99,7 +99,8 @@ def settings_of(flags: Lengths, subject: "Subject", notes: "Console | None" = No
         nucleus_rule=flags.nucleus_rule,
         entropy_floor=flags.entropy_floor or None,
         entropy_window=flags.entropy_window,
-    ).for_method(method)
+    )
+    settings = method.settled(settings)
     if not method.writes_past_context and (settings.length or 0) > context:
         settings = replace(settings, length=context)
         if notes is not None:

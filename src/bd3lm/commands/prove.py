@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bd3lm.evaluation import ExactLikelihood
-    from bd3lm.models import Transformer
+    from bd3lm.models import BlockReading, Transformer
     from bd3lm.objectives import TokenBatch
 
 _LETTERS = "abc"
 _MASK = len(_LETTERS)
 _LENGTH, _BLOCK, _ORDERS = 6, 3, 4
-_READING = BlockReading(block_size=_BLOCK, mask_id=_MASK)
 _LEAST_EXPECTED = 5.0  # times, for a text to count on its own in a χ² test
 _WEIGHT_SCALE = 0.3  # smaller weights give nearly uniform texts, which would prove little
 
@@ -61,7 +60,7 @@ def run_proof(flags: Prove, *, console: "Console | None" = None) -> bool:
         f"{_BLOCK}, random weights. It can write {len(texts)} texts, and here all are accounted for.\n"
     )
     batch = TokenBatch.of(texts, score_first=True)
-    exact = exact_likelihood(model, batch, _READING)
+    exact = exact_likelihood(model, batch, _reading())
     log_p = -exact.nll.sum(1)
     total = log_p.exp().sum().item()
     ordered = _print_bounds(console, model, batch, exact, flags.seed)
@@ -71,6 +70,12 @@ def run_proof(flags: Prove, *, console: "Console | None" = None) -> bool:
     verdict = sums_to_one and ordered and fits
     console.print("[green]Everything agrees.[/]" if verdict else "[red]Something disagrees.[/]")
     return verdict
+
+
+def _reading() -> "BlockReading":
+    from bd3lm.models import BlockReading
+
+    return BlockReading(block_size=_BLOCK, mask_id=_MASK)
 
 
 def _tiny_model(seed: int) -> "Transformer":
@@ -103,7 +108,7 @@ def _print_bounds(
     tighter = importance_weighted_nll(
         model,
         batch,
-        _READING,
+        _reading(),
         draw_orders(
             _ORDERS, len(batch.tokens), _LENGTH, _BLOCK, generator=torch.Generator().manual_seed(seed)
         ),
@@ -135,7 +140,7 @@ def _print_samples(
     counts = torch.zeros(len(texts), dtype=torch.float64)
     place = len(_LETTERS) ** torch.arange(_LENGTH - 1, -1, -1)
     chunks = torch.arange(samples).split(2000)
-    writer = BlockWriter(model, reading=_READING, context=model.config.context)
+    writer = BlockWriter(model, reading=_reading(), context=model.config.context)
     nothing = torch.empty(0, dtype=torch.long)
     for seeds in track(chunks, f"sampling {samples} texts", console=console, transient=True):
         requests = [Request(nothing, seed, _LENGTH) for seed in seeds.tolist()]

@@ -27,10 +27,10 @@ from bd3lm.commands.shared.flags import (
 
 if TYPE_CHECKING:
     from bd3lm.commands.shared.subjects import Subject
-    from bd3lm.config import LanguageModelConfig
     from bd3lm.data import Tokenizer
     from bd3lm.data.files import FileCorpus
     from bd3lm.lm import TextLikelihood
+    from bd3lm.methods import LanguageModelConfig
 
 _FIGURES = (
     "tokens",
@@ -166,7 +166,7 @@ def score_documents(
     model = subject.model
     if model.tokenizer is None:
         raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
-    drawn = build_estimator(model.network, model.config, flags.estimator).is_random
+    drawn = build_estimator(model.config, flags.estimator).is_random
     documents = _documents(texts, model.config, model.tokenizer, flags.stride)
     together = 1 if drawn else _BATCHES_TOGETHER * flags.batch
     problem: Exception | None = None
@@ -328,7 +328,7 @@ def _check_numbers(subject: "Subject", flags: Score) -> None:
     from bd3lm.lm import build_estimator
 
     config = subject.model.config
-    build_estimator(subject.model.network, config, flags.estimator)
+    build_estimator(config, flags.estimator)
     most = config.network.context - int(not config.method.score_first)
     if flags.stride is not None and not 1 <= flags.stride <= most:
         raise ValueError(
@@ -359,7 +359,7 @@ def _origin(subject: "Subject", flags: Score) -> dict[str, Any]:
         "bd3lm": bd3lm.__version__,
         "dtype": subject.dtype,
         "settings": {
-            "estimator": build_estimator(model.network, model.config, flags.estimator).name,
+            "estimator": build_estimator(model.config, flags.estimator).name,
             "samples": flags.samples,
             "stride": flags.stride,
             "seed": flags.seed,

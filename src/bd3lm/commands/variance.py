@@ -110,9 +110,8 @@ def measure_variances(
     from rich.progress import track
 
     from bd3lm.commands.shared.records import keep, new_record, record_name
-    from bd3lm.config import BlockDiffusionMethod
+    from bd3lm.diffusion import Counts
     from bd3lm.evaluation import gradient_variance, nelbo_variance
-    from bd3lm.lm import block_loss
     from bd3lm.runs.recipe import DataRecipe
 
     batches, gradients, data = flags.batches, flags.gradients, flags.data
@@ -122,9 +121,10 @@ def measure_variances(
         )
     if flags.batch is not None and flags.batch < 1:
         raise ValueError(f"batch must be at least 1, got {flags.batch}")
-    method, network = subject.model.config.method, subject.model.network
-    if not isinstance(method, BlockDiffusionMethod):
-        raise ValueError(f"{subject.name} must hold a block diffusion model, got {method.kind}")
+    config, network = subject.model.config, subject.model.network
+    if config.method.judging(Counts(), config.frame) is None:
+        raise ValueError(f"{subject.name} must hold a block diffusion model, got {config.method.kind}")
+    block_size = config.method.piece(config.network.context)
     validated = DataRecipe() if subject.recipe is None else subject.recipe.data
     rows = flags.batch or validated.validation_batch
     some = _batches(subject, data, flags.field, rows, max(batches, gradients))
@@ -139,10 +139,9 @@ def measure_variances(
     found = []
     measurable = measurable_rules(network)
     for name, rule in track(measurable.items(), subject.title, console=console or Console(), transient=True):
-        objective = block_loss(method, rule)
-        loss = nelbo_variance(
-            network, objective, some[:batches], block_size=method.block_size, seed=flags.seed
-        )
+        objective = config.method.judging(rule, config.frame)
+        assert objective is not None
+        loss = nelbo_variance(network, objective, some[:batches], block_size=block_size, seed=flags.seed)
         gradient = gradient_variance(network, objective, full, seed=flags.seed) if gradients else None
         found.append(
             {
@@ -155,7 +154,7 @@ def measure_variances(
             }
         )
     settings = {
-        "block_size": method.block_size,
+        "block_size": block_size,
         "batches": len(some[:batches]),
         "gradients": len(full),  # 0: not asked for
         "batch_size": rows,

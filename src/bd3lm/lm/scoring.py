@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import Draws, is_whole
-from bd3lm.evaluation import Estimator, Figure, ImportanceWeighted, perplexity
+from bd3lm.evaluation import Estimator, Figure, perplexity
 from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Denoiser, require_evaluation_mode
 from bd3lm.objectives import TokenBatch
@@ -19,7 +19,6 @@ _NAMES = ("auto", "exact", "nelbo", "counts")
 ESTIMATORS = "auto, exact, nelbo, counts or iw:K"
 
 _MOST_ORDERS = 1000  # for each a pass a token of a block; all are drawn beforehand
-_DRAWS = 16  # of each text, for an estimate that is drawn; one for iw:K, which draws K orders itself
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def score(
     for start in range(0, len(texts), rows):
         batch = _padded(texts[start : start + rows], prompts[start : start + rows], config, device)
         if chosen.is_random:
-            draws = samples or (1 if isinstance(chosen, ImportanceWeighted) else _DRAWS)
+            draws = samples or chosen.usual_draws
             drawn = _each_draw(network, chosen, batch, draws, seed, batch_size)
             found = [(drawn.mean().item(), _standard_error(drawn), None)]
         else:

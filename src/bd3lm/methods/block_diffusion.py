@@ -15,7 +15,7 @@ from bd3lm.methods.whole_context import whole_context_writer
 from bd3lm.models import BlockReading, Denoiser
 from bd3lm.objectives import BlockDiffusionLoss
 from bd3lm.objectives.denoising import Algorithm
-from bd3lm.sampling import BlockWriter, FirstHitting, Writer
+from bd3lm.sampling import Ancestral, BlockWriter, FirstHitting, Writer
 
 _LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
 
@@ -195,6 +195,9 @@ class BlockDiffusionMethod(Method):
         return "nelbo" if frame.told_noise else "counts"
 
     # --- how it writes, is scored, and is called ---
+
+    def in_steps(self, steps: int | None) -> dict[str, Any]:
+        return {} if steps is None else {"unmasking": Ancestral(steps)}
 
     def settled(self, settings: Settings) -> Settings:
         if settings.unmasking is None:

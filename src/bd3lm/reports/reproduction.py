@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bd3lm.kinds import spelt_out
 from bd3lm.reports.content import Record, Run
-from bd3lm.sampling.rule_values import read_rule_values
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from bd3lm.commands.report.measuring import keep_texts
 from bd3lm.commands.shared.corpora import open_sequences
 from bd3lm.commands.shared.records import keep, new_record
 from bd3lm.commands.shared.subjects import Subject
-from bd3lm.config import SimplexMethod
 from bd3lm.lm import Settings, build_estimator
-from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
+from bd3lm.objectives import TokenBatch
 from bd3lm.reports import perplexity_text
 from bd3lm.reports.content import OWN
 from bd3lm.runs.plan import Run
@@ -87,7 +86,7 @@ def _print_perplexities(runs: list[Run], console: Console) -> None:
     console.print(table)
     if len(runs) > 1:
         console.print("The last model went on from the one above it, and has read more text.")
-    if isinstance(runs[-1].trainer.objective, BlockDiffusionLoss):
+    if runs[-1].config.method.has_order:
         console.print(
             "Exact figures count every order in which a block can be uncovered; the bound is what papers "
             "print; ± is one standard error.",
@@ -142,7 +141,7 @@ def unigram_perplexity(run: Run) -> tuple[float, int]:
     vocabulary = run.config.network.vocab_size
     train = torch.from_numpy(run.shards.read("train", 0, run.shards.split("train").tokens).astype("int64"))
     counts = torch.bincount(train, minlength=vocabulary).double() + 1
-    counts[run.config.method.mask_id] = 0
+    counts[run.config.mask_id] = 0
     log_p = (counts / counts.sum()).log()
     nats, tokens = 0.0, 0
     for texts in run.held_out.batches:
@@ -155,10 +154,10 @@ def unigram_perplexity(run: Run) -> tuple[float, int]:
 def _perplexities(run: Run, console: Console) -> tuple[str, str]:
     """(exact, bound) of the model the run released, on all of its held-out text, as the table prints them."""
     config = run.config
-    if isinstance(config.method, SimplexMethod):
+    if config.method.no_likelihood:
         return "", "no likelihood"
     subject = _subject(run)
-    drawn = build_estimator(subject.model.network, config, "auto").is_random
+    drawn = build_estimator(config, "auto").is_random
     record = measure_perplexity(
         subject,
         Eval(sequences=_validated(subject), replicates=_DRAWS if drawn else 1),
@@ -189,7 +188,7 @@ def _print_long_text(run: Run, console: Console, *, length_in_contexts: int = 2)
     method = subject.model.config.method
     if not method.writes_past_context:
         length_in_contexts = 1
-    settings = Settings(length=length_in_contexts * context, stop_at_eos=False, seed=7).for_method(method)
+    settings = method.settled(Settings(length=length_in_contexts * context, stop_at_eos=False, seed=7))
     written = subject.model.generate([prompt], settings)
     if length_in_contexts > 1:
         keep_texts(subject, "long_text", settings, written)

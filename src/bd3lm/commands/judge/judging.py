@@ -23,7 +23,6 @@ from bd3lm.io.extras import require
 from bd3lm.io.files import local_path
 from bd3lm.lm import Settings
 from bd3lm.reports import with_error
-from bd3lm.sampling import Ancestral
 
 ENTROPY_WINDOW = Settings().entropy_window
 _UNKNOWN = "?"
@@ -58,19 +57,18 @@ def check_flags(flags: Judge) -> None:
 def settings_of(flags: Judge, subject: Subject, length: int) -> Settings:
     """How samples are drawn: as the paper does, all of one length, whatever end tokens come in them."""
     method = subject.model.config.method
-    in_blocks = method.kind == "block_diffusion"
-    return Settings(
+    settings = Settings(
         length=length,
         seed=flags.seed,
         batch_size=flags.batch,
         nucleus_p=flags.nucleus,
         nucleus_rule=flags.nucleus_rule,
-        unmasking=Ancestral(flags.steps) if flags.steps is not None and in_blocks else None,
-        steps=None if in_blocks else flags.steps,
+        **method.in_steps(flags.steps),
         stop_at_eos=False,
         entropy_floor=flags.entropy_floor or None,
         redraws=flags.redraws if flags.entropy_floor else 0,
-    ).for_method(method)
+    )
+    return method.settled(settings)
 
 
 def open_judge(source: str, **options: Any) -> HuggingFaceJudge:

@@ -16,10 +16,11 @@ from bd3lm.commands.shared.records import keep, kept, new_record
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.commands.shared.writing import settings_record
 from bd3lm.commands.variance import Variance, measurable_rules, measure_variances
-from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, Method, SimplexMethod
 from bd3lm.data import Tokenizer
-from bd3lm.evaluation import Enumerated, corpus_likelihood
+from bd3lm.diffusion import Counts
+from bd3lm.evaluation import corpus_likelihood
 from bd3lm.lm import Generation, Settings, build_estimator
+from bd3lm.methods import Method
 from bd3lm.reports import record_film
 from bd3lm.reports.content import OWN
 
@@ -33,7 +34,7 @@ _STEPS = 64  # of the methods that by default take a thousand
 def measure_missing(subject: Subject, samples: int, console: Console) -> dict[str, str]:
     """Measure what is missing; returns the reason for each kind that was left out."""
     left_out: dict[str, str] = {}
-    if not isinstance(subject.model.config.method, SimplexMethod):
+    if subject.model.config.method.no_likelihood is None:
         left_out |= _measure_likelihoods(subject, console)
     with _failing_alone(left_out, "samples"):
         _draw_samples(subject, samples, console)
@@ -51,9 +52,9 @@ def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
         if _is_held_out(record) and record["settings"].get("lean", 0.0) == subject.lean
     ]
     measured = max((record["result"]["sequences"] for record in of_held_out), default=0)
-    wants_variance = isinstance(subject.model.config.method, BlockDiffusionMethod) and not kept(
-        subject, "variance"
-    )
+    config = subject.model.config
+    masks_by_rule = config.method.judging(Counts(), config.frame) is not None
+    wants_variance = masks_by_rule and not kept(subject, "variance")
     try:
         sequences = _held_out_sequences(subject)
         if measured >= sequences and not wants_variance:
@@ -118,7 +119,7 @@ class _Speed:
         if subject.recipe is None:
             raise RuntimeError(f"{subject.name} was opened as a run")
         data = subject.recipe.data
-        once = build_estimator(network, config, _in_one_pass(config.method, network.uses_noise))
+        once = build_estimator(config, config.method.one_pass_estimator(config.frame))
         with open_sequences(subject, None, limit=trial) as text:
             few = next(text.batches(subject, trial))
         trials = []
@@ -127,17 +128,9 @@ class _Speed:
             corpus_likelihood(network, once, [few])
             trials.append((time.perf_counter() - begun) / len(few.tokens))
         seconds = min(trials)
-        chosen = build_estimator(network, config, "auto")
-        passes = 2**chosen.block_size - 1 if isinstance(chosen, Enumerated) else 1
+        passes = build_estimator(config, "auto").passes
         batch = len(measurable_rules(network)) * data.validation_batch
         return cls(passes * seconds, batch * seconds)
-
-
-def _in_one_pass(method: Method, uses_noise: bool) -> str:
-    """The name of an estimator that takes one pass over a text, whatever the model's order of reveal."""
-    if isinstance(method, AutoregressiveMethod):
-        return "auto"
-    return "counts" if isinstance(method, BlockDiffusionMethod) and not uses_noise else "nelbo"
 
 
 def _draw_samples(subject: Subject, samples: int, console: Console) -> None:
@@ -146,7 +139,7 @@ def _draw_samples(subject: Subject, samples: int, console: Console) -> None:
     context = subject.model.config.network.context
     if not any(len(record["result"]["texts"]) == samples for record in kept(subject, "samples")):
         _say(console, subject, f"{samples} samples")
-        settings = Settings(length=min(context, _SAMPLE_TOKENS), steps=_steps(method)).for_method(method)
+        settings = method.settled(Settings(length=min(context, _SAMPLE_TOKENS), steps=_steps(method)))
         written = subject.model.generate(_prompts(subject, tokenizer, samples), settings)
         keep_texts(subject, "samples", settings, written)
 
@@ -155,13 +148,12 @@ def _draw_film(subject: Subject, console: Console) -> None:
     """A film to be watched, from the beginning of a held-out document."""
     method, tokenizer = subject.model.config.method, _reader(subject)
     context = subject.model.config.network.context
-    rewrites = isinstance(method, SimplexMethod) or getattr(method, "process", None) == "uniform"
-    if not rewrites and not kept(subject, "denoising"):
+    if method.uncovers and not kept(subject, "denoising"):
         _say(console, subject, "a film of a text being written")
         settings = Settings(length=min(context, _FILM_TOKENS), steps=_steps(method), stop_at_eos=False)
-        settings = settings.for_method(method)
+        settings = method.settled(settings)
         events = subject.model.stream(_prompts(subject, tokenizer, 1), settings)
-        film = record_film(events, tokenizer.decode, mask_id=method.mask_id)
+        film = record_film(events, tokenizer.decode, mask_id=subject.model.config.mask_id)
         _keep(subject, "denoising", settings, film.to_json())
 
 
@@ -173,7 +165,7 @@ def _reader(subject: Subject) -> Tokenizer:
 
 
 def _steps(method: Method) -> int | None:
-    return _STEPS if method.kind in ("score_entropy", "d3pm", "simplex") else None
+    return None if method.default_steps is None else _STEPS
 
 
 def _sample(generation: Generation) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,10 @@ import bd3lm
 from bd3lm.commands.report.reproduction import repeatable
 from bd3lm.commands.shared.records import kept
 from bd3lm.commands.shared.subjects import Subject
-from bd3lm.diffusion import ClippedTimes, Counts
 from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME
 from bd3lm.lm import LanguageModel
-from bd3lm.methods import build_objective, validation_objective
-from bd3lm.objectives import BlockDiffusionLoss, Objective
 from bd3lm.reports import KINDS, MARKDOWN, PAGE, Report, Run
-from bd3lm.runs.recipe import BlockDiffusionRecipe, Recipe, recipe_to_dict
+from bd3lm.runs.recipe import Recipe, recipe_to_dict
 from bd3lm.runs.stages import RECIPE_FILE, begun_stages, is_run, read_recipe, run_stages
 from bd3lm.runs.train import STOPPED_FILE
 from bd3lm.training import CheckpointStore, CsvLog
@@ -164,31 +161,13 @@ def content(
 
 def losses(recipe: Recipe, model: LanguageModel, log: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """What the logged losses of training and validation mean, as the objectives that gave them say."""
-    config, network = model.config, model.network
-    trained = build_objective(
-        recipe.method,
-        context=recipe.data.context,
-        mask_id=config.method.mask_id,
-        vocab_size=config.network.vocab_size,
-    )
-    lean = recipe.method.lean if isinstance(recipe.method, BlockDiffusionRecipe) else 0.0
-    validated = validation_objective(trained, lean=lean, uses_noise=network.uses_noise)
-    used: list[Objective] = [trained]
-    if isinstance(trained, BlockDiffusionLoss) and isinstance(trained.masking, ClippedTimes):
-        searched = [  # a search has changed the range of rates since
-            replace(trained.masking, low=row["clip_low"], high=row["clip_high"])
-            for row in log
-            if "clip_low" in row
-        ]
-        used += [replace(trained, masking=masking) for masking in searched]
+    method, frame, network = model.config.method, model.config.frame, model.network
+    trained = method.objective(recipe.objective, frame)
+    searched = [  # a search has changed the range of rates since
+        trained.in_range(row["clip_low"], row["clip_high"]) for row in log if "clip_low" in row
+    ]
     return {
-        "train_is_bound": all(objective.bounds(network) for objective in used),
-        "train_lean": _lean(trained),
-        "valid_lean": _lean(validated),
+        "train_is_bound": all(objective.bounds(network) for objective in (trained, *searched)),
+        "train_lean": trained.order_lean,
+        "valid_lean": method.validation(recipe.objective, frame).order_lean,
     }
-
-
-def _lean(objective: Objective) -> float:
-    """How much the order leans that an objective draws masks for."""
-    masking = objective.masking if isinstance(objective, BlockDiffusionLoss) else None
-    return masking.lean if isinstance(masking, Counts) else 0.0

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bd3lm.commands.shared.prompts import Template
     from bd3lm.commands.shared.writing import Author
     from bd3lm.lm import Generation, LanguageModel, Settings
+    from bd3lm.methods import Method
 
 _NO_FLAG = 'bd3lm sample takes prompts after the model, without a flag: bd3lm sample MODEL "Once upon"'
 
@@ -82,6 +83,8 @@ class Sample(Command):
     """Reveal tokens drawn with at least this probability at once. Not the model's distribution either."""
     entropy_bound: OptionalFloat = None
     """Reveal tokens together while their entropies bound the error by so many nats."""
+    unmasking: Annotated[tuple[str, ...], arg(metavar="KIND [FIELD=VALUE ...]")] = ()
+    """Reveal tokens by a rule of this kind, with these fields; a --plugin may define it."""
     eos: bool = True
     """End a text at the end token."""
     stop: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="STRING")]] = ()
@@ -155,17 +158,10 @@ class Sample(Command):
         )
         return 0
 
-    def _settings(self, method: Any) -> "Settings":
-        from bd3lm.commands.sample.unmasking import unmasking_rule
+    def _settings(self, method: "Method") -> "Settings":
+        from bd3lm.commands.sample.unmasking import how_to_unmask
         from bd3lm.lm import Settings
 
-        in_blocks = method.kind == "block_diffusion"
-        lean = getattr(method, "lean", 0.0)
-        if self.steps is not None and lean:
-            raise ValueError(
-                f"--steps {self.steps} has no order that leans, and the model's lean is {lean:g}: "
-                "add --lean 0"
-            )
         return Settings(
             length=self.length,
             seed=self.seed,
@@ -174,8 +170,7 @@ class Sample(Command):
             top_k=self.top_k,
             nucleus_p=self.nucleus,
             nucleus_rule=self.nucleus_rule,
-            unmasking=unmasking_rule(self, method),
-            steps=None if in_blocks else self.steps,
+            **how_to_unmask(self, method),
             projection=self.projection,
             stop_at_eos=self.eos,
             stop=self.stop,
@@ -250,7 +245,7 @@ def run_sample(
     console = console or Console()
     notes = notes or console
     check_film(film, len(prompts), out)
-    tokenizer, mask_id = model.tokenizer, model.config.method.mask_id
+    tokenizer, mask_id = model.tokenizer, model.config.mask_id
     displays: list[Display] = []
     if len(prompts) == 1 and console.is_terminal and tokenizer is not None:
         displays.append(Animation(console, tokenizer, mask_id))

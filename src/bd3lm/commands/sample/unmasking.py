@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bd3lm.config import did_you_mean, parse
-from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
+from bd3lm.parsing import did_you_mean, parse
+from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, Remasking, UnmaskingRule
 
 if TYPE_CHECKING:
     from bd3lm.commands.sample import Sample
+    from bd3lm.methods import Method
 
 
 def check_ways(flags: "Sample") -> None:
@@ -19,31 +20,30 @@ def check_ways(flags: "Sample") -> None:
         "--tokens-per-pass": flags.tokens_per_pass,
         "--confidence": flags.confidence,
         "--entropy-bound": flags.entropy_bound,
+        "--unmasking": flags.unmasking or None,
     }
     chosen = [name for name, value in ways.items() if value is not None]
     if len(chosen) > 1:
         raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
-    is_uniform = chosen == ["--steps"] and flags.lean == 0.0  # the order that ancestral steps have
-    if flags.lean is not None and chosen and chosen != ["--tokens-per-pass"] and not is_uniform:
-        allowed = ", which --lean 0 allows" if chosen == ["--steps"] else ""
-        raise ValueError(f"--lean is for an order that is drawn, and {chosen[0]} has its own{allowed}")
+    if flags.lean and chosen and chosen != ["--tokens-per-pass"]:
+        raise ValueError(
+            f"--lean is for an order that is drawn, and {chosen[0]} has its own, which --lean 0 allows"
+        )
 
 
-def unmasking_rule(flags: "Sample", method: Any) -> Any:
-    """The rule that the flags ask for; None for the method's own, whose steps --steps may be."""
+def how_to_unmask(flags: "Sample", method: "Method") -> dict[str, Any]:
+    """The settings that the flags ask for: an unmasking rule, or steps of the method's own."""
+    if flags.unmasking:
+        return {"unmasking": named_rule(flags.unmasking, UnmaskingRule.members())}
     if flags.remask is not None and flags.steps is not None:
-        return Remasking(steps=flags.steps, eta=flags.remask)
-    if flags.steps is not None and method.kind == "block_diffusion":
-        return Ancestral(flags.steps)
+        return {"unmasking": Remasking(steps=flags.steps, eta=flags.remask)}
     if flags.confidence is not None:
-        return MostConfident(threshold=flags.confidence)
+        return {"unmasking": MostConfident(threshold=flags.confidence)}
     if flags.entropy_bound is not None:
-        return EntropyBound(flags.entropy_bound)
-    if flags.tokens_per_pass == 1 and method.kind == "autoregressive":
-        return None  # which it does anyway
-    if flags.tokens_per_pass is not None:
-        return FirstHitting(flags.tokens_per_pass, getattr(method, "lean", 0.0))
-    return None
+        return {"unmasking": EntropyBound(flags.entropy_bound)}
+    if flags.tokens_per_pass is not None and (method.has_order or flags.tokens_per_pass > 1):
+        return {"unmasking": FirstHitting(flags.tokens_per_pass, method.order_lean)}
+    return method.in_steps(flags.steps)
 
 
 def named_rule(words: Sequence[str], kinds: Mapping[str, type[Any]], *, flag: str = "--unmasking") -> Any:

@@ -11,7 +11,6 @@ import torch
 
 from bd3lm import interop
 from bd3lm.commands.shared.records import weights_digest
-from bd3lm.config import BlockDiffusionMethod
 from bd3lm.io.files import local_path
 from bd3lm.lm import LanguageModel, load
 from bd3lm.models.devices import pick_device
@@ -71,14 +70,14 @@ class Subject:
             dtype=getattr(torch, dtype) if dtype else None,
             tokenizer=tokenizer,
         )
-        if lean is not None and isinstance(model.config.method, BlockDiffusionMethod):
+        if lean is not None and model.config.method.has_order:
             model = model.with_lean(lean)
         is_run = folder.name == interop.RUN_MODEL and (folder.parent / RECIPE_FILE).is_file()
         return cls(str(source), model, folder, folder.parent if is_run else None)
 
     @property
     def device(self) -> torch.device:
-        return self.model.network.embedding.weight.device
+        return self.model.device
 
     @property
     def dtype(self) -> str:
@@ -87,8 +86,7 @@ class Subject:
     @property
     def lean(self) -> float:
         """Of the order in which it reveals a block; 0 for a method without one."""
-        method = self.model.config.method
-        return method.lean if isinstance(method, BlockDiffusionMethod) else 0.0
+        return self.model.config.method.order_lean
 
     @property
     def title(self) -> str:
@@ -109,22 +107,18 @@ class Subject:
 
     def shards(self) -> "TokenShards":
         """The data its run trained on."""
-        from bd3lm.runs.plan import open_data
-        from bd3lm.training import Engine
+        from bd3lm.runs.plan import run_data
 
         if self.run is None or self.recipe is None:
             raise ValueError(
                 f"{self.name} is no training run, so its data is not known: say which with --data"
             )
-        places = (self.run / "data", self.run.parent / "data")
-        prepared = next((place for place in places if place.is_dir()), places[0])
-        return open_data(self.recipe.data, prepared, Engine())
+        return run_data(self.recipe.data, self.run)
 
 
 def check_lean_is_for(subjects: Iterable[Subject], lean: float | None) -> None:
     """Refuse a --lean that would change none of the models."""
-    methods = [subject.model.config.method for subject in subjects]
-    if lean is not None and not any(isinstance(method, BlockDiffusionMethod) for method in methods):
+    if lean is not None and not any(subject.model.config.method.has_order for subject in subjects):
         raise ValueError(
             f"--lean is for block diffusion, whose order can be chosen, and no model here is of that kind, "
             f"got {lean:g}"

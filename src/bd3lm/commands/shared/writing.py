@@ -26,7 +26,6 @@ from bd3lm.kinds import plain
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models.devices import pick_device
 from bd3lm.sampling import Event, Stopped
-from bd3lm.sampling.rule_values import rule_values
 
 _SMALL = 20_000_000  # parameters
 
@@ -103,7 +102,7 @@ def write_texts(
 
     Records are written as texts are finished. `out` appears when all are, in the order of the prompts.
     """
-    settings = settings.for_method(model.config.method)  # what is recorded is what was used
+    settings = model.config.method.settled(settings)  # what is recorded is what was used
     if model.tokenizer is None:
         raise ValueError("the model was saved without a tokenizer; name one with --tokenizer")
     partial = None if out is None else check_out(out)
