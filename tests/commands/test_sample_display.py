@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 import bd3lm
+from bd3lm import kinds
 from bd3lm.commands.sample import display, run_sample
 from bd3lm.commands.shared.writing import Bar, check_out, settings_record, summary, write_texts
 from bd3lm.lm import Generation, LanguageModel, Settings

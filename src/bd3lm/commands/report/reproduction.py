@@ -57,7 +57,7 @@ def command_of(record: Record, recipe: Mapping[str, Any]) -> Command | None:
         case "lengths":
             return Lengths(**given("count", *_DRAWN, "entropy_window"), data=_path(settings.get("data")))
         case "judgement":
-            if method["kind"] == "block_diffusion":
+            if settings.get("unmasking") and settings.get("steps") is None:
                 settings["steps"] = unmasking(settings["unmasking"])[1].get("steps")
             settings["length"] = (settings["length"],)
             reference = _path(settings.get("mauve_reference"))

@@ -161,7 +161,7 @@ def content(
 
 def losses(recipe: Recipe, model: LanguageModel, log: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """What the logged losses of training and validation mean, as the objectives that gave them say."""
-    method, frame, network = model.config.method, model.config.frame, model.network
+    method, frame, network = recipe.method, model.config.frame, model.network
     trained = method.objective(recipe.objective, frame)
     searched = [  # a search has changed the range of rates since
         trained.in_range(row["clip_low"], row["clip_high"]) for row in log if "clip_low" in row

@@ -21,6 +21,7 @@ from bd3lm.commands.shared.flags import (
     StepsFlag,
     TokenizerFlag,
     named,
+    named,
 )
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Sample(Command):
     """Reveal tokens drawn with at least this probability at once. Not the model's distribution either."""
     entropy_bound: OptionalFloat = None
     """Reveal tokens together while their entropies bound the error by so many nats."""
-    unmasking: Annotated[tuple[str, ...], arg(metavar="KIND [FIELD=VALUE ...]")] = ()
+    unmasking: Annotated[tuple[str, ...], named("KIND [FIELD=VALUE ...]")] = ()
     """Reveal tokens by a rule of this kind, with these fields; a --plugin may define it."""
     eos: bool = True
     """End a text at the end token."""
