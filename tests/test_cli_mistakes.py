@@ -108,13 +108,6 @@ def test_what_is_said_of_a_command_that_can_be_read_is_passed_on(
     assert capsys.readouterr().err == "something to know\n"
 
 
-def test_help_is_whole(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as end:
-        main(["sample", "--help"])
-    assert end.value.code == 0
-    assert "--lean" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "box",
     [

@@ -1,7 +1,11 @@
-"""A sample as `bd3lm sample --out` writes it, for the tests of commands that read files of them."""
+"""What tests of commands share: the line on a failure, and files of samples."""
 
 import json
 from pathlib import Path
+
+import pytest
+
+from bd3lm.cli import main
 
 LINE = {
     "documents": ["a line\u2028and a next\x85line"],
@@ -15,6 +19,15 @@ LINE = {
     "dtype": "float32",
     "settings": {"length": None},
 }
+
+
+def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line on standard error, after exit code 1."""
+    assert main(words) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("bd3lm: ")
+    assert printed.err.count("\n") == 1, printed.err
+    return printed.err
 
 
 def written(folder: Path, *lines: object) -> Path:

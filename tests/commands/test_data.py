@@ -7,6 +7,7 @@ import pytest
 
 from bd3lm.cli import main
 from bd3lm.data import TokenShards, byte_tokenizer, encoding, load_tokenizer
+from tests.commands import fails
 from tests.data_room.documents import contents, die, random_texts
 
 Capture = pytest.CaptureFixture[str]
@@ -159,3 +160,29 @@ def test_a_vocabulary_too_small_is_refused_by_the_name_of_its_flag(tmp_path: Pat
     assert data("train-tokenizer", source, tmp_path / "tokenizer", "--vocabulary", "100") == 1
     assert "--vocabulary must be at least 258" in refusal(capsys)
     assert not (tmp_path / "tokenizer").exists()
+
+
+# --- both ------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_is_trained_and_then_prepared_with(tmp_path: Path, capsys: Capture) -> None:
+    texts = random_texts(40)
+    source = str(write_jsonl(tmp_path / "corpus.jsonl", texts))
+    assert main(["data", "train-tokenizer", source, str(tmp_path / "bpe"), "--vocabulary", "300"]) == 0
+    assert f"wrote {tmp_path / 'bpe'}: 300 tokens\n" in capsys.readouterr().out
+    tokenizer = load_tokenizer(tmp_path / "bpe")
+    assert tokenizer.vocab_size == 300
+    words = ["data", "prepare", source, str(tmp_path / "out"), "--tokenizer", str(tmp_path / "bpe")]
+    assert main([*words, "--held-out", "0.25"]) == 0
+    printed = capsys.readouterr().out
+    assert "train: 30 documents," in printed
+    assert "valid: 10 documents," in printed
+    assert f"wrote {tmp_path / 'out'}" in printed
+    said = fails(capsys, *words, "--held-out", "0.5")
+    assert (
+        "with source 'corpus.jsonl (field text, a document a paragraph, held out 0.25)', not 'corpus" in said
+    )
+    assert "held out 0.5)': choose another folder" in said
+    shards = TokenShards(tmp_path / "out")
+    first = shards.read("train", 0, int(shards.lengths("train")[0]))
+    assert shards.tokenizer.decode(first) == texts[0]

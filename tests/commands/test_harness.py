@@ -249,10 +249,3 @@ def test_the_yaml_of_the_docs_runs_as_written(model, tmp_path, capsys, monkeypat
     theirs = json.loads(file.read_text())
     assert theirs["results"]["my_task"]["acc,none"] == ours["results"]["my_task"]["acc,none"]
     assert (theirs["config"]["model"], theirs["config"]["likelihoods"]) == ("bd3lm", "exact")
-
-
-def test_it_has_help(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["harness", "--help"])
-    assert ended.value.code == 0
-    assert "usage: bd3lm harness" in capsys.readouterr().out

@@ -308,10 +308,3 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
         assert message in error, error
         assert error.count("\n") == 1
     assert not (run / "measured").exists()  # all of it was said before anything was written
-
-
-def test_it_has_help(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["lengths", "--help"])
-    assert ended.value.code == 0
-    assert "usage: bd3lm lengths" in capsys.readouterr().out

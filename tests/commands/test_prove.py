@@ -9,7 +9,9 @@ from rich.console import Console
 from scipy import stats
 
 from bd3lm import evaluation, sampling
+from bd3lm.cli import main
 from bd3lm.commands import prove
+from tests.commands import fails
 
 
 def run(**options) -> tuple[bool, str]:
@@ -79,6 +81,7 @@ def test_the_test_of_fit_is_pearsons():
     assert prove._chi_squared(rare, rare)[1] == 2
 
 
-def test_too_few_samples_are_refused():
-    with pytest.raises(ValueError, match=r"samples must be at least 100 .*, got 99"):
-        prove.run_proof(prove.Prove(samples=99))
+def test_the_command(capsys):
+    assert main(["prove", "--samples", "500"]) == 0
+    assert "Everything agrees." in capsys.readouterr().out
+    assert "samples must be at least 100" in fails(capsys, "prove", "--samples", "5")

@@ -711,6 +711,8 @@ def test_interrupted_it_keeps_what_was_finished(screen, tmp_path, monkeypatch):
     kept = [json.loads(line) for line in partial.read_text().splitlines()]
     expected = model.generate(prompts, settings)
     assert [record["text"] for record in kept] == [each.text for each in expected[:2]]
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+    assert re.findall(r"text (\d): ", printed) == ["0", "1"]
     assert console.file.getvalue().count("\x1b[?25l") == console.file.getvalue().count("\x1b[?25h")
 
 

@@ -58,8 +58,6 @@ class Flag:
 
     def bare_words(self, value: Any) -> list[str]:
         """What is typed for the value of a positional argument."""
-        if value is None:
-            raise ValueError(f"{self.field} must be given where what stands after it is, got None")
         return [self._bare(_text(each)) for each in (value if isinstance(value, tuple) else (value,))]
 
     def _one(self, text: str) -> list[str]:
@@ -133,6 +131,8 @@ def typed_parts(command: Any) -> tuple[list[str], list[str], list[str]]:
                 left_out.append(flag)
                 continue
             for each in left_out:
+                if each.default is None:
+                    raise ValueError(f"{each.field} must be given before {flag.field}, got None")
                 positional += each.bare_words(each.default)
             left_out = []
             positional += flag.bare_words(value)
