@@ -25,6 +25,7 @@ from bd3lm.data import Tokenizer
 from bd3lm.diffusion import ClippedTimes, Counts
 from bd3lm.evaluation import Enumerated, corpus_likelihood
 from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME, check_folder
+from bd3lm.kinds import spelt_out
 from bd3lm.lm import Generation, LanguageModel, Settings, build_estimator
 from bd3lm.methods import build_objective, validation_objective
 from bd3lm.objectives import BlockDiffusionLoss, Objective
@@ -200,11 +201,12 @@ def _content(
         subject = each.subject
         if subject.recipe is None:
             raise RuntimeError(f"{subject.name} was opened as a run")
+        recipe = recipe_to_dict(subject.recipe)
         runs.append(
             Run(
                 folder=subject.name,
                 title=subject.title,
-                recipe=recipe_to_dict(subject.recipe),
+                recipe=recipe,
                 parameters=sum(parameter.numel() for parameter in subject.model.network.parameters()),
                 steps=each.training.steps,
                 tokens=each.training.tokens,
@@ -212,11 +214,36 @@ def _content(
                 log=each.log,
                 records=[record for kind in KINDS for record in kept(subject, kind)],
                 **_losses(subject.recipe, subject.model, each.log),
+                **_shown(recipe["method"]),
             )
         )
     versions = {"bd3lm": bd3lm.__version__, "Python": platform.python_version()}
     versions |= {name: version(name) for name in ("torch", "matplotlib")}
     return Report(runs=tuple(runs), unmeasured=unmeasured, unfinished=unfinished, versions=versions)
+
+
+def _shown(method: Mapping[str, Any]) -> dict[str, Any]:
+    """What a report shows of a method, by its record in a recipe."""
+    kind, masking = method["kind"], spelt_out(method.get("masking")) or {}
+    is_blocks, is_ar, is_simplex = (kind == each for each in ("block_diffusion", "autoregressive", "simplex"))
+    variant = ""
+    if method.get("random_batch"):
+        variant = ", random batch size"
+    elif masking.get("kind") == "clipped" and masking["low"] == masking["high"] == 1.0:
+        variant = ", fully masked"
+    elif masking.get("lean"):
+        variant = f", trained for lean {masking['lean']:g}"
+    return {
+        "validation_is_exact": is_ar,
+        "has_likelihood": not is_simplex,
+        "masks_by_rule": is_blocks,
+        "writes_in_order": is_ar,
+        "writes_blocks": is_blocks,
+        "uncovers": not is_simplex and method.get("process") != "uniform",
+        "variant": variant,
+        "clip_range": (masking["low"], masking["high"]) if masking.get("kind") == "clipped" else None,
+        "lean": method.get("lean", 0.0),
+    }
 
 
 def _losses(recipe: Recipe, model: LanguageModel, log: Sequence[Mapping[str, float]]) -> dict[str, Any]:
