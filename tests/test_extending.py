@@ -80,7 +80,9 @@ def test_a_rule_in_a_file_trains(
 
 
 def test_an_unmasking_rule_in_a_file_writes(rules: Path, tmp_path: Path) -> None:
-    words = "sample box Once --lean 0 --length 16 --plugin my_rules.py --out texts.jsonl --unmasking left_first"
+    words = (
+        "sample box Once --lean 0 --length 16 --plugin my_rules.py --out texts.jsonl --unmasking left_first"
+    )
     bd3lm(tmp_path, *words.split(), "tokens=2")
     (line,) = map(json.loads, (tmp_path / "texts.jsonl").read_text("utf-8").splitlines())
     assert line["settings"]["unmasking"] == {"kind": "left_first", "tokens": 2}
@@ -92,11 +94,15 @@ def test_the_code_from_python_runs(
     rules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text(FROM_PYTHON + "\nassert all(each.grad is not None for each in lm.network.parameters())\n")
+    script.write_text(
+        FROM_PYTHON + "\nassert all(each.grad is not None for each in lm.network.parameters())\n"
+    )
     loop = tmp_path / "loop.py"
     loop.write_text(LOOP)
     for file in (script, loop):
-        done = subprocess.run([sys.executable, str(file)], cwd=tmp_path, capture_output=True, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, str(file)], cwd=tmp_path, capture_output=True, encoding="utf-8"
+        )
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "tuned" / "config.json").is_file()
 
@@ -109,7 +115,9 @@ def test_a_method_in_a_package_trains_writes_is_measured_and_reported(data: Path
     (source / "twins.py").write_text(TWINS)
     (source / "pyproject.toml").write_text(PROJECT)
     install = "-m pip install --quiet --no-deps --no-build-isolation --disable-pip-version-check --target"
-    subprocess.run([sys.executable, *install.split(), str(site), str(source)], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, *install.split(), str(site), str(source)], check=True, capture_output=True
+    )
     config = recipe(tmp_path, data, {"method": "twins"})
     bd3lm(tmp_path, "train", "--config", config, "--out", "run", path=site)
     saved = json.loads((tmp_path / "run" / "model" / "config.json").read_text())

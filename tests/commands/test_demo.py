@@ -288,7 +288,9 @@ def test_the_papers_recipe_reports_both_stages(tmp_path, capsys):
     """One block of 32 has no exact likelihood; blocks of 4 have, after a clip search."""
     words = ["train", "demo-paper", "--out", str(tmp_path / "paper"), "--device", "cpu"]
     assert (
-        main([*words, "--finetune.train.validate_every", "6", "--finetune.objective.masking.search.every", "6"])
+        main(
+            [*words, "--finetune.train.validate_every", "6", "--finetune.objective.masking.search.every", "6"]
+        )
         == 0
     )
     printed = capsys.readouterr().out

@@ -132,7 +132,8 @@ def told_the_noise(run, out):
     """A run of one step whose network is told the noise level, on the same text."""
     timed = {
         "network": {"adaln": True, "time_conditioning": True},
-        "method": {"causal_clean": False, "lean": 0.0}, "objective": {"masking": {"kind": "times"}, "next_token": 0.0},
+        "method": {"causal_clean": False, "lean": 0.0},
+        "objective": {"masking": {"kind": "times"}, "next_token": 0.0},
         "train": {"steps": 1},
     }
     recipe = yaml.safe_load((run / "block" / "recipe.yaml").read_text())

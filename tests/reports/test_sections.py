@@ -7,16 +7,16 @@ from bd3lm.reports.content import COMMANDS
 from bd3lm.reports.document import Listing, Plot, Prose, Table
 from bd3lm.reports.sections import build_document
 from tests.reports import (
-    CLIPPED,
     film,
     judgement,
     lengths,
     log,
+    long_text,
     perplexity,
     recipe,
-    record,
     run,
     samples,
+    unigram,
     variance,
     whole_document,
     whole_report,
@@ -93,10 +93,9 @@ def test_the_largest_record_of_a_text_and_estimator_is_shown_in_table_and_plot()
     assert "--sequences" not in table.caption
 
 
-def leaning(value: float, lean: float | None, **options):
-    """A perplexity measured at a lean; None: by a version that knew none."""
-    settings = options.pop("settings", {}) | ({} if lean is None else {"lean": lean})
-    return perplexity(("exact", value), settings=settings, **options)
+def leaning(value: float, lean: float, *, settings=None, **options):
+    """A perplexity measured at a lean."""
+    return perplexity(("exact", value), settings={**(settings or {}), "lean": lean}, **options)
 
 
 def test_other_orders_stand_in_rows_of_their_own():
@@ -164,19 +163,10 @@ def test_the_largest_record_is_that_of_its_order():
     ]
 
 
-def test_records_from_before_there_was_a_lean_are_those_of_none():
-    """In one row with those that say so, the larger of the two."""
-    (table,) = tables(one(leaning(5.0, None), leaning(6.0, 0.0, tokens=60), leaning(4.0, 2.0)), "Perplexity")
-    assert [(row[2], row[-1]) for row in table.rows] == [
-        ("5.00 ± 0.50", "exact"),
-        ("4.00 ± 0.40", "exact, lean 2"),
-    ]
-
-
 def test_other_texts_have_a_row_for_each_order():
     records = [
         leaning(value, lean, data=data)
-        for data, value, lean in (("ptb", 5.0, None), ("ptb", 4.0, 2.0), ("lm1b", 3.0, 2.0))
+        for data, value, lean in (("ptb", 5.0, 0.0), ("ptb", 4.0, 2.0), ("lm1b", 3.0, 2.0))
     ]
     records.append(
         perplexity(("bound", 7.0), data="lm1b", estimator="counts", settings={"lean": 2.0, "replicates": 3})
@@ -206,12 +196,9 @@ def test_judgements_name_the_lean_of_the_sampler():
 
 def test_judgements_of_another_order_are_told_apart():
     records = [
-        judgement(settings={}),
-        judgement(150.0, settings={"lean": 0.0}, samples=40),  # the same way, as newer records have it
-        judgement(
-            90.0,
-            settings={"lean": 2.0, "unmasking": {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 2.0}},
-        ),
+        judgement(settings={"lean": 0.0}),
+        judgement(150.0, settings={"lean": 0.0}, samples=40),
+        judgement(90.0, settings={"lean": 2.0, "unmasking": "FirstHitting(tokens_per_pass=1, lean=2.0)"}),
     ]
     report = one(*records, recipe=recipe("block_diffusion", block_size=2), title=BLOCKS)
     (table,) = tables(report, "Generative perplexity")
@@ -305,7 +292,7 @@ def test_what_has_no_model_yet_is_named():
 
 def test_what_is_neither_exact_nor_a_bound_says_so():
     (table,) = tables(one(perplexity(("neither", 70.0))), "Perplexity")
-    assert table.headings[2] == "neither"
+    assert table.headings[2] == "perplexity, neither"
     assert table.rows[0][2:4] == ["≈ 70.0 ± 7.0", "≈ 1.25"]
 
 
@@ -325,8 +312,8 @@ def test_a_plot_has_figures_of_the_same_sequences_and_names_those_left_out():
     *_, plot = section(one(part, whole), "Perplexity")
     assert plot.alt.endswith(": autoregressive 2.00; autoregressive ≤ 3.00.")
     assert plot.caption.endswith(
-        " All are of 8 sequences, 120 tokens. Left out, because figures of other sequences do not compare "
-        "with these: autoregressive, iw:4 (4 sequences, 60 tokens)."
+        " All are of 8 sequences, 120 tokens. Left out, because figures of other sequences cannot be "
+        "compared with these: autoregressive, iw:4 (4 sequences, 60 tokens)."
     )
     runs = (run("a", "A", records=[part, whole]), run("b", "B", records=[perplexity(("exact", 9.0), **few)]))
     *_, plot = section(Report(runs=runs), "Perplexity")
@@ -378,8 +365,7 @@ def test_clip_ranges_start_with_the_recipes_and_last_to_the_end(monkeypatch):
     monkeypatch.setattr(
         "bd3lm.reports.plots.clip_ranges", lambda bands, order: seen.append(bands) or "<svg/>"
     )
-    settings = recipe("block_diffusion", block_size=4, masking=CLIPPED)
-    section(one(recipe=settings, log=log(7, clipped=True)), "Training")
+    section(one(clip_range=(0.0, 1.0), log=log(7, clipped=True)), "Training")
     (band,) = seen[0]
     assert band.tokens == [0.0, 300.0, 600.0, 700.0]
     assert band.low == pytest.approx([0.0, 0.3, 0.6, 0.6])
@@ -533,7 +519,7 @@ def test_the_film_is_of_the_last_model_in_blocks():
         run("b", records=[film()]),
     )
     (part,) = section(Report(runs=runs), "A text being written")
-    assert f"Written by: {BLOCKS}; one block of 2 tokens after another." in part.caption
+    assert f"Model: {BLOCKS}. It writes one block of 2 tokens after another." in part.caption
 
 
 def test_what_is_missing_comes_with_its_command_and_the_reason():
@@ -580,25 +566,20 @@ def test_held_out_losses_of_diffusion_are_one_draw(method, drawn):
 
 
 def test_token_frequencies_stand_beside_figures_of_the_same_tokens_alone():
-    def unigram(**changes):
-        settings = {"data": "own", "text": "f", "split": "valid", **changes}
-        return record("unigram", settings, {"perplexity": 385.4321, "tokens": 120})
-
     def said(*records) -> list[str]:
         return [part.text for part in section(one(*records), "Perplexity") if isinstance(part, Prose)][1:]
 
     figure = perplexity(("exact", 2.0))
     assert said(figure, unigram()) == [
-        "To compare: token frequencies of the training text alone, whatever stands before a token, have a "
-        "perplexity of 385.4."
+        "To compare: the token frequencies of the training text alone, which ignore what stands before a "
+        "token, have a perplexity of 385.4."
     ]
     assert said(figure) == said(figure, unigram(text="g")) == said(figure, unigram(split="test")) == []
     assert said(perplexity(("exact", 2.0), tokens=60), unigram()) == []
 
 
 def test_a_text_past_the_context_says_how_long_both_are():
-    long = samples(("Once", " upon a time"))
-    long = {**long, "kind": "long_text", "settings": {**long["settings"], "length": 64}}
-    prose, quotation = section(one(long, recipe=recipe("autoregressive")), "A text longer than the context")
-    assert "This one has 64 tokens; past the context" in prose.text
+    prose, quotation = section(one(long_text()), "A text longer than the context")
+    assert "its network sees 16 tokens at once" in prose.text
+    assert "This text has 64 tokens. Past the context" in prose.text
     assert (quotation.given, quotation.written) == ("Once", " upon a time")

@@ -57,6 +57,11 @@ class MaskingRule(Kinded, ABC, family="masking rule"):
         return 0.0
 
     @property
+    def mask_range(self) -> tuple[float, float] | None:
+        """The range that mask rates are drawn from, for a rule that has one."""
+        return None
+
+    @property
     def variant(self) -> str:
         """What sets a model apart that was trained with it, to follow the title; mostly nothing."""
         return ""
@@ -248,6 +253,10 @@ class ClippedTimes(MaskingRule):
     @property
     def covers_all_levels(self) -> bool:
         return (self.low, self.high) == (0.0, 1.0)
+
+    @property
+    def mask_range(self) -> tuple[float, float]:
+        return self.low, self.high
 
     @property
     def variant(self) -> str:

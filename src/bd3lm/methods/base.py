@@ -53,6 +53,11 @@ class Training:
         return None
 
     @property
+    def mask_range(self) -> tuple[float, float] | None:
+        """The range of mask rates that it begins with, for masks drawn from one."""
+        return None
+
+    @property
     def not_under_fsdp(self) -> str | None:
         """What of this FSDP cannot do, if anything."""
         return None

@@ -47,6 +47,10 @@ class BlockDiffusionTraining(Training):
         return self.masking.search
 
     @property
+    def mask_range(self) -> tuple[float, float] | None:
+        return self.masking.mask_range
+
+    @property
     def not_under_fsdp(self) -> str | None:
         two_pass = "objective.algorithm two_pass does not run under parallel fsdp, which frees keys early"
         return two_pass if self.algorithm == "two_pass" else None

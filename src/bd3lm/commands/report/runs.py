@@ -11,6 +11,7 @@ import bd3lm
 from bd3lm.commands.report.reproduction import repeatable
 from bd3lm.commands.shared.records import kept
 from bd3lm.commands.shared.subjects import Subject
+from bd3lm.diffusion import Counts
 from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME
 from bd3lm.lm import LanguageModel
 from bd3lm.reports import KINDS, MARKDOWN, PAGE, Report, Run
@@ -152,11 +153,28 @@ def content(
                 log=each.log,
                 records=[repeatable(record, recipe) for kind in KINDS for record in kept(subject, kind)],
                 **losses(subject.recipe, subject.model, each.log),
+                **capabilities(subject.recipe, subject.model),
             )
         )
     versions = {"bd3lm": bd3lm.__version__, "Python": platform.python_version()}
     versions |= {name: version(name) for name in ("torch", "matplotlib")}
     return Report(runs=tuple(runs), unmeasured=unmeasured, unfinished=unfinished, versions=versions)
+
+
+def capabilities(recipe: Recipe, model: LanguageModel) -> dict[str, Any]:
+    """What there is to show of a model, as its method says."""
+    method, frame, context = recipe.method, model.config.frame, recipe.data.context
+    return {
+        "validation_is_exact": method.validation(recipe.objective, frame).is_exact(model.network),
+        "has_likelihood": method.no_likelihood is None,
+        "masks_by_rule": method.judging(Counts(), frame) is not None,
+        "writes_in_order": method.piece(context) == 1,
+        "writes_blocks": method.has_order,
+        "uncovers": method.uncovers,
+        "variant": recipe.objective.variant,
+        "clip_range": recipe.objective.mask_range,
+        "lean": method.order_lean,
+    }
 
 
 def losses(recipe: Recipe, model: LanguageModel, log: Sequence[Mapping[str, float]]) -> dict[str, Any]:
