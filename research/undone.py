@@ -26,7 +26,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
-from torch._inductor.choices import InductorChoices
 from torch.nn import functional as F
 
 from bd3lm.bench import (
@@ -170,7 +169,7 @@ def compile_each_layer(self: Transformer) -> None:
     """Instead of `Transformer.compile_trunk`, with static shapes as there: a graph for each layer's index."""
     attention.allow_many_graphs()
     for layer in self.layers:
-        layer.compile(dynamic=False)
+        layer.compile(dynamic=False, backend=attention.compiler_for(self.device))
 
 
 def tanh_gelu(x: Tensor) -> Tensor:
@@ -271,8 +270,6 @@ UNCHANGED = Optimisation(instead=None)
 @contextmanager
 def without(optimisation: Optimisation) -> Iterator[None]:
     """The library with its plain forms in place; nothing that was compiled before is found, nor after."""
-    # The library adds a cut for masks of 64 to what torch offers, which masks of 128 would choose among.
-    offered = InductorChoices.get_flex_attention_bwd_configs
     _forget()
     gc.collect()  # of a step that failed more is left than of others
     if torch.cuda.is_available():
@@ -283,7 +280,6 @@ def without(optimisation: Optimisation) -> Iterator[None]:
                 patches.enter_context(patch.object(owner, name, plain))
             yield
     finally:
-        InductorChoices.get_flex_attention_bwd_configs = offered  # type: ignore[method-assign]
         _forget()
 
 

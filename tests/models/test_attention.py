@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal
-from bd3lm.models.attention import _has_fine_tiles, _offer_fine_tiles, attend, render
+from bd3lm.models.attention import (
+    _FineTiles,
+    _has_fine_tiles,
+    _inductor_with_fine_tiles,
+    attend,
+    compiler_for,
+    render,
+)
 from bd3lm.models.layouts import _block_mask, _dense
 from tests.oracles.networks import logits_of, tiny_transformer
 
@@ -126,24 +133,34 @@ def compiler(monkeypatch):
     """Stands for the insides of torch's compiler, which take long to import, on a Hopper GPU."""
 
     class Choices:
+        other = "another choice"
+
         def get_flex_attention_bwd_configs(self, head_dim, dtype):
             return [COARSE] if head_dim == 64 else [COARSE, NARROW]
 
-    triton = "torch._inductor.template_heuristics.triton"
-    monkeypatch.setitem(sys.modules, "torch._inductor.choices", SimpleNamespace(InductorChoices=Choices))
-    monkeypatch.setitem(sys.modules, "torch._inductor.template_heuristics", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, triton, SimpleNamespace(FlexBwDConfig=Cut))
+    insides = {
+        "choices": SimpleNamespace(InductorChoices=Choices),
+        "compile_fx": SimpleNamespace(compile_fx_inner=None),
+        "virtualized": SimpleNamespace(V=SimpleNamespace(set_choices_handler=None)),
+        "template_heuristics": SimpleNamespace(),
+        "template_heuristics.triton": SimpleNamespace(FlexBwDConfig=Cut),
+    }
+    for name, module in insides.items():
+        monkeypatch.setitem(sys.modules, f"torch._inductor.{name}", module)
+        monkeypatch.setattr(
+            torch._inductor, name.partition(".")[0], insides[name.partition(".")[0]], raising=False
+        )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     _has_fine_tiles.cache_clear()
     yield Choices
     _has_fine_tiles.cache_clear()
 
 
-def test_asking_for_fine_tiles_changes_nothing(compiler):
-    before = compiler.get_flex_attention_bwd_configs
+def test_fine_tiles_are_for_hopper(compiler):
     assert _has_fine_tiles(HOPPER)
+    assert compiler_for(HOPPER) is _inductor_with_fine_tiles
     assert not _has_fine_tiles(CPU)
-    assert compiler.get_flex_attention_bwd_configs is before
+    assert compiler_for(CPU) == "inductor"
 
 
 def test_a_torch_with_other_insides_has_no_fine_tiles(compiler):
@@ -151,19 +168,46 @@ def test_a_torch_with_other_insides_has_no_fine_tiles(compiler):
     assert not _has_fine_tiles(HOPPER)
 
 
-def test_fine_tiles_are_offered_once_and_only_where_there_are_none(compiler):
-    for _ in range(2):
-        _offer_fine_tiles()
-        coarse, fine = compiler().get_flex_attention_bwd_configs(64, dtype=torch.bfloat16)
-        assert (coarse, astuple(fine)) == (COARSE, FINE)
-        assert compiler().get_flex_attention_bwd_configs(128, dtype=torch.bfloat16) == [COARSE, NARROW]
+def test_fine_tiles_are_offered_only_where_there_are_none(compiler):
+    offered = _FineTiles(compiler())
+    coarse, fine = offered.get_flex_attention_bwd_configs(64, dtype=torch.bfloat16)
+    assert (coarse, astuple(fine)) == (COARSE, FINE)
+    assert offered.get_flex_attention_bwd_configs(128, dtype=torch.bfloat16) == [COARSE, NARROW]
+    assert offered.other == "another choice"
 
 
 @pytest.mark.parametrize(("queries", "fine"), [((0, 512), True), ((0, 127), False)])
-def test_fine_tiles_are_offered_with_the_first_fine_mask(compiler, monkeypatch, queries, fine):
+def test_a_mask_is_fine_for_many_queries_and_changes_nothing_in_torch(compiler, monkeypatch, queries, fine):
     """Rendered on a CPU, with the answer for a Hopper GPU."""
+    before = compiler.get_flex_attention_bwd_configs
     monkeypatch.setattr("bd3lm.models.attention._has_fine_tiles", lambda device: True)
     mask = render(BlockDiffusion(256, 4), queries, CPU, "flex")
     assert mask.fine == fine
     assert mask.blocks.BLOCK_SIZE == ((64, 64) if fine else (128, 128))
-    assert len(compiler().get_flex_attention_bwd_configs(64, dtype=torch.bfloat16)) == (2 if fine else 1)
+    assert compiler.get_flex_attention_bwd_configs is before
+
+
+@pytest.mark.slow
+def test_both_passes_of_a_graph_are_compiled_with_fine_tiles_and_nothing_else_is(monkeypatch):
+    """By torch's own compiler. It compiles a backward pass when that is first run."""
+    from torch._inductor import compile_fx
+    from torch._inductor.virtualized import V
+
+    kinds, compile_one = [], compile_fx.compile_fx_inner
+
+    def watched(*args, **kwargs):
+        kinds.append(type(V.choices))
+        return compile_one(*args, **kwargs)
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", watched)
+    x, w = (torch.randn(shape, requires_grad=True) for shape in ((5, 6), (6, 7)))
+
+    def loss(x, w):
+        return torch.tanh(x @ w).sum()
+
+    with torch._inductor.config.patch(force_disable_caches=True):
+        found = torch.compile(loss, dynamic=False, backend=_inductor_with_fine_tiles)(x, w)
+        gradients = torch.autograd.grad(found, (x, w))
+    assert kinds == [_FineTiles] * 2
+    assert type(V.choices) is not _FineTiles
+    torch.testing.assert_close(gradients, torch.autograd.grad(loss(x, w), (x, w)))

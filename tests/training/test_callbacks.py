@@ -13,7 +13,7 @@ from bd3lm.diffusion import ClippedTimes
 from bd3lm.objectives import Objective
 from bd3lm.training import CsvLog, Engine, LikelihoodValidator, ProgressBar, TensorBoardLog, WandbLog
 from bd3lm.training.callbacks import describe, model_flop_utilisation
-from tests.training.tiny import AR, COUNTS, HELD_OUT, Crash, crash_at, tiny_trainer
+from tests.training.tiny import AR, COUNTS, HELD_OUT, Crash, crash_at, network, tiny_trainer
 
 
 class OfOnesOwn(Objective):
@@ -175,14 +175,18 @@ def test_a_line_has_what_was_measured():
     assert describe(at(1), {}) == ""
 
 
-def test_flop_utilisation(tmp_path, monkeypatch):
-    trainer = tiny_trainer(tmp_path, COUNTS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_flop_utilisation(tied, tmp_path, monkeypatch):
+    """The head is a product for every token, also where its weights are the embedding's."""
+    trainer = tiny_trainer(tmp_path, COUNTS, model=network(tied=tied))
     assert model_flop_utilisation(trainer, 1e6) is None  # nobody knows a CPU's data sheet
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H200")
     gpu = SimpleNamespace(
         engine=SimpleNamespace(device=SimpleNamespace(type="cuda"), world=2), network=trainer.network
     )
-    counted = sum(p.numel() for p in trainer.network.parameters()) - trainer.network.embedding.weight.numel()
+    layers = sum(p.numel() for layer in trainer.network.layers for p in layer.parameters())
+    head = trainer.network.output.weight.numel() + trainer.network.output.bias.numel()
+    counted = layers + trainer.network.final_norm.weight.numel() + head
     assert model_flop_utilisation(gpu, 1e9) == pytest.approx(6 * counted * 1e9 / (2 * 989e12))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Voodoo 2")
     assert model_flop_utilisation(gpu, 1e9) is None

@@ -5,6 +5,7 @@
 - on a CPU they run as scaled dot-product attention with a dense mask: FlexAttention has no CPU backward.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -47,8 +48,6 @@ def render(layout: Layout, queries: Span, device: torch.device, backend: Backend
         backend = "flex" if device.type == "cuda" else "dense"
     if backend == "flex":
         fine = queries[1] - queries[0] >= _SHORT and _has_fine_tiles(device)
-        if fine:
-            _offer_fine_tiles()
         granularity = _FINE if fine else MASK_GRANULARITY
         return AttentionMask(blocks=layout.block_mask(queries, device, granularity=granularity), fine=fine)
     return AttentionMask(dense=layout.dense(queries, device))
@@ -62,7 +61,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Te
         attended: Tensor = flex_attention(query, key, value, block_mask=mask.blocks)
         return attended
     options = _kernel_options(query.shape[-1], query.dtype, mask.fine)
-    flex = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    flex = flex_attention if torch.compiler.is_compiling() else _compiled_flex(mask.fine)
     attended = flex(query, key, value, block_mask=mask.blocks, kernel_options=options)
     return attended
 
@@ -84,38 +83,60 @@ def _kernel_options(head_dim: int, dtype: torch.dtype, fine: bool) -> dict[str, 
 def _has_fine_tiles(device: torch.device) -> bool:
     """Whether masks of 64 can be used: block diffusion over 1,024 has a tenth fewer tiles than with 128.
 
-    They were measured on Hopper, and need a torch to which `_offer_fine_tiles` can add a config.
+    They were measured on Hopper, and need a torch whose compiler can be offered another tile (`_FineTiles`).
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     try:
-        from torch._inductor.choices import InductorChoices
+        from torch._inductor import choices, compile_fx, virtualized
 
         _fine_config()
     except (ImportError, TypeError):  # another torch, with other insides
         return False
-    return hasattr(InductorChoices, "get_flex_attention_bwd_configs")
+    return (
+        hasattr(choices.InductorChoices, "get_flex_attention_bwd_configs")
+        and hasattr(compile_fx, "compile_fx_inner")
+        and hasattr(virtualized.V, "set_choices_handler")
+    )
 
 
-def _offer_fine_tiles() -> None:
-    """Add 64-wide tiles to those that torch's compiler offers FlexAttention's backward pass.
+def compiler_for(device: torch.device) -> str | Callable[..., Any]:
+    """The backend to give `torch.compile` for what holds attention on a device."""
+    return _inductor_with_fine_tiles if _has_fine_tiles(device) else "inductor"
+
+
+def _inductor_with_fine_tiles(graph: Any, inputs: Sequence[Any]) -> Any:
+    """torch's own compiler, offered fine tiles for the graphs that it is given here and for no others.
+
+    A backward pass is compiled when it first runs, on another thread, so each graph's own compilation is
+    wrapped, and not this call.
+    """
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.virtualized import V
+
+    def compile_one(*args: Any, **kwargs: Any) -> Any:
+        with V.set_choices_handler(_FineTiles(V.choices)):
+            return compile_fx_inner(*args, **kwargs)
+
+    return compile_fx(graph, inputs, inner_compile=compile_one)
+
+
+class _FineTiles:
+    """The compiler's choices, with 64-wide tiles for FlexAttention's backward pass.
 
     For heads of 64 on Hopper torch offers only 128-wide backward tiles and rejects 64-wide masks, whatever
-    the kernel options say, so we add a 64-wide config wherever none of torch's own divides 64. This changes
-    torch's `InductorChoices` for the whole process; calling it again does nothing.
+    the kernel options say, so we add a 64-wide config wherever none of torch's own divides 64.
     """
-    from torch._inductor.choices import InductorChoices
 
-    offered = InductorChoices.get_flex_attention_bwd_configs
-    if getattr(offered, "offers_fine_tiles", False):
-        return
+    def __init__(self, choices: Any) -> None:
+        self._choices = choices
 
-    def with_fine_tiles(self: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        found = offered(self, *args, **kwargs)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._choices, name)
+
+    def get_flex_attention_bwd_configs(self, *args: Any, **kwargs: Any) -> list[Any]:
+        found: list[Any] = self._choices.get_flex_attention_bwd_configs(*args, **kwargs)
         return found if any(_divides(cut, _FINE) for cut in found) else [*found, _fine_config()]
-
-    with_fine_tiles.offers_fine_tiles = True  # type: ignore[attr-defined]
-    InductorChoices.get_flex_attention_bwd_configs = with_fine_tiles  # type: ignore[method-assign]
 
 
 def _fine_config() -> Any:
@@ -137,8 +158,9 @@ def allow_many_graphs() -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
 
 
-@lru_cache(maxsize=1)
-def _compiled_flex() -> Any:
+@lru_cache(maxsize=2)
+def _compiled_flex(fine: bool) -> Any:
     """FlexAttention compiled, one graph for each layout, dtype and shape that it meets."""
     allow_many_graphs()
-    return torch.compile(flex_attention, dynamic=False)
+    backend: Any = _inductor_with_fine_tiles if fine else "inductor"
+    return torch.compile(flex_attention, dynamic=False, backend=backend)

@@ -160,7 +160,10 @@ def _validates_exactly(trainer: "Trainer") -> bool:
 
 
 def model_flop_utilisation(trainer: "Trainer", tokens_per_second: float) -> float | None:
-    """6 FLOPs a parameter and text token (embeddings not counted) against the devices' data sheets.
+    """6 FLOPs a parameter and text token against the devices' data sheets.
+
+    The parameters of looked-up embeddings are in no product and do not count; where they are the head's too,
+    they do.
 
     None on devices that are not known. Work on the clean half and in attention is not counted: this is the
     rate at which text is learned from.
@@ -171,9 +174,10 @@ def model_flop_utilisation(trainer: "Trainer", tokens_per_second: float) -> floa
     peak = next((flops for key, flops in _PEAK_FLOPS.items() if key in name), None)
     if peak is None:
         return None
-    parameters = sum(
-        p.numel() for key, p in trainer.network.named_parameters() if not key.startswith("embedding.")
-    )
+    network = trainer.network
+    parameters = sum(p.numel() for p in network.parameters())
+    if not network.config.tied:
+        parameters -= network.embedding.weight.numel()
     return 6 * parameters * tokens_per_second / (peak * trainer.engine.world)
 
 
