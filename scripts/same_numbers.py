@@ -33,7 +33,10 @@ COMMON: dict[str, Any] = {
 BLOCKS = {"kind": "block_diffusion", "block_size": 4}
 CASES: Mapping[str, dict[str, Any]] = {
     "ar": {"method": {"kind": "autoregressive"}},
-    "ar-random-batch": {"method": {"kind": "autoregressive", "score_first": True}, "objective": {"random_batch": True}},
+    "ar-random-batch": {
+        "method": {"kind": "autoregressive", "score_first": True},
+        "objective": {"random_batch": True},
+    },
     "counts": {"method": BLOCKS},
     "times": {"method": BLOCKS, "objective": {"masking": {"kind": "times", "schedule": "cosine"}}},
     "mdlm": {"method": {"kind": "block_diffusion"}, "objective": {"masking": {"kind": "times"}}},
@@ -46,7 +49,10 @@ CASES: Mapping[str, dict[str, Any]] = {
     "leaning": {"method": {**BLOCKS, "lean": 2.0}, "objective": {"masking": {"kind": "counts", "lean": 1.0}}},
     "joint": {
         "method": {**BLOCKS, "causal_clean": True, "previous_token": True},
-        "objective": {"masking": {"kind": "counts", "complementary": True, "weight": "flat"}, "next_token": 2.0},
+        "objective": {
+            "masking": {"kind": "counts", "complementary": True, "weight": "flat"},
+            "next_token": 2.0,
+        },
     },
     "two-pass": {"method": BLOCKS, "objective": {"algorithm": "two_pass", "strata": "ordered"}},
     "told-the-time": {
@@ -72,7 +78,9 @@ TEXTS = ("The for statement is used to iterate.\n", "A class definition\n", "x" 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("commit", help="the other commit")
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; by default all")
     asked = parser.parse_args()
@@ -81,7 +89,9 @@ def main() -> int:
         parser.error(f"cases must be among {', '.join(CASES)}, got {', '.join(unknown)}")
     with TemporaryDirectory() as folder:
         work, other = Path(folder), Path(folder) / "other"
-        subprocess.run(["git", "worktree", "add", "-q", "--detach", str(other), asked.commit], cwd=ROOT, check=True)
+        subprocess.run(
+            ["git", "worktree", "add", "-q", "--detach", str(other), asked.commit], cwd=ROOT, check=True
+        )
         try:
             return _compare({"this tree": ROOT, asked.commit: other}, names, work)
         finally:
@@ -96,15 +106,24 @@ def _compare(trees: Mapping[str, Path], names: list[str], work: Path) -> int:
     source = work / "pages.jsonl"
     source.write_text("".join(json.dumps({"text": page.read_text("utf-8")}) + "\n" for page in pages))
     (new, root), *_ = trees.items()
-    _run(root, "data", "prepare", str(source), str(data), "--tokenizer", "bytes", "--held-out", "2")
+    _run(root, "data", "prepare", str(source), str(data), "--tokenizer", "bytes", "--held-out", "0.3")
     differ = 0
     for name in names:
         with ThreadPoolExecutor(len(trees)) as pool:
-            found = dict(zip(trees, pool.map(lambda tree: _measured(tree, name, data, texts, work), trees.values()), strict=True))
+            found = dict(
+                zip(
+                    trees,
+                    pool.map(lambda tree: _measured(tree, name, data, texts, work), trees.values()),
+                    strict=True,
+                )
+            )
         one, other = found.values()
         wrong = [what for what in one if one[what] != other.get(what)]
         differ += bool(wrong)
-        print(f"{name:16} {'DIFFERS: ' + ', '.join(wrong) if wrong else 'the same: ' + ', '.join(one)}", flush=True)
+        print(
+            f"{name:16} {'DIFFERS: ' + ', '.join(wrong) if wrong else 'the same: ' + ', '.join(one)}",
+            flush=True,
+        )
     print("all the same" if not differ else f"{differ} of {len(names)} differ")
     return int(differ > 0)
 
@@ -142,7 +161,10 @@ def _recipe(tree: Path, name: str, data: Path) -> dict[str, Any]:
 
 def _log(file: Path) -> list[dict[str, str]]:
     with file.open(newline="", encoding="utf-8") as rows:
-        return [{key: value for key, value in row.items() if key != "tokens_per_second"} for row in csv.DictReader(rows)]
+        return [
+            {key: value for key, value in row.items() if key != "tokens_per_second"}
+            for row in csv.DictReader(rows)
+        ]
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
@@ -150,9 +172,19 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _run(tree: Path, *words: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree / "src"),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "bd3lm", *words], cwd=tree, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "bd3lm", *words],
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         sys.exit(f"{tree}: bd3lm {' '.join(words)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

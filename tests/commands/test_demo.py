@@ -25,8 +25,8 @@ from bd3lm.commands.shared.subjects import Subject
 from bd3lm.evaluation import Sampled, corpus_likelihood
 from bd3lm.interop import load
 from bd3lm.objectives import Autoregressive, TokenBatch
-from bd3lm.reports.document import readable
 from bd3lm.reports.numbers import plain, with_error
+from bd3lm.reports.readable import readable
 from bd3lm.runs import presets
 from bd3lm.runs.plan import Run
 from bd3lm.runs.recipe import merge

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from bd3lm.methods import BlockDiffusionMethod
 from rich.console import Console
 
 from bd3lm.cli import main
@@ -16,9 +15,9 @@ from bd3lm.commands.shared.corpora import open_sequences
 from bd3lm.commands.shared.records import FOLDER, kept
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.commands.zeroshot import ZeroShot, report_zero_shot
-from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.data import byte_tokenizer, train_bpe
 from bd3lm.lm import LanguageModel, load
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.reports import perplexity_text
 from bd3lm.reports.content import OWN
 from bd3lm.runs.stages import resolve_stages

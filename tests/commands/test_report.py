@@ -174,55 +174,61 @@ def test_a_run_that_leans_is_measured_in_its_own_order(data, tmp_path):
 
 
 def clipped(low: float, high: float, **more) -> dict:
-    return {"masking": {"kind": "clipped", "low": low, "high": high, **more}}
+    return {"objective": {"masking": {"kind": "clipped", "low": low, "high": high, **more}}}
+
+
+def blocks(size: int = 4, **method: Any) -> dict[str, Any]:
+    return {"method": {"kind": "block_diffusion", "block_size": size, **method}}
+
+
+def counts(**options: Any) -> dict[str, Any]:
+    return {"objective": {"masking": {"kind": "counts", **options}}}
 
 
 @pytest.mark.parametrize(
-    ("method", "log", "is_bound"),
+    ("changes", "log", "is_bound"),
     [
-        ({"kind": "autoregressive"}, [], True),
-        ({"kind": "autoregressive", "random_batch": True}, [], False),
-        ({"kind": "score_entropy"}, [], True),
-        ({"kind": "simplex", "block_size": 4}, [], False),
-        ({"block_size": 4}, [], True),
-        ({"block_size": 4, "masking": {"kind": "counts", "weight": "flat"}}, [], False),
-        ({"block_size": 1, "masking": {"kind": "counts", "weight": "flat"}}, [], True),
-        ({"block_size": 4} | clipped(0.0, 1.0), [], True),
-        ({"block_size": 4} | clipped(0.0, 1.0, weight="flat"), [], False),
-        ({"block_size": 4} | clipped(0.3, 0.8), [], False),
-        ({"block_size": 1} | clipped(0.3, 0.8), [], True),
+        ({"method": "autoregressive"}, [], True),
+        ({"method": "autoregressive", "objective": {"random_batch": True}}, [], False),
+        ({"method": "score_entropy"}, [], True),
+        ({"method": {"kind": "simplex", "block_size": 4}}, [], False),
+        (blocks(), [], True),
+        (blocks() | counts(weight="flat"), [], False),
+        (blocks(1) | counts(weight="flat"), [], True),
+        (blocks() | clipped(0.0, 1.0), [], True),
+        (blocks() | clipped(0.0, 1.0, weight="flat"), [], False),
+        (blocks() | clipped(0.3, 0.8), [], False),
+        (blocks(1) | clipped(0.3, 0.8), [], True),
         # What a search found is trained on too, from then on.
-        ({"block_size": 4} | clipped(0.0, 1.0), [{"clip_low": 0.3, "clip_high": 0.8}], False),
-        ({"block_size": 4} | clipped(0.0, 1.0), [{"clip_low": 0.0, "clip_high": 1.0}], True),
-        ({"block_size": 1} | clipped(0.0, 1.0), [{"clip_low": 0.3, "clip_high": 0.8}], True),
+        (blocks() | clipped(0.0, 1.0), [{"clip_low": 0.3, "clip_high": 0.8}], False),
+        (blocks() | clipped(0.0, 1.0), [{"clip_low": 0.0, "clip_high": 1.0}], True),
+        (blocks(1) | clipped(0.0, 1.0), [{"clip_low": 0.3, "clip_high": 0.8}], True),
     ],
 )
-def test_whether_a_training_loss_is_a_bound_is_asked_of_the_objective(method, log, is_bound, data):
-    recipe = tiny_recipe(data, {"method": {"kind": "block_diffusion", **method}})
-    found = runs.losses(recipe, of_bytes(4), [{"step": 1.0}, *log])
+def test_whether_a_training_loss_is_a_bound_is_asked_of_the_objective(changes, log, is_bound, data):
+    found = runs.losses(tiny_recipe(data, changes), of_bytes(4), [{"step": 1.0}, *log])
     assert found["train_is_bound"] == is_bound
 
 
 def test_clipped_rates_bound_nothing_for_a_network_that_is_told_the_noise(data):
-    recipe = tiny_recipe(data, {"method": {"kind": "block_diffusion", "block_size": 1} | clipped(0.3, 0.8)})
+    recipe = tiny_recipe(data, blocks(1) | clipped(0.3, 0.8))
     told = of_bytes(1, adaln=True, time_conditioning=True)
     assert not runs.losses(recipe, told, [])["train_is_bound"]
 
 
 @pytest.mark.parametrize(
-    ("method", "leans"),
+    ("changes", "leans"),
     [
-        ({"lean": 2.0}, (0.0, 2.0)),
-        ({"masking": {"kind": "counts", "lean": 0.5}}, (0.5, 0.0)),
-        ({"lean": 2.0, "masking": {"kind": "counts", "lean": 2.0}}, (2.0, 2.0)),
+        (blocks(lean=2.0), (0.0, 2.0)),
+        (blocks() | counts(lean=0.5), (0.5, 0.0)),
+        (blocks(lean=2.0) | counts(lean=2.0), (2.0, 2.0)),
         # In discrete steps a network is judged in them, and they have no lean.
-        ({"lean": 2.0, "masking": {"kind": "discrete", "steps": 8}}, (0.0, 0.0)),
-        ({"kind": "autoregressive"}, (0.0, 0.0)),
+        (blocks(lean=2.0) | {"objective": {"masking": {"kind": "discrete", "steps": 8}}}, (0.0, 0.0)),
+        ({"method": "autoregressive"}, (0.0, 0.0)),
     ],
 )
-def test_the_orders_of_training_and_of_validation(method, leans, data):
-    recipe = tiny_recipe(data, {"method": {"kind": "block_diffusion", **method}})
-    found = runs.losses(recipe, of_bytes(4), [])
+def test_the_orders_of_training_and_of_validation(changes, leans, data):
+    found = runs.losses(tiny_recipe(data, changes), of_bytes(4), [])
     assert (found["train_lean"], found["valid_lean"]) == leans
 
 
@@ -232,7 +238,7 @@ def test_the_orders_of_training_and_of_validation(method, leans, data):
         ("autoregressive", {}, "auto"),
         ("block_diffusion", {}, "counts"),
         ("block_diffusion", merge(TIMED, {"objective": {"masking": {"kind": "times"}}}), "nelbo"),
-        ("score_entropy", {}, "nelbo"),
+        ("score_entropy", {}, "auto"),
     ],
     ids=["AR", "blocks", "told the noise level", "SEDD"],
 )
@@ -243,7 +249,7 @@ def test_speed_is_that_of_one_pass(kind, change, estimator, data, tmp_path, monk
         tmp_path / "run",
     )
     asked, build = [], measuring.build_estimator
-    monkeypatch.setattr(measuring, "build_estimator", lambda *words: asked.append(words[2]) or build(*words))
+    monkeypatch.setattr(measuring, "build_estimator", lambda *words: asked.append(words[1]) or build(*words))
     (folder,) = run_stages(run)
     assert measuring._Speed.measure(Subject.open(folder, device="cpu")).perplexity > 0
     assert asked == [estimator, "auto"]

@@ -91,7 +91,7 @@ def test_a_lean_is_said_where_it_is_not_the_runs_own(own, measured, flag):
 
 def test_ancestral_steps_of_a_run_that_leans_were_taken_without():
     of = recipe("block_diffusion", block_size=4, lean=2.0)
-    found = parsed(judgement(settings={"unmasking": "Ancestral(steps=9)", "lean": 0.0}), of)
+    found = parsed(judgement(settings={"unmasking": {"kind": "ancestral", "steps": 9}, "lean": 0.0}), of)
     assert (found.steps, found.lean) == (9, 0.0)
 
 

@@ -13,9 +13,9 @@ import torch
 
 from bd3lm.cli import main
 from bd3lm.commands.sample import Sample
+from bd3lm.kinds import plain
 from bd3lm.lm import LanguageModel, Settings
 from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
-from bd3lm.sampling.rule_values import rule_values
 from tests.commands import fails
 from tests.lm import (
     BYTES,
@@ -152,7 +152,7 @@ def test_every_flag_is_a_setting(words, changes, saved, model, tmp_path, capsys)
     used = settings.for_method(model.config.method)
     assert record["settings"] == {
         **asdict(used),
-        "unmasking": rule_values(used.unmasking),
+        "unmasking": plain(used.unmasking),
         "stop": list(used.stop),
     }
     assert record["settings"]["nucleus_p"] == changes.get("nucleus_p", 0.9)
@@ -188,7 +188,7 @@ def test_lean_is_the_order_in_which_a_block_is_written(words, unmasking, saved, 
     out = tmp_path / "texts.jsonl"
     assert main(["sample", saved, "ab", "--count", "3", "--out", str(out), *words.split()]) == 0
     found = records(out)
-    assert [record["settings"]["unmasking"] for record in found] == [rule_values(unmasking)] * 3
+    assert [record["settings"]["unmasking"] for record in found] == [plain(unmasking)] * 3
     texts = [record["tokens"] for record in found]
     assert texts == tokens_of(model.generate(["ab"] * 3, unmasking=unmasking))
     assert (texts == tokens_of(model.generate(["ab"] * 3))) == (words == "--lean 0")
@@ -210,7 +210,7 @@ def test_a_model_that_leans_writes_in_its_own_order(words, unmasking, model, tmp
     out = tmp_path / "texts.jsonl"
     assert main(["sample", str(tmp_path / "model"), "ab", "--out", str(out), *words.split()]) == 0
     (record,) = records(out)
-    assert record["settings"]["unmasking"] == rule_values(unmasking)
+    assert record["settings"]["unmasking"] == plain(unmasking)
     assert record["tokens"] == model.generate("ab", unmasking=unmasking)[0].tokens
 
 

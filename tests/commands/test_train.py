@@ -83,11 +83,11 @@ def test_a_train_without_anything_to_train_is_refused(capsys):
 
 
 def test_a_flag_that_one_stage_has_says_which(capsys):
-    words = ["train", "demo", "--show", "--method.masking.kind", "counts", "--optimizer.lr", "0.1"]
+    words = ["train", "demo", "--show", "--objective.masking.kind", "counts", "--optimizer.lr", "0.1"]
     assert main(words) == 1
     error = capsys.readouterr().err
-    assert "method.masking: unknown key, allowed are kind, score_first, random_batch\n" in error
-    assert error.endswith("\n  the stage block has it: --block.method.masking.kind\n")
+    assert "objective.masking: unknown key, allowed are random_batch\n" in error
+    assert error.endswith("\n  the stage block has it: --block.objective.masking.kind\n")
     assert main(["train", "demo", "--show", "--optimizer.lrr", "0.1"]) == 1
     assert "the stage" not in capsys.readouterr().err  # which none has
 
@@ -96,7 +96,7 @@ def test_a_flag_that_every_stage_knows_is_of_no_single_one(capsys):
     """Though only one may find its value wrong; and a value may be wrong for the one that knows a flag."""
     assert main(["train", "demo", "--show", "--data.context", "30"]) == 1
     error = capsys.readouterr().err
-    assert "method.block_size must divide data.context 30, got 4" in error
+    assert "method.block_size must divide the context 30, got 4" in error
     assert "the stage" not in error.partition("\n")[2]
     assert main(["train", "demo", "--show", "--method.block_size", "5"]) == 1
     assert capsys.readouterr().err.endswith("\n  the stage block has it: --block.method.block_size\n")

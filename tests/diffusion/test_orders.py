@@ -8,12 +8,12 @@ from operator import eq
 import numpy as np
 import pytest
 import torch
-from bd3lm.methods import BlockDiffusionMethod
 from scipy import stats
 from torch import Tensor
 
 from bd3lm.diffusion import Draws, check_lean, log_reveal_rates, log_reveal_times
 from bd3lm.diffusion.masking import reveal_ranks
+from bd3lm.methods import BlockDiffusionMethod
 from tests.oracles.orders import law_of_orders
 
 FITS, FAILS = 1e-3, 1e-6  # p-values of samples that follow a law, and of those that do not

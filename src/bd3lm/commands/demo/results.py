@@ -102,7 +102,7 @@ def _to_try(runs: list[Run]) -> list[str]:
     if not _is_plain_demo(runs):
         return []
     ideas = (
-        ("other masks", "demo", "pairs", "--block.method.masking.complementary true"),
+        ("other masks", "demo", "pairs", "--block.objective.masking.complementary true"),
         ("larger blocks", "demo", "block8", f"--from {runs[0].out} --method.block_size 8"),
         ("the paper's way", "demo-paper", "demo-paper", ""),
     )
