@@ -3,7 +3,6 @@
 The slow tests are of the real weights, the others of a tiny model in their place.
 """
 
-import hashlib
 import json
 import os
 import random
@@ -15,14 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.box_card import CARD, EVAL, shipped_lean, with_figures
 
 import bd3lm
 from bd3lm import interop
 from bd3lm.cli import main
-from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import load_tokenizer
 from bd3lm.interop import sources
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.runs.presets import network_config, preset
 from bd3lm.runs.recipe import BlockDiffusionRecipe, recipe_from_dict
 from tests.lm import of_bytes
@@ -155,26 +153,6 @@ def test_the_box_writes_english() -> None:
 def test_the_command_alone_writes_without_a_network(tmp_path: Path) -> None:
     assert len(words_of(in_a_fresh_interpreter("-m", "bd3lm", "sample", cwd=tmp_path))) >= 20
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_the_card_is_of_these_weights() -> None:
-    records = json.loads(EVAL.read_text("utf-8"))
-    weights = (CARD.parent / interop.WEIGHTS_NAME).read_bytes()
-    assert len(weights) <= 16_000_000
-    assert {record["weights"] for record in records} == {hashlib.sha256(weights).hexdigest()}
-    card = CARD.read_text("utf-8")
-    assert with_figures(card, records, shipped=shipped_lean()) == card
-    assert "TODO" not in card
-
-
-@pytest.mark.slow
-def test_what_is_measured_first_is_what_ships_and_the_rest_differs_in_the_order_alone() -> None:
-    settings = [record["settings"] for record in json.loads(EVAL.read_text("utf-8"))]
-    leans = [each.pop("lean") for each in settings]
-    assert leans[0] == shipped_lean() == bd3lm.load("box").config.method.lean
-    assert len(set(leans)) == len(leans)
-    assert all(each == settings[0] for each in settings)
 
 
 @pytest.mark.slow

@@ -17,8 +17,9 @@ import torch
 import yaml
 
 import bd3lm
+from bd3lm import kinds
 from bd3lm.cli import main
-from bd3lm.cli.training import set_aside_overrides
+from bd3lm.commands.train import Train
 from bd3lm.data import TokenShards, load_tokenizer
 from bd3lm.interop import load
 from bd3lm.lm import LanguageModel, Settings
@@ -27,7 +28,6 @@ from bd3lm.runs import presets
 from bd3lm.runs.presets import PRESETS
 from bd3lm.runs.stages import resolve_stages
 from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
-from bd3lm.sampling.rule_values import rule_values
 from bd3lm.training import Trainer, tensor_files
 from tests.data_room.documents import random_texts
 from tests.lm import (
@@ -187,7 +187,7 @@ def test_a_pipe_that_is_not_standard_output_is_a_failure(capsys, monkeypatch):
     def torn(*_, **__):
         raise BrokenPipeError(errno.EPIPE, "the worker is gone")
 
-    monkeypatch.setattr("bd3lm.commands.proof.run_proof", torn)
+    monkeypatch.setattr("bd3lm.commands.prove.run_proof", torn)
     assert "the worker is gone" in fails(capsys, "prove")
 
 
@@ -278,11 +278,11 @@ def test_a_train_without_anything_to_train_is_refused(capsys):
 
 
 def test_a_flag_that_one_stage_has_says_which(capsys):
-    words = ["train", "demo", "--show", "--method.masking.kind", "counts", "--optimizer.lr", "0.1"]
+    words = ["train", "demo", "--show", "--objective.masking.kind", "counts", "--optimizer.lr", "0.1"]
     assert main(words) == 1
     error = capsys.readouterr().err
     assert "method.masking: unknown key, allowed are kind, score_first, random_batch\n" in error
-    assert error.endswith("\n  the stage block has it: --block.method.masking.kind\n")
+    assert error.endswith("\n  the stage block has it: --block.objective.masking.kind\n")
     assert main(["train", "demo", "--show", "--optimizer.lrr", "0.1"]) == 1
     assert "the stage" not in capsys.readouterr().err  # which none has
 
@@ -371,7 +371,7 @@ def test_every_kind_of_too_little_memory_is_one_line(error, said, capsys, monkey
     def run(*_: Any) -> int:
         raise error
 
-    monkeypatch.setattr("bd3lm.cli.training.Presets.run", run)
+    monkeypatch.setattr("bd3lm.commands.presets.Presets.run", run)
     assert said in fails(capsys, "presets")
     with pytest.raises(type(error)):
         main(["presets", "--debug"])
@@ -381,7 +381,7 @@ def test_another_failure_keeps_its_traceback(monkeypatch):
     def run(*_: Any) -> int:
         raise RuntimeError("a mistake of ours, not for lack of memory")
 
-    monkeypatch.setattr("bd3lm.cli.training.Presets.run", run)
+    monkeypatch.setattr("bd3lm.commands.presets.Presets.run", run)
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         main(["presets"])
 
@@ -680,7 +680,7 @@ def test_sample_writes_a_line_a_text(saved, model, tmp_path, capsys):
             "settings": {
                 **asdict(settings),
                 "nucleus_p": 0.9,
-                "unmasking": {"kind": "FirstHitting", "tokens_per_pass": 1, "lean": 0.0},
+                "unmasking": {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 0.0},
                 "stop": [],
             },
         }
@@ -726,7 +726,7 @@ def test_every_flag_is_a_setting(words, changes, saved, model, tmp_path, capsys)
     used = settings.for_method(model.config.method)
     assert record["settings"] == {
         **asdict(used),
-        "unmasking": rule_values(used.unmasking),
+        "unmasking": kinds.plain(used.unmasking),
         "stop": list(used.stop),
     }
     assert record["settings"]["nucleus_p"] == changes.get("nucleus_p", 0.9)
@@ -762,7 +762,7 @@ def test_lean_is_the_order_in_which_a_block_is_written(words, unmasking, saved, 
     out = tmp_path / "texts.jsonl"
     assert main(["sample", saved, "ab", "--count", "3", "--out", str(out), *words.split()]) == 0
     found = records(out)
-    assert [record["settings"]["unmasking"] for record in found] == [rule_values(unmasking)] * 3
+    assert [record["settings"]["unmasking"] for record in found] == [kinds.plain(unmasking)] * 3
     texts = [record["tokens"] for record in found]
     assert texts == tokens_of(model.generate(["ab"] * 3, unmasking=unmasking))
     assert (texts == tokens_of(model.generate(["ab"] * 3))) == (words == "--lean 0")
@@ -784,7 +784,7 @@ def test_a_model_that_leans_writes_in_its_own_order(words, unmasking, model, tmp
     out = tmp_path / "texts.jsonl"
     assert main(["sample", str(tmp_path / "model"), "ab", "--out", str(out), *words.split()]) == 0
     (record,) = records(out)
-    assert record["settings"]["unmasking"] == rule_values(unmasking)
+    assert record["settings"]["unmasking"] == kinds.plain(unmasking)
     assert record["tokens"] == model.generate("ab", unmasking=unmasking)[0].tokens
 
 
@@ -1076,6 +1076,6 @@ def test_every_flag_of_train_is_its_own_and_any_other_an_override(capsys):
     own = [name for line in lines if line.startswith("-") for name in re.findall(r"--[a-z][a-z-]*", line)]
     assert {"--out", "--from", "--resume", "--no-resume", "--help"} <= set(own)
     for name in own:
-        assert set_aside_overrides(["train", "demo", name]) == (["train", "demo", name], [])
+        assert Train.set_aside(["demo", name]) == (["demo", name], {"overrides": ()})
     words = ["--start_from", "x", "--train.steps=3"]
-    assert set_aside_overrides(["train", *words, "demo"]) == (["train", "demo"], words)
+    assert Train.set_aside([*words, "demo"]) == (["demo"], {"overrides": tuple(words)})

@@ -7,12 +7,13 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 import bd3lm
 from bd3lm import cli
+from bd3lm.commands import every_command
+from bd3lm.commands.train import Train
 from tests.lm import of_bytes
 
 pytestmark = pytest.mark.sweep(3)
@@ -62,13 +63,13 @@ def _commands(source: str, folder: Path) -> list[list[str]]:
 def understand(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
     """Read a command as `bd3lm` does, and stop before it does anything; a recipe is resolved."""
 
-    def show(self: cli.Train) -> int:
+    def show(self: Train) -> int:
         return run(replace(self, show=True)) if self.preset else 0  # without one it needs a run to resume
 
-    run = cli.Train.run
-    for each in get_args(cli.Command):
-        monkeypatch.setattr(get_args(each)[0], "run", lambda self: 0)
-    monkeypatch.setattr(cli.Train, "run", show)
+    run = Train.run
+    for each in every_command().values():
+        monkeypatch.setattr(each, "run", lambda self: 0)
+    monkeypatch.setattr(Train, "run", show)
 
     def check(words: list[str]) -> None:
         try:

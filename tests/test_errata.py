@@ -6,7 +6,7 @@ import torch
 from bd3lm.diffusion import ClippedTimes
 from bd3lm.evaluation import exact_likelihood
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
-from tests.oracles.networks import CLEAN, MASK, tiny_transformer
+from tests.oracles.networks import CLEAN, blocks_of, tiny_transformer
 
 
 def test_nelbos_of_a_fixed_network_are_not_ordered_by_block_size() -> None:
@@ -15,10 +15,7 @@ def test_nelbos_of_a_fixed_network_are_not_ordered_by_block_size() -> None:
     for seed in range(20):
         network = tiny_transformer(seed)
         batch = TokenBatch.of(_texts(16, seed), score_first=True)
-        one, two = (
-            exact_likelihood(network, batch, block_size=size, mask_id=MASK).nelbo.sum(1).mean()
-            for size in (1, 2)
-        )
+        one, two = (exact_likelihood(network, batch, blocks_of(size)).nelbo.sum(1).mean() for size in (1, 2))
         found |= bool(two < one - 0.01)
     assert found
 
@@ -28,12 +25,11 @@ def test_no_weight_makes_a_clipped_range_the_nelbo(low: float, high: float) -> N
     """Section 5.2's slope 1/(β − ω) is no better than the derivative's ω − β: neither gives the NELBO."""
     network, tokens = tiny_transformer(1), _texts(2, 5)
     many = TokenBatch.of(tokens.repeat_interleave(4_000, 0), score_first=True)
-    truth = exact_likelihood(
-        network, TokenBatch.of(tokens, score_first=True), block_size=4, mask_id=MASK
-    ).nelbo.squeeze(1)
+    truth = exact_likelihood(network, TokenBatch.of(tokens, score_first=True), blocks_of(4)).nelbo.squeeze(1)
     for weight in ("reference", "derivative", "paper", "flat"):
         objective = BlockDiffusionLoss(
-            block_size=4, mask_id=MASK, masking=ClippedTimes(low=low, high=high, weight=weight)
+            reading=blocks_of(4),
+            masking=ClippedTimes(low=low, high=high, weight=weight),
         )
         with torch.no_grad():
             nats = objective(network, many, generator=torch.Generator().manual_seed(0)).nats.sum(1)

@@ -8,7 +8,7 @@ import torch
 from bd3lm.bench import Shape, TrainingCase, measure_training
 from bd3lm.bench.training import _RandomTokens
 from bd3lm.diffusion import Counts, Times
-from bd3lm.models import Transformer
+from bd3lm.models import BlockReading, Transformer
 from bd3lm.objectives import Autoregressive
 
 CPU = torch.device("cpu")
@@ -76,8 +76,8 @@ def test_objectives_are_those_of_the_methods():
         TrainingCase(shape=Shape(method=method, **SHAPE)).objective() for method in ("ar", "mdlm", "bd3lm")
     )
     assert ar == Autoregressive(mask_id=10)
-    assert (mdlm.block_size, mdlm.masking, mdlm.mask_id) == (8, Times(), 10)
-    assert (block.block_size, block.masking, block.mask_id) == (4, Counts(), 10)
+    assert (mdlm.reading, mdlm.masking) == (BlockReading(block_size=8, mask_id=10), Times())
+    assert (block.reading, block.masking) == (BlockReading(block_size=4, mask_id=10), Counts())
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bd3lm.cli import main
-from bd3lm.commands.records import keep, kept, model_and_title, new_record, record_name, write_records
-from bd3lm.commands.subjects import Subject
+from bd3lm.commands.shared.records import keep, kept, model_and_title, new_record, record_name, write_records
+from bd3lm.commands.shared.subjects import Subject
 from tests.lm import of_bytes
 
 COMMANDS = {
@@ -70,13 +70,6 @@ def test_records_of_a_run_are_those_of_its_weights_the_newest_last(tmp_path):
     assert kept(run, "kind") == [older, newer]
 
 
-def test_a_rule_that_an_older_record_has_as_a_string_is_read_as_values(tmp_path):
-    run = a_run(tmp_path)
-    keep(run, "old", new_record(run, "kind", settings={"unmasking": "EntropyBound(bound=0.3)"}, result={}))
-    (record,) = kept(run, "kind")
-    assert record["settings"] == {"unmasking": {"kind": "EntropyBound", "bound": 0.3}}
-
-
 def test_json_that_is_no_record_is_passed_over_and_what_is_no_json_is_named(tmp_path):
     run = a_run(tmp_path)
     record = new_record(run, "kind", settings={}, result={})
@@ -113,7 +106,7 @@ def test_a_folder_that_takes_no_files_is_refused_before_anything_is_opened(tmp_p
 
     for out, said in (("/proc/out.json", "No such file or directory"), (taken, "Read-only file system")):
         if out == taken:
-            monkeypatch.setattr("bd3lm.commands.records.TemporaryFile", refuse)
+            monkeypatch.setattr("bd3lm.commands.shared.records.TemporaryFile", refuse)
         elif not Path("/proc/self").exists():
             continue
         assert main([*words, "--out", str(out)]) == 1

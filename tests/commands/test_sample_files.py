@@ -2,8 +2,8 @@
 
 import pytest
 
-from bd3lm.commands.sample_files import Samples, open_source
-from bd3lm.commands.subjects import Subject
+from bd3lm.commands.shared.sample_files import Samples, open_source
+from bd3lm.commands.shared.subjects import Subject
 from tests.commands import LINE, written
 from tests.lm import of_bytes
 
@@ -101,13 +101,7 @@ def test_a_file_says_what_weights_wrote_it_unless_it_is_older(tmp_path):
     assert Samples.read(written(tmp_path, {**LINE, "weights": "0123"})).weights == "0123"
 
 
-def test_rules_that_older_files_have_as_strings_are_read_as_values(tmp_path):
-    rules = (
-        {"kind": "FirstHitting", "tokens_per_pass": 1, "lean": 2.0},
-        "FirstHitting(tokens_per_pass=1, lean=2.0)",
-    )
-    lines = [{**LINE, "settings": {**LINE["settings"], "unmasking": rule}} for rule in rules]
-    found = Samples.read(written(tmp_path, *lines))
-    assert found.settings["unmasking"] == rules[0]
-    assert found.lean == 2.0
-    assert Samples.read(written(tmp_path, {**LINE, "settings": {"unmasking": None}})).lean == 0.0
+def test_texts_have_the_lean_of_their_rule(tmp_path):
+    for rule, lean in (({"kind": "first_hitting", "lean": 2.0}, 2.0), ("mine", 0.0), (None, 0.0)):
+        line = {**LINE, "settings": {**LINE["settings"], "unmasking": rule}}
+        assert Samples.read(written(tmp_path, line)).lean == lean

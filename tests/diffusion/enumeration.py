@@ -36,7 +36,7 @@ def revealed_in(order: Sequence[int], n: int, lean: float) -> Tensor:
 def product_draws(levels: Tensor, tokens: Tensor) -> Draws:
     """One block a row: every level with every row of `tokens`."""
     levels, rows = levels.repeat_interleave(len(tokens)), tokens.repeat(len(levels), 1)
-    return Draws(levels=levels[:, None], counts=torch.full_like(levels, 0.5)[:, None], tokens=rows)
+    return Draws(levels=levels[:, None], spare=torch.full_like(levels, 0.5)[:, None], tokens=rows)
 
 
 def everything(draws: Draws) -> Tensor:
@@ -45,8 +45,8 @@ def everything(draws: Draws) -> Tensor:
 
 
 def set_weights(masks: Masks, probability: Array | None = None) -> Array:
-    """The expected weight of every hidden set (2^n,) over rows of one block, summed over copies."""
-    rows, _copies, n = masks.hidden.shape
+    """The expected weight of every masked set (2^n,) over rows of one block, summed over copies."""
+    rows, _copies, n = masks.masked.shape
     probability = np.full(rows, 1 / rows) if probability is None else probability
     bits = hidden_bits(masks, n)[..., 0]
     weight = masks.weight.double().amax(-1).numpy() * probability[:, None]
@@ -71,10 +71,10 @@ def set_weights_by_rate_rule(rule: MaskingRule, n: int, levels: Tensor, probabil
     r = rate.repeat_interleave(2**n, 0)
     draws = product_draws(levels, torch.ones(2**n, n, dtype=torch.float64))
     draws = Draws(
-        levels=draws.levels, counts=draws.counts, tokens=torch.where(hide, r * (1 - 1e-9), r * (1 + 1e-9))
+        levels=draws.levels, spare=draws.spare, tokens=torch.where(hide, r * (1 - 1e-9), r * (1 + 1e-9))
     )
     masks = rule(draws, everything(draws))
-    assert torch.equal(masks.hidden[:, 0], hide)
+    assert torch.equal(masks.masked[:, 0], hide)
     bernoulli = torch.where(hide, r, 1 - r).prod(-1).numpy()
     return set_weights(masks, bernoulli * probability.repeat(2**n))
 
@@ -87,15 +87,15 @@ def replicates(
     batches = [sampler.draw(rows, length, block_size, generator=generator) for _ in range(count)]
     return Draws(
         levels=torch.cat([d.levels for d in batches]),
-        counts=torch.cat([d.counts for d in batches]),
+        spare=torch.cat([d.spare for d in batches]),
         tokens=torch.cat([d.tokens for d in batches]),
     )
 
 
 def hidden_bits(masks: Masks, block_size: int) -> Array:
-    """The hidden set of every (row, copy, block), as bits."""
-    hidden = masks.hidden.unflatten(-1, (-1, block_size))
-    return (hidden.long() << torch.arange(block_size)).sum(-1).numpy()
+    """The masked set of every (row, copy, block), as bits."""
+    masked = masks.masked.unflatten(-1, (-1, block_size))
+    return (masked.long() << torch.arange(block_size)).sum(-1).numpy()
 
 
 def losses(masks: Masks, tables: Array) -> Array:

@@ -52,7 +52,7 @@ def test_any_proposal_expects_the_nelbo_in_any_scale(
 def test_a_proposal_is_cut_to_the_tokens_that_are_maskable(
     complementary: bool, proposal: list[int], tokens: set[int]
 ) -> None:
-    """n is the block's own; the hidden sets range over its maskable tokens and nothing else."""
+    """n is the block's own; the masked sets range over its maskable tokens and nothing else."""
     own, n = sorted(tokens), len(tokens)
     rule = Counts(proposal=tuple(map(float, proposal)), complementary=complementary)
     draws = product_draws(midpoints(sum(proposal[:n]) or 1), every_order(4))
@@ -76,7 +76,7 @@ def test_a_real_proposal_expects_the_nelbo(complementary: bool) -> None:
 def test_the_weight_is_one_over_k_times_its_probability() -> None:
     draws = product_draws(midpoints(8), torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float64))
     masks = Counts(proposal=(4.0, 1.0, 3.0))(draws, everything(draws))
-    k = masks.hidden[:, 0].sum(-1)
+    k = masks.masked[:, 0].sum(-1)
     assert k.tolist() == [1, 1, 1, 1, 2, 3, 3, 3]
     expected = {1: 8 / 4, 2: 8 / (2 * 1), 3: 8 / (3 * 3)}
     assert masks.weight[:, 0].amax(-1).tolist() == pytest.approx([expected[int(j)] for j in k])
@@ -88,8 +88,8 @@ def test_a_pair_hides_every_token_once_with_the_weights_of_the_design() -> None:
     n = 4
     draws = product_draws(midpoints(n), every_order(n))
     masks = Counts(complementary=True)(draws, everything(draws))
-    assert (masks.hidden.sum(1) == 1).all()
-    j = masks.hidden.sum(-1)
+    assert (masks.masked.sum(1) == 1).all()
+    j = masks.masked.sum(-1)
     expected = torch.where(j == n, 1.0, n / (2 * j))
     assert torch.equal(masks.weight.amax(-1)[j > 0], expected[j > 0])
     assert (masks.weight[j == 0] == 0).all()
@@ -99,9 +99,9 @@ def test_averaging_the_two_copies_n_over_k_losses_would_be_biased() -> None:
     n = 3
     draws = product_draws(midpoints(n), every_order(n))
     masks = Counts(complementary=True)(draws, everything(draws))
-    j = masks.hidden.sum(-1, keepdim=True)
-    naive = torch.where(masks.hidden, n / (2 * j), 0.0)
-    weights = set_weights(type(masks)(hidden=masks.hidden, weight=naive, mask_rate=None))
+    j = masks.masked.sum(-1, keepdim=True)
+    naive = torch.where(masks.masked, n / (2 * j), 0.0)
+    weights = set_weights(type(masks)(masked=masks.masked, weight=naive, mask_rate=None))
     assert abs(weights[-1] / nelbo_set_weights(n)[-1] - 1) > 0.4
 
 
@@ -115,8 +115,8 @@ def test_one_token_is_always_hidden_with_weight_one(
     draws = LevelSampler().draw(100, 7, 1, generator=torch.Generator().manual_seed(0))
     masks = rule(draws, everything(draws))
     assert rule.copies(1) == 1
-    assert masks.hidden.shape == (100, 1, 7)
-    assert masks.hidden.all()
+    assert masks.masked.shape == (100, 1, 7)
+    assert masks.masked.all()
     assert (masks.weight == 1).all()
 
 
@@ -127,26 +127,26 @@ def test_copies() -> None:
 
 def test_stratified_levels_give_each_count_its_share_of_a_batch() -> None:
     draws = LevelSampler().draw(8, 16, 4, generator=torch.Generator().manual_seed(0))
-    hidden = Counts()(draws, everything(draws)).hidden[:, 0].unflatten(1, (4, 4)).sum(-1)
-    assert hidden.flatten().bincount().tolist() == [0, 8, 8, 8, 8]
+    masked = Counts()(draws, everything(draws)).masked[:, 0].unflatten(1, (4, 4)).sum(-1)
+    assert masked.flatten().bincount().tolist() == [0, 8, 8, 8, 8]
 
 
 def test_the_extreme_levels_give_the_extreme_counts() -> None:
     levels = torch.tensor([2.0**-60, 1.0], dtype=torch.float64)
     draws = product_draws(levels, every_order(5)[:1])
     for rule in (Counts(), Counts(proposal=(0.1, 0.2, 0.3, 0.7, 1e-3))):
-        assert rule(draws, everything(draws)).hidden.sum(-1).flatten().tolist() == [1, 5]
+        assert rule(draws, everything(draws)).masked.sum(-1).flatten().tolist() == [1, 5]
 
 
 def test_counts_hide_the_tokens_of_the_smallest_draws() -> None:
     draws = Draws(
         levels=torch.tensor([[0.5, 1.0]], dtype=torch.float64),
-        counts=torch.ones(1, 2, dtype=torch.float64),
+        spare=torch.ones(1, 2, dtype=torch.float64),
         tokens=torch.tensor([[0.1, 0.9, 0.2, 0.8, 0.4, 0.3]], dtype=torch.float64),
     )
     maskable = torch.tensor([[False, True, True, True, True, False]])
-    hidden = Counts()(draws, maskable).hidden[0, 0]
-    assert hidden.tolist() == [False, False, True, True, True, False]
+    masked = Counts()(draws, maskable).masked[0, 0]
+    assert masked.tolist() == [False, False, True, True, True, False]
 
 
 @pytest.mark.parametrize("bad", [(1.0, 0.0), (1.0, -2.0), (float("nan"), 1.0), (float("inf"), 1.0)])
@@ -176,7 +176,7 @@ def mean_loss(rule: Counts, table: Array, own: Sequence[int], lean: float, level
     maskable = torch.zeros_like(draws.tokens, dtype=torch.bool)
     maskable[:, list(own)] = True
     masks = rule(draws, maskable)
-    assert not (masks.hidden[:, 0] & ~maskable).any()
+    assert not (masks.masked[:, 0] & ~maskable).any()
     assert masks.weight.isfinite().all()
     probability = np.tile(list(law.values()), len(levels)) / len(levels)
     return float((losses(masks, table[None])[:, 0] * probability).sum())
@@ -231,40 +231,40 @@ def test_without_a_lean_masks_are_what_they_were(proposal: tuple[float, ...] | N
     maskable = torch.rand(200, 64, generator=torch.Generator().manual_seed(1)) < 0.9
     masks = Counts(proposal=proposal)(draws, maskable)
     n = maskable.unflatten(1, (4, 16)).sum(-1, keepdim=True)
-    k = masks.hidden.unflatten(2, (4, 16)).sum(-1, keepdim=True)[:, 0]
+    k = masks.masked.unflatten(2, (4, 16)).sum(-1, keepdim=True)[:, 0]
     assert set(k.unique().tolist()) == set(range(1, 17))
     q = torch.tensor((0.0, *(proposal or (1.0,) * 16)), dtype=torch.float64)
     q = (q / q.max()).cumsum(0)
     weight = (1.0 / (k * ((q[k] - q[k - 1]) / q[n]))).float().expand(-1, -1, 16).flatten(1)
-    assert torch.equal(masks.weight[:, 0], torch.where(masks.hidden[:, 0], weight, 0.0))
+    assert torch.equal(masks.weight[:, 0], torch.where(masks.masked[:, 0], weight, 0.0))
 
 
 def test_a_lean_too_small_to_matter_is_none() -> None:
     draws = LevelSampler().draw(40, 64, 16, generator=torch.Generator().manual_seed(0))
     maskable = torch.rand(40, 64, generator=torch.Generator().manual_seed(1)) < 0.9
     plain, small = (rule(draws, maskable) for rule in (Counts(), Counts(lean=1e-9)))
-    assert torch.equal(small.hidden, plain.hidden)
+    assert torch.equal(small.masked, plain.masked)
     torch.testing.assert_close(small.weight, plain.weight, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("lean", [50.0, 1e6])
 def test_a_large_lean_hides_the_right_and_weighs_the_leftmost_alone(lean: float) -> None:
-    """Left to right: of what is hidden, the first is the next for sure, and each count has 1/n."""
+    """Left to right: of what is masked, the first is the next for sure, and each count has 1/n."""
     draws = product_draws(midpoints(5), every_order(5))
     masks = Counts(lean=lean)(draws, everything(draws))
-    for hidden, weight in zip(masks.hidden[:, 0].tolist(), masks.weight[:, 0].tolist(), strict=True):
-        first = hidden.index(True)
-        assert hidden == [place >= first for place in range(5)]
+    for masked, weight in zip(masks.masked[:, 0].tolist(), masks.weight[:, 0].tolist(), strict=True):
+        first = masked.index(True)
+        assert masked == [place >= first for place in range(5)]
         assert weight == pytest.approx([5.0 if place == first else 0.0 for place in range(5)], abs=1e-6)
 
 
 @pytest.mark.parametrize("lean", [0.0, 0.7])
 def test_a_token_of_the_largest_draw_is_hidden_and_its_neighbours_are_not(lean: float) -> None:
-    """Draws lie in (0, 1]. What is not maskable is never hidden, whatever is drawn."""
+    """Draws lie in (0, 1]. What is not maskable is never masked, whatever is drawn."""
     tokens = torch.tensor([[0.3, 1.0, 0.6]], dtype=torch.float64)
     draws = product_draws(torch.ones(1, dtype=torch.float64), tokens)
     masks = Counts(lean=lean)(draws, torch.tensor([[False, True, False]]))
-    assert masks.hidden[0, 0].tolist() == [False, True, False]
+    assert masks.masked[0, 0].tolist() == [False, True, False]
     assert masks.weight[0, 0].tolist() == [0.0, 1.0, 0.0]
 
 
@@ -340,8 +340,8 @@ def test_flat_weights_are_one_on_the_same_masks(n: int, complementary: bool) -> 
         Counts(complementary=complementary, weight=weight)(draws, everything(draws))
         for weight in ("nelbo", "flat")
     )
-    assert torch.equal(flat.hidden, bound.hidden)
-    assert torch.equal(flat.weight, bound.hidden.float())
+    assert torch.equal(flat.masked, bound.masked)
+    assert torch.equal(flat.weight, bound.masked.float())
     if complementary and n > 1:
         assert (flat.weight.sum(1) == 1).all()  # every token once
 
@@ -354,8 +354,8 @@ def test_flat_weights_are_a_bound_of_single_tokens_alone() -> None:
 
 
 def test_flat_weights_may_lean() -> None:
-    """All hidden tokens of a leaning order count alike."""
+    """All masked tokens of a leaning order count alike."""
     draws = LevelSampler().draw(50, 16, 4, generator=torch.Generator().manual_seed(3))
     flat, bound = (Counts(lean=1.0, weight=weight)(draws, everything(draws)) for weight in ("flat", "nelbo"))
-    assert torch.equal(flat.hidden, bound.hidden)
-    assert torch.equal(flat.weight, flat.hidden.float())
+    assert torch.equal(flat.masked, bound.masked)
+    assert torch.equal(flat.weight, flat.masked.float())

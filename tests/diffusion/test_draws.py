@@ -55,9 +55,9 @@ def test_without_strata_levels_are_independent() -> None:
     assert abs(torch.corrcoef(levels.T)[0, 1].item()) < 4 / 4000**0.5
 
 
-def test_counts_and_tokens_are_uniform_and_independent_of_the_levels() -> None:
+def test_all_numbers_are_uniform_and_independent_of_the_levels() -> None:
     draws = LevelSampler().draw(4000, 1, 1, generator=seeded())
-    columns = torch.cat([draws.levels, draws.counts, draws.tokens], 1)
+    columns = torch.cat([draws.levels, draws.spare, draws.tokens], 1)
     for column in columns.T:
         assert stats.kstest(column, "uniform").pvalue > 1e-3
     off_diagonal = torch.corrcoef(columns.T) - torch.eye(3, dtype=torch.float64)
@@ -67,7 +67,7 @@ def test_counts_and_tokens_are_uniform_and_independent_of_the_levels() -> None:
 @pytest.mark.parametrize("stratified", [True, False])
 def test_draws_are_double_and_lie_above_zero_and_up_to_one(stratified: bool) -> None:
     draws = LevelSampler(stratified=stratified).draw(50, 64, 4, generator=seeded())
-    for numbers, shape in ((draws.levels, (50, 16)), (draws.counts, (50, 16)), (draws.tokens, (50, 64))):
+    for numbers, shape in ((draws.levels, (50, 16)), (draws.spare, (50, 16)), (draws.tokens, (50, 64))):
         assert numbers.shape == shape
         assert numbers.dtype == torch.float64
         assert (numbers > 0).all()
@@ -79,7 +79,7 @@ def test_zero_is_never_drawn_where_the_generator_gives_zero(monkeypatch: pytest.
     monkeypatch.setattr(torch, "rand", lambda *shape, **kw: torch.zeros(*shape, dtype=kw["dtype"]))
     for stratified in (True, False):
         draws = LevelSampler(stratified=stratified).draw(2, 4, 2)
-        for numbers in (draws.levels, draws.counts, draws.tokens):
+        for numbers in (draws.levels, draws.spare, draws.tokens):
             assert (numbers > 0).all()
             assert (numbers <= 1).all()
 
@@ -88,21 +88,21 @@ def test_a_slice_holds_the_rows_of_the_whole() -> None:
     draws = LevelSampler().draw(6, 8, 2, generator=seeded())
     part = draws[2:4]
     assert isinstance(part, Draws)
-    for name in ("levels", "counts", "tokens"):
+    for name in ("levels", "spare", "tokens"):
         assert torch.equal(getattr(part, name), getattr(draws, name)[2:4])
     assert part.block_size == 2
 
 
 def test_the_generator_decides_everything() -> None:
     one, same, other = (LevelSampler().draw(3, 8, 4, generator=seeded(s)) for s in (1, 1, 2))
-    for name in ("levels", "counts", "tokens"):
+    for name in ("levels", "spare", "tokens"):
         assert torch.equal(getattr(one, name), getattr(same, name))
         assert not torch.equal(getattr(one, name), getattr(other, name))
 
 
 def test_to_moves_every_number() -> None:
     moved = LevelSampler().draw(1, 2, 1).to("meta")
-    assert {t.device.type for t in (moved.levels, moved.counts, moved.tokens)} == {"meta"}
+    assert {t.device.type for t in (moved.levels, moved.spare, moved.tokens)} == {"meta"}
 
 
 def test_blocks_in_divides() -> None:

@@ -1,7 +1,7 @@
 """Rules that draw a mask rate: the NELBO is one number, and each rule estimates what it says it does.
 
 A rule is proved for every network at once: its expected loss is Σ_M v(M) Σ_{i in M} c(M, i), so it is the
-NELBO for all tables c exactly when the expected weight v(M) of every hidden set is the NELBO's.
+NELBO for all tables c exactly when the expected weight v(M) of every masked set is the NELBO's.
 """
 
 from itertools import product
@@ -135,9 +135,9 @@ def test_times_hides_at_the_schedules_rate_with_its_weight(schedule: NoiseSchedu
     assert masks.mask_rate is not None
     torch.testing.assert_close(masks.mask_rate, schedule.mask_rate(draws.levels))
     rate = masks.mask_rate.repeat_interleave(4, 1)
-    assert torch.equal(masks.hidden[:, 0], draws.tokens <= rate)
+    assert torch.equal(masks.masked[:, 0], draws.tokens <= rate)
     weight = schedule.elbo_weight(draws.levels).repeat_interleave(4, 1).float()
-    assert torch.equal(masks.weight[:, 0], torch.where(masks.hidden[:, 0], weight, 0.0))
+    assert torch.equal(masks.weight[:, 0], torch.where(masks.masked[:, 0], weight, 0.0))
 
 
 # --- every unbiased rule, by chance ---
@@ -203,13 +203,13 @@ def test_only_maskable_tokens_are_hidden_and_only_hidden_ones_weigh(
     draws = LevelSampler().draw(2, 6, 3, generator=torch.Generator().manual_seed(seed))
     allowed = torch.tensor(maskable).view(2, 6)
     masks = rule(draws, allowed)
-    assert masks.hidden.shape == masks.weight.shape == (2, rule.copies(3), 6)
-    assert masks.hidden.dtype == torch.bool
+    assert masks.masked.shape == masks.weight.shape == (2, rule.copies(3), 6)
+    assert masks.masked.dtype == torch.bool
     assert masks.weight.dtype == torch.float32
-    assert not (masks.hidden & ~allowed.unsqueeze(1)).any()
+    assert not (masks.masked & ~allowed.unsqueeze(1)).any()
     assert masks.weight.isfinite().all()
-    assert torch.equal(masks.weight > 0, masks.hidden)
-    blocks = masks.weight.unflatten(-1, (2, 3)).masked_fill(~masks.hidden.unflatten(-1, (2, 3)), torch.nan)
+    assert torch.equal(masks.weight > 0, masks.masked)
+    blocks = masks.weight.unflatten(-1, (2, 3)).masked_fill(~masks.masked.unflatten(-1, (2, 3)), torch.nan)
     top, bottom = blocks.nan_to_num(-1).amax(-1), blocks.nan_to_num(torch.inf).amin(-1)
     assert ((top == bottom) | (top == -1)).all()  # one weight a block and copy
 
@@ -221,7 +221,7 @@ def test_a_row_is_masked_the_same_alone_or_in_its_batch(rule: MaskingRule) -> No
     whole = rule(draws, maskable)
     for row in range(6):
         part = rule(draws[row : row + 1], maskable[row : row + 1])
-        assert torch.equal(part.hidden, whole.hidden[row : row + 1])
+        assert torch.equal(part.masked, whole.masked[row : row + 1])
         assert torch.equal(part.weight, whole.weight[row : row + 1])
 
 
@@ -229,7 +229,7 @@ def test_a_row_is_masked_the_same_alone_or_in_its_batch(rule: MaskingRule) -> No
 def test_nothing_maskable_is_worth_nothing(rule: MaskingRule) -> None:
     draws = LevelSampler().draw(4, 6, 3, generator=torch.Generator().manual_seed(0))
     masks = rule(draws, torch.zeros(4, 6, dtype=torch.bool))
-    assert not masks.hidden.any()
+    assert not masks.masked.any()
     assert (masks.weight == 0).all()
 
 
@@ -238,7 +238,7 @@ def test_weights_are_finite_at_the_smallest_level_that_can_be_drawn(rule: Maskin
     smallest = 2.0**-53 / 1e6  # in the first of a million strata
     draws = Draws(
         levels=torch.full((1, 1), smallest, dtype=torch.float64),
-        counts=torch.full((1, 1), 2.0**-53, dtype=torch.float64),
+        spare=torch.full((1, 1), 2.0**-53, dtype=torch.float64),
         tokens=torch.full((1, 3), 1e-300, dtype=torch.float64),
     )
     assert rule(draws, everything(draws)).weight.isfinite().all()
@@ -347,8 +347,8 @@ def test_clipped_weights_by_name(name: str, expected, redraw: bool) -> None:  # 
     masks = ClippedTimes(low=0.3, high=0.8, weight=name, redraw=redraw)(draws, everything(draws))
     rate = 0.3 + 0.5 * draws.levels
     torch.testing.assert_close(masks.mask_rate, rate)
-    weight = expected(rate).repeat_interleave(4, 1)[masks.hidden[:, 0]]
-    torch.testing.assert_close(masks.weight[masks.hidden], weight.float())
+    weight = expected(rate).repeat_interleave(4, 1)[masks.masked[:, 0]]
+    torch.testing.assert_close(masks.weight[masks.masked], weight.float())
 
 
 @pytest.mark.parametrize("weight", ["reference", "flat"])
@@ -357,7 +357,7 @@ def test_full_masking_hides_everything_with_weight_one(weight: str, redraw: bool
     rule = ClippedTimes(low=1.0, high=1.0, weight=weight, redraw=redraw)
     draws = LevelSampler().draw(100, 8, 4, generator=torch.Generator().manual_seed(0))
     masks = rule(draws, everything(draws))
-    assert masks.hidden.all()
+    assert masks.masked.all()
     assert (masks.weight == 1).all()
 
 
@@ -371,15 +371,15 @@ def test_redrawn_counts_lie_in_the_range_wherever_one_fits(low: float, width: fl
     generator = torch.Generator().manual_seed(seed)
     draws = LevelSampler().draw(20, 12, 6, generator=generator)
     maskable = torch.rand(20, 12, generator=generator) < 0.8
-    hidden = ClippedTimes(low=low, high=high, redraw=True)(draws, maskable).hidden[:, 0]
-    plain = ClippedTimes(low=low, high=high)(draws, maskable).hidden[:, 0]
+    masked = ClippedTimes(low=low, high=high, redraw=True)(draws, maskable).masked[:, 0]
+    plain = ClippedTimes(low=low, high=high)(draws, maskable).masked[:, 0]
     for row, block in product(range(20), range(2)):
         own = slice(6 * block, 6 * block + 6)
-        n, k = int(maskable[row, own].sum()), int(hidden[row, own].sum())
+        n, k = int(maskable[row, own].sum()), int(masked[row, own].sum())
         if n and any(rate_of(j, n, low, high) for j in range(n + 1)):
             assert rate_of(k, n, low, high)
         else:
-            assert torch.equal(hidden[row, own], plain[row, own])
+            assert torch.equal(masked[row, own], plain[row, own])
 
 
 def test_redrawing_ends_and_keeps_the_plain_mask_where_no_count_fits() -> None:
@@ -388,10 +388,10 @@ def test_redrawing_ends_and_keeps_the_plain_mask_where_no_count_fits() -> None:
     maskable = everything(draws)
     maskable[:, 0] = False
     redrawn, plain = (ClippedTimes(low=0.30, high=0.45, redraw=r)(draws, maskable) for r in (True, False))
-    assert (redrawn.hidden[:, 0, :4].sum(-1) == 1).all()
-    assert torch.equal(redrawn.hidden[:, 0, 4:], plain.hidden[:, 0, 4:])
-    assert plain.hidden[:, 0, 4:].any()
-    assert not torch.equal(redrawn.hidden, plain.hidden)
+    assert (redrawn.masked[:, 0, :4].sum(-1) == 1).all()
+    assert torch.equal(redrawn.masked[:, 0, 4:], plain.masked[:, 0, 4:])
+    assert plain.masked[:, 0, 4:].any()
+    assert not torch.equal(redrawn.masked, plain.masked)
 
 
 @pytest.mark.parametrize(
@@ -412,11 +412,11 @@ def test_the_law_of_a_redrawn_count_is_that_of_rejection(
     grid = 20_000
     draws = Draws(
         levels=torch.full((grid, 1), level, dtype=torch.float64),
-        counts=midpoints(grid)[:, None],
+        spare=midpoints(grid)[:, None],
         tokens=torch.rand(grid, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
     )
-    hidden = ClippedTimes(low=low, high=high, redraw=True)(draws, everything(draws)).hidden[:, 0]
-    observed = np.bincount(hidden.sum(-1), minlength=n + 1) / grid
+    masked = ClippedTimes(low=low, high=high, redraw=True)(draws, everything(draws)).masked[:, 0]
+    observed = np.bincount(masked.sum(-1), minlength=n + 1) / grid
     expected = count_law(n, low + (high - low) * level, low, high)
     np.testing.assert_allclose(observed, expected, rtol=0, atol=1.01 / grid)
 
@@ -473,13 +473,13 @@ def test_clipped_times_weighs_each_set_as_enumeration_says(rule: ClippedTimes, n
     masks = rule(draws, everything(draws))
     weight = masks.weight[:, 0].double().amax(-1).numpy()
     bits = hidden_bits(masks, n)[:, 0, 0]
-    for hidden, truth in enumerate(expected_weights(rule, n)):
-        if hidden == 0:
+    for masked, truth in enumerate(expected_weights(rule, n)):
+        if masked == 0:
             continue
         if truth == 0:
-            assert not (bits == hidden).any()
+            assert not (bits == masked).any()
         else:
-            assert_mean(weight * (bits == hidden), truth, precision=0.2)
+            assert_mean(weight * (bits == masked), truth, precision=0.2)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
@@ -531,9 +531,9 @@ def second_moment_of_times(table: np.ndarray, floor: float) -> float:
     s, ds = gauss_legendre(np.log(floor), 0.0, 200)
     t = np.exp(s)
     total = 0.0
-    for hidden in range(1, 2**n):
-        k = hidden.bit_count()
-        total += float((ds * t ** (k - 1) * (1 - t) ** (n - k)).sum()) * table[hidden].sum() ** 2
+    for masked in range(1, 2**n):
+        k = masked.bit_count()
+        total += float((ds * t ** (k - 1) * (1 - t) ** (n - k)).sum()) * table[masked].sum() ** 2
     return total
 
 

@@ -8,10 +8,10 @@ from operator import eq
 import numpy as np
 import pytest
 import torch
+from bd3lm.methods import BlockDiffusionMethod
 from scipy import stats
 from torch import Tensor
 
-from bd3lm.config import BlockDiffusionMethod
 from bd3lm.diffusion import Draws, check_lean, log_reveal_rates, log_reveal_times
 from bd3lm.diffusion.masking import reveal_ranks
 from tests.oracles.orders import law_of_orders
@@ -100,7 +100,7 @@ def ranked(draws: Tensor, lean: float, maskable: Tensor | None = None) -> list[t
     """The places of each row's one block by `reveal_ranks`."""
     spare = torch.ones(len(draws), 1, dtype=torch.float64)
     every = torch.ones_like(draws, dtype=torch.bool) if maskable is None else maskable
-    return orders_of(reveal_ranks(Draws(levels=spare, counts=spare, tokens=draws), every, lean=lean))
+    return orders_of(reveal_ranks(Draws(levels=spare, spare=spare, tokens=draws), every, lean=lean))
 
 
 def test_ranks_of_reveal_follow_the_law_of_orders():
@@ -133,10 +133,10 @@ def test_what_is_no_lean_is_refused(lean):
         with pytest.raises(ValueError, match=said):
             call(lean)
     with pytest.raises(ValueError, match=said):  # a config has a check of its own
-        BlockDiffusionMethod(mask_id=1, block_size=4, lean=lean)
+        BlockDiffusionMethod(block_size=4, lean=lean)
 
 
 @pytest.mark.parametrize("lean", [0, 0.0, 1e-12, 2, np.float32(0.5), 1e6])
 def test_what_is_a_lean_is_not(lean):
     check_lean(lean)
-    BlockDiffusionMethod(mask_id=1, block_size=4, lean=lean)
+    BlockDiffusionMethod(block_size=4, lean=lean)

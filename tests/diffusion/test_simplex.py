@@ -6,7 +6,14 @@ import pytest
 import torch
 from scipy import stats
 
-from bd3lm.diffusion import Greedy, MultiHot, Sampling, SquaredCosine, add_noise, almost_one_hot
+from bd3lm.diffusion import (
+    GreedyProjection,
+    MultiHotProjection,
+    SamplingProjection,
+    SquaredCosine,
+    add_noise,
+    almost_one_hot,
+)
 from tests.oracles import simplex as oracle
 
 V, K = 4, 5.0
@@ -119,39 +126,43 @@ def random_log_p(rows: int = 60, seed: int = 0) -> torch.Tensor:
 def test_the_greedy_projection_raises_the_likeliest():
     log_p = random_log_p()
     expected = [oracle.logits_of_token(max(range(V), key=lambda v, p=p: p[v]), V, K) for p in log_p.tolist()]
-    assert torch.equal(Greedy()(log_p, K), double(*expected).view(-1, V))
+    assert torch.equal(GreedyProjection()(log_p, K), double(*expected).view(-1, V))
 
 
 @pytest.mark.parametrize("share", [1e-6, 0.5, 0.95, 1.0])
 def test_the_multi_hot_projection_raises_the_nucleus(share):
     log_p = random_log_p()
-    raised = MultiHot(share).raised(log_p)
+    raised = MultiHotProjection(share).raised(log_p)
     kept = [oracle.nucleus_of(p, share) for p in log_p.exp().tolist()]
     assert [row.nonzero().flatten().tolist() for row in raised] == [sorted(row) for row in kept]
-    assert torch.equal(MultiHot(share)(log_p, K), torch.where(raised, K, -K).double())
+    assert torch.equal(MultiHotProjection(share)(log_p, K), torch.where(raised, K, -K).double())
     assert not raised[:, -1].any()
 
 
 def test_the_sampling_projection_draws_from_the_nucleus():
     draws, p = 20_000, (0.5, 0.3, 0.15, 0.05)
     uniform = torch.rand(draws, V, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    raised = Sampling(0.8).raised(double(*p).log().expand(draws, V), uniform)
+    raised = SamplingProjection(0.8).raised(double(*p).log().expand(draws, V), uniform)
     assert (raised.sum(-1) == 1).all()
     counts = raised.sum(0).tolist()
     assert counts[2] == counts[3] == 0
     assert stats.chisquare(counts[:2], [draws * 0.5 / 0.8, draws * 0.3 / 0.8]).pvalue > 1e-3
-    everything = Sampling(1.0).raised(double(*p).log().expand(draws, V), uniform).sum(0)
+    everything = SamplingProjection(1.0).raised(double(*p).log().expand(draws, V), uniform).sum(0)
     assert stats.chisquare(everything.numpy(), [draws * x for x in p]).pvalue > 1e-3
 
 
 def test_only_the_sampling_projection_draws():
-    assert (Greedy().draws, MultiHot().draws, Sampling().draws) == (False, False, True)
+    assert (GreedyProjection().draws, MultiHotProjection().draws, SamplingProjection().draws) == (
+        False,
+        False,
+        True,
+    )
     with pytest.raises(ValueError, match="uniform must be given"):
-        Sampling()(random_log_p(), K)
+        SamplingProjection()(random_log_p(), K)
 
 
 def test_bad_settings_are_refused():
-    for rule in (Sampling, MultiHot):
+    for rule in (SamplingProjection, MultiHotProjection):
         for p in (0.0, 1.1, math.nan):
             with pytest.raises(ValueError, match=rf"nucleus_p must lie in \(0, 1\], got {p}"):
                 rule(p)

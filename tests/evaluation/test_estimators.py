@@ -9,7 +9,7 @@ from bd3lm.diffusion import Absorbing, ClippedTimes, Counts, Times
 from bd3lm.evaluation import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled, exact_likelihood
 from bd3lm.objectives import D3PM, Autoregressive, BlockDiffusionLoss, TokenBatch
 from tests.oracles.likelihood import every_text, nelbo, nelbo_by_orders, nll, table
-from tests.oracles.networks import CLEAN, MASK, tiny_transformer
+from tests.oracles.networks import CLEAN, MASK, blocks_of, tiny_transformer
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -19,7 +19,10 @@ TEXTS = every_text(CLEAN, 6)[[17, 300, 517]]
 
 
 def sampled(name: str, masking=None) -> Sampled:
-    return Sampled(name, BlockDiffusionLoss(block_size=BLOCK, mask_id=MASK, masking=masking or Counts()))
+    return Sampled(
+        name,
+        BlockDiffusionLoss(reading=blocks_of(BLOCK), masking=masking or Counts()),
+    )
 
 
 def by_brute_force(texts: torch.Tensor, of) -> torch.Tensor:
@@ -37,7 +40,7 @@ def mean_and_error(estimator: Estimator, text: torch.Tensor, times: int = 2000) 
 
 
 def test_enumeration_gives_the_likelihood_and_its_bound():
-    estimator = Enumerated(block_size=BLOCK, mask_id=MASK)
+    estimator = Enumerated(reading=blocks_of(BLOCK))
     exact, bound = estimator.nats(MODEL, TokenBatch.of(TEXTS, score_first=True), ())
     torch.testing.assert_close(exact, by_brute_force(TEXTS, nll))
     torch.testing.assert_close(bound, by_brute_force(TEXTS, nelbo))
@@ -50,7 +53,7 @@ def test_enumeration_gives_the_likelihood_and_its_bound():
     [
         sampled("nelbo", Times()),
         sampled("counts"),
-        ImportanceWeighted(block_size=BLOCK, mask_id=MASK, orders=1),
+        ImportanceWeighted(reading=blocks_of(BLOCK), orders=1),
     ],
     ids=lambda estimator: estimator.name,
 )
@@ -67,7 +70,7 @@ def test_drawn_estimates_are_the_nelbo_on_average(estimator, row):
 @pytest.mark.parametrize("lean", [0.8, 2.0])
 def test_enumeration_and_drawn_estimates_of_an_order_that_leans(lean):
     texts = every_text(CLEAN, 6)[::9]
-    exact, bound = Enumerated(block_size=BLOCK, mask_id=MASK, lean=lean).nats(
+    exact, bound = Enumerated(reading=blocks_of(BLOCK), lean=lean).nats(
         MODEL, TokenBatch.of(texts, score_first=True), ()
     )
     torch.testing.assert_close(exact, by_brute_force(texts, partial(nll, lean=lean)))
@@ -77,7 +80,7 @@ def test_enumeration_and_drawn_estimates_of_an_order_that_leans(lean):
     row = ((truth - without).abs() / truth).argmax().item()  # where the order matters most
     for estimator in (
         sampled("counts", Counts(lean=lean)),
-        ImportanceWeighted(block_size=BLOCK, mask_id=MASK, lean=lean, orders=1),
+        ImportanceWeighted(reading=blocks_of(BLOCK), lean=lean, orders=1),
     ):
         mean, error = mean_and_error(estimator, texts[row])
         assert mean == pytest.approx(truth[row].item(), abs=4 * error)
@@ -88,7 +91,7 @@ def test_enumeration_and_drawn_estimates_of_an_order_that_leans(lean):
 @pytest.mark.slow
 def test_more_orders_are_tighter_and_stay_above():
     few, many = (
-        mean_and_error(ImportanceWeighted(block_size=BLOCK, mask_id=MASK, orders=k), TEXTS[2]) for k in (1, 8)
+        mean_and_error(ImportanceWeighted(reading=blocks_of(BLOCK), orders=k), TEXTS[2]) for k in (1, 8)
     )
     truth = by_brute_force(TEXTS[[2]], nll).item()
     assert truth - 4 * many[1] < many[0] < few[0] - 4 * few[1]
@@ -131,11 +134,11 @@ def test_estimates_are_functions_of_their_draws_and_rows_stand_alone(name):
     estimator = {
         "nelbo": sampled("nelbo", Times()),
         "counts": sampled("counts"),
-        "iw:2": ImportanceWeighted(block_size=BLOCK, mask_id=MASK, orders=2),
-        "exact": Enumerated(block_size=BLOCK, mask_id=MASK),
+        "iw:2": ImportanceWeighted(reading=blocks_of(BLOCK), orders=2),
+        "exact": Enumerated(reading=blocks_of(BLOCK)),
         "counts, leaning": sampled("counts", Counts(lean=0.7)),
-        "iw:2, leaning": ImportanceWeighted(block_size=BLOCK, mask_id=MASK, orders=2, lean=0.7),
-        "exact, leaning": Enumerated(block_size=BLOCK, mask_id=MASK, lean=0.7),
+        "iw:2, leaning": ImportanceWeighted(reading=blocks_of(BLOCK), orders=2, lean=0.7),
+        "exact, leaning": Enumerated(reading=blocks_of(BLOCK), lean=0.7),
     }[name]
     assert estimator.name == name.partition(",")[0]
     batch = TokenBatch.of(TEXTS, lengths=torch.tensor([6, 4, 2]), prompts=torch.tensor([1, 2, 1]))
@@ -150,6 +153,6 @@ def test_estimates_are_functions_of_their_draws_and_rows_stand_alone(name):
 
 def test_the_figures_agree_with_those_of_blocks():
     batch = TokenBatch.of(TEXTS)
-    truth = exact_likelihood(MODEL, batch, block_size=BLOCK, mask_id=MASK)
-    found = Enumerated(block_size=BLOCK, mask_id=MASK).nats(MODEL, batch, ())
+    truth = exact_likelihood(MODEL, batch, blocks_of(BLOCK))
+    found = Enumerated(reading=blocks_of(BLOCK)).nats(MODEL, batch, ())
     torch.testing.assert_close(found, torch.stack((truth.nll.sum(1), truth.nelbo.sum(1))))

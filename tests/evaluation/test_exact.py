@@ -25,7 +25,7 @@ from tests.oracles.likelihood import (
     nll,
     table,
 )
-from tests.oracles.networks import CLEAN, MASK, tiny_transformer
+from tests.oracles.networks import CLEAN, MASK, blocks_of, tiny_transformer
 from tests.oracles.orders import law_of_orders
 
 pytestmark = pytest.mark.sweep(3)
@@ -45,10 +45,7 @@ def exact(
     return exact_likelihood(
         MODEL,
         batch,
-        block_size=block_size,
-        mask_id=MASK,
-        causal_clean=causal_clean,
-        previous_token=previous_token,
+        blocks_of(block_size, causal_clean=causal_clean, previous_token=previous_token),
         lean=lean,
     )
 
@@ -160,11 +157,9 @@ def every_order_log_p(texts: Tensor, block_size: int, **options) -> Tensor:
     found = []
     for order in permutations(range(block_size)):
         when = torch.tensor([order.index(token) + 0.5 for token in range(block_size)]).double() / block_size
-        draws = Draws(levels=spare, counts=spare, tokens=when.repeat(rows, length // block_size))
+        draws = Draws(levels=spare, spare=spare, tokens=when.repeat(rows, length // block_size))
         batch = TokenBatch.of(texts, score_first=True)
-        found.append(
-            order_log_likelihood(MODEL, batch, draws, block_size=block_size, mask_id=MASK, **options)
-        )
+        found.append(order_log_likelihood(MODEL, batch, blocks_of(block_size, **options), draws))
     return torch.stack(found)
 
 
@@ -199,9 +194,8 @@ def test_mean_importance_weighted_nll_is_its_expectation(orders):
     samples = importance_weighted_nll(
         MODEL,
         TokenBatch.of(text.repeat(1000, 1), score_first=True),
+        blocks_of(3),
         draw_orders(orders, 1000, 6, 3, generator=torch.Generator().manual_seed(0)),
-        block_size=3,
-        mask_id=MASK,
     )
     error = samples.std(0) / len(samples) ** 0.5
     assert (error < 0.02 * expected).all()
@@ -213,7 +207,7 @@ def test_one_order_of_a_batch_with_prompts_and_ends_reveals_each_rows_own_tokens
     prompts, lengths = torch.tensor([1, 4, 2]), torch.tensor([6, 6, 5])
     batch = TokenBatch.of(texts, prompts=prompts, lengths=lengths)
     draws = LevelSampler().draw(3, 6, 3, generator=torch.Generator().manual_seed(5))
-    found = order_log_likelihood(MODEL, batch, draws, block_size=3, mask_id=MASK)
+    found = order_log_likelihood(MODEL, batch, blocks_of(3), draws)
     for row in range(3):
         for block, start in enumerate((0, 3)):
             scored = [p - start for p in range(start, start + 3) if prompts[row] <= p < lengths[row]]
@@ -233,9 +227,8 @@ def test_the_bound_serves_blocks_too_large_to_enumerate():
         importance_weighted_nll(
             MODEL,
             TokenBatch.of(text.repeat(16, 1)),
+            blocks_of(16),
             draw_orders(orders, 16, 32, 16, generator=torch.Generator().manual_seed(0)),
-            block_size=16,
-            mask_id=MASK,
         ).mean(0)
         for orders in (1, 8)
     )
@@ -312,7 +305,7 @@ def test_several_leans_take_the_passes_of_one(monkeypatch):
     calls = []
     forward = type(MODEL).forward
     monkeypatch.setattr(type(MODEL), "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
-    found = exact_likelihoods(MODEL, batch, asked, block_size=3, mask_id=MASK)
+    found = exact_likelihoods(MODEL, batch, blocks_of(3), asked)
     together = len(calls)
     exact(batch, 3)
     assert together == len(calls) - together > 0
@@ -330,10 +323,10 @@ def test_a_large_lean_is_the_likelihood_from_left_to_right(lean):
     torch.testing.assert_close(found.nll, along, **EXACT)
     torch.testing.assert_close(found.nelbo, along, **EXACT)
     drawn = draw_orders(1, len(texts), 6, 3, generator=torch.Generator().manual_seed(0))
-    batch, how = TokenBatch.of(texts, score_first=True), {"block_size": 3, "mask_id": MASK, "lean": lean}
-    one = importance_weighted_nll(MODEL, batch, drawn, **how)
+    batch, how = TokenBatch.of(texts, score_first=True), blocks_of(3)
+    one = importance_weighted_nll(MODEL, batch, how, drawn, lean=lean)
     torch.testing.assert_close(one, along, **EXACT)
-    torch.testing.assert_close(-order_log_likelihood(MODEL, batch, drawn[0], **how), along, **EXACT)
+    torch.testing.assert_close(-order_log_likelihood(MODEL, batch, how, drawn[0], lean=lean), along, **EXACT)
 
 
 @pytest.mark.parametrize("lean", [0.0, 0.9])
@@ -342,15 +335,15 @@ def test_a_draw_is_turned_into_an_order_by_its_clock(lean):
     texts = every_text(CLEAN, 3)
     draws = LevelSampler().draw(len(texts), 3, 3, generator=torch.Generator().manual_seed(1))
     clocks = -torch.log1p(-draws.tokens) * torch.exp(lean * torch.arange(3))
-    batch, how = TokenBatch.of(texts, score_first=True), {"block_size": 3, "mask_id": MASK}
-    found = order_log_likelihood(MODEL, batch, draws, **how, lean=lean)
+    batch, how = TokenBatch.of(texts, score_first=True), blocks_of(3)
+    found = order_log_likelihood(MODEL, batch, how, draws, lean=lean)
     expected = [
         log_p_along(table(MODEL, texts[[row]], 0, 3, range(3)), clocks[row].argsort().tolist()).item()
         for row in range(len(texts))
     ]
     assert found[:, 0].tolist() == pytest.approx(expected, abs=1e-10)
     if not lean:
-        assert torch.equal(found, order_log_likelihood(MODEL, batch, draws, **how))
+        assert torch.equal(found, order_log_likelihood(MODEL, batch, how, draws))
     else:
         assert (clocks.argsort() != draws.tokens.argsort()).any()
 
@@ -371,9 +364,8 @@ def test_importance_weighted_nll_of_leaning_orders_is_its_expectation(orders):
     samples = importance_weighted_nll(
         MODEL,
         TokenBatch.of(text.repeat(rows, 1), score_first=True),
+        blocks_of(3),
         draw_orders(orders, rows, 6, 3, generator=torch.Generator().manual_seed(0)),
-        block_size=3,
-        mask_id=MASK,
         lean=lean,
     )
     error = samples.std(0) / rows**0.5
@@ -402,7 +394,11 @@ def test_what_is_no_lean_is_refused(lean):
     some = draw_orders(1, 81, 4, 2)
     with pytest.raises(ValueError, match=said):
         importance_weighted_nll(
-            MODEL, TokenBatch.of(every_text(CLEAN, 4)), some, block_size=2, mask_id=MASK, lean=lean
+            MODEL,
+            TokenBatch.of(every_text(CLEAN, 4)),
+            blocks_of(2),
+            some,
+            lean=lean,
         )
 
 
@@ -414,15 +410,15 @@ def test_time_conditioned_networks_are_refused_with_the_reason():
     batch = TokenBatch.of(every_text(CLEAN, 4))
     reason = "model is conditioned on the noise level, so its conditionals depend on when a token is revealed"
     with pytest.raises(ValueError, match=reason):
-        exact_likelihood(model, batch, block_size=2, mask_id=MASK)
+        exact_likelihood(model, batch, blocks_of(2))
     with pytest.raises(ValueError, match=reason):
-        importance_weighted_nll(model, batch, draw_orders(1, 81, 4, 2), block_size=2, mask_id=MASK)
+        importance_weighted_nll(model, batch, blocks_of(2), draw_orders(1, 81, 4, 2))
 
 
 def test_adaptive_norms_that_ignore_time_are_welcome():
     model = tiny_transformer(5, adaln=True)
     batch = TokenBatch.of(every_text(CLEAN, 4), score_first=True)
-    assert_one(torch.exp(-exact_likelihood(model, batch, block_size=2, mask_id=MASK).nll.sum(1)).sum())
+    assert_one(torch.exp(-exact_likelihood(model, batch, blocks_of(2)).nll.sum(1)).sum())
 
 
 def test_blocks_too_large_to_enumerate_are_refused():
@@ -431,26 +427,16 @@ def test_blocks_too_large_to_enumerate_are_refused():
         exact(batch, 64)
 
 
-def test_how_to_ask_must_be_told():
-    batch = TokenBatch.of(every_text(CLEAN, 4))
-    for left_out in ("block_size", "mask_id"):
-        asked = {
-            name: value for name, value in {"block_size": 2, "mask_id": MASK}.items() if name != left_out
-        }
-        with pytest.raises(TypeError, match=left_out):
-            exact_likelihood(MODEL, batch, **asked)
-
-
 def test_bad_arguments_are_refused():
     batch = TokenBatch.of(every_text(CLEAN, 4))
     with pytest.raises(ValueError, match="orders must be at least 1, got 0"):
         draw_orders(0, 81, 4, 2)
     some = draw_orders(1, 81, 4, 2)
-    for call in (exact_likelihood, lambda *a, **k: importance_weighted_nll(*a, some, **k)):
+    for call in (exact_likelihood, lambda *asked: importance_weighted_nll(*asked, some)):
         with pytest.raises(
             ValueError, match=r"length must be a positive multiple .* length 4 and block_size 3"
         ):
-            call(MODEL, batch, block_size=3, mask_id=MASK)
+            call(MODEL, batch, blocks_of(3))
 
 
 def test_token_ids_out_of_range_are_refused():

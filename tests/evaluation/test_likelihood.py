@@ -24,13 +24,13 @@ from bd3lm.evaluation import (
 from bd3lm.models import Transformer
 from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, TokenBatch
 from tests.oracles.likelihood import every_text
-from tests.oracles.networks import CLEAN, MASK, tiny_transformer
+from tests.oracles.networks import CLEAN, MASK, blocks_of, tiny_transformer
 
 MODEL = tiny_transformer(41)
 CHAIN = Sampled("exact", Autoregressive(mask_id=MASK))
-ENUMERATED = Enumerated(block_size=3, mask_id=MASK)
+ENUMERATED = Enumerated(reading=blocks_of(3))
 NELBO, COUNTS = (
-    Sampled(name, BlockDiffusionLoss(block_size=3, mask_id=MASK, masking=masking))
+    Sampled(name, BlockDiffusionLoss(reading=blocks_of(3), masking=masking))
     for name, masking in (("nelbo", Times()), ("counts", Counts()))
 )
 
@@ -78,7 +78,7 @@ def test_over_many_draws_it_is_the_exact_bound():
         assert found.monte_carlo_error < 0.02 * bound.nats
         assert found.nats == pytest.approx(bound.nats, abs=4 * found.monte_carlo_error)
     assert exact.nats < bound.nats
-    truth = [exact_likelihood(MODEL, batch, block_size=3, mask_id=MASK) for batch in corpus()]
+    truth = [exact_likelihood(MODEL, batch, blocks_of(3)) for batch in corpus()]
     for figure, name in ((exact, "nll"), (bound, "nelbo")):
         total = sum(getattr(each, name).sum().item() for each in truth)
         assert figure.nats == pytest.approx(total / figure.tokens)

@@ -10,7 +10,7 @@ from bd3lm.diffusion import ClippedTimes, Counts, Times
 from bd3lm.evaluation import block_moments, gradient_variance, nelbo_variance, variance
 from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, TokenBatch
 from tests.oracles.likelihood import every_text
-from tests.oracles.networks import CLEAN, MASK, tiny_transformer
+from tests.oracles.networks import CLEAN, MASK, blocks_of, tiny_transformer
 
 MODEL = tiny_transformer(43)
 
@@ -27,7 +27,7 @@ def losses(objective: BlockDiffusionLoss):
 
 @pytest.mark.parametrize("masking", [Times(), Counts()])
 def test_nelbo_variance_is_that_of_the_blocks_mean_nats(masking):
-    objective = BlockDiffusionLoss(block_size=3, mask_id=MASK, masking=masking)
+    objective = BlockDiffusionLoss(reading=blocks_of(3), masking=masking)
     means = []
     for batch, loss in losses(objective):
         for row in range(len(batch.tokens)):
@@ -43,7 +43,7 @@ def test_nelbo_variance_is_that_of_the_blocks_mean_nats(masking):
 
 
 def test_moments_add_over_batches():
-    objective = BlockDiffusionLoss(block_size=3, mask_id=MASK)
+    objective = BlockDiffusionLoss(reading=blocks_of(3))
     batch = corpus()[0]
     draws = objective.seeded_draws(batch, 0)
     whole = block_moments(MODEL, objective, batch, draws, block_size=3)
@@ -56,7 +56,7 @@ def test_moments_add_over_batches():
 @pytest.mark.parametrize("conditioning", [{}, {"adaln": True}])
 def test_gradient_variance_is_the_scatter_around_the_mean_gradient(conditioning):
     model = tiny_transformer(43, **conditioning)
-    objective = BlockDiffusionLoss(block_size=3, mask_id=MASK)
+    objective = BlockDiffusionLoss(reading=blocks_of(3))
     batches = [TokenBatch.of(every_text(CLEAN, 6)[i : i + 4]) for i in (0, 100, 300, 500)]
     gradients = []
     for index, batch in enumerate(batches):
@@ -76,7 +76,7 @@ def test_full_masking_at_block_size_one_has_no_variance_over_masks():
     """The same text again and again: all variance left is that of its tokens."""
     batch = TokenBatch.of(every_text(CLEAN, 2)[[5]].repeat(8, 1))  # one scored token a row
     for masking, none in ((ClippedTimes(low=1, high=1), True), (Counts(), True), (Times(), False)):
-        objective = BlockDiffusionLoss(block_size=1, mask_id=MASK, masking=masking)
+        objective = BlockDiffusionLoss(reading=blocks_of(1), masking=masking)
         found = nelbo_variance(MODEL, objective, [batch], block_size=1)
         assert (found.variance < 1e-20) == none
         assert found.error is None  # of one batch
@@ -85,7 +85,7 @@ def test_full_masking_at_block_size_one_has_no_variance_over_masks():
 @pytest.mark.slow
 def test_the_errors_are_as_large_as_the_variances_scatter():
     """Over many sets of batches."""
-    objective = BlockDiffusionLoss(block_size=3, mask_id=MASK, masking=Counts())
+    objective = BlockDiffusionLoss(reading=blocks_of(3), masking=Counts())
     texts = every_text(CLEAN, 6)
 
     def batches(seed: int) -> list[TokenBatch]:
@@ -100,7 +100,7 @@ def test_the_errors_are_as_large_as_the_variances_scatter():
 
 
 def test_too_few_batches_have_no_error():
-    objective = BlockDiffusionLoss(block_size=6, mask_id=MASK)
+    objective = BlockDiffusionLoss(reading=blocks_of(6))
     alone = [TokenBatch.of(every_text(CLEAN, 6)[[row]]) for row in (1, 2)]  # without one, one block is left
     assert nelbo_variance(MODEL, objective, alone, block_size=6).error is None
     assert gradient_variance(MODEL, objective, alone).error is None
@@ -110,7 +110,7 @@ def test_variances_of_too_little_are_refused():
     with pytest.raises(ValueError, match="a variance needs at least 2 blocks, got 1"):
         variance(torch.tensor([1.0, 2.0, 4.0]))
     with pytest.raises(ValueError, match="batches must hold at least 2 batches, got 1"):
-        gradient_variance(MODEL, BlockDiffusionLoss(block_size=3, mask_id=MASK), corpus()[:1])
+        gradient_variance(MODEL, BlockDiffusionLoss(reading=blocks_of(3)), corpus()[:1])
     with pytest.raises(ValueError, match="Autoregressive draws nothing"):
         nelbo_variance(MODEL, Autoregressive(mask_id=MASK), corpus(), block_size=3)
 

@@ -15,7 +15,7 @@ from bd3lm.evaluation import exact_likelihood
 from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal, Layout, Transformer
 from bd3lm.models.attention import attend, render
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch, TokenLoss
-from tests.oracles.networks import CLEAN, MASK, logits_of, tiny_transformer
+from tests.oracles.networks import CLEAN, MASK, blocks_of, logits_of, tiny_transformer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -78,12 +78,12 @@ def test_compiled_flex_attention_and_its_gradients_are_those_of_the_dense_mask(l
 def attention_and_gradients(
     tensors: Tensor, layout: Layout, queries: tuple[int, int], backend: str
 ) -> list[Tensor]:
-    q, k, v, slope = tensors.clone().unbind(0)
-    q, slope = q[:, :, slice(*queries)].contiguous(), slope[:, :, slice(*queries)].contiguous()
+    q, k, v, gradient = tensors.clone().unbind(0)
+    q, gradient = q[:, :, slice(*queries)].contiguous(), gradient[:, :, slice(*queries)].contiguous()
     for leaf in (q, k, v):
         leaf.requires_grad_()
     output = attend(q, k, v, render(layout, queries, CUDA, backend))
-    output.backward(slope)
+    output.backward(gradient)
     return [output.detach(), q.grad, k.grad, v.grad]
 
 
@@ -132,21 +132,21 @@ def assert_same_loss(found, expected, tolerance: float) -> None:
 
 
 OBJECTIVES = {
-    "counts": (132, {"block_size": 4, "masking": Counts()}, {}),
-    "complementary": (128, {"block_size": 16, "masking": Counts(complementary=True)}, {}),
-    "causal clean": (132, {"block_size": 4, "masking": Times(), "causal_clean": True}, {}),
-    "time": (128, {"block_size": 16, "masking": Times()}, {"adaln": True, "time_conditioning": True}),
-    "the token before": (132, {"block_size": 4, "masking": Counts(), "previous_token": True}, {}),
-    "one block": (132, {"block_size": 132, "masking": Counts()}, {}),
+    "counts": (132, blocks_of(4), Counts(), {}),
+    "complementary": (128, blocks_of(16), Counts(complementary=True), {}),
+    "causal clean": (132, blocks_of(4, causal_clean=True), Times(), {}),
+    "time": (128, blocks_of(16), Times(), {"adaln": True, "time_conditioning": True}),
+    "the token before": (132, blocks_of(4, previous_token=True), Counts(), {}),
+    "one block": (132, blocks_of(132), Counts(), {}),
 }
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_loss_and_gradients_are_the_same_for_flex_dense_two_pass_and_the_cpu(name):
-    length, options, config = OBJECTIVES[name]
+    length, reading, masking, config = OBJECTIVES[name]
     batch = TokenBatch.of(random_texts(3, length), lengths=torch.tensor([length, length - 3, length // 2]))
     single, double = (
-        BlockDiffusionLoss(mask_id=MASK, algorithm=algorithm, **options)
+        BlockDiffusionLoss(reading=reading, masking=masking, algorithm=algorithm)
         for algorithm in ("single_pass", "two_pass")
     )
     exact = loss_and_gradients(network(**config).double(), single, batch)
@@ -159,7 +159,7 @@ def test_loss_and_gradients_are_the_same_for_flex_dense_two_pass_and_the_cpu(nam
 
 def test_bfloat16_training_is_close_with_either_kernel():
     batch = TokenBatch.of(random_texts(8, 128))
-    objective = BlockDiffusionLoss(mask_id=MASK, block_size=16)
+    objective = BlockDiffusionLoss(reading=blocks_of(16))
     exact = loss_and_gradients(network().double(), objective, batch)
     model = network().to(CUDA)
     for backend in ("dense", "flex"):
@@ -169,9 +169,9 @@ def test_bfloat16_training_is_close_with_either_kernel():
 
 def test_exact_likelihood_is_the_cpus():
     batch = TokenBatch.of(random_texts(3, 132), lengths=torch.tensor([132, 130, 67]))
-    here = exact_likelihood(network().double(), batch, block_size=4, mask_id=MASK)
+    here = exact_likelihood(network().double(), batch, blocks_of(4))
     on_device = TokenBatch(tokens=batch.tokens.cuda(), scored=batch.scored.cuda(), absent=batch.absent.cuda())
-    there = exact_likelihood(network().to(CUDA), on_device, block_size=4, mask_id=MASK)
+    there = exact_likelihood(network().to(CUDA), on_device, blocks_of(4))
     torch.testing.assert_close(there.nll.cpu(), here.nll, rtol=0, atol=1e-4)
     torch.testing.assert_close(there.nelbo.cpu(), here.nelbo, rtol=0, atol=1e-4)
     assert torch.equal(there.tokens.cpu(), here.tokens)

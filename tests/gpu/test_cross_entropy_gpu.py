@@ -18,7 +18,7 @@ CUDA = torch.device("cuda")
 TILE = 4096  # logits that the kernel looks at together
 DTYPES = [torch.float32, torch.bfloat16]
 # Slopes are rounded once, to the precision of the logits.
-SLOPE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2**-7}
+GRADIENT_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2**-7}
 
 
 @pytest.fixture(autouse=True)
@@ -43,22 +43,22 @@ def rows_of_logits(
 
 
 def reduced(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """By the kernel: totals, slopes (over the logits) and sums of slopes."""
+    """By the kernel: totals, gradients (over the logits) and sums of gradients."""
     from bd3lm.models import cross_entropy_kernel
 
     totals = cross_entropy_kernel.log_totals(logits)
-    return totals, *cross_entropy_kernel.slopes(logits, totals, targets, weights)
+    return totals, *cross_entropy_kernel.grad_logits(logits, totals, targets, weights)
 
 
 def assert_the_kernel_reduces(logits: Tensor, targets: Tensor, weights: Tensor) -> None:
     """Against the plain reduction of the same logits in double precision."""
     exact = logits.double()
     totals = _Plain.log_totals(exact)
-    slopes, sums = _Plain.slopes(exact, totals, targets, weights.double())
+    gradients, sums = _Plain.grad_logits(exact, totals, targets, weights.double())
     found_totals, found, found_sums = reduced(logits.clone(), targets, weights)
     assert (found_totals.dtype, found.dtype, found_sums.dtype) == (torch.float32, logits.dtype, torch.float32)
     torch.testing.assert_close(found_totals.double(), totals, rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(found.double(), slopes, rtol=SLOPE_TOLERANCE[logits.dtype], atol=1e-6)
+    torch.testing.assert_close(found.double(), gradients, rtol=GRADIENT_TOLERANCE[logits.dtype], atol=1e-6)
     torch.testing.assert_close(found_sums.double(), sums, rtol=1e-4, atol=1e-5)
 
 
@@ -82,9 +82,9 @@ def test_the_excluded_token_has_no_probability_and_no_gradient(excluded, dtype):
     targets = torch.arange(20, 52)
     given = rows_of_logits(targets, vocabulary, excluded=excluded, dtype=dtype)
     assert_the_kernel_reduces(*given)
-    totals, slopes, sums = reduced(*given)
+    totals, gradients, sums = reduced(*given)
     assert totals.isfinite().all()
-    assert not slopes[:, excluded].any()
+    assert not gradients[:, excluded].any()
     assert sums[excluded] == 0
 
 
@@ -123,19 +123,19 @@ def test_every_launch_gives_the_same_numbers(dtype):
 def head_inputs(positions: int, vocabulary: int, width: int = 64) -> list[Tensor]:
     """Hidden states, the head's weight and bias, targets and weights, in double precision on the CPU."""
     generator = torch.Generator().manual_seed(positions)
-    hidden, weight, bias = (
+    states, weight, bias = (
         torch.randn(*shape, generator=generator, dtype=torch.float64)
         for shape in ((positions, width), (vocabulary, width), (vocabulary,))
     )
     targets = torch.randint(vocabulary - 1, (positions,), generator=generator)
     weights = torch.rand(positions, generator=generator, dtype=torch.float64)
-    return [hidden, 0.3 * weight, bias, targets, weights]
+    return [states, 0.3 * weight, bias, targets, weights]
 
 
 def loss_and_gradients(given: list[Tensor], *, excluded: int) -> list[Tensor]:
-    hidden, weight, bias = (each.clone().requires_grad_() for each in given[:3])
-    total, nats = weighted_cross_entropy(hidden, weight, bias, *given[3:], excluded=excluded)
-    return [total.detach(), nats, *torch.autograd.grad(3.0 * total, (hidden, weight, bias))]
+    states, weight, bias = (each.clone().requires_grad_() for each in given[:3])
+    total, nats = weighted_cross_entropy(states, weight, bias, *given[3:], excluded=excluded)
+    return [total.detach(), nats, *torch.autograd.grad(3.0 * total, (states, weight, bias))]
 
 
 @pytest.mark.parametrize(("autocast", "tolerance"), [(False, 1e-5), (True, 2e-2)])
@@ -150,7 +150,7 @@ def test_loss_and_gradients_are_those_of_the_cpu(
     there = [each.to(CUDA, torch.float32 if each.is_floating_point() else None) for each in given]
     with torch.autocast(CUDA.type, torch.bfloat16, enabled=autocast):
         found = loss_and_gradients(there, excluded=vocabulary - 1)
-    for name, mine, right in zip(("total", "nats", "hidden", "weight", "bias"), found, expected, strict=True):
+    for name, mine, right in zip(("total", "nats", "states", "weight", "bias"), found, expected, strict=True):
         assert mine.dtype == torch.float32
         assert mine.isfinite().all(), name
         error = (mine.double().cpu() - right).norm() / right.norm()

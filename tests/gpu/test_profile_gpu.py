@@ -55,7 +55,7 @@ def test_a_profile_of_training_has_its_kernels(compiled, names):
         timing.profile,
         names,
         groups={PRODUCTS, ATTENTION, LOSS, OPTIMIZER},
-        ours={"_log_totals", "_slopes"},
+        ours={"_log_totals", "_grad_logits"},
     )
 
 

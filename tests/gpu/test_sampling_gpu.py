@@ -7,6 +7,7 @@ made of the fused ones (`models/decoding.py`), which count few tokens otherwise 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from bd3lm.sampling import (
     sample,
     without_replays,
 )
-from tests.oracles.networks import MASK, tiny_transformer
+from tests.oracles.networks import MASK, blocks_of, tiny_transformer
 
 pytestmark = pytest.mark.gpu
 CONTEXT = 32
@@ -44,22 +45,20 @@ def writers(model: Transformer) -> dict[str, Writer]:
     if not model.uses_noise:
         rules.append(FirstHitting(lean=1.0))
     found: dict[str, Writer] = {
-        f"blocks of {n}, {rule}": BlockWriter(
-            model, block_size=n, mask_id=MASK, context=CONTEXT, unmasking=rule
-        )
+        f"blocks of {n}, {rule}": BlockWriter(model, reading=blocks_of(n), context=CONTEXT, unmasking=rule)
         for n in (1, 4)
         for rule in [*rules, EntropyBound(0.2)]
     }
-    found["blocks of 16"] = BlockWriter(model, block_size=16, mask_id=MASK, context=CONTEXT)
-    found["causal clean"] = BlockWriter(model, block_size=4, mask_id=MASK, context=CONTEXT, causal_clean=True)
+    found["blocks of 16"] = BlockWriter(model, reading=blocks_of(16), context=CONTEXT)
+    found["causal clean"] = BlockWriter(model, reading=blocks_of(4, causal_clean=True), context=CONTEXT)
     found["with the token before"] = BlockWriter(
-        model, block_size=4, mask_id=MASK, context=CONTEXT, previous_token=True
+        model, reading=blocks_of(4, previous_token=True), context=CONTEXT
     )
     if not model.uses_noise:
         found["autoregressive"] = AutoregressiveWriter(model, mask_id=MASK, context=CONTEXT)
-    found["sliding"] = SlidingWriter(model, mask_id=MASK, context=CONTEXT)
+    found["sliding"] = SlidingWriter(model, reading=blocks_of(CONTEXT), context=CONTEXT)
     found["sliding, with the token before"] = SlidingWriter(
-        model, mask_id=MASK, context=CONTEXT, previous_token=True
+        model, reading=blocks_of(CONTEXT, previous_token=True), context=CONTEXT
     )
     return found
 
@@ -128,11 +127,11 @@ def test_at_the_size_that_is_timed_the_tokens_are_those_of_plain_passes(
 ):
     """In single precision; `bd3lm bench sample` times the same network, nucleus and rule in bfloat16."""
     model = tiny_transformer(5, dtype=torch.float32, **TIMED).cuda()
-    common = {"mask_id": MASK, "context": 1024, "sharpening": Sharpening(nucleus_p=0.9)}
+    common: dict[str, Any] = {"context": 1024, "sharpening": Sharpening(nucleus_p=0.9)}
     if block_size is None:
-        writer: Writer = AutoregressiveWriter(model, **common)
+        writer: Writer = AutoregressiveWriter(model, mask_id=MASK, **common)
     else:
-        writer = BlockWriter(model, block_size=block_size, **common)
+        writer = BlockWriter(model, reading=blocks_of(block_size), **common)
     texts = [Request(torch.tensor([0]), seed, 96) for seed in range(batch_size)]
     found = [text.tokens for text in sample(writer, texts, batch_size=batch_size)]
     expected = plainly(writer, texts, batch_size)
@@ -145,11 +144,11 @@ def test_at_the_size_that_is_timed_the_tokens_are_those_of_plain_passes(
 def test_in_bfloat16_texts_are_as_frequent_as_by_plain_passes(block_size: int | None):
     """A sum in another order may turn a text, so what is compared is how often each text is written."""
     model = tiny_transformer(5, context=CONTEXT, dtype=torch.bfloat16, hidden=64, heads=2).cuda()
-    common = {"mask_id": MASK, "context": CONTEXT, "sharpening": Sharpening(nucleus_p=0.9)}
+    common: dict[str, Any] = {"context": CONTEXT, "sharpening": Sharpening(nucleus_p=0.9)}
     if block_size is None:
-        writer: Writer = AutoregressiveWriter(model, **common)
+        writer: Writer = AutoregressiveWriter(model, mask_id=MASK, **common)
     else:
-        writer = BlockWriter(model, block_size=block_size, **common)
+        writer = BlockWriter(model, reading=blocks_of(block_size), **common)
     number = 40_000
     texts = [Request(torch.tensor([0]), seed, 5) for seed in range(2 * number)]
     fused = [text.tokens for text in sample(writer, texts[:number], batch_size=4096)]
@@ -187,11 +186,9 @@ def test_the_host_does_not_wait_while_blocks_are_written(rule, previous_token):
     model = tiny_transformer(5, context=CONTEXT, hidden=64, heads=2, dtype=torch.bfloat16).cuda()
     writer = BlockWriter(
         model,
-        block_size=8,
-        mask_id=MASK,
+        reading=blocks_of(8, previous_token=previous_token),
         context=CONTEXT,
         unmasking=rule,
-        previous_token=previous_token,
     )
     rows = writer.open([Request(torch.tensor([0]), 1, 128)], width=128)
     with torch.no_grad():
@@ -220,7 +217,7 @@ def test_the_host_does_not_wait_while_tokens_are_written():
 def test_what_was_recorded_for_one_batch_serves_the_next_until_the_weights_are_others(network: str):
     here = tiny_transformer(5, context=CONTEXT, **NETWORKS[network])
     there = tiny_transformer(5, context=CONTEXT, **NETWORKS[network]).cuda()
-    on_cpu, on_gpu = (BlockWriter(m, block_size=4, mask_id=MASK, context=CONTEXT) for m in (here, there))
+    on_cpu, on_gpu = (BlockWriter(m, reading=blocks_of(4), context=CONTEXT) for m in (here, there))
 
     def assert_same(seed: int) -> None:
         text = [Request(torch.tensor([0, 1]), seed, 60)]

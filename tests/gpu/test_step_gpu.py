@@ -11,7 +11,7 @@ import torch
 import torch._dynamo
 
 from bd3lm.diffusion import Times
-from bd3lm.models import BlockDiffusion, Transformer, render
+from bd3lm.models import BlockDiffusion, BlockReading, Transformer, render
 from bd3lm.models.rotary import rotated_parts, rotation
 from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch
 from bd3lm.training import Engine, OptimizerSettings, Trainer
@@ -39,7 +39,7 @@ CONTEXT = 256
 OBJECTIVES: dict[str, Objective] = {
     "AR": AR,
     "blocks of 4": COUNTS,
-    "one block": BlockDiffusionLoss(block_size=CONTEXT, mask_id=MASK, masking=Times()),
+    "one block": BlockDiffusionLoss(reading=BlockReading(block_size=CONTEXT, mask_id=MASK), masking=Times()),
 }
 BASELINES = objectives(VOCABULARY, MASK)
 BLOCKS = [(256, 1), (256, 4), (256, 16), (256, 64), (255, 3), (255, 5), (1024, 4), (1024, 16)]
@@ -154,7 +154,7 @@ def test_attention_is_finite_and_that_of_the_dense_mask(length, block_size, head
 @pytest.mark.parametrize(("length", "block_size"), BLOCKS[:6])
 def test_a_network_learns_the_same_by_either_kernel(length, block_size, compiled):
     """In bfloat16, as it is trained: the loss and every gradient, flex against dense."""
-    objective = BlockDiffusionLoss(block_size=block_size, mask_id=MASK)
+    objective = BlockDiffusionLoss(reading=BlockReading(block_size=block_size, mask_id=MASK))
     batch = TokenBatch.of(sentences(4, 0, length))
     draws = objective.seeded_draws(batch, 0)
     found = {}
@@ -190,12 +190,12 @@ def test_the_gradient_of_rotated_parts_is_joined_by_one_kernel(heads: int, head_
     projected = torch.randn(rows, positions, 3 * heads * head_dim, device=CUDA).to(dtype)
     turn = rotation(torch.arange(positions, device=CUDA), head_dim, base=1e4, dtype=torch.float32)
     turn = turn[0].unsqueeze(-2), turn[1].unsqueeze(-2)
-    slopes = [torch.randn(rows, heads, positions, head_dim, device=CUDA).to(dtype) for _ in range(3)]
+    gradients = [torch.randn(rows, heads, positions, head_dim, device=CUDA).to(dtype) for _ in range(3)]
 
     def run(parts_of):
         leaf = projected.clone().requires_grad_()
         parts = [part.transpose(1, 2) for part in parts_of(leaf, turn, heads)]
-        return *parts, *torch.autograd.grad(parts, leaf, slopes)
+        return *parts, *torch.autograd.grad(parts, leaf, gradients)
 
     found = run(torch.compile(rotated_parts, dynamic=False, fullgraph=True))
     for mine, theirs in zip(found, run(rotated_parts), strict=True):

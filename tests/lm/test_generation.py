@@ -26,7 +26,7 @@ from bd3lm.sampling import (
     Started,
     Stopped,
     TokenRevealed,
-    Unmasking,
+    UnmaskingRule,
 )
 from tests.lm import (
     BYTES,
@@ -411,7 +411,7 @@ def test_a_length_that_does_not_hold_the_prompt(block_size):
 # --- events ---
 
 
-RULES: list[Unmasking] = [
+RULES: list[UnmaskingRule] = [
     FirstHitting(),
     FirstHitting(3),
     Ancestral(3),

@@ -13,10 +13,10 @@ import pytest
 import torch
 from scipy import stats
 
-from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import train_bpe
 from bd3lm.evaluation import Figure, exact_likelihood
 from bd3lm.lm import Gap, LanguageModel, TextLikelihood
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.objectives import TokenBatch
 from tests.lm import BYTES, CONTEXT, END, of_bytes, of_four_tokens, of_method
 from tests.oracles.likelihood import (
@@ -28,7 +28,15 @@ from tests.oracles.likelihood import (
     nll,
     table,
 )
-from tests.oracles.networks import CLEAN, MASK, AfterPrevious, Written, log_probabilities, logits_of
+from tests.oracles.networks import (
+    CLEAN,
+    MASK,
+    AfterPrevious,
+    Written,
+    blocks_of,
+    log_probabilities,
+    logits_of,
+)
 
 pytestmark = pytest.mark.sweep(2)
 
@@ -112,7 +120,7 @@ def test_it_is_what_evaluation_computes(block_size, score_first):
     model = of_four_tokens(block_size, context=8, score_first=score_first)
     texts = torch.tensor([TEXTS[-1], TEXTS[-1][::-1]])
     batch = TokenBatch.of(texts, score_first=score_first)
-    expected = exact_likelihood(model.network, batch, block_size=block_size, mask_id=MASK).nll.sum(1)
+    expected = exact_likelihood(model.network, batch, blocks_of(block_size)).nll.sum(1)
     assert log_p(model.log_likelihood(texts)) == pytest.approx((-expected).tolist(), abs=1e-12)
 
 
@@ -460,7 +468,7 @@ def test_prompt_and_continuation_are_the_text(block_size):
 
 def test_prompt_and_text_are_tokenized_apart_as_in_generation():
     tokenizer = train_bpe(["the cat sat on the mat"] * 40, 300)
-    method = BlockDiffusionMethod(mask_id=tokenizer.mask_id, block_size=2)
+    method = BlockDiffusionMethod(block_size=2)
     model = of_method(method, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
     assert len(tokenizer.encode("cat")) < len(tokenizer.encode("c") + tokenizer.encode("at"))
     (found,) = model.log_likelihood("at", prompts="c")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy import stats
 
-from bd3lm.config import AutoregressiveMethod
 from bd3lm.lm import Gap, LanguageModel, Settings
+from bd3lm.methods import AutoregressiveMethod
 from bd3lm.models import Transformer
 from bd3lm.sampling import (
     Ancestral,
@@ -106,20 +106,20 @@ def test_the_default_nucleus_is_the_papers(block_size):
     default = tokens_of(model.generate(PROMPTS, length=24))
     assert default == tokens_of(model.generate(PROMPTS, length=24, nucleus_p=0.9))
     assert default != tokens_of(model.generate(PROMPTS, length=24, nucleus_p=0.5))
-    assert Settings().for_method(model.config.method).nucleus_p == 0.9
-    assert Settings(nucleus_p=0.4).for_method(model.config.method).nucleus_p == 0.4
+    assert model.config.method.settled(Settings()).nucleus_p == 0.9
+    assert model.config.method.settled(Settings(nucleus_p=0.4)).nucleus_p == 0.4
 
 
 @pytest.mark.parametrize("lean", [0.0, 2.0])
 def test_the_default_order_is_the_models_own(lean):
     method = of_bytes(4).with_lean(lean).config.method
     assert Settings().unmasking is None
-    assert Settings().for_method(method).unmasking == FirstHitting(lean=lean)
+    assert method.settled(Settings()).unmasking == FirstHitting(lean=lean)
     for rule in (FirstHitting(), FirstHitting(2), FirstHitting(lean=1.0), Ancestral(5), MostConfident()):
-        assert Settings(unmasking=rule).for_method(method).unmasking == rule
+        assert method.settled(Settings(unmasking=rule)).unmasking == rule
     chosen = Settings(nucleus_p=0.4, unmasking=FirstHitting(3))
-    assert chosen.for_method(method) == chosen
-    assert Settings(nucleus_p=0.4).for_method(AutoregressiveMethod(mask_id=0)) == Settings(nucleus_p=0.4)
+    assert method.settled(chosen) == chosen
+    assert AutoregressiveMethod().settled(Settings(nucleus_p=0.4)) == Settings(nucleus_p=0.4)
 
 
 @pytest.mark.parametrize("block_size", [4, CONTEXT])

@@ -34,8 +34,8 @@ def inputs(
     ]
 
 
-def plainly(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, weights: Tensor):
-    logits = hidden @ weight.T + (0 if bias is None else bias)
+def plainly(states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, weights: Tensor):
+    logits = states @ weight.T + (0 if bias is None else bias)
     logits = logits.index_fill(1, torch.tensor([EXCLUDED]), -torch.inf)
     nats = -logits.log_softmax(1).gather(1, targets.unsqueeze(1)).squeeze(1)
     return (nats * weights).sum(), nats
@@ -53,34 +53,34 @@ def test_values_and_gradients_are_those_of_the_formula(positions, chunk, bias, m
     torch.testing.assert_close(nats, expected)
     torch.testing.assert_close(total, expected_total)
     assert not nats.requires_grad
-    slopes = torch.autograd.grad(3.0 * total, learned)
-    for slope, right in zip(slopes, torch.autograd.grad(3.0 * expected_total, learned), strict=True):
-        torch.testing.assert_close(slope, right)
-        assert slope.abs().max() > 0.01
+    gradients = torch.autograd.grad(3.0 * total, learned)
+    for gradient, right in zip(gradients, torch.autograd.grad(3.0 * expected_total, learned), strict=True):
+        torch.testing.assert_close(gradient, right)
+        assert gradient.abs().max() > 0.01
 
 
 def test_the_excluded_token_gets_no_gradient():
-    hidden, weight, bias, targets, weights = inputs(5)
-    total, _ = weighted_cross_entropy(hidden, weight, bias, targets, weights, excluded=EXCLUDED)
+    states, weight, bias, targets, weights = inputs(5)
+    total, _ = weighted_cross_entropy(states, weight, bias, targets, weights, excluded=EXCLUDED)
     of_weight, of_bias = torch.autograd.grad(total, (weight, bias))
     assert not of_weight[EXCLUDED].any()
     assert of_bias[EXCLUDED] == 0
 
 
 def test_what_weighs_nothing_may_be_impossible():
-    hidden, weight, bias, targets, weights = inputs(5)
+    states, weight, bias, targets, weights = inputs(5)
     targets[2], weights[2] = EXCLUDED, 0.0
-    total, nats = weighted_cross_entropy(hidden, weight, bias, targets, weights, excluded=EXCLUDED)
+    total, nats = weighted_cross_entropy(states, weight, bias, targets, weights, excluded=EXCLUDED)
     assert nats[2] == torch.inf
     assert total.isfinite()
-    assert all(slope.isfinite().all() for slope in torch.autograd.grad(total, (hidden, weight, bias)))
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(total, (states, weight, bias)))
 
 
 def test_no_positions_cost_nothing():
     given = inputs(0)
     total, nats = weighted_cross_entropy(*given, excluded=EXCLUDED)
     assert (total.item(), nats.shape) == (0.0, (0,))
-    assert not any(slope.any() for slope in torch.autograd.grad(total, given[:3]))
+    assert not any(gradient.any() for gradient in torch.autograd.grad(total, given[:3]))
 
 
 def test_without_gradients_none_are_computed():
@@ -99,18 +99,18 @@ def test_under_autocast_it_computes_in_half_precision_and_reduces_in_single():
     expected, each = plainly(*given)
     torch.testing.assert_close(nats, each, rtol=0.05, atol=0.1)
     assert not torch.equal(nats, each)
-    slopes = torch.autograd.grad(total, given[:3])
-    for slope, right in zip(slopes, torch.autograd.grad(expected, given[:3]), strict=True):
-        assert slope.dtype == torch.float32
-        assert (slope - right).norm() < 0.05 * right.norm()
+    gradients = torch.autograd.grad(total, given[:3])
+    for gradient, right in zip(gradients, torch.autograd.grad(expected, given[:3]), strict=True):
+        assert gradient.dtype == torch.float32
+        assert (gradient - right).norm() < 0.05 * right.norm()
 
 
 def test_ids_that_no_token_has_are_refused():
-    hidden, weight, bias, targets, weights = inputs(4)
+    states, weight, bias, targets, weights = inputs(4)
     for wrong in (-1, 11):
         targets[1] = wrong
         with pytest.raises(ValueError, match=r"token ids must lie in 0\.\.10, got values from"):
-            weighted_cross_entropy(hidden, weight, bias, targets, weights, excluded=EXCLUDED)
+            weighted_cross_entropy(states, weight, bias, targets, weights, excluded=EXCLUDED)
 
 
 INTERPRETED = """
@@ -128,9 +128,9 @@ for rows, tokens in ((1, 1), (3, 15), (4, 16), (5, 17), (9, 40), (0, 5)):
     targets, weights = torch.randint(max(tokens - 1, 1), (rows,)), torch.rand(rows)
     exact = logits.double()
     totals = _Plain.log_totals(exact)
-    right = totals, *_Plain.slopes(exact, totals, targets, weights.double())
+    right = totals, *_Plain.grad_logits(exact, totals, targets, weights.double())
     found = kernel.log_totals(logits)
-    found = found, *kernel.slopes(logits, found, targets, weights)
+    found = found, *kernel.grad_logits(logits, found, targets, weights)
     for mine, expected in zip(found, right):
         torch.testing.assert_close(mine.double(), expected, rtol=1e-4, atol=1e-5)
     assert found[1].data_ptr() == logits.data_ptr() and torch.equal(matrix[:, tokens:], rest)

@@ -137,8 +137,8 @@ def test_every_layer_drops_elements_of_its_own_in_both_places(monkeypatch):
 
 def losses_and_gradients(model, tokens: Tensor, layout) -> list[Tensor]:
     torch.manual_seed(3)
-    hidden = model(tokens, layout=layout)
-    total = hidden.square().mean() + hidden.mean()
+    states = model(tokens, layout=layout)
+    total = states.square().mean() + states.mean()
     return [
         total.detach(),
         *torch.autograd.grad(total, [p for n, p in model.named_parameters() if "output" not in n]),

@@ -48,7 +48,7 @@ def losses(
                     owners.append(owner)
     draws = Draws(
         levels=torch.tensor(level_of, dtype=torch.float64),
-        counts=torch.full((len(rows), 1), 0.5, dtype=torch.float64),
+        spare=torch.full((len(rows), 1), 0.5, dtype=torch.float64),
         tokens=torch.tensor(tokens, dtype=torch.float64),
     )
     given = {name: flags[torch.tensor(owners)] for name, flags in batch.items()}

@@ -35,7 +35,7 @@ from tests.oracles.likelihood import (
     nelbo,
     table,
 )
-from tests.oracles.networks import CLEAN, MASK, CopyNetwork, tiny_transformer
+from tests.oracles.networks import CLEAN, MASK, CopyNetwork, blocks_of, tiny_transformer
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -44,8 +44,11 @@ SMALL = tiny_transformer(1, layers=1, hidden=8, heads=1, gain=2.0)  # for many r
 TEXTS = torch.tensor([[0, 3, 1, 1, 0, 3], [3, 3, 0, 1, 3, 0], [1, 0, 3, 3, 3, 1]])
 
 
-def loss_of(masking: MaskingRule, block_size: int, **options) -> BlockDiffusionLoss:
-    return BlockDiffusionLoss(block_size=block_size, mask_id=MASK, masking=masking, **options)
+def loss_of(
+    masking: MaskingRule, block_size: int, *, causal_clean: bool = False, **options
+) -> BlockDiffusionLoss:
+    reading = blocks_of(block_size, causal_clean=causal_clean)
+    return BlockDiffusionLoss(reading=reading, masking=masking, **options)
 
 
 # --- one token a block ---
@@ -88,15 +91,15 @@ def many_draws(levels: LevelSampler, rows: int, count: int, block_size: int) -> 
     """`count` independent batches of `rows` texts, one below the other."""
     generator = torch.Generator().manual_seed(0)
     batches = [levels.draw(rows, 6, block_size, generator=generator) for _ in range(count)]
-    return Draws(*(torch.cat([getattr(d, f) for d in batches]) for f in ("levels", "counts", "tokens")))
+    return Draws(*(torch.cat([getattr(d, f) for d in batches]) for f in ("levels", "spare", "tokens")))
 
 
 def replicated(objective: BlockDiffusionLoss, rows: int, count: int) -> Tensor:
     """The loss of `count` independent batches of `rows` texts, block by block: (count, blocks)."""
-    draws = many_draws(objective.levels, rows, count, objective.block_size)
+    draws = many_draws(objective.levels, rows, count, objective.reading.block_size)
     with torch.no_grad():
         loss = objective.loss(SMALL, TokenBatch.of(TEXTS[:rows].repeat(count, 1)), draws)
-    return loss.nats.view(count, rows, -1, objective.block_size).sum((1, 3))
+    return loss.nats.view(count, rows, -1, objective.reading.block_size).sum((1, 3))
 
 
 def truths(measure, rows: int, block_size: int, *arguments) -> Tensor:
@@ -287,9 +290,9 @@ def test_count_moments_are_summed_block_by_block():
     expected = torch.zeros(2, 3, dtype=torch.float64)
     for row in range(3):
         for start in (0, 3):
-            hidden = masks.hidden[row, 0, start : start + 3].nonzero().flatten().tolist()
-            nats = block_nats(SMALL, TEXTS[row : row + 1], start, 3, hidden).sum()
-            expected[:, len(hidden) - 1] += torch.stack((nats**2, torch.ones_like(nats))).detach()
+            masked = masks.masked[row, 0, start : start + 3].nonzero().flatten().tolist()
+            nats = block_nats(SMALL, TEXTS[row : row + 1], start, 3, masked).sum()
+            expected[:, len(masked) - 1] += torch.stack((nats**2, torch.ones_like(nats))).detach()
     torch.testing.assert_close(moments, expected)
 
 
@@ -331,14 +334,14 @@ class Alternating(MaskingRule):
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
         place = torch.arange(maskable.shape[1]) % draws.block_size
-        hidden = (maskable & (place == self.turn)).unsqueeze(1)
-        return Masks(hidden=hidden, weight=hidden.float(), mask_rate=None)
+        masked = (maskable & (place == self.turn)).unsqueeze(1)
+        return Masks(masked=masked, weight=masked.float(), mask_rate=None)
 
     def statistics(self, nats, weight, block_size):
-        return {"hidden": (weight > 0).sum()}
+        return {"masked": (weight > 0).sum()}
 
     def adapt(self, statistics):
-        return replace(self, turn=self.turn + int(statistics["hidden"] > 0))
+        return replace(self, turn=self.turn + int(statistics["masked"] > 0))
 
     def state(self):
         return {"turn": self.turn}
@@ -365,12 +368,8 @@ def test_what_a_rule_does_not_know_is_not_restored():
 
 
 def test_bad_objectives_are_refused():
-    with pytest.raises(ValueError, match="block_size must be at least 1, got 0"):
-        BlockDiffusionLoss(block_size=0, mask_id=MASK)
-    with pytest.raises(ValueError, match="mask_id must be a token id, got -1"):
-        BlockDiffusionLoss(block_size=1, mask_id=-1)
     with pytest.raises(ValueError, match="algorithm must be 'single_pass' or 'two_pass', got 'one_pass'"):
-        BlockDiffusionLoss(block_size=1, mask_id=MASK, algorithm="one_pass")
+        BlockDiffusionLoss(reading=blocks_of(1), algorithm="one_pass")
     with pytest.raises(ValueError, match="draws must be given"):
         loss_of(Counts(), 3).loss(SMALL, TokenBatch.of(TEXTS), None)
 

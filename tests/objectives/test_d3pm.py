@@ -23,7 +23,7 @@ from tests.oracles.languages import (
     states,
 )
 from tests.oracles.masking import nelbo_by_orders
-from tests.oracles.networks import MASK, tiny_transformer
+from tests.oracles.networks import MASK, blocks_of, tiny_transformer
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -149,11 +149,11 @@ def test_the_absorbing_bound_converges_to_the_continuous_nelbo_of_the_same_netwo
     nelbo = []
     for text in chosen:
         entropies = np.zeros((2**length, length))
-        for hidden in range(1, 2**length):
-            seen = tuple(MASK if hidden >> i & 1 else text[i] for i in range(length))
+        for masked in range(1, 2**length):
+            seen = tuple(MASK if masked >> i & 1 else text[i] for i in range(length))
             for i in range(length):
-                if hidden >> i & 1:
-                    entropies[hidden, i] = -math.log(p_hat[place[seen], i, text[i]])
+                if masked >> i & 1:
+                    entropies[masked, i] = -math.log(p_hat[place[seen], i, text[i]])
         nelbo.append(nelbo_by_orders(entropies, range(length)))
     errors = []
     for steps in (4, 16, 64, 256):
@@ -167,7 +167,7 @@ def test_the_absorbing_bound_converges_to_the_continuous_nelbo_of_the_same_netwo
 
 def test_absorbing_d3pm_is_masked_diffusion_in_discrete_time():
     network, batch = tiny_transformer(2), TokenBatch.of(torch.tensor([[0, 3, 1, 1, 0, 3]] * 20))
-    mdlm = BlockDiffusionLoss(block_size=6, mask_id=MASK, masking=DiscreteTimes(steps=7))
+    mdlm = BlockDiffusionLoss(reading=blocks_of(6), masking=DiscreteTimes(steps=7))
     draws = mdlm.seeded_draws(batch, 0)
     ours = objective_of("absorbing", 7).loss(network, batch, draws)
     torch.testing.assert_close(ours.nats, mdlm.loss(network, batch, draws).nats)

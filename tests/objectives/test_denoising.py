@@ -11,7 +11,7 @@ from bd3lm.diffusion import ClippedTimes, Counts, Times, conditioning_noise
 from bd3lm.models import Transformer
 from bd3lm.objectives import Autoregressive, BlockDenoiser, BlockDiffusionLoss, TokenBatch
 from tests.oracles.likelihood import block_nats
-from tests.oracles.networks import CLEAN, MASK, AfterPrevious, tiny_transformer
+from tests.oracles.networks import CLEAN, MASK, AfterPrevious, blocks_of, tiny_transformer
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -27,7 +27,7 @@ def random_texts(rows: int, length: int, seed: int = 0) -> Tensor:
 def block_by_block(
     model: Transformer,
     texts: Tensor,
-    hidden: Tensor,
+    masked: Tensor,
     block_size: int,
     causal_clean: bool,
     noise: Tensor | None,
@@ -41,7 +41,7 @@ def block_by_block(
                     texts[row : row + 1],
                     start,
                     block_size,
-                    hidden[row, copy, start : start + block_size].nonzero().flatten().tolist(),
+                    masked[row, copy, start : start + block_size].nonzero().flatten().tolist(),
                     causal_clean=causal_clean,
                     noise=None if noise is None else noise[row, start : start + 1],
                 )
@@ -49,10 +49,10 @@ def block_by_block(
             ],
             dim=1,
         )
-        for row in range(hidden.shape[0])
-        for copy in range(hidden.shape[1])
+        for row in range(masked.shape[0])
+        for copy in range(masked.shape[1])
     ]
-    return torch.cat(nats).view(hidden.shape)
+    return torch.cat(nats).view(masked.shape)
 
 
 def gradients(model: Transformer, nats: Tensor) -> dict[str, Tensor]:
@@ -77,25 +77,22 @@ def test_both_algorithms_are_one_pass_a_block(
     model = tiny_transformer(4, **CONDITIONINGS[conditioning])
     texts = random_texts(3, length)
     generator = torch.Generator().manual_seed(1)
-    hidden = torch.rand(3, copies, length, generator=generator) < 0.6
+    masked = torch.rand(3, copies, length, generator=generator) < 0.6
     noise = None
     if model.uses_noise:
         noise = torch.rand(3, length // block_size, generator=generator).repeat_interleave(block_size, 1)
     asked = AfterPrevious(model) if previous_token else model
-    expected = block_by_block(asked, texts, hidden, block_size, causal_clean, noise)
+    expected = block_by_block(asked, texts, masked, block_size, causal_clean, noise)
     expected_gradients = gradients(model, expected)
-    assert (expected > 0).equal(hidden)
+    assert (expected > 0).equal(masked)
     for algorithm in ("single_pass", "two_pass"):
         denoiser = BlockDenoiser(
             model,
             TokenBatch.of(texts, score_first=True),
-            block_size=block_size,
-            mask_id=MASK,
-            causal_clean=causal_clean,
-            previous_token=previous_token,
+            blocks_of(block_size, causal_clean=causal_clean, previous_token=previous_token),
             algorithm=algorithm,
         )
-        nats = denoiser.nats(hidden, noise=noise)
+        nats = denoiser.nats(masked, noise=noise)
         torch.testing.assert_close(nats, expected, rtol=0, atol=1e-10)
         for name, gradient in gradients(model, nats).items():
             torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-8, atol=1e-10, msg=name)
@@ -118,7 +115,7 @@ def test_both_algorithms_give_the_same_training_loss_and_gradient(masking, condi
     )
     losses, slopes = [], []
     for algorithm in ("single_pass", "two_pass"):
-        objective = BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=masking, algorithm=algorithm)
+        objective = BlockDiffusionLoss(reading=blocks_of(4), masking=masking, algorithm=algorithm)
         loss = objective(model, batch, generator=torch.Generator().manual_seed(3))
         losses.append(loss.nats)
         slopes.append(gradients(model, loss.minimised))
@@ -133,12 +130,12 @@ def test_each_block_is_told_its_own_noise_level(length):
     """σ = −log α of the block, zero for the clean text; checked block by block."""
     model = tiny_transformer(6, **CONDITIONINGS["time"])
     texts = random_texts(3, length)
-    objective = BlockDiffusionLoss(block_size=3, mask_id=MASK, masking=Times())
+    objective = BlockDiffusionLoss(reading=blocks_of(3), masking=Times())
     draws = objective.draw(3, length, generator=torch.Generator().manual_seed(0), device="cpu")
     batch = TokenBatch.of(texts, score_first=True)
     masks = objective.masking(draws, batch.scored)
     noise = -torch.log(1 - draws.levels).repeat_interleave(3, 1)  # the linear schedule: α = 1 − t
-    expected = block_by_block(model, texts, masks.hidden, 3, False, noise) * masks.weight
+    expected = block_by_block(model, texts, masks.masked, 3, False, noise) * masks.weight
     torch.testing.assert_close(
         objective.loss(model, batch, draws).nats, expected.sum(1), rtol=1e-5, atol=1e-5
     )
@@ -150,16 +147,16 @@ def test_the_noise_level_stays_finite_at_full_masking():
 
 
 def test_absent_tokens_are_masked_whatever_stands_there():
-    model, hidden = tiny_transformer(7), torch.ones(2, 1, 6, dtype=torch.bool)
+    model, masked = tiny_transformer(7), torch.ones(2, 1, 6, dtype=torch.bool)
     lengths = torch.tensor([4, 5])
-    hidden[:, 0] = torch.arange(6) < lengths.unsqueeze(1)
+    masked[:, 0] = torch.arange(6) < lengths.unsqueeze(1)
     nats = []
     for filler in (0, 1, 3, MASK):
-        texts = random_texts(2, 6).masked_fill(~hidden[:, 0], filler)
+        texts = random_texts(2, 6).masked_fill(~masked[:, 0], filler)
         for algorithm in ("single_pass", "two_pass"):
             batch = TokenBatch.of(texts, score_first=True, lengths=lengths)
-            denoiser = BlockDenoiser(model, batch, block_size=3, mask_id=MASK, algorithm=algorithm)
-            nats.append(denoiser.nats(hidden))
+            denoiser = BlockDenoiser(model, batch, blocks_of(3), algorithm=algorithm)
+            nats.append(denoiser.nats(masked))
     for other in nats[1:]:
         torch.testing.assert_close(other, nats[0], rtol=0, atol=1e-12)
 
@@ -168,20 +165,20 @@ def test_a_network_is_asked_for_logits_at_hidden_tokens_only():
     model, texts = tiny_transformer(8), random_texts(2, 6)
     asked = []
     model.output.register_forward_hook(lambda _module, inputs, _out: asked.append(inputs[0].shape))
-    hidden = torch.zeros(2, 1, 6, dtype=torch.bool)
-    hidden[0, 0, 2:5] = True
+    masked = torch.zeros(2, 1, 6, dtype=torch.bool)
+    masked[0, 0, 2:5] = True
     batch = TokenBatch.of(texts)
-    nats = BlockDenoiser(model, batch, block_size=3, mask_id=MASK).nats(hidden)
+    nats = BlockDenoiser(model, batch, blocks_of(3)).nats(masked)
     assert asked == [(3, 16)]
-    assert nats[~hidden].sum() == 0
-    nothing = BlockDenoiser(model, batch, block_size=3, mask_id=MASK).nats(torch.zeros_like(hidden))
+    assert nats[~masked].sum() == 0
+    nothing = BlockDenoiser(model, batch, blocks_of(3)).nats(torch.zeros_like(masked))
     assert nothing.sum() == 0
 
 
 def test_bad_input_is_refused():
     model, batch = tiny_transformer(0), TokenBatch.of(random_texts(2, 6))
     with pytest.raises(ValueError, match=r"length must be a positive multiple .* length 6 and block_size 4"):
-        BlockDenoiser(model, batch, block_size=4, mask_id=MASK)
+        BlockDenoiser(model, batch, blocks_of(4))
 
 
 def test_an_unknown_algorithm_is_refused():
@@ -189,8 +186,7 @@ def test_an_unknown_algorithm_is_refused():
         BlockDenoiser(
             tiny_transformer(0),
             TokenBatch.of(random_texts(2, 6)),
-            block_size=3,
-            mask_id=MASK,
+            blocks_of(3),
             algorithm="one_pass",
         )
 
@@ -204,7 +200,9 @@ def test_the_next_token_loss_is_autoregression_and_leaves_the_rest_alone(length,
     model, batch = tiny_transformer(9), TokenBatch.of(random_texts(3, length))
     plain, with_next = (
         BlockDiffusionLoss(
-            block_size=block_size, mask_id=MASK, causal_clean=True, algorithm=algorithm, next_token=weight
+            reading=blocks_of(block_size, causal_clean=True),
+            algorithm=algorithm,
+            next_token=weight,
         )(model, batch, generator=torch.Generator().manual_seed(0))
         for weight in (0.0, 0.3)
     )
@@ -219,7 +217,9 @@ def test_the_gradient_of_the_next_token_loss_is_the_same_in_both_algorithms():
     slopes = []
     for algorithm in ("single_pass", "two_pass"):
         objective = BlockDiffusionLoss(
-            block_size=2, mask_id=MASK, causal_clean=True, algorithm=algorithm, next_token=0.3
+            reading=blocks_of(2, causal_clean=True),
+            algorithm=algorithm,
+            next_token=0.3,
         )
         loss = objective(model, batch, generator=torch.Generator().manual_seed(0))
         slopes.append(gradients(model, loss.minimised))
@@ -230,7 +230,7 @@ def test_the_gradient_of_the_next_token_loss_is_the_same_in_both_algorithms():
 def test_absent_tokens_have_no_next_token_loss_whatever_stands_there():
     texts, lengths = random_texts(2, 6), torch.tensor([4, 5])
     padded = texts.masked_fill(torch.arange(6) >= lengths.unsqueeze(1), MASK)
-    objective = BlockDiffusionLoss(block_size=3, mask_id=MASK, causal_clean=True, next_token=0.3)
+    objective = BlockDiffusionLoss(reading=blocks_of(3, causal_clean=True), next_token=0.3)
     losses = [
         objective(
             tiny_transformer(9),
@@ -245,30 +245,27 @@ def test_absent_tokens_have_no_next_token_loss_whatever_stands_there():
 def test_the_next_token_loss_needs_a_causal_clean_text():
     message = "next_token needs causal_clean=True"
     with pytest.raises(ValueError, match=message):
-        BlockDiffusionLoss(block_size=2, mask_id=MASK, next_token=0.3)
+        BlockDiffusionLoss(reading=blocks_of(2), next_token=0.3)
     with pytest.raises(ValueError, match=message):
         BlockDenoiser(
             tiny_transformer(0),
             TokenBatch.of(random_texts(2, 6)),
-            block_size=3,
-            mask_id=MASK,
+            blocks_of(3),
             next_token=True,
         )
     with pytest.raises(ValueError, match=r"next_token must be finite and not negative, got -0\.1"):
-        BlockDiffusionLoss(block_size=2, mask_id=MASK, causal_clean=True, next_token=-0.1)
+        BlockDiffusionLoss(reading=blocks_of(2, causal_clean=True), next_token=-0.1)
 
 
 def test_given_masks_are_no_hidden_tokens():
-    """A mask in the clean text is shown as it is, also where hidden tokens are shown with the one before."""
+    """A mask in the clean text is shown as it is, also where masked tokens are shown with the one before."""
     model, texts = tiny_transformer(4), random_texts(3, 6)
     texts[:, 1] = MASK
     batch = TokenBatch.of(texts, prompts=torch.tensor([2, 2, 2]))
-    hidden = torch.zeros(3, 1, 6, dtype=torch.bool)
-    hidden[..., 2:] = torch.rand(3, 1, 4, generator=torch.Generator().manual_seed(1)) < 0.6
+    masked = torch.zeros(3, 1, 6, dtype=torch.bool)
+    masked[..., 2:] = torch.rand(3, 1, 4, generator=torch.Generator().manual_seed(1)) < 0.6
     single, double = (
-        BlockDenoiser(
-            model, batch, block_size=2, mask_id=MASK, previous_token=True, algorithm=algorithm
-        ).nats(hidden)
+        BlockDenoiser(model, batch, blocks_of(2, previous_token=True), algorithm=algorithm).nats(masked)
         for algorithm in ("single_pass", "two_pass")
     )
     torch.testing.assert_close(single, double, rtol=0, atol=1e-10)

@@ -37,7 +37,7 @@ from tests.oracles.languages import (
     states,
 )
 from tests.oracles.masking import nelbo_by_orders
-from tests.oracles.networks import MASK, tiny_transformer
+from tests.oracles.networks import MASK, blocks_of, tiny_transformer
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -132,11 +132,11 @@ def test_normalised_scores_pay_the_nelbo_and_others_a_remainder():
     place = {x: row for row, x in enumerate(states(length))}
     for k, text in enumerate(chosen):
         entropies = np.zeros((2**length, length))
-        for hidden in range(1, 2**length):
-            seen = tuple(MASK if hidden >> i & 1 else text[i] for i in range(length))
+        for masked in range(1, 2**length):
+            seen = tuple(MASK if masked >> i & 1 else text[i] for i in range(length))
             for i in range(length):
-                if hidden >> i & 1:
-                    entropies[hidden, i] = -math.log(p_hat[place[seen], i, text[i]])
+                if masked >> i & 1:
+                    entropies[masked, i] = -math.log(p_hat[place[seen], i, text[i]])
         assert normalised[k] == pytest.approx(nelbo_by_orders(entropies, range(length)), rel=1e-6)
     # Each token is masked for a while: ∫ (1/t)·t dt = 1 remainder for each.
     np.testing.assert_allclose(scaled - normalised, length * (z - 1 - math.log(z)), rtol=1e-5)
@@ -177,7 +177,7 @@ def test_the_loss_is_finite_at_full_masking_and_next_to_none():
     batch = TokenBatch.of(torch.tensor([[0, 3, 1], [1, 1, 0]]), score_first=True)
     levels = torch.tensor([[1.0], [2.0**-53]], dtype=torch.float64)  # the most and the least ever drawn
     tokens = torch.tensor([[1.0, 1.0, 1.0], [2.0**-53, 1.0, 2.0**-53]], dtype=torch.float64)
-    loss = ABSORBING.loss(network, batch, Draws(levels=levels, counts=levels, tokens=tokens))
+    loss = ABSORBING.loss(network, batch, Draws(levels=levels, spare=levels, tokens=tokens))
     assert loss.nats.isfinite().all()
     assert (loss.nats != 0).tolist() == [[True] * 3, [True, False, True]]
     loss.nats.sum().backward()
@@ -187,7 +187,7 @@ def test_the_loss_is_finite_at_full_masking_and_next_to_none():
 def test_mdlm_and_sedd_share_masks_and_differ_in_their_remainder():
     """With one network and the same draws: SEDD pays more wherever MDLM pays."""
     network, batch = tiny_transformer(3), TokenBatch.of(torch.tensor([[0, 3, 1, 1, 0, 3]] * 40))
-    mdlm = BlockDiffusionLoss(block_size=6, mask_id=MASK, masking=Times())
+    mdlm = BlockDiffusionLoss(reading=blocks_of(6), masking=Times())
     draws = mdlm.seeded_draws(batch, 1)
     sedd, subs = (objective.loss(network, batch, draws).nats for objective in (ABSORBING, mdlm))
     assert torch.equal(sedd != 0, subs != 0)

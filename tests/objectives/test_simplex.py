@@ -27,12 +27,12 @@ def drawn(objective: SimplexDiffusionLoss, rows: int, length: int, seed: int = 0
 
 def at_time(draws: Draws, t: int, steps: int) -> Draws:
     """The same noise, with every block at step t."""
-    return Draws(torch.full_like(draws.levels, t / steps), draws.counts, draws.tokens)
+    return Draws(torch.full_like(draws.levels, t / steps), draws.spare, draws.tokens)
 
 
 def row_noise(draws: Draws, row: int) -> Tensor:
     """A generator for each row, seeded by the bits of a number drawn for it, as the objective says."""
-    bits = int(draws.counts[row, 0].view(torch.int64))
+    bits = int(draws.spare[row, 0].view(torch.int64))
     generator = torch.Generator().manual_seed(derive_seed("simplex", bits))
     return torch.randn(draws.tokens.shape[1], V, generator=generator)
 

@@ -192,8 +192,8 @@ def unknown_layouts_have_no_rule(_device: str, _dtype: torch.dtype) -> None:
 
     assert ring_rule(BlockDiffusion(8, 4), 10, 8) is None
     assert supports(768, 12, torch.bfloat16)
-    for hidden, heads, dtype in ((768, 16, torch.float32), (64, 8, torch.float32), (64, 4, torch.float64)):
-        assert not supports(hidden, heads, dtype)
+    for width, heads, dtype in ((768, 16, torch.float32), (64, 8, torch.float32), (64, 4, torch.float64)):
+        assert not supports(width, heads, dtype)
 
 
 def passes_that_do_not_fit_are_refused(device: str, dtype: torch.dtype) -> None:

@@ -95,8 +95,8 @@ class TableNetwork:
             logits[told] = torch.from_numpy(self.table(float(level)))[index[told]]
         return logits
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return hidden
+    def head(self, states: Tensor) -> Tensor:
+        return states
 
     new_cache = Denoiser.new_cache
 

@@ -1,6 +1,6 @@
 """Likelihoods of a block, by brute force: one network call a mask, every order, quadrature over the rate.
 
-Everything rests on a table of cross-entropies: for every set M of hidden tokens, −log p(x_i | x outside M,
+Everything rests on a table of cross-entropies: for every set M of masked tokens, −log p(x_i | x outside M,
 x^{<b}) at the tokens i of M, from a network that is given the clean past and one noisy block, nothing else.
 """
 
@@ -17,7 +17,7 @@ from bd3lm.models import Transformer
 from .networks import MASK, block_after_clean, log_probabilities, logits_of
 from .orders import law_of_orders
 
-Table = dict[frozenset[int], Tensor]  # hidden set -> (rows, block size), zero at tokens that are visible
+Table = dict[frozenset[int], Tensor]  # masked set -> (rows, block size), zero at tokens that are visible
 
 
 def subsets(tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -34,20 +34,20 @@ def block_nats(
     texts: Tensor,
     start: int,
     block_size: int,
-    hidden: Iterable[int],
+    masked: Iterable[int],
     *,
     absent: Iterable[int] = (),
     causal_clean: bool = False,
     mask_id: int = MASK,
     noise: Tensor | None = None,
 ) -> Tensor:
-    """−log p at the hidden tokens (counted inside the block) of the block that starts at `start`.
+    """−log p at the masked tokens (counted inside the block) of the block that starts at `start`.
 
     `noise` (rows,) is that block's; the clean past has none.
     """
-    hidden = list(hidden)
+    masked = list(masked)
     tokens = texts[:, : start + block_size].clone()
-    tokens[:, [start + i for i in (*hidden, *absent)]] = mask_id
+    tokens[:, [start + i for i in (*masked, *absent)]] = mask_id
     if noise is not None:
         per_token = noise.new_zeros(tokens.shape)
         per_token[:, start:] = noise.unsqueeze(1)
@@ -55,7 +55,7 @@ def block_nats(
     layout = block_after_clean(start, block_size, causal_clean=causal_clean)
     log_p = log_probabilities(logits_of(model, tokens, layout, noise=noise)[:, start:], mask_id)
     nats = torch.zeros(log_p.shape[:2], dtype=log_p.dtype)
-    for i in hidden:
+    for i in masked:
         nats[:, i] = -log_p[torch.arange(len(texts)), i, texts[:, start + i]]
     return nats
 
@@ -64,10 +64,10 @@ def block_nats(
 def table(
     model: Transformer, texts: Tensor, start: int, block_size: int, scored: Sequence[int], **options
 ) -> Table:
-    """One network call for every set of hidden tokens."""
+    """One network call for every set of masked tokens."""
     return {
-        frozenset(hidden): block_nats(model, texts, start, block_size, hidden, **options)
-        for hidden in subsets(scored)
+        frozenset(masked): block_nats(model, texts, start, block_size, masked, **options)
+        for masked in subsets(scored)
     }
 
 
@@ -103,7 +103,7 @@ def nelbo(table: Table, scored: Sequence[int]) -> Tensor:
 def discrete_nelbo(table: Table, scored: Sequence[int], rates: Sequence[float]) -> Tensor:
     """T steps between the mask rates 0 = rates[0] < … < rates[T] = 1.
 
-    From step j a hidden token is revealed with probability 1 − rates[j−1]/rates[j], and pays then.
+    From step j a masked token is revealed with probability 1 − rates[j−1]/rates[j], and pays then.
     """
     return sum(
         (1 - before / after) * _expected_nats(table, scored, after) for before, after in pairwise(rates)
@@ -112,16 +112,16 @@ def discrete_nelbo(table: Table, scored: Sequence[int], rates: Sequence[float]) 
 
 def discrete_nll(table: Table, scored: Sequence[int], rates: Sequence[float]) -> Tensor:
     """−log p of the sampler that takes those T steps, each token revealed or not on its own."""
-    # p(what was revealed is x, and these are still hidden)
+    # p(what was revealed is x, and these are still masked)
     reached = {frozenset(scored): torch.ones(1, dtype=torch.float64)}
     for before, after in reversed(list(pairwise(rates))):
         stays = before / after
         following: dict[frozenset[int], Tensor] = {}
-        for hidden, probability in reached.items():
-            for left in map(frozenset, ((), *subsets(sorted(hidden)))):
-                revealed = sorted(hidden - left)
+        for masked, probability in reached.items():
+            for left in map(frozenset, ((), *subsets(sorted(masked)))):
+                revealed = sorted(masked - left)
                 step = stays ** len(left) * (1 - stays) ** len(revealed)
-                drawn = torch.exp(-table[hidden][:, revealed].sum(1)) if hidden else 1.0
+                drawn = torch.exp(-table[masked][:, revealed].sum(1)) if masked else 1.0
                 following[left] = following.get(left, 0.0) + probability * step * drawn
         reached = following
     return -torch.log(reached[frozenset()])
@@ -149,7 +149,7 @@ def chain_rule_nats(model: Transformer, texts: Tensor, mask_id: int = MASK) -> T
 
 def _expected_nats(table: Table, scored: Sequence[int], rate: float) -> Tensor:
     total = torch.zeros(1, dtype=torch.float64)
-    for hidden in subsets(scored):
-        probability = rate ** len(hidden) * (1 - rate) ** (len(scored) - len(hidden))
-        total = total + probability * table[frozenset(hidden)].sum(1)
+    for masked in subsets(scored):
+        probability = rate ** len(masked) * (1 - rate) ** (len(scored) - len(masked))
+        total = total + probability * table[frozenset(masked)].sum(1)
     return total

@@ -1,7 +1,7 @@
 """The NELBO of one block, by brute force: every mask, every order, every step.
 
-A network that ignores time is a table `c[M, i]` = −log p(x_i | x outside M), one row for each hidden set M of
-the block's tokens (as bits: token i is hidden when M >> i & 1), zero where i is not hidden.
+A network that ignores time is a table `c[M, i]` = −log p(x_i | x outside M), one row for each masked set M of
+the block's tokens (as bits: token i is masked when M >> i & 1), zero where i is not masked.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,8 @@ Array = np.ndarray
 
 def random_table(n: int, rng: np.random.Generator) -> Array:
     """Cross-entropies (2^n, n) with no structure at all."""
-    hidden = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
-    return hidden * rng.exponential(2.0, (2**n, n))
+    masked = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
+    return masked * rng.exponential(2.0, (2**n, n))
 
 
 def as_bits(tokens: Sequence[int]) -> int:
@@ -30,7 +30,7 @@ def gauss_legendre(low: float, high: float, nodes: int = 64) -> tuple[Array, Arr
     return low + (high - low) * (x + 1) / 2, w * (high - low) / 2
 
 
-# --- the NELBO, three ways. `tokens` are the maskable ones; the others are never hidden. ---
+# --- the NELBO, three ways. `tokens` are the maskable ones; the others are never masked. ---
 
 
 def nelbo_by_orders(table: Array, tokens: Sequence[int], lean: float = 0.0) -> float:
@@ -47,7 +47,7 @@ def nelbo_by_counts(table: Array, tokens: Sequence[int]) -> float:
     total = 0.0
     for k in range(1, len(tokens) + 1):
         sets = list(combinations(tokens, k))
-        total += sum(table[as_bits(hidden)].sum() for hidden in sets) / (k * len(sets))
+        total += sum(table[as_bits(masked)].sum() for masked in sets) / (k * len(sets))
     return total
 
 
@@ -63,27 +63,27 @@ def nelbo_by_times(
     rate, weight = mask_rate(t), elbo_weight(t)
     total = 0.0
     for k in range(1, len(tokens) + 1):
-        for hidden in combinations(tokens, k):
+        for masked in combinations(tokens, k):
             probability = rate**k * (1 - rate) ** (len(tokens) - k)
-            total += float((dt * weight * probability).sum()) * table[as_bits(hidden)].sum()
+            total += float((dt * weight * probability).sum()) * table[as_bits(masked)].sum()
     return total
 
 
-# --- the law of a rule: the expected weight of every hidden set, which decides for all tables at once. ---
+# --- the law of a rule: the expected weight of every masked set, which decides for all tables at once. ---
 
 
 def nelbo_set_weights(n: int) -> Array:
-    """What each hidden set (2^n,) must be worth in expectation: ∫ r^(k−1) (1−r)^(n−k) dr."""
+    """What each masked set (2^n,) must be worth in expectation: ∫ r^(k−1) (1−r)^(n−k) dr."""
     r, dr = gauss_legendre(0.0, 1.0)
     weights = np.zeros(2**n)
-    for hidden in range(1, 2**n):
-        k = hidden.bit_count()
-        weights[hidden] = (dr * r ** (k - 1) * (1 - r) ** (n - k)).sum()
+    for masked in range(1, 2**n):
+        k = masked.bit_count()
+        weights[masked] = (dr * r ** (k - 1) * (1 - r) ** (n - k)).sum()
     return weights
 
 
 def count_law(n: int, rate: float, low: float, high: float) -> Array:
-    """How many tokens are hidden (n + 1,) once masks outside [low, high] have been rejected.
+    """How many tokens are masked (n + 1,) once masks outside [low, high] have been rejected.
 
     By enumerating the masks. All zeros where every mask is rejected.
     """
@@ -114,9 +114,9 @@ def clipped_set_weights(n: int, low: float, high: float, weight: str, redraw: bo
         law = count_law(n, rate, low, high) if redraw else np.zeros(n + 1)
         if not law.any():  # no redrawing, or nothing fits: the plain Bernoulli mask
             law = count_law(n, rate, 0.0, 1.0)
-        for hidden in range(1, 2**n):
-            k = hidden.bit_count()
-            weights[hidden] += probability * named(rate) * law[k] / comb(n, k)
+        for masked in range(1, 2**n):
+            k = masked.bit_count()
+            weights[masked] += probability * named(rate) * law[k] / comb(n, k)
     return weights
 
 
@@ -141,7 +141,7 @@ def discrete_nelbo(
 ) -> tuple[float, float]:
     """(reconstruction, diffusion) for steps with keep probabilities `alphas`, the first of which is α_0 = 1.
 
-    `network[M, i]` is the distribution of token i when M is hidden; a clean token is carried over.
+    `network[M, i]` is the distribution of token i when M is masked; a clean token is carried over.
     The diffusion term is Σ_{j=2..T} E_q KL[q(x_s | x_t, x) ‖ Σ_x' q(x_s | x_t, x') p(x' | x_t)].
     """
     n, vocab = len(x), network.shape[-1]
@@ -150,18 +150,18 @@ def discrete_nelbo(
         alpha_s, alpha_t = alphas[j - 1], alphas[j]
         before = absorbing_matrix(alpha_s, vocab, mask_id)
         after = absorbing_matrix(alpha_t / alpha_s, vocab, mask_id)
-        for hidden in range(2**n):
-            k = hidden.bit_count()
+        for masked in range(2**n):
+            k = masked.bit_count()
             probability = (1 - alpha_t) ** k * alpha_t ** (n - k)
             if probability == 0:
                 continue
             for i in range(n):
-                masked = hidden >> i & 1
-                p_x = network[hidden, i] if masked else np.eye(vocab)[x[i]]
+                is_masked = masked >> i & 1
+                p_x = network[masked, i] if is_masked else np.eye(vocab)[x[i]]
                 if j == 1:
                     reconstruction -= probability * np.log(p_x[x[i]])
                     continue
-                x_t = mask_id if masked else x[i]
+                x_t = mask_id if is_masked else x[i]
                 truth = bayes(before, after, x_t, x[i])
                 model = sum(p_x[v] * bayes(before, after, x_t, v) for v in range(vocab) if p_x[v] > 0)
                 support = truth > 0
@@ -173,7 +173,7 @@ def discrete_nelbo(
 
 
 def random_network(n: int, vocab: int, mask_id: int, rng: np.random.Generator) -> Array:
-    """A distribution over the clean tokens for every hidden set and position (2^n, n, vocab)."""
+    """A distribution over the clean tokens for every masked set and position (2^n, n, vocab)."""
     p = rng.exponential(1.0, (2**n, n, vocab))
     p[..., mask_id] = 0.0
     return p / p.sum(-1, keepdims=True)
@@ -182,5 +182,5 @@ def random_network(n: int, vocab: int, mask_id: int, rng: np.random.Generator) -
 def table_of(network: Array, x: Sequence[int]) -> Array:
     """c[M, i] = −log p(x_i | x outside M), zero where i is not in M."""
     n = len(x)
-    hidden = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
-    return -hidden * np.log(network[:, np.arange(n), list(x)])
+    masked = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
+    return -masked * np.log(network[:, np.arange(n), list(x)])

@@ -7,11 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bd3lm.models import Denoiser, Layout, Transformer, TransformerConfig
+from bd3lm.models import BlockReading, Denoiser, Layout, Transformer, TransformerConfig
 from bd3lm.objectives.base import token_nats
 
 MASK = 2  # in the middle of the vocabulary, where a mistake about which token it is shows
 CLEAN = (0, 1, 3)
+
+
+def blocks_of(size: int, **options: bool) -> BlockReading:
+    """Texts with this mask, read in blocks."""
+    return BlockReading(block_size=size, mask_id=MASK, **options)
 
 
 def tiny_transformer(
@@ -99,7 +104,7 @@ class AfterPrevious:
 class CopyNetwork:
     """Knows that the two tokens of a block are equal, and nothing else: blocks of 2, p = 1/V or 1.
 
-    Here NLL = NELBO = log V, all of it paid when both tokens are hidden.
+    Here NLL = NELBO = log V, all of it paid when both tokens are masked.
     """
 
     uses_noise = False
@@ -117,13 +122,13 @@ class CopyNetwork:
         certain[self.mask_id] = 0.0
         return certain[partner]
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return hidden
+    def head(self, states: Tensor) -> Tensor:
+        return states
 
     def cross_entropy(
-        self, hidden: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
+        self, states: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
     ) -> tuple[Tensor, Tensor]:
-        nats = token_nats(self.head(hidden), targets, excluded)
+        nats = token_nats(self.head(states), targets, excluded)
         return (nats * weights).sum(), nats.detach()
 
     new_cache = Denoiser.new_cache

@@ -26,7 +26,7 @@ Sharpen = Callable[[Row], Row]
 Conditional = Callable[[Tokens, float | None], list[Row]]
 """One distribution a place, for a block as it stands, at a mask rate (None: the network is not told)."""
 BlockLaw = Callable[[Conditional, Tokens, Tokens], Law]
-"""The law of a block that begins in some state and has some hidden places."""
+"""The law of a block that begins in some state and has some masked places."""
 
 LEAST_ALPHA = 1e-3  # networks are told −log α of at least this α
 
@@ -52,7 +52,7 @@ def in_blocks(
     """
     window = context - block_size
 
-    def written_after(past: Tokens, block: Tokens, hidden: Tokens) -> Law:
+    def written_after(past: Tokens, block: Tokens, masked: Tokens) -> Law:
         shown = past[max(len(past) - window, 0) :] if afresh else past
 
         def sees(query: int, key: int) -> bool:
@@ -60,7 +60,7 @@ def in_blocks(
             causal = causal_clean and query < len(shown)
             return start - window <= key <= (query if causal else start + block_size - 1)
 
-        return block_law(asking(model, shown, block_size, sees, sharpen), block, hidden)
+        return block_law(asking(model, shown, block_size, sees, sharpen), block, masked)
 
     return _piece_by_piece(given, length, range(block_size, length + block_size, block_size), written_after)
 
@@ -78,9 +78,9 @@ def in_strides(
     """A whole context first, then strides, each at the end of a context in which all see all."""
     conditional = asking(model, (), context, lambda _query, _key: True, sharpen)
 
-    def written_after(past: Tokens, piece: Tokens, hidden: Tokens) -> Law:
+    def written_after(past: Tokens, piece: Tokens, masked: Tokens) -> Law:
         before = past[len(past) + len(piece) - context :] if past else ()
-        places = tuple(len(before) + place for place in hidden)
+        places = tuple(len(before) + place for place in masked)
         law = block_law(conditional, before + piece, places)
         return {window[len(before) :]: p for window, p in law.items()}
 
@@ -102,8 +102,8 @@ def in_tokens(
     def sees(query: int, key: int) -> bool:
         return query - context < key <= query
 
-    def written_after(past: Tokens, piece: Tokens, hidden: Tokens) -> Law:
-        if not hidden:
+    def written_after(past: Tokens, piece: Tokens, masked: Tokens) -> Law:
+        if not masked:
             return {piece: 1.0}
         inputs = ((MASK,) if score_first else ()) + past
         shown = inputs[-context:] if afresh else inputs
@@ -116,17 +116,17 @@ def in_tokens(
 def _piece_by_piece(
     given: Tokens, length: int, ends: Iterable[int], written_after: Callable[[Tokens, Tokens, Tokens], Law]
 ) -> Law:
-    """Pieces up to each end, given what lies before; what lies past the length stays hidden for good."""
+    """Pieces up to each end, given what lies before; what lies past the length stays masked for good."""
     law: Law = {(): 1.0}
     for end in ends:
         start = len(next(iter(law)))
         if start >= length:
             break
         piece = (given + (MASK,) * end)[start:end]
-        hidden = tuple(i for i, token in enumerate(piece) if token == MASK and start + i < length)
+        masked = tuple(i for i, token in enumerate(piece) if token == MASK and start + i < length)
         following: Law = defaultdict(float)
         for past, p in law.items():
-            for written, q in written_after(past, piece, hidden).items():
+            for written, q in written_after(past, piece, masked).items():
                 following[past + written] += p * q
         law = {text: p for text, p in following.items() if p > 0.0}
     return {text[:length]: p for text, p in law.items()}
@@ -162,14 +162,14 @@ def _probabilities(
 
 
 def in_every_order(
-    conditional: Conditional, block: Tokens, hidden: Tokens, together: int = 1, lean: float = 0.0
+    conditional: Conditional, block: Tokens, masked: Tokens, together: int = 1, lean: float = 0.0
 ) -> Law:
     """Hidden tokens one by one, or so many at once, in an order that is uniformly random, or leans."""
-    if not hidden:
+    if not masked:
         return {block: 1.0}
     law: Law = defaultdict(float)
-    for chosen, probability in law_of_next(hidden, together, lean).items():
-        left = tuple(place for place in hidden if place not in chosen)
+    for chosen, probability in law_of_next(masked, together, lean).items():
+        left = tuple(place for place in masked if place not in chosen)
         for state, p in _drawn(conditional(block, None), block, chosen):
             for final, q in in_every_order(conditional, state, left, together, lean).items():
                 law[final] += p * q * probability
@@ -184,20 +184,20 @@ def leaning(lean: float, together: int = 1) -> BlockLaw:
     return partial(in_every_order, together=together, lean=lean)
 
 
-def by_hitting_times(conditional: Conditional, block: Tokens, hidden: Tokens, before: float = 1.0) -> Law:
+def by_hitting_times(conditional: Conditional, block: Tokens, masked: Tokens, before: float = 1.0) -> Law:
     """The same with a network that is told the time, for two tokens at most: integrals over the mask rates.
 
     Hidden tokens are revealed at rates uniform in (0, before); the largest of n has density n·x^{n−1} at
     x·before, and is any of the n.
     """
-    if not hidden:
+    if not masked:
         return {block: 1.0}
-    n, law = len(hidden), defaultdict(float)
+    n, law = len(masked), defaultdict(float)
     nodes, weights = np.polynomial.legendre.leggauss(10)
     for x, width in zip((nodes + 1) / 2, weights / 2, strict=True):
         rate = float(before * x)
-        for place in hidden:
-            left = tuple(other for other in hidden if other != place)
+        for place in masked:
+            left = tuple(other for other in masked if other != place)
             for state, p in _drawn(conditional(block, rate), block, (place,)):
                 for final, q in by_hitting_times(conditional, state, left, rate).items():
                     law[final] += float(width * x ** (n - 1)) * p * q  # n of the density, 1/n of the choice
@@ -207,11 +207,11 @@ def by_hitting_times(conditional: Conditional, block: Tokens, hidden: Tokens, be
 def in_steps(rates: Sequence[float], eta: float = 0.0) -> BlockLaw:
     """Steps down the mask rates 1 = rates[0] > … > rates[T] = 0, in which each place goes its own way.
 
-    From t to s a hidden token is revealed with probability (α_s − (1 − σ)α_t)/(1 − α_t), and one that was
-    revealed hidden again with probability σ = η·min(1, (1 − α_s)/α_t).
+    From t to s a masked token is revealed with probability (α_s − (1 − σ)α_t)/(1 − α_t), and one that was
+    revealed masked again with probability σ = η·min(1, (1 − α_s)/α_t).
     """
 
-    def law_of(conditional: Conditional, block: Tokens, hidden: Tokens) -> Law:
+    def law_of(conditional: Conditional, block: Tokens, masked: Tokens) -> Law:
         law: Law = {block: 1.0}
         for rate_t, rate_s in pairwise(rates):
             alpha_t, alpha_s = 1 - rate_t, 1 - rate_s
@@ -221,7 +221,7 @@ def in_steps(rates: Sequence[float], eta: float = 0.0) -> BlockLaw:
             for state, p in law.items():
                 rows = conditional(state, rate_t)
                 ways = []
-                for place in hidden:
+                for place in masked:
                     if state[place] == MASK:
                         ways.append(
                             [(MASK, 1 - appears)] + [(v, appears * q) for v, q in enumerate(rows[place])]
@@ -232,7 +232,7 @@ def in_steps(rates: Sequence[float], eta: float = 0.0) -> BlockLaw:
                     q = prod(probability for _, probability in outcome)
                     if q > 0.0:
                         tokens = tuple(token for token, _ in outcome)
-                        following[_with(state, hidden, tokens)] += p * q
+                        following[_with(state, masked, tokens)] += p * q
             law = following
         return law
 
@@ -240,26 +240,26 @@ def in_steps(rates: Sequence[float], eta: float = 0.0) -> BlockLaw:
 
 
 def by_choice(choose: Callable[[list[Row], dict[int, int]], set[int]]) -> BlockLaw:
-    """Draw a token at every hidden place, keep those that `choose` names, and draw the others again.
+    """Draw a token at every masked place, keep those that `choose` names, and draw the others again.
 
     A network that is told the time is told the share of masks that it sees, also of those past the end.
     """
 
-    def law_of(conditional: Conditional, block: Tokens, hidden: Tokens) -> Law:
+    def law_of(conditional: Conditional, block: Tokens, masked: Tokens) -> Law:
         @cache
-        def law_from(block: Tokens, hidden: Tokens) -> Law:
-            if not hidden:
+        def law_from(block: Tokens, masked: Tokens) -> Law:
+            if not masked:
                 return {block: 1.0}
             law: Law = defaultdict(float)
             rows = conditional(block, block.count(MASK) / len(block))
-            for state, p in _drawn(rows, block, hidden):
-                kept = choose(rows, {place: state[place] for place in hidden})
-                left = tuple(place for place in hidden if place not in kept)
+            for state, p in _drawn(rows, block, masked):
+                kept = choose(rows, {place: state[place] for place in masked})
+                left = tuple(place for place in masked if place not in kept)
                 for final, q in law_from(_with(state, left, (MASK,) * len(left)), left).items():
                     law[final] += p * q
             return law
 
-        return law_from(block, hidden)
+        return law_from(block, masked)
 
     return law_of
 

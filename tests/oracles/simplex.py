@@ -51,7 +51,7 @@ def nucleus_of(p: Sequence[float], share: float) -> list[int]:
 
 
 def block_logits(model: Transformer, clean: Tensor, block: Tensor, block_size: int, rate: float) -> Tensor:
-    """Logits (n, vocabulary) of one embedded block (n, hidden) after clean ids, in a pass of its own."""
+    """Logits (n, vocabulary) of one embedded block (n, width) after clean ids, in a pass of its own."""
     past = len(clean)
     inputs = torch.cat((model.embedding.weight[clean], block)).unsqueeze(0)
     noise = None
@@ -196,8 +196,8 @@ class OpenNetwork:
             None if noise is None else noise[:, read],
         )
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return hidden
+    def head(self, states: Tensor) -> Tensor:
+        return states
 
     def new_cache(self, rows: int, **options: Any) -> KVCache:
         return KVCache(layers=1, rows=rows, heads=1, head_dim=2, **options)

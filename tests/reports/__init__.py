@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+from bd3lm.commands.report.reproduction import repeatable
 from bd3lm.reports import Report, Run
 from bd3lm.reports.content import Record
 from bd3lm.reports.document import Document
@@ -169,7 +170,7 @@ def judgement(
             "count": 30,
             "length": 64,
             "nucleus_p": nucleus_p,
-            "unmasking": "FirstHitting(tokens_per_pass=1)",
+            "unmasking": {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 0.0},
             "steps": None,
             "entropy_floor": 4.0,
             "redraws": 20,
@@ -243,7 +244,8 @@ def run(folder: str = "runs/ar", title: str = "autoregressive", **changes: Any) 
         **OF_KIND[of["kind"]],
         **changes,
     }
-    return Run(**values)
+    records = [repeatable(each, values["recipe"]) for each in values.pop("records", ())]
+    return Run(**values, records=records)
 
 
 CLIPPED = {"kind": "clipped", "low": 0.0, "high": 1.0, "search": {"every": 3}}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import Purpose, counter_uniform
-from bd3lm.models import Denoiser
+from bd3lm.models import BlockReading, Denoiser
 from bd3lm.sampling import (
     Ancestral,
     AutoregressiveWriter,
@@ -22,13 +22,14 @@ from bd3lm.sampling import (
     Sample,
     SlidingWriter,
     Stopping,
-    Unmasking,
+    UnmaskingRule,
     Writer,
     sample,
 )
 from tests.oracles.networks import (
     CLEAN,
     MASK,
+    blocks_of,
     tiny_transformer,
 )
 
@@ -38,19 +39,27 @@ MODEL = tiny_transformer(9, vocab_size=8)
 TIMED = tiny_transformer(3, vocab_size=8, adaln=True, time_conditioning=True, conditioning_dim=32)
 
 
-def blocks(model: Denoiser, **options: Any) -> BlockWriter:
-    return BlockWriter(model, **{"block_size": 4, "mask_id": MASK, "context": CONTEXT} | options)
+def blocks(model: Denoiser, block_size: int = 4, **options: Any) -> BlockWriter:
+    reading = how_read(block_size, options)
+    return BlockWriter(model, **reading | {"context": CONTEXT} | options)
+
+
+def how_read(block_size: int, options: dict[str, Any]) -> dict[str, BlockReading]:
+    """The reading, whose options are taken out of those of a writer."""
+    told = {name: options.pop(name) for name in ("causal_clean", "previous_token") if name in options}
+    return {"reading": blocks_of(block_size, **told)}
 
 
 def autoregressive(model: Denoiser, **options: Any) -> AutoregressiveWriter:
     return AutoregressiveWriter(model, **{"mask_id": MASK, "context": CONTEXT, "score_first": True} | options)
 
 
-def sliding(model: Denoiser, **options: Any) -> SlidingWriter:
-    return SlidingWriter(model, **{"mask_id": MASK, "context": CONTEXT, "stride": 5} | options)
+def sliding(model: Denoiser, context: int = CONTEXT, **options: Any) -> SlidingWriter:
+    reading = how_read(context, options)
+    return SlidingWriter(model, context=context, **reading | {"stride": 5} | options)
 
 
-RULES: dict[str, Unmasking] = {
+RULES: dict[str, UnmaskingRule] = {
     "first-hitting": FirstHitting(),
     "two a pass": FirstHitting(2),
     "ancestral": Ancestral(3),

@@ -21,12 +21,12 @@ from bd3lm.sampling import (
     Remasking,
     Request,
     Sharpening,
-    Unmasking,
+    UnmaskingRule,
     sample,
 )
 from bd3lm.sampling.unmasking import Pass
 from tests.oracles.likelihood import discrete_nll, every_text, nll, table
-from tests.oracles.networks import CLEAN, MASK, AfterPrevious, tiny_transformer
+from tests.oracles.networks import CLEAN, MASK, AfterPrevious, blocks_of, tiny_transformer
 from tests.oracles.sampling import (
     BlockLaw,
     Conditional,
@@ -44,6 +44,7 @@ from tests.oracles.sampling import (
     sharpened,
     together,
 )
+from tests.sampling.loop_cases import how_read
 
 pytestmark = pytest.mark.sweep(2)
 
@@ -75,11 +76,11 @@ def clock() -> Transformer:
 class LeftToRight(Planned):
     """Not a diffusion: every block in the order of its text."""
 
-    def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
-        for place in range(hidden.shape[1]):
+    def plan(self, seeds: Tensor, positions: Tensor, masked: Tensor) -> Iterator[Pass]:
+        for place in range(masked.shape[1]):
             yield Pass(
                 places=torch.full((len(seeds), 1), place),
-                active=hidden[:, [place]],
+                active=masked[:, [place]],
                 mask_rate=torch.ones(len(seeds), dtype=torch.float64),
             )
 
@@ -87,7 +88,7 @@ class LeftToRight(Planned):
 def written(
     model: Transformer,
     block_size: int,
-    unmasking: Unmasking | None = None,
+    unmasking: UnmaskingRule | None = None,
     *,
     given: Tokens = (),
     length: int = 4,
@@ -96,9 +97,8 @@ def written(
     **options: object,
 ) -> list[Tensor]:
     """Texts of the seeds 0, 1, …"""
-    writer = BlockWriter(
-        model, block_size=block_size, mask_id=MASK, context=context, unmasking=unmasking, **options
-    )
+    reading = how_read(block_size, options)
+    writer = BlockWriter(model, **reading, context=context, unmasking=unmasking, **options)
     requests = [Request(torch.tensor(given, dtype=torch.long), seed, length) for seed in range(rows)]
     return [text.tokens for text in sample(writer, requests, batch_size=rows)]
 
@@ -138,11 +138,11 @@ def test_a_lean_draws_from_orders_as_likely_as_they_are(
 def test_a_lean_is_told_apart_from_none_and_from_its_opposite(model: Transformer) -> None:
     """By a law of orders in which places are counted from the right, too."""
 
-    def mirrored(ask: Conditional, block: Tokens, hidden: Tokens) -> Law:
+    def mirrored(ask: Conditional, block: Tokens, masked: Tokens) -> Law:
         def flipped(state: Tokens, rate: float | None) -> list[list[float]]:
             return ask(state[::-1], rate)[::-1]
 
-        places = tuple(len(block) - 1 - place for place in hidden)
+        places = tuple(len(block) - 1 - place for place in masked)
         return {text[::-1]: p for text, p in leaning(2.0)(flipped, block[::-1], places).items()}
 
     drawn = written(model, 4, FirstHitting(lean=2.0), rows=2_000)
@@ -189,15 +189,20 @@ def test_the_law_of_a_leaning_sampler_is_its_likelihood(
     law = in_blocks(model, (), 4, block_size, leaning(lean))
     enumerated = torch.tensor([law[tuple(text)] for text in texts.tolist()], dtype=torch.float64)
     batch = TokenBatch.of(texts, score_first=True)
-    found = exact_likelihood(model, batch, block_size=block_size, mask_id=MASK, lean=lean)
+    found = exact_likelihood(model, batch, blocks_of(block_size), lean=lean)
     torch.testing.assert_close(enumerated, torch.exp(-found.nll.sum(1)), rtol=1e-9, atol=0.0)
 
 
 def test_a_network_that_is_told_the_time_has_no_lean(clock: Transformer) -> None:
     said = r"unmasking must have a noise level .* \(lean 0\) for a network that is told it, got .*lean=0\.9"
     with pytest.raises(ValueError, match=said):
-        BlockWriter(clock, block_size=2, mask_id=MASK, context=8, unmasking=FirstHitting(lean=0.9))
-    BlockWriter(clock, block_size=2, mask_id=MASK, context=8, unmasking=FirstHitting(2))
+        BlockWriter(
+            clock,
+            reading=blocks_of(2),
+            context=8,
+            unmasking=FirstHitting(lean=0.9),
+        )
+    BlockWriter(clock, reading=blocks_of(2), context=8, unmasking=FirstHitting(2))
 
 
 def test_a_rule_of_ones_own_may_be_without_a_noise_level(model: Transformer, clock: Transformer) -> None:
@@ -207,8 +212,8 @@ def test_a_rule_of_ones_own_may_be_without_a_noise_level(model: Transformer, clo
             return False
 
     with pytest.raises(ValueError, match="unmasking must have a noise level"):
-        BlockWriter(clock, block_size=2, mask_id=MASK, context=8, unmasking=Unlevelled())
-    BlockWriter(model, block_size=2, mask_id=MASK, context=8, unmasking=Unlevelled())
+        BlockWriter(clock, reading=blocks_of(2), context=8, unmasking=Unlevelled())
+    BlockWriter(model, reading=blocks_of(2), context=8, unmasking=Unlevelled())
 
 
 def test_blocks_of_one_token_follow_the_chain_rule(model: Transformer) -> None:
@@ -249,7 +254,7 @@ def test_hidden_tokens_may_be_shown_with_the_token_before(
 
 
 @pytest.mark.parametrize("rule", [FirstHitting(2), MostConfident(threshold=0.6), Ancestral(3)], ids=str)
-def test_without_a_cache_the_token_before_is_the_same(model: Transformer, rule: Unmasking) -> None:
+def test_without_a_cache_the_token_before_is_the_same(model: Transformer, rule: UnmaskingRule) -> None:
     options = {"given": (M, 1, 0, 3), "length": 7, "rows": 20, "previous_token": True}
     cached, recomputed, without = (
         written(model, 2, rule, **{**options, **more})
@@ -296,10 +301,7 @@ def test_the_law_is_that_of_the_likelihoods(
     exact = exact_likelihood(
         model,
         batch,
-        block_size=block_size,
-        mask_id=MASK,
-        causal_clean=causal_clean,
-        previous_token=previous_token,
+        blocks_of(block_size, causal_clean=causal_clean, previous_token=previous_token),
     )
     torch.testing.assert_close(enumerated, torch.exp(-orders), rtol=1e-9, atol=0.0)
     torch.testing.assert_close(enumerated, torch.exp(-exact.nll.sum(1)), rtol=1e-9, atol=0.0)
@@ -325,7 +327,7 @@ def test_tokens_revealed_together_are_independent(model: Transformer, block_size
 
 @pytest.mark.parametrize("block_size", [2, 4])
 @pytest.mark.parametrize("rule", [LeftToRight(), Ancestral(steps=1)], ids=["left to right", "all at once"])
-def test_other_samplers_are_told_apart(model: Transformer, rule: Unmasking, block_size: int) -> None:
+def test_other_samplers_are_told_apart(model: Transformer, rule: UnmaskingRule, block_size: int) -> None:
     law = in_blocks(model, (), 4, block_size, in_every_order)
     assert chi_square(written(model, block_size, rule), law) < FAILS
 
@@ -404,7 +406,7 @@ def test_ancestral_steps_tell_the_network_their_time(
 
 
 def test_first_hitting_tells_the_network_its_time(clock: Transformer) -> None:
-    """Told apart from telling it that everything is hidden, at all times."""
+    """Told apart from telling it that everything is masked, at all times."""
     given, length = (1, 3), 4
     drawn = written(clock, 2, given=given, length=length)
     assert chi_square(drawn, in_blocks(clock, given, length, 2, by_hitting_times)) > FITS
@@ -473,7 +475,7 @@ def test_remasking_follows_the_schedule_and_tells_the_time(clock: Transformer) -
     ids=lambda value: str(value) if isinstance(value, MostConfident | EntropyBound) else "",
 )
 def test_adaptive_rules_follow_what_they_say(
-    model: Transformer, block_size: int, rule: Unmasking, block_law: BlockLaw
+    model: Transformer, block_size: int, rule: UnmaskingRule, block_law: BlockLaw
 ) -> None:
     law = in_blocks(model, (), 4, block_size, block_law)
     assert chi_square(written(model, block_size, rule), law) > FITS
@@ -485,9 +487,9 @@ def test_adaptive_rules_tell_the_network_the_share_of_masks_it_sees(
 ) -> None:
     """Of those past the end of the text, too: what is to be written alone is told apart."""
 
-    def unseen(ask: Conditional, block: Tokens, hidden: Tokens) -> Law:
+    def unseen(ask: Conditional, block: Tokens, masked: Tokens) -> Law:
         past = 4 - length
-        return likeliest()(lambda state, rate: ask(state, (4 * rate - past) / 4), block, hidden)
+        return likeliest()(lambda state, rate: ask(state, (4 * rate - past) / 4), block, masked)
 
     drawn = written(clock, 4, MostConfident(), given=given, length=length, rows=2_000)
     assert chi_square(drawn, in_blocks(clock, given, length, 4, likeliest())) > FITS
@@ -521,12 +523,12 @@ def test_past_the_context_without_a_cache_all_is_computed_afresh(model: Transfor
 # What does not fit -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("block_size", "context"), [(0, 8), (3, 8), (4, 0), (4, -8)])
+@pytest.mark.parametrize(("block_size", "context"), [(3, 8), (4, 0), (4, -8)])
 def test_a_block_size_that_does_not_divide_the_context_is_named(
     model: Transformer, block_size: int, context: int
 ) -> None:
     with pytest.raises(ValueError, match=f"divisor of context {context}, got {block_size}"):
-        BlockWriter(model, block_size=block_size, mask_id=MASK, context=context)
+        BlockWriter(model, reading=blocks_of(block_size), context=context)
 
 
 def test_a_block_that_fills_the_context_is_the_whole_text(model: Transformer) -> None:

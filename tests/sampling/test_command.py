@@ -2,7 +2,7 @@
 
 import pytest
 
-from bd3lm.cli.sampling import SampleCommand
+from bd3lm.commands.sample import Sample
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from bd3lm.cli.sampling import SampleCommand
 )
 def test_flags_are_named_as_they_are_typed(flags, said):
     with pytest.raises(ValueError, match=f"{said}$"):
-        SampleCommand(model="box", device="cpu", **flags).run()
+        Sample(model="box", device="cpu", **flags).run()

@@ -89,8 +89,8 @@ def blocks_by_hand(
             finished = query < start and causal_clean
             return group - window <= key <= (query if finished else group + n - 1)
 
-        hidden = [p for p in range(start, end) if text[p] == MASK and p < request.length]
-        for position in sorted(hidden, key=lambda p: -order[p]):
+        masked = [p for p in range(start, end) if text[p] == MASK and p < request.length]
+        for position in sorted(masked, key=lambda p: -order[p]):
             noise = torch.zeros(1, end - first)
             noise[:, start - first :] = -(1 - order[position]).clamp(1e-3).log()
             logits = logits_of(model, text[None, first:end], Written(end - first, sees), noise=noise)

@@ -100,8 +100,8 @@ def test_a_partial_block_is_completed_and_costs_a_pass_for_each_missing_token(bl
 @pytest.mark.parametrize("given", [0, 3, 4, 9])
 def test_two_tokens_a_pass_cost_half_the_passes_of_every_block(given):
     (text,) = sample(blocks(MODEL, unmasking=FirstHitting(2)), [Request(prompt(given), 0, 15)])
-    hidden = [len(range(max(start, given), min(start + 4, 15))) for start in range(0, 15, 4)]
-    assert text.evaluations == sum(-(-h // 2) for h in hidden)
+    masked = [len(range(max(start, given), min(start + 4, 15))) for start in range(0, 15, 4)]
+    assert text.evaluations == sum(-(-h // 2) for h in masked)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 20, 1000, 100_000])

@@ -44,14 +44,14 @@ class NoIdea:
         start, stop = layout.read
         return torch.zeros(len(tokens), stop - start, 1000, dtype=torch.float64)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return hidden
+    def head(self, states: Tensor) -> Tensor:
+        return states
 
 
 FLAT = log_probabilities(torch.zeros(1000, dtype=torch.float64))
 
 
-def test_a_token_that_was_hidden_again_is_drawn_with_fresh_noise():
+def test_a_token_that_was_masked_again_is_drawn_with_fresh_noise():
     """Blocks of one, so that every reveal is a pass of its own: the k-th is drawn with the k-th noise."""
     rule = Remasking(steps=30, eta=1.0)
     writer = blocks(NoIdea(), block_size=1, unmasking=rule, cache=False)

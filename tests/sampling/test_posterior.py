@@ -20,7 +20,7 @@ from bd3lm.sampling import (
 from tests.oracles import chains
 from tests.oracles.frequencies import p_value
 from tests.oracles.languages import VOCAB, Array, TableNetwork, fixed, guesses, log, random_language
-from tests.oracles.networks import MASK, tiny_transformer
+from tests.oracles.networks import MASK, blocks_of, tiny_transformer
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -82,7 +82,7 @@ def test_uniform_samples_follow_the_enumerated_chain(steps, schedule):
 def test_absorbing_samples_with_ancestral_steps_follow_theirs(steps):
     """What `posterior` says of SlidingWriter: it is D3PM's sampler over masks."""
     table = logits(3)
-    writer = SlidingWriter(fixed(table), mask_id=MASK, context=3, unmasking=Ancestral(steps))
+    writer = SlidingWriter(fixed(table), reading=blocks_of(3), context=3, unmasking=Ancestral(steps))
     law = chains.sampled([softmax_of_clean(table)] * (steps + 1), alphas(Linear(), steps), TO_MASK, 3)
     assert p_value(drawn(writer, 3), law) > SURE
 

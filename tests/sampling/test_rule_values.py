@@ -1,100 +1,71 @@
-"""Rules as plain values: what records hold, the same in every process, and what older ones held instead."""
+"""Unmasking rules as plain values: what records hold and recipes say, and the rules read from them again."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from bd3lm.diffusion import Cosine
+from bd3lm.kinds import plain
 from bd3lm.sampling import (
     Adaptive,
     Ancestral,
+    BlockWriter,
     EntropyBound,
     FirstHitting,
     MostConfident,
-    Pass,
-    Planned,
     Remasking,
+    Request,
+    UnmaskingRule,
+    sample,
 )
-from bd3lm.sampling.rule_values import read_rule_settings, read_rule_values, rule_values
+from tests.oracles.networks import blocks_of, tiny_transformer
 
-
-class LeftFirst(Adaptive):
-    def choose(self, log_p: Tensor, drawn: Tensor, hidden: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Own(Planned):
-    weights: tuple[float, ...]
-    inner: object
-
-    def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
-        raise NotImplementedError
-
-
-LINEAR = {"kind": "Linear"}
 RULES = [
-    (FirstHitting(), {"kind": "FirstHitting", "tokens_per_pass": 1, "lean": 0.0}),
-    (FirstHitting(2, lean=2), {"kind": "FirstHitting", "tokens_per_pass": 2, "lean": 2.0}),
-    (Ancestral(9), {"kind": "Ancestral", "steps": 9, "schedule": LINEAR}),
-    (Ancestral(9, Cosine()), {"kind": "Ancestral", "steps": 9, "schedule": {"kind": "Cosine"}}),
-    (Remasking(steps=5, eta=0.5), {"kind": "Remasking", "steps": 5, "eta": 0.5, "schedule": LINEAR}),
-    (MostConfident(), {"kind": "MostConfident", "threshold": None, "tokens_per_pass": 1}),
-    (EntropyBound(0.3), {"kind": "EntropyBound", "bound": 0.3}),
+    (FirstHitting(), {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 0.0}),
+    (FirstHitting(2, lean=2), {"kind": "first_hitting", "tokens_per_pass": 2, "lean": 2.0}),
+    (
+        FirstHitting(np.int64(2), np.float32(0.5)),
+        {"kind": "first_hitting", "tokens_per_pass": 2, "lean": 0.5},
+    ),
+    (Ancestral(9), {"kind": "ancestral", "steps": 9, "schedule": "linear"}),
+    (Ancestral(np.int32(9), Cosine()), {"kind": "ancestral", "steps": 9, "schedule": "cosine"}),
+    (Remasking(steps=5, eta=1), {"kind": "remasking", "steps": 5, "eta": 1.0, "schedule": "linear"}),
+    (MostConfident(), {"kind": "most_confident", "threshold": None, "tokens_per_pass": 1}),
+    (MostConfident(threshold=1), {"kind": "most_confident", "threshold": 1.0, "tokens_per_pass": 1}),
+    (EntropyBound(np.float64(0.3)), {"kind": "entropy_bound", "bound": 0.3}),
 ]
 
 
 @pytest.mark.parametrize(("rule", "values"), RULES, ids=lambda each: str(each)[:40])
-def test_a_rule_is_its_class_and_its_fields(rule, values):
-    assert rule_values(rule) == values == json.loads(json.dumps(values))
-    assert json.dumps(rule_values(rule)) == json.dumps(values)  # 2 is not 2.0 in a file
+def test_a_rule_is_its_kind_and_its_fields(rule, values):
+    assert json.dumps(plain(rule)) == json.dumps(values)  # 2 is not 2.0 in a file
+    assert TypeAdapter(UnmaskingRule).validate_python(values) == rule
 
 
-@pytest.mark.parametrize(("rule", "values"), RULES, ids=lambda each: str(each)[:40])
-def test_what_a_rule_printed_as_is_read_as_its_values(rule, values):
-    assert read_rule_values(repr(rule)) == values
-    assert read_rule_values(values) == values
+def test_every_rule_is_known_by_its_kind():
+    ours = {rule for rule in UnmaskingRule.members().values() if rule.__module__.startswith("bd3lm.")}
+    assert {type(rule) for rule, _ in RULES} == ours
 
 
-def test_numbers_of_numpy_are_numbers():
-    values = rule_values(FirstHitting(np.int64(2), lean=np.float32(0.5)))
-    assert json.dumps(values) == '{"kind": "FirstHitting", "tokens_per_pass": 2, "lean": 0.5}'
+def test_a_rule_of_ones_own_is_recorded_once_it_has_a_kind():
+    class LeftFirst(Adaptive):
+        def choose(self, log_p: Tensor, drawn: Tensor, masked: Tensor) -> Tensor:
+            raise NotImplementedError
+
+    with pytest.raises(ValueError, match="LeftFirst must set a kind of its own to be saved"):
+        plain(LeftFirst())
 
 
-def test_a_rule_of_ones_own():
-    assert rule_values(None) is None
-    assert rule_values(LeftFirst()) == {"kind": "LeftFirst"}
-    own = Own((0.5, 1.0), object())
-    assert rule_values(own) == {"kind": "Own", "weights": [0.5, 1.0], "inner": {"kind": "object"}}
+def test_a_rule_is_planned_or_adaptive():
+    @dataclass(frozen=True)
+    class Neither(UnmaskingRule):
+        pass
 
-
-@pytest.mark.parametrize(
-    ("written", "values"),
-    [
-        ("FirstHitting(tokens_per_pass=1)", {"kind": "FirstHitting", "tokens_per_pass": 1, "lean": 0.0}),
-        ("FirstHitting()", {"kind": "FirstHitting", "lean": 0.0}),
-        ("<__main__.LeftFirst object at 0x7f1c>", {"kind": "LeftFirst"}),
-        ("<mine.f.<locals>.Left object at 0x7f1c>", {"kind": "Left"}),
-        ("Own(weights=tensor([0.5]))", {"kind": "Own"}),
-        ("Own(inner=<object object at 0x7f1c>)", {"kind": "Own"}),
-        ("Own(2)", {"kind": "Own"}),
-        ("from left to right", {"kind": "from"}),
-        ("", {"kind": ""}),
-    ],
-)
-def test_strings_of_older_records(written, values):
-    assert read_rule_values(written) == values
-
-
-def test_settings_are_read_with_the_values_of_their_rule():
-    values = {"kind": "EntropyBound", "bound": 0.3}
-    assert read_rule_settings({"seed": 1, "unmasking": "EntropyBound(bound=0.3)"}) == {
-        "seed": 1,
-        "unmasking": values,
-    }
-    for settings in ({"unmasking": values}, {"unmasking": None}, {"seed": 1}):
-        assert read_rule_settings(settings) == settings
+    writer = BlockWriter(tiny_transformer(0), reading=blocks_of(4), context=4, unmasking=Neither())
+    with pytest.raises(ValueError, match=r"unmasking must be a Planned or an Adaptive rule, got .*Neither"):
+        sample(writer, [Request(given=torch.zeros(1, dtype=torch.long), seed=0, length=4)])

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bd3lm.diffusion import Greedy, MultiHot, Projection, Purpose, Sampling, counter_uniform
+from bd3lm.diffusion import (
+    GreedyProjection,
+    MultiHotProjection,
+    Projection,
+    Purpose,
+    SamplingProjection,
+    counter_uniform,
+)
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.objectives import SimplexDiffusionLoss, TokenBatch
 from bd3lm.sampling import (
@@ -31,9 +38,9 @@ pytestmark = pytest.mark.sweep(2)
 
 V = 4
 PROJECTIONS: dict[str, Projection] = {
-    "greedy": Greedy(),
-    "sampling": Sampling(0.8),
-    "multi-hot": MultiHot(0.8),
+    "greedy": GreedyProjection(),
+    "sampling": SamplingProjection(0.8),
+    "multi-hot": MultiHotProjection(0.8),
 }
 CONDITIONINGS = {"plain": {}, "time": {"adaln": True, "time_conditioning": True}}
 # Nothing, a part of a block, a block and a part, a template with gaps, a block given after a gap.
@@ -136,7 +143,7 @@ def test_what_the_network_is_shown(cache):
         mask_id=MASK,
         context=6,
         steps=steps,
-        projection=Greedy(),
+        projection=GreedyProjection(),
         simplex_scale=scale,
         cache=cache,
     )

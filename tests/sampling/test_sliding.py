@@ -13,10 +13,10 @@ from bd3lm.sampling import (
     Request,
     Sharpening,
     SlidingWriter,
-    Unmasking,
+    UnmaskingRule,
     sample,
 )
-from tests.oracles.networks import MASK, AfterPrevious, tiny_transformer
+from tests.oracles.networks import MASK, AfterPrevious, blocks_of, tiny_transformer
 from tests.oracles.sampling import (
     BlockLaw,
     Tokens,
@@ -30,6 +30,7 @@ from tests.oracles.sampling import (
     likeliest,
     sharpened,
 )
+from tests.sampling.loop_cases import how_read
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -59,7 +60,7 @@ def written(
     **options: object,
 ) -> list[Tensor]:
     """Texts of the seeds 0, 1, …"""
-    writer = SlidingWriter(model, mask_id=MASK, context=context, **options)
+    writer = SlidingWriter(model, **how_read(context, options), context=context, **options)
     requests = [Request(torch.tensor(given, dtype=torch.long), seed, length) for seed in range(rows)]
     return [text.tokens for text in sample(writer, requests, batch_size=rows)]
 
@@ -77,8 +78,8 @@ def test_hidden_tokens_may_be_shown_with_the_token_before(
     law = in_strides(AfterPrevious(model), given, length, 4, 2, in_every_order)
     assert chi_square(written(model, given=given, length=length, previous_token=True), law) > FITS
     with pytest.raises(ValueError, match="stride must be below the context 4 for a network that is shown"):
-        SlidingWriter(model, mask_id=MASK, context=4, stride=4, previous_token=True)
-    SlidingWriter(model, mask_id=MASK, context=1, previous_token=True)  # there is no other stride
+        SlidingWriter(model, reading=blocks_of(4, previous_token=True), context=4, stride=4)
+    SlidingWriter(model, reading=blocks_of(1, previous_token=True), context=1)  # there is no other stride
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_the_default_stride_is_half_a_context(model: Transformer, context: int, 
     ],
     ids=["ancestral", "remasking", "leaning", "leaning, two at once"],
 )
-def test_any_rule_may_fill_a_stride(model: Transformer, rule: Unmasking, block_law: BlockLaw) -> None:
+def test_any_rule_may_fill_a_stride(model: Transformer, rule: UnmaskingRule, block_law: BlockLaw) -> None:
     law = in_strides(model, (1, 0), 6, 4, 2, block_law)
     assert chi_square(written(model, given=(1, 0), length=6, unmasking=rule), law) > FITS
 
@@ -139,7 +140,12 @@ def test_a_lean_is_told_apart_from_none(model: Transformer) -> None:
 
 def test_a_network_that_is_told_the_time_has_no_lean(clock: Transformer) -> None:
     with pytest.raises(ValueError, match=r"unmasking must have a noise level .* got .*lean=0\.9"):
-        SlidingWriter(clock, mask_id=MASK, context=4, unmasking=FirstHitting(lean=0.9))
+        SlidingWriter(
+            clock,
+            reading=blocks_of(4),
+            context=4,
+            unmasking=FirstHitting(lean=0.9),
+        )
 
 
 def test_strides_are_sharpened(model: Transformer) -> None:
@@ -154,7 +160,7 @@ def test_strides_are_sharpened(model: Transformer) -> None:
     ids=["first-hitting", "ancestral"],
 )
 def test_strides_tell_the_network_their_time(
-    clock: Transformer, rule: Unmasking | None, block_law: BlockLaw
+    clock: Transformer, rule: UnmaskingRule | None, block_law: BlockLaw
 ) -> None:
     """Of all its tokens: of what was written before, too, as it was trained."""
     given = (1, 0, 3, 0)
@@ -181,13 +187,12 @@ def test_an_adaptive_rule_tells_the_share_of_masks_in_the_whole_context(clock: T
     assert chi_square(drawn, of_the_stride) < FAILS
 
 
-@pytest.mark.parametrize(("stride", "context"), [(0, 4), (5, 4), (1, 0), (1, -3)])
+@pytest.mark.parametrize(("stride", "context"), [(0, 4), (5, 4)])
 def test_a_stride_beyond_the_context_is_named(model: Transformer, stride: int, context: int) -> None:
     with pytest.raises(ValueError, match=rf"stride must lie in 1\.\.{context}, the context, got {stride}"):
-        SlidingWriter(model, mask_id=MASK, context=context, stride=stride)
+        SlidingWriter(model, reading=blocks_of(context), context=context, stride=stride)
 
 
-@pytest.mark.parametrize("context", [0, -3])
-def test_a_context_without_tokens_is_refused(model: Transformer, context: int) -> None:
-    with pytest.raises(ValueError, match=rf"must lie in 1\.\.{context}, the context"):
-        SlidingWriter(model, mask_id=MASK, context=context)
+def test_a_context_of_several_blocks_is_refused(model: Transformer) -> None:
+    with pytest.raises(ValueError, match="one block of the whole context 4, got blocks of 2"):
+        SlidingWriter(model, reading=blocks_of(2), context=4)

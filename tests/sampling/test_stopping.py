@@ -28,7 +28,7 @@ from bd3lm.sampling import (
     write,
 )
 from bd3lm.sampling.stopping import Ending, FindEnd
-from tests.oracles.networks import MASK, tiny_transformer
+from tests.oracles.networks import MASK, blocks_of, tiny_transformer
 
 pytestmark = pytest.mark.sweep(2)
 
@@ -51,13 +51,13 @@ class Wishes:
             logits[:, position, wish] = 1e3
         return logits[:, slice(*layout.read)]
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return hidden
+    def head(self, states: Tensor) -> Tensor:
+        return states
 
 
 def blocks(*wishes: int, block_size: int = 4) -> BlockWriter:
     """A writer that writes the wishes: positions count from 0 where nothing is cached or out of sight."""
-    return BlockWriter(Wishes(*wishes), block_size=block_size, mask_id=MASK, context=24, cache=False)
+    return BlockWriter(Wishes(*wishes), reading=blocks_of(block_size), context=24, cache=False)
 
 
 def write_one(writer: Writer, given: Sequence[int], length: int, seed: int = 0, **rules: Any) -> Sample:
@@ -84,8 +84,8 @@ def test_every_writer_stops_at_the_end_token():
     network = Wishes(*wishes)
     for writer, cost in (
         (AutoregressiveWriter(network, mask_id=MASK, context=8, score_first=True, cache=False), 4),
-        (BlockWriter(network, mask_id=MASK, block_size=2, context=8, cache=False), 4),
-        (SlidingWriter(network, mask_id=MASK, context=8), 8),
+        (BlockWriter(network, reading=blocks_of(2), context=8, cache=False), 4),
+        (SlidingWriter(network, reading=blocks_of(8), context=8), 8),
     ):
         text = write_one(writer, [], 8, eos_id=EOS)
         assert (text.tokens.tolist(), text.stopped_by, text.evaluations) == ([0, 1, 1, EOS], "eos", cost)
@@ -175,8 +175,8 @@ def test_every_writer_asks():
     network = Wishes(0, 1, 1, 4, 1, 1, 1, 1)
     for writer in (
         AutoregressiveWriter(network, mask_id=MASK, context=8, score_first=True, cache=False),
-        BlockWriter(network, mask_id=MASK, block_size=2, context=8, cache=False),
-        SlidingWriter(network, mask_id=MASK, context=8),
+        BlockWriter(network, reading=blocks_of(2), context=8, cache=False),
+        SlidingWriter(network, reading=blocks_of(8), context=8),
     ):
         text = write_one(writer, [], 8, find_end=ends_after(1, 4))
         assert (text.tokens.tolist(), text.stopped_by) == ([0, 1, 1, 4], "string")
@@ -421,9 +421,9 @@ REDRAWN = {"entropy_floor": 0.1, "entropy_window": 2}
     "writer",
     [
         blocks(block_size=2),
-        BlockWriter(tiny_transformer(7, vocab_size=VOCAB), block_size=2, mask_id=MASK, context=8),
+        BlockWriter(tiny_transformer(7, vocab_size=VOCAB), reading=blocks_of(2), context=8),
         AutoregressiveWriter(tiny_transformer(7, vocab_size=VOCAB), mask_id=MASK, context=8),
-        SlidingWriter(tiny_transformer(7, vocab_size=VOCAB), mask_id=MASK, context=6),
+        SlidingWriter(tiny_transformer(7, vocab_size=VOCAB), reading=blocks_of(6), context=6),
     ],
     ids=["no idea", "blocks", "autoregressive", "sliding"],
 )

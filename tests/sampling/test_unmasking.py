@@ -1,4 +1,4 @@
-"""Unmasking rules without a network: every hidden place once, when plain loops say so."""
+"""Unmasking rules without a network: every masked place once, when plain loops say so."""
 
 import math
 from collections import Counter
@@ -28,14 +28,14 @@ few = settings(max_examples=20)
 
 @dataclass(frozen=True)
 class Blocks:
-    """Some rows' blocks: seeds (rows,), text positions (rows, n), and which of them are hidden."""
+    """Some rows' blocks: seeds (rows,), text positions (rows, n), and which of them are masked."""
 
     seeds: Tensor
     positions: Tensor
-    hidden: Tensor
+    masked: Tensor
 
     def row(self, row: int) -> "Blocks":
-        return Blocks(self.seeds[row : row + 1], self.positions[row : row + 1], self.hidden[row : row + 1])
+        return Blocks(self.seeds[row : row + 1], self.positions[row : row + 1], self.masked[row : row + 1])
 
     def rates(self, row: int) -> list[float]:
         """The mask rates at which the places of a row are hit."""
@@ -55,17 +55,17 @@ def any_blocks(draw: st.DrawFn) -> Blocks:
     )
 
 
-Step = tuple[set[int], float, set[int]]  # what a pass reveals, at which mask rate, what is hidden afterwards
+Step = tuple[set[int], float, set[int]]  # what a pass reveals, at which mask rate, what is masked afterwards
 
 
 def passes(rule: Planned, blocks: Blocks, row: int) -> list[Step]:
     """A row's own passes: those that reveal something in it."""
     steps = []
-    for step in rule.plan(blocks.seeds, blocks.positions, blocks.hidden):
+    for step in rule.plan(blocks.seeds, blocks.positions, blocks.masked):
         assert step.places.shape == step.active.shape
         assert len(set(step.places[row].tolist())) == step.places.shape[1]  # distinct, as scatter needs
         revealed = set(step.places[row][step.active[row]].tolist())
-        again = set() if step.hidden_again is None else set(_places(step.hidden_again[row]))
+        again = set() if step.masked_again is None else set(_places(step.masked_again[row]))
         assert revealed or not again
         steps.append((revealed, float(step.mask_rate[row]), again))
     while steps and not steps[-1][0]:
@@ -74,8 +74,8 @@ def passes(rule: Planned, blocks: Blocks, row: int) -> list[Step]:
     return steps
 
 
-def _places(hidden: Tensor) -> list[int]:
-    return hidden.nonzero().flatten().tolist()
+def _places(masked: Tensor) -> list[int]:
+    return masked.nonzero().flatten().tolist()
 
 
 def assert_same_steps(steps: Sequence[Step], expected: Sequence[Step]) -> None:
@@ -94,9 +94,9 @@ EXACT_ONCE = [
 @few
 @given(any_blocks())
 def test_every_hidden_place_is_revealed_once_and_no_other(rule, blocks):
-    for row, hidden in enumerate(blocks.hidden):
+    for row, masked in enumerate(blocks.masked):
         revealed = [place for places, _, _ in passes(rule, blocks, row) for place in places]
-        assert sorted(revealed) == _places(hidden)
+        assert sorted(revealed) == _places(masked)
 
 
 @pytest.mark.parametrize("rule", [*EXACT_ONCE[:6], Ancestral(5), Remasking(steps=7, eta=0.7)], ids=str)
@@ -110,9 +110,9 @@ def test_a_row_has_the_same_plan_alone_and_in_a_batch(rule, blocks):
 @pytest.mark.parametrize("k", [1, 2, 3])
 @given(any_blocks())
 def test_first_hitting_reveals_so_many_a_pass_from_the_latest_time_down(k, blocks):
-    for row, hidden in enumerate(blocks.hidden):
+    for row, masked in enumerate(blocks.masked):
         rates = blocks.rates(row)
-        order = sorted(_places(hidden), key=lambda place: -rates[place])
+        order = sorted(_places(masked), key=lambda place: -rates[place])
         expected: list[Step] = [
             (set(order[i : i + k]), rates[order[i]], set()) for i in range(0, len(order), k)
         ]
@@ -124,9 +124,9 @@ def test_first_hitting_reveals_so_many_a_pass_from_the_latest_time_down(k, block
 @given(any_blocks())
 def test_a_lean_lets_the_clocks_of_the_left_run_faster(k, lean, blocks):
     """A place is revealed at −log(u) over its rate; the mask rate is that of its own number."""
-    for row, hidden in enumerate(blocks.hidden):
+    for row, masked in enumerate(blocks.masked):
         rates = blocks.rates(row)
-        order = sorted(_places(hidden), key=lambda place: -math.log(rates[place]) * math.exp(lean * place))
+        order = sorted(_places(masked), key=lambda place: -math.log(rates[place]) * math.exp(lean * place))
         expected: list[Step] = [
             (set(order[i : i + k]), rates[order[i]], set()) for i in range(0, len(order), k)
         ]
@@ -135,21 +135,21 @@ def test_a_lean_lets_the_clocks_of_the_left_run_faster(k, lean, blocks):
 
 @given(any_blocks())
 def test_a_large_lean_is_left_to_right(blocks):
-    for row, hidden in enumerate(blocks.hidden):
+    for row, masked in enumerate(blocks.masked):
         for lean in (200.0, 1e6):
             revealed = [places for places, _, _ in passes(FirstHitting(lean=lean), blocks, row)]
-            assert revealed == [{place} for place in _places(hidden)]
+            assert revealed == [{place} for place in _places(masked)]
 
 
 def test_leaning_orders_are_as_likely_as_they_should_be():
     """The second of four places is given: Plackett–Luce of the others."""
-    rows, hidden, lean = 20_000, [0, 2, 3], 0.9
+    rows, masked, lean = 20_000, [0, 2, 3], 0.9
     mask = torch.zeros(rows, 4, dtype=torch.bool)
-    mask[:, hidden] = True
+    mask[:, masked] = True
     plan = FirstHitting(lean=lean).plan(torch.arange(rows), torch.arange(4).expand(rows, 4), mask)
     orders = Counter(map(tuple, torch.cat([step.places for step in plan], 1).tolist()))
     for other, fits in ((lean, True), (lean + 0.2, False)):
-        law = law_of_orders(hidden, other)
+        law = law_of_orders(masked, other)
         p = stats.chisquare([orders[order] for order in law], [rows * p for p in law.values()]).pvalue
         assert (p > 1e-3) if fits else (p < 1e-6)
 
@@ -162,7 +162,7 @@ def test_hitting_times_do_not_depend_on_where_a_block_begins(rule):
     some = torch.tensor([[True, False, True, True, False, True, True, False]])
     whole = [place for places, _, _ in passes(rule, everything, 0) for place in places]
     part = [p for ps, _, _ in passes(rule, Blocks(torch.tensor([5]), positions, some), 0) for p in ps]
-    half = Blocks(torch.tensor([5]), positions[:, 4:], everything.hidden[:, 4:])
+    half = Blocks(torch.tensor([5]), positions[:, 4:], everything.masked[:, 4:])
     assert whole != sorted(whole)
     assert part == [place for place in whole if some[0, place]]
     assert [place for places, _, _ in passes(rule, half, 0) for place in places] == [
@@ -174,14 +174,14 @@ def mask_rate(schedule: NoiseSchedule, t: float) -> float:
     return float(schedule.mask_rate(torch.tensor(t, dtype=torch.float64)))
 
 
-def ancestral_by_hand(rule: Ancestral, rates: Sequence[float], hidden: Sequence[int]) -> list[Step]:
+def ancestral_by_hand(rule: Ancestral, rates: Sequence[float], masked: Sequence[int]) -> list[Step]:
     """Step by step from t = 1 down; a token is revealed when the mask rate falls below its number."""
     steps: list[Step] = []
-    masked = set(hidden)
+    still = set(masked)
     for j in range(rule.steps, 0, -1):
         rate_t, rate_s = (mask_rate(rule.schedule, i / rule.steps) for i in (j, j - 1))
-        revealed = {place for place in masked if rates[place] > rate_s}
-        masked -= revealed
+        revealed = {place for place in still if rates[place] > rate_s}
+        still -= revealed
         if revealed:
             steps.append((revealed, rate_t, set()))
     return steps
@@ -193,8 +193,8 @@ def ancestral_by_hand(rule: Ancestral, rates: Sequence[float], hidden: Sequence[
 @given(any_blocks())
 def test_ancestral_steps_are_those_of_a_plain_loop_over_all_steps(schedule, steps, blocks):
     rule = Ancestral(steps, schedule)
-    for row, hidden in enumerate(blocks.hidden):
-        expected = ancestral_by_hand(rule, blocks.rates(row), _places(hidden))
+    for row, masked in enumerate(blocks.masked):
+        expected = ancestral_by_hand(rule, blocks.rates(row), _places(masked))
         assert_same_steps(passes(rule, blocks, row), expected)
 
 
@@ -211,7 +211,7 @@ def remasking_by_hand(rule: Remasking, blocks: Blocks, row: int) -> list[Step]:
     here = blocks.seeds[row], blocks.positions[row], Purpose.REMASK, 1
     chance = [counter_uniform(*here, repeat=j)[:, 0].tolist() for j in range(rule.steps)]
     alpha = [1 - mask_rate(rule.schedule, 1 - j / rule.steps) for j in range(rule.steps + 1)]
-    mine = _places(blocks.hidden[row])
+    mine = _places(blocks.masked[row])
     masked, steps = set(mine), []
     for j in range(rule.steps):
         alpha_t, alpha_s = alpha[j], alpha[j + 1]
@@ -245,17 +245,17 @@ def test_remasking_is_a_plain_loop_over_its_steps(schedule, steps, eta, blocks):
 
 @given(any_blocks(), st.integers(1, 12), st.sampled_from([0.0, 0.2, 1.0]))
 def test_remasking_leaves_nothing_masked_and_hides_only_what_it_revealed(blocks, steps, eta):
-    for row, hidden in enumerate(blocks.hidden):
-        masked, plan = set(_places(hidden)), passes(Remasking(steps=steps, eta=eta), blocks, row)
+    for row, masked in enumerate(blocks.masked):
+        still, plan = set(_places(masked)), passes(Remasking(steps=steps, eta=eta), blocks, row)
         for revealed, _, again in plan:
-            assert revealed <= masked
-            masked -= revealed
-            assert not again & masked
-            assert again <= set(_places(hidden))
-            masked |= again
-        assert not masked
+            assert revealed <= still
+            still -= revealed
+            assert not again & still
+            assert again <= set(_places(masked))
+            still |= again
+        assert not still
         assert len(plan) <= steps
-        assert eta > 0 or sum(len(revealed) for revealed, _, _ in plan) == hidden.sum()
+        assert eta > 0 or sum(len(revealed) for revealed, _, _ in plan) == masked.sum()
 
 
 def test_remasking_does_hide_tokens():
@@ -305,7 +305,7 @@ def rows_of(places: Tensor) -> list[list[int]]:
 
 @st.composite
 def eighths(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
-    """Distributions over 4 tokens in eighths, so that ties are frequent; tokens; hidden places."""
+    """Distributions over 4 tokens in eighths, so that ties are frequent; tokens; masked places."""
     rows, n = draw(st.integers(1, 3)), draw(st.integers(1, 6))
     cuts = draw(
         st.lists(st.lists(st.integers(0, 8), min_size=3, max_size=3), min_size=rows * n, max_size=rows * n)
@@ -318,9 +318,9 @@ def eighths(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
 
 @given(eighths(), st.sampled_from([None, 0.3, 0.5, 0.6, 1.0]), st.integers(1, 4))
 def test_the_most_confident_are_those_of_a_plain_sort(drawn_from, threshold, k):
-    log_p, drawn, hidden = drawn_from
-    chosen = MostConfident(threshold=threshold, tokens_per_pass=k).choose(log_p, drawn, hidden)
-    for row, places in enumerate(rows_of(hidden)):
+    log_p, drawn, masked = drawn_from
+    chosen = MostConfident(threshold=threshold, tokens_per_pass=k).choose(log_p, drawn, masked)
+    for row, places in enumerate(rows_of(masked)):
         confidence = {p: round(8 * math.exp(log_p[row, p, drawn[row, p]])) / 8 for p in places}
         likeliest = sorted(places, key=lambda p: (-confidence[p], p))[:k]  # the earlier of two equals
         sure = [p for p in places if threshold is not None and confidence[p] >= threshold]
@@ -329,10 +329,10 @@ def test_the_most_confident_are_those_of_a_plain_sort(drawn_from, threshold, k):
 
 def test_confidence_is_that_of_the_token_drawn_not_of_the_likeliest():
     log_p = torch.tensor([[[0.9, 0.1], [0.4, 0.6]]], dtype=torch.float64).log()
-    hidden = torch.ones(1, 2, dtype=torch.bool)
+    masked = torch.ones(1, 2, dtype=torch.bool)
     rule = MostConfident()
-    assert rows_of(rule.choose(log_p, torch.tensor([[0, 1]]), hidden)) == [[0]]
-    assert rows_of(rule.choose(log_p, torch.tensor([[1, 1]]), hidden)) == [[1]]
+    assert rows_of(rule.choose(log_p, torch.tensor([[0, 1]]), masked)) == [[0]]
+    assert rows_of(rule.choose(log_p, torch.tensor([[1, 1]]), masked)) == [[1]]
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.5 + 1e-7, 0.5 - 1e-7])
@@ -343,8 +343,8 @@ def test_the_threshold_is_compared_with_the_confidence_itself(threshold, nearly,
     log_p = torch.stack((p, 1 - p), -1).log().unsqueeze(0)
     if nearly == 0.0:
         threshold = float(log_p[0, 1, 0].exp())  # as it is after the logarithm
-    drawn, hidden = torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool)
-    chosen = MostConfident(threshold=threshold).choose(log_p, drawn, hidden)
+    drawn, masked = torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool)
+    chosen = MostConfident(threshold=threshold).choose(log_p, drawn, masked)
     assert rows_of(chosen) == [[0, 1] if sure else [0]]
 
 
@@ -362,9 +362,9 @@ def entropy_bound_by_hand(log_p: Tensor, places: Sequence[int], bound: float) ->
 
 @given(eighths(), st.sampled_from([0.0, 0.31, 0.71, 1.23, 2.57, 100.0, math.inf]))
 def test_the_entropy_bound_is_its_definition(drawn_from, bound):
-    log_p, drawn, hidden = drawn_from
-    chosen = EntropyBound(bound).choose(log_p, drawn, hidden)
-    for row, places in enumerate(rows_of(hidden)):
+    log_p, drawn, masked = drawn_from
+    chosen = EntropyBound(bound).choose(log_p, drawn, masked)
+    for row, places in enumerate(rows_of(masked)):
         with_rounding = bound + 1e-6
         assert _places(chosen[row]) == entropy_bound_by_hand(log_p[row], places, with_rounding)
 
@@ -373,20 +373,20 @@ def test_the_entropy_bound_is_its_definition(drawn_from, bound):
 def test_equal_entropies_are_revealed_from_the_left_as_far_as_the_bound_goes(bound, chosen):
     """Four fair coins of log 2 nats: k of them cost (k − 1) log 2."""
     log_p = torch.full((1, 4, 2), math.log(0.5), dtype=torch.float64)
-    hidden = torch.ones(1, 4, dtype=torch.bool)
-    places = EntropyBound(bound).choose(log_p, torch.zeros(1, 4, dtype=torch.long), hidden)
+    masked = torch.ones(1, 4, dtype=torch.bool)
+    places = EntropyBound(bound).choose(log_p, torch.zeros(1, 4, dtype=torch.long), masked)
     assert _places(places[0]) == list(range(chosen))
 
 
 @given(eighths(), st.integers(0, 10**6))
 def test_adaptive_rules_always_reveal_something_hidden_and_nothing_else(drawn_from, seed):
-    log_p, _, hidden = drawn_from
-    drawn = torch.randint(0, 4, hidden.shape, generator=torch.Generator().manual_seed(seed))
+    log_p, _, masked = drawn_from
+    drawn = torch.randint(0, 4, masked.shape, generator=torch.Generator().manual_seed(seed))
     for rule in (MostConfident(threshold=1.0), MostConfident(tokens_per_pass=2), EntropyBound(0.0)):
         for dtype in (torch.float32, torch.float64):
-            chosen = rule.choose(log_p.to(dtype), drawn, hidden)
-            assert not (chosen & ~hidden).any()
-            assert torch.equal(chosen.any(1), hidden.any(1))
+            chosen = rule.choose(log_p.to(dtype), drawn, masked)
+            assert not (chosen & ~masked).any()
+            assert torch.equal(chosen.any(1), masked.any(1))
 
 
 @pytest.mark.parametrize("rule", [MostConfident(tokens_per_pass=2), EntropyBound(0.5)], ids=str)
@@ -396,8 +396,8 @@ def test_the_last_bit_of_a_probability_decides_nothing(rule):
     log_p = torch.log_softmax(torch.randn(1, 1, 50, generator=generator, dtype=torch.float64), -1)
     alike = log_p.repeat(1, 5, 1)
     nudged = alike + 1e-9 * torch.randn(alike.shape, generator=generator, dtype=torch.float64)
-    hidden, drawn = torch.ones(1, 5, dtype=torch.bool), torch.full((1, 5), 7)
-    assert rows_of(rule.choose(alike, drawn, hidden)) == rows_of(rule.choose(nudged, drawn, hidden))
+    masked, drawn = torch.ones(1, 5, dtype=torch.bool), torch.full((1, 5), 7)
+    assert rows_of(rule.choose(alike, drawn, masked)) == rows_of(rule.choose(nudged, drawn, masked))
 
 
 # --- what is refused ---

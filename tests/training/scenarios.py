@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bd3lm.diffusion import Draws
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.models import BlockReading, Transformer, TransformerConfig
 from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch
 from bd3lm.training import tensor_files
 from bd3lm.training.checkpoint import CheckpointStore, optimizer_groups
@@ -59,7 +59,7 @@ class Run:
         with torch.no_grad():
             for parameter in self.network.parameters():  # the usual initialisation has tiny gradients
                 parameter.normal_(std=0.5)
-        self.objective = BlockDiffusionLoss(block_size=4, mask_id=VOCABULARY - 1)
+        self.objective = BlockDiffusionLoss(reading=BlockReading(block_size=4, mask_id=VOCABULARY - 1))
         step = Step(self.network, self.objective)
         self.wrapped = engine.wrap(step, layers=list(self.network.layers), precision=precision)
         self.named: dict[str, Tensor] = dict(self.network.named_parameters())

@@ -10,9 +10,22 @@ import pytest
 from rich.console import Console
 
 from bd3lm.diffusion import ClippedTimes
-from bd3lm.training import CsvLog, Engine, ProgressBar, TensorBoardLog, WandbLog
+from bd3lm.objectives import Objective
+from bd3lm.training import CsvLog, Engine, LikelihoodValidator, ProgressBar, TensorBoardLog, WandbLog
 from bd3lm.training.callbacks import describe, model_flop_utilisation
-from tests.training.tiny import AR, COUNTS, Crash, crash_at, tiny_trainer
+from tests.training.tiny import AR, COUNTS, HELD_OUT, Crash, crash_at, tiny_trainer
+
+
+class OfOnesOwn(Objective):
+    """Of no class that anybody knows: a likelihood for which nothing is drawn."""
+
+    is_bound, is_random = True, False
+
+    def draw(self, rows, length, *, generator, device):
+        return None
+
+    def loss(self, model, batch, draws):
+        raise NotImplementedError
 
 
 def at(step: int, *, main: bool = True) -> SimpleNamespace:
@@ -26,6 +39,7 @@ def at(step: int, *, main: bool = True) -> SimpleNamespace:
         engine=engine,
         settings=settings,
         objective=AR,
+        validators=[LikelihoodValidator(HELD_OUT, AR)],
         network=network,
         validation_due=False,
     )
@@ -60,7 +74,9 @@ def test_a_row_an_entry_and_a_column_a_figure(tmp_path):
 
 
 def test_the_columns_of_a_real_run(tmp_path):
-    tiny_trainer(tmp_path, replace(COUNTS, causal_clean=True, next_token=1.0), steps=3).run()
+    tiny_trainer(
+        tmp_path, replace(COUNTS, reading=replace(COUNTS.reading, causal_clean=True), next_token=1.0), steps=3
+    ).run()
     assert (tmp_path / "metrics.csv").read_text().splitlines()[0].split(",") == [
         "step",
         "tokens",
@@ -149,8 +165,12 @@ def test_a_line_has_what_was_measured():
     figures = {"train_nats": 1.5, "valid_perplexity": 12.34, "tokens_per_second": 98765.4}
     assert describe(at(1), figures) == "loss 1.500, valid perplexity 12.3, 98,765 tok/s"
     drawn = at(1)
-    drawn.objective = COUNTS
+    drawn.validators = [LikelihoodValidator(HELD_OUT, COUNTS)]
     assert describe(drawn, {"valid_perplexity": 12.34}) == "valid perplexity ≤ about 12.3 (one random draw)"
+    for judge, training in ((OfOnesOwn(), AR), (AR, replace(AR, random_batch=True)), (AR, COUNTS)):
+        exact = at(1)
+        exact.validators, exact.objective = [LikelihoodValidator(HELD_OUT, judge)], training
+        assert describe(exact, {"valid_perplexity": 12.34}) == "valid perplexity 12.3"
     assert describe(at(1), {"valid_nats": 2.0}) == "valid loss (no bound) 2.000"
     assert describe(at(1), {}) == ""
 

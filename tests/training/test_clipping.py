@@ -5,19 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bd3lm.diffusion import ClippedTimes, Counts
+from bd3lm.diffusion import ClippedTimes, ClipSearch, Counts
 from bd3lm.evaluation import nelbo_variance, variance
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
-from bd3lm.training import ClipSearch, ClipSearchValidator, HeldOut, choose_range, range_moments
+from bd3lm.training import ClipSearchValidator, HeldOut, choose_range, range_moments
 from tests.oracles.likelihood import every_text
-from tests.oracles.networks import CLEAN, MASK, CopyNetwork, tiny_transformer
+from tests.oracles.networks import CLEAN, CopyNetwork, blocks_of, tiny_transformer
 from tests.training.tiny import CLIPPED, COUNTS, sentences, tiny_trainer
 
 MODEL = tiny_transformer(43)
 
 
 def clipped(low: float, high: float, **options) -> BlockDiffusionLoss:
-    return BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=ClippedTimes(low=low, high=high, **options))
+    return BlockDiffusionLoss(reading=blocks_of(4), masking=ClippedTimes(low=low, high=high, **options))
 
 
 # --- which ranges ---
@@ -88,14 +88,14 @@ def test_of_equal_ones_the_widest_then_the_first():
 
 
 def test_a_constructed_loss_has_its_known_optimum():
-    """A network that knows that both tokens of a block are equal pays log 3 each if both are hidden, else 0.
+    """A network that knows that both tokens of a block are equal pays log 3 each if both are masked, else 0.
 
-    With X the number of nats a token under weight 1/r and rate r ~ U[β, ω]: X = log 3 · [both hidden] / r, so
-    E X = log 3 · E r and E X² = log² 3 (both are hidden with probability r²), and
+    With X the number of nats a token under weight 1/r and rate r ~ U[β, ω]: X = log 3 · [both masked] / r, so
+    E X = log 3 · E r and E X² = log² 3 (both are masked with probability r²), and
     Var X = log² 3 · (1 − (β + ω)²/4): least where the range lies highest.
     """
     model = CopyNetwork()
-    objective = BlockDiffusionLoss(block_size=2, mask_id=MASK, masking=ClippedTimes(low=0.0, high=1.0))
+    objective = BlockDiffusionLoss(reading=blocks_of(2), masking=ClippedTimes(low=0.0, high=1.0))
     pairs = torch.tensor(CLEAN).repeat_interleave(2).repeat(4000).view(-1, 2)
     batch = TokenBatch.of(pairs, score_first=True)
     draws = objective.seeded_draws(batch, 0)
@@ -142,7 +142,7 @@ def test_variances_are_compared_under_one_over_the_rate_whatever_trains(weight):
 
 def test_the_auxiliary_loss_is_left_out():
     batch = TokenBatch.of(every_text(CLEAN, 4))
-    plain = replace(clipped(0.0, 1.0), causal_clean=True)
+    plain = replace(clipped(0.0, 1.0), reading=blocks_of(4, causal_clean=True))
     draws = plain.seeded_draws(batch, 0)
     moments = [
         range_moments(MODEL, objective, [(0.2, 0.7)], batch, draws)
@@ -164,12 +164,12 @@ def test_infeasible_intervals_end():
 
 def test_only_a_clipped_range_can_be_searched(tmp_path):
     batch = TokenBatch.of(every_text(CLEAN, 4))
-    other = BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=Counts())
-    with pytest.raises(ValueError, match="only ClippedTimes has a range to search"):
+    other = BlockDiffusionLoss(reading=blocks_of(4), masking=Counts())
+    with pytest.raises(ValueError, match="Counts has no range of mask rates"):
         range_moments(MODEL, other, [(0.0, 1.0)], batch, other.seeded_draws(batch, 0))
     trainer = tiny_trainer(tmp_path, COUNTS)
-    with pytest.raises(ValueError, match="only ClippedTimes has a range"):
-        ClipSearchValidator(HeldOut([sentences(4, 1)], False), ClipSearch())(trainer)
+    with pytest.raises(ValueError, match="objective must have a range of mask rates to search"):
+        ClipSearchValidator(HeldOut([sentences(4, 1)], False))(trainer)
 
 
 # --- in a run ---
@@ -178,9 +178,11 @@ def test_only_a_clipped_range_can_be_searched(tmp_path):
 def test_the_validator_chooses_by_all_batches_and_training_goes_on_with_it(tmp_path):
     held_out = HeldOut([sentences(8, 70), sentences(3, 71), sentences(8, 72)], score_first=False)
     search = ClipSearch(every=3, batches=2, widths=(0.5, 0.75), step=0.25)
-    trainer = tiny_trainer(tmp_path, replace(CLIPPED, masking=replace(CLIPPED.masking, weight="flat")))
+    trainer = tiny_trainer(
+        tmp_path, replace(CLIPPED, masking=replace(CLIPPED.masking, weight="flat", search=search))
+    )
     trainer.network.eval()
-    validator = ClipSearchValidator(held_out, search, seed=4)
+    validator = ClipSearchValidator(held_out, seed=4)
     metrics = validator(trainer)
     batches = [TokenBatch.of(tokens) for tokens in held_out.batches[:2]]
     moments = torch.zeros(len(search.ranges()), 3, dtype=torch.float64)
@@ -191,6 +193,8 @@ def test_the_validator_chooses_by_all_batches_and_training_goes_on_with_it(tmp_p
     best = min(variances, key=variances.__getitem__)
     assert (metrics["clip_low"], metrics["clip_high"]) == best
     assert metrics["clip_variance"] == pytest.approx(variances[best])
-    assert trainer.objective.masking == ClippedTimes(low=best[0], high=best[1], weight="flat", redraw=True)
+    assert trainer.objective.masking == ClippedTimes(
+        low=best[0], high=best[1], weight="flat", redraw=True, search=search
+    )
     trainer.step = 4
     assert validator(trainer) == {}  # not one of its steps

@@ -20,7 +20,7 @@ from bd3lm.diffusion import (
     Times,
 )
 from bd3lm.evaluation import Sampled, corpus_likelihood, nelbo_variance
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.models import BlockReading, Transformer, TransformerConfig
 from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, Objective, TokenBatch
 from bd3lm.training import CheckpointStore, Engine, OptimizerSettings, Trainer, TrainSettings
 
@@ -81,7 +81,7 @@ def trained(objective: Objective, folder: Path, *, seed: int, steps: int) -> Tra
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_blocks_of_one_by_counts_reach_what_autoregression_reaches(seed, tmp_path):
-    """Held-out NLL within 2 %, both exact: every token of a block of one is always hidden, with weight 1.
+    """Held-out NLL within 2 %, both exact: every token of a block of one is always masked, with weight 1.
 
     Same texts, same order, same first weights. They are not the same function: AR predicts a token at the
     place of the one before it, the other at a mask that must fetch that token by attention, so it is later
@@ -91,7 +91,7 @@ def test_blocks_of_one_by_counts_reach_what_autoregression_reaches(seed, tmp_pat
     nats = {}
     for name, objective in (
         ("ar", Autoregressive(mask_id=MASK)),
-        ("block", BlockDiffusionLoss(block_size=1, mask_id=MASK, masking=Counts())),
+        ("block", BlockDiffusionLoss(reading=BlockReading(block_size=1, mask_id=MASK), masking=Counts())),
     ):
         network = trained(objective, tmp_path / name, seed=seed, steps=600)
         nats[name] = corpus_likelihood(network, Sampled(name, objective), [TokenBatch.of(HELD_OUT)])[0].nats
@@ -113,12 +113,16 @@ def test_variances_of_the_masking_rules(tmp_path):
     unbiased with one noisy copy. Levels are independent: strata would make all variances smaller, by
     different amounts. Linear's variance is infinite: a sample's grows with the logarithm of its size.
     """
-    network = trained(BlockDiffusionLoss(block_size=4, mask_id=MASK), tmp_path, seed=0, steps=200)
+    network = trained(
+        BlockDiffusionLoss(reading=BlockReading(block_size=4, mask_id=MASK)), tmp_path, seed=0, steps=200
+    )
     batches = [TokenBatch.of(texts(512, 5000 + i)) for i in range(4)]
 
     def measured(masking: MaskingRule) -> float:
         objective = BlockDiffusionLoss(
-            block_size=4, mask_id=MASK, masking=masking, levels=LevelSampler(stratified=False)
+            reading=BlockReading(block_size=4, mask_id=MASK),
+            masking=masking,
+            levels=LevelSampler(stratified=False),
         )
         return nelbo_variance(network, objective, batches, block_size=4).variance
 

@@ -8,11 +8,12 @@ import torch
 
 from bd3lm.diffusion import ClippedTimes, Times
 from bd3lm.evaluation import gradient_variance, loss_sums
+from bd3lm.models import BlockReading
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
 from bd3lm.training import Engine, GradientVarianceValidator, HeldOut, LikelihoodValidator
 from tests.training.tiny import AR, COUNTS, HELD_OUT, MASK, network, rows, sentences, tiny_trainer
 
-JUDGE = BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=Times())
+JUDGE = BlockDiffusionLoss(reading=BlockReading(block_size=4, mask_id=MASK), masking=Times())
 
 
 def rank(index: int, world: int) -> SimpleNamespace:
@@ -71,7 +72,9 @@ def test_the_perplexity_of_a_training_that_diverged_is_infinite(nats, perplexity
 
 def test_a_network_that_is_told_the_noise_has_no_perplexity_by_clipped_rates(tmp_path):
     """For blocks of one token they bound the likelihood of networks that are not told it, and only theirs."""
-    judge = BlockDiffusionLoss(block_size=1, mask_id=MASK, masking=ClippedTimes(low=0.3, high=0.8))
+    judge = BlockDiffusionLoss(
+        reading=BlockReading(block_size=1, mask_id=MASK), masking=ClippedTimes(low=0.3, high=0.8)
+    )
     trainer = tiny_trainer(tmp_path, COUNTS)
     trainer.network.eval()
     validator = LikelihoodValidator(HELD_OUT, judge)

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import ClippedTimes, LearnedCounts
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.diffusion import ClippedTimes, ClipSearch, LearnedCounts
+from bd3lm.models import BlockReading, Transformer, TransformerConfig
 from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, Objective
 from bd3lm.training import (
     CheckpointStore,
-    ClipSearch,
     ClipSearchValidator,
     CsvLog,
     Engine,
@@ -30,10 +29,15 @@ VOCABULARY, MASK, CONTEXT = 13, 12, 8
 ROWS = 4
 
 AR = Autoregressive(mask_id=MASK)
-COUNTS = BlockDiffusionLoss(block_size=4, mask_id=MASK)
-NEXT_TOKEN = BlockDiffusionLoss(block_size=4, mask_id=MASK, causal_clean=True, next_token=0.5)
-LEARNED = BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=LearnedCounts())
-CLIPPED = BlockDiffusionLoss(block_size=4, mask_id=MASK, masking=ClippedTimes(low=0.0, high=1.0, redraw=True))
+SEARCH = ClipSearch(every=6, batches=3, widths=(0.4, 0.6, 0.8), step=0.2)
+COUNTS = BlockDiffusionLoss(reading=BlockReading(block_size=4, mask_id=MASK))
+NEXT_TOKEN = BlockDiffusionLoss(
+    reading=BlockReading(block_size=4, mask_id=MASK, causal_clean=True), next_token=0.5
+)
+LEARNED = BlockDiffusionLoss(reading=BlockReading(block_size=4, mask_id=MASK), masking=LearnedCounts())
+CLIPPED = BlockDiffusionLoss(
+    reading=BlockReading(block_size=4, mask_id=MASK), masking=ClippedTimes(redraw=True, search=SEARCH)
+)
 
 
 def sentences(rows: int, seed: int, length: int = CONTEXT) -> Tensor:
@@ -97,7 +101,6 @@ def signal_at(step: int, number: int) -> Watcher:
 
 
 HELD_OUT = HeldOut([sentences(6, 10**6), sentences(6, 10**6 + 1), sentences(5, 10**6 + 2)], score_first=False)
-SEARCH = ClipSearch(every=6, batches=3, widths=(0.4, 0.6, 0.8), step=0.2)
 
 
 def network(*, dropout: float = 0.1, seed: int = 0, **shape: Any) -> Transformer:
@@ -139,8 +142,8 @@ def tiny_trainer(
     if validate:
         judge = AR if isinstance(objective, Autoregressive) else COUNTS
         validators.append(LikelihoodValidator(HELD_OUT, judge))
-    if isinstance(objective, BlockDiffusionLoss) and isinstance(objective.masking, ClippedTimes) and validate:
-        validators.append(ClipSearchValidator(HELD_OUT, SEARCH))
+    if objective.search is not None and validate:
+        validators.append(ClipSearchValidator(HELD_OUT))
     return Trainer(
         network=model or network(dropout=dropout),
         objective=objective,

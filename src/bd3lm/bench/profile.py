@@ -34,7 +34,7 @@ OUR_KERNELS = {
     "_rotate": ELEMENTWISE,
     "_join": ELEMENTWISE,
     "_log_totals": LOSS,
-    "_slopes": LOSS,
+    "_grad_logits": LOSS,
     "_score": DRAWING,
     "_settle": DRAWING,
 }

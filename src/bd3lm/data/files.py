@@ -46,7 +46,7 @@ SPLIT_WORDS = {
     "test": "test",
 }
 SPLIT_ORDER = ("train", "valid", "test")
-HELD_OUT = 0.05
+HELD_OUT_SHARE = 0.05
 
 
 class FileCorpus(Corpus):
@@ -76,7 +76,7 @@ class FileCorpus(Corpus):
         self._field = field
         self._files = find_files(path)
         self._by_split = split_by_name(self._root, self._files) if path.is_dir() and held_out is None else {}
-        self._held_out = 0.0 if self._by_split else HELD_OUT if held_out is None else float(held_out)
+        self._held_out = 0.0 if self._by_split else HELD_OUT_SHARE if held_out is None else float(held_out)
         of_a_split = bool(self._by_split) or _all_say_train(self._root, self._files)
         self._text_unit: TextUnit = text_unit or ("paragraph" if of_a_split or path.is_file() else "file")
 

@@ -5,12 +5,11 @@ from bd3lm.diffusion.checks import is_number, is_whole
 from bd3lm.diffusion.counter import Purpose, counter_uniform, derive_seed
 from bd3lm.diffusion.counts import Counts, LearnedCounts, learned_proposal
 from bd3lm.diffusion.draws import Draws, LevelSampler, blocks_in
-from bd3lm.diffusion.masking import ClippedTimes, DiscreteTimes, MaskingRule, Masks, Times
+from bd3lm.diffusion.masking import ClippedTimes, ClipSearch, DiscreteTimes, MaskingRule, Masks, Times
 from bd3lm.diffusion.orders import check_lean, log_reveal_rates, log_reveal_times
 from bd3lm.diffusion.parameterizations import d3pm, sedd, sedd_at_masks, subs, subs_at_masks
 from bd3lm.diffusion.processes import Absorbing, ForwardProcess, Uniform, named_process
 from bd3lm.diffusion.schedules import (
-    SCHEDULES,
     Cosine,
     Floored,
     Linear,
@@ -27,18 +26,18 @@ from bd3lm.diffusion.scores import (
     uniform_tweedie,
 )
 from bd3lm.diffusion.simplex import (
-    Greedy,
-    MultiHot,
+    GreedyProjection,
+    MultiHotProjection,
     Projection,
-    Sampling,
+    SamplingProjection,
     SquaredCosine,
     add_noise,
     almost_one_hot,
 )
 
 __all__ = [
-    "SCHEDULES",
     "Absorbing",
+    "ClipSearch",
     "ClippedTimes",
     "Cosine",
     "Counts",
@@ -46,18 +45,18 @@ __all__ = [
     "Draws",
     "Floored",
     "ForwardProcess",
-    "Greedy",
+    "GreedyProjection",
     "LearnedCounts",
     "LevelSampler",
     "Linear",
     "Logarithmic",
     "MaskingRule",
     "Masks",
-    "MultiHot",
+    "MultiHotProjection",
     "NoiseSchedule",
     "Projection",
     "Purpose",
-    "Sampling",
+    "SamplingProjection",
     "Square",
     "SquareRoot",
     "SquaredCosine",

@@ -25,7 +25,7 @@ class Purpose(IntEnum):
 
     TOKEN = 0  # which token is revealed
     ORDER = 1  # when a position is revealed
-    REMASK = 2  # when a revealed position is hidden again
+    REMASK = 2  # when a revealed position is masked again
     NOISE = 3  # the Gaussian noise of a continuous diffusion
 
 

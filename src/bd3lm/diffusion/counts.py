@@ -1,12 +1,12 @@
-"""Masks drawn by how many tokens they hide.
+"""Masks drawn by the number of tokens in them.
 
 For a block of n maskable tokens and a network that ignores t, the time integral of the NELBO is known: a
-mask that hides a given set M has total weight 1/(|M|·C(n, |M|)). So
+mask of a given set M has total weight 1/(|M|·C(n, |M|)). So
 
     NELBO(x^b) = Σ_{k=1..n} (1/k) · E_{|M|=k} [ Σ_{i in M} −log p(x_i | x_{outside M}, x^{<b}) ],
 
-and drawing k directly is the same objective as drawing t, without the masks that hide nothing and without
-the noise of 1/t given k. At n = 1 the token is always hidden, with weight 1: the autoregressive loss.
+and drawing k directly is the same objective as drawing t, without the empty masks and without the noise
+of 1/t given k. At n = 1 the token is always masked, with weight 1: the autoregressive loss.
 
 Where the order of reveal leans (`orders`), M are the last k tokens of such an order, and its terms count by
 the chance w_i / Σ_{j in M} w_j that token i is the next of them to be revealed, which is 1/k for equal rates.
@@ -31,23 +31,27 @@ _LEAST_SHARE = 1e-9  # far above rounding, so that probabilities can be differen
 
 @dataclass(frozen=True, kw_only=True)
 class Counts(MaskingRule):
-    """Hide k ~ `proposal` of the n maskable tokens of a block, each with weight 1/(k·q(k)).
+    """Mask k ~ `proposal` of the n maskable tokens of a block, each with weight 1/(k·q(k)).
 
     Without a proposal k is uniform on 1..n and the weight is n/k. A proposal is one positive number for each
     count 1..block_size, in any scale; a block with fewer maskable tokens uses its first n.
 
-    `complementary` makes two noisy copies: the first hides k tokens, the second all the others, so every
-    token is predicted once. A copy that hides j < n tokens arises as the first with probability q(j) and as
+    `complementary` makes two noisy copies: the first masks k tokens, the second all the others, so every
+    token is predicted once. A copy that masks j < n tokens arises as the first with probability q(j) and as
     the second with probability q(n − j), hence weight 1/(j·(q(j) + q(n − j))), n/(2j) for the uniform q; a
-    copy that hides all n arises only as the first: 1/(n·q(n)), which is 1. (Averaging the two copies' n/k
+    copy that masks all n arises only as the first: 1/(n·q(n)), which is 1. (Averaging the two copies' n/k
     losses would be biased.) At block size 1 the second copy would always be empty, so only one is made.
 
     With `lean`, the NELBO of that reveal order. Incompatible with `complementary`: the complement is not the
     tail of an order.
 
-    `weight="flat"` gives every hidden token weight 1 instead: less noise, more of a say to masks that hide
-    much, and no bound.
+    `weight="flat"` gives every masked token weight 1 instead: less noise, more of a say to masks of
+    many tokens, and no bound.
     """
+
+    kind = "counts"
+
+    draws_times = False
 
     proposal: tuple[float, ...] | None = None
     complementary: bool = False
@@ -71,6 +75,14 @@ class Counts(MaskingRule):
                 f"never drawn, got {min(self.proposal)} and {max(self.proposal)}"
             )
 
+    @property
+    def order_lean(self) -> float:
+        return self.lean
+
+    @property
+    def variant(self) -> str:
+        return f", trained for lean {self.lean:g}" if self.lean else ""
+
     def copies(self, block_size: int) -> int:
         return 2 if self.complementary and block_size > 1 else 1
 
@@ -83,19 +95,19 @@ class Counts(MaskingRule):
         k = torch.minimum(torch.searchsorted(q, draws.levels * q[n]), n)
         rank = token_ranks(draws, maskable, lean=self.lean).unflatten(1, (*n.shape[1:], -1))
         first = rank < k.unsqueeze(-1)
-        hidden = [first, maskable.view_as(first) & ~first][: self.copies(draws.block_size)]
+        masked = [first, maskable.view_as(first) & ~first][: self.copies(draws.block_size)]
         if self.weight == "flat":
-            return _masks(hidden, [torch.ones_like(draws.levels).unsqueeze(-1)] * len(hidden))
-        if len(hidden) == 1:
-            return _masks(hidden, [self._weight(first, k, self._probability(q, k, n))])
-        return _masks(hidden, [self._pair_weight(q, j, n).unsqueeze(-1) for j in (k, n - k)])
+            return _masks(masked, [torch.ones_like(draws.levels).unsqueeze(-1)] * len(masked))
+        if len(masked) == 1:
+            return _masks(masked, [self._weight(first, k, self._probability(q, k, n))])
+        return _masks(masked, [self._pair_weight(q, j, n).unsqueeze(-1) for j in (k, n - k)])
 
-    def _weight(self, hidden: Tensor, k: Tensor, probability: Tensor) -> Tensor:
-        """Weight of each hidden token: P(revealed next) / q(k)."""
+    def _weight(self, masked: Tensor, k: Tensor, probability: Tensor) -> Tensor:
+        """Weight of each masked token: P(revealed next) / q(k)."""
         if not self.lean:
             return 1.0 / (k * probability).unsqueeze(-1)
-        rates = log_reveal_rates(hidden.shape[-1], self.lean, device=hidden.device)
-        return torch.softmax(torch.where(hidden, rates, -torch.inf), -1) / probability.unsqueeze(-1)
+        rates = log_reveal_rates(masked.shape[-1], self.lean, device=masked.device)
+        return torch.softmax(torch.where(masked, rates, -torch.inf), -1) / probability.unsqueeze(-1)
 
     def _cumulative(self, draws: Draws) -> Tensor:
         """Q(k) = q(1) + … + q(k) for k = 0..block_size, unnormalised."""
@@ -125,6 +137,10 @@ class LearnedCounts(MaskingRule):
     It starts as the uniform proposal, and stays unbiased under any.
     """
 
+    kind = "learned_counts"
+
+    draws_times = False
+
     second_moments: tuple[float, ...] | None = None
     """Running estimates of E[S²] for each count, S the summed cross-entropy of a block; None before the
     first update."""
@@ -141,7 +157,7 @@ class LearnedCounts(MaskingRule):
         return self.counts(draws, maskable)
 
     def statistics(self, nats: Tensor, weight: Tensor, block_size: int) -> dict[str, Tensor]:
-        """For each count k, the sum of S² over the blocks that hide k tokens, and how many there were."""
+        """For each count k, the sum of S² over the blocks with k masked tokens, and how many there were."""
         blocks = (-1, block_size)
         k = (weight > 0).unflatten(-1, blocks).sum(-1).flatten()
         squares = nats.detach().double().unflatten(-1, blocks).sum(-1).square().flatten()
@@ -175,19 +191,19 @@ class LearnedCounts(MaskingRule):
         return replace(self, second_moments=tuple(state["second_moments"]))
 
 
-def _masks(hidden: list[Tensor], weight: list[Tensor]) -> Masks:
+def _masks(masked: list[Tensor], weight: list[Tensor]) -> Masks:
     """Stack the copies; an empty copy of a block has an infinite weight on no token, which is nothing."""
-    tokens = torch.stack([h.flatten(1) for h in hidden], 1)
+    tokens = torch.stack([h.flatten(1) for h in masked], 1)
     per_token = torch.stack(
-        [torch.where(h, w, 0.0).flatten(1) for h, w in zip(hidden, weight, strict=True)], 1
+        [torch.where(h, w, 0.0).flatten(1) for h, w in zip(masked, weight, strict=True)], 1
     )
-    return Masks(hidden=tokens, weight=per_token.float(), mask_rate=None)
+    return Masks(masked=tokens, weight=per_token.float(), mask_rate=None)
 
 
 def learned_proposal(second_moments: tuple[float, ...], *, uniform_share: float = 0.2) -> tuple[float, ...]:
     """The proposal over counts that minimises the variance of the loss of a block, given what was seen.
 
-    `second_moments[k − 1]` estimates E[S²] for S the summed cross-entropy of a mask that hides k tokens. The
+    `second_moments[k − 1]` estimates E[S²] for S the summed cross-entropy of a mask of k tokens. The
     estimate S/(k·q(k)) has second moment Σ_k E[S²]/(k²·q(k)), least at q(k) ∝ √E[S²]/k. A share of the
     uniform proposal stays mixed in, so that a moment estimated too low cannot make a weight explode.
     """

@@ -1,6 +1,6 @@
 """The random numbers of a training or evaluation batch, drawn once for the whole (global) batch.
 
-Randomness is drawn here and nowhere else in the estimators: every rule that hides tokens (`masking`) is a
+Randomness is drawn here and nowhere else in the estimators: every rule that masks tokens (`masking`) is a
 pure function of these numbers. A rank or a micro-batch takes its rows of the global draws, so strata span
 ranks and gradient accumulation, and a test can replace chance by enumeration or quadrature.
 
@@ -22,12 +22,12 @@ class Draws:
     """Uniform numbers in (0, 1] for `rows` sequences of `length` tokens in blocks."""
 
     levels: Tensor  # (rows, blocks): the noise level of a block, as a quantile
-    counts: Tensor  # (rows, blocks): spare quantile, for rules that draw a count given the level
-    tokens: Tensor  # (rows, length): which tokens of a block are hidden first
+    spare: Tensor  # (rows, blocks): for what else a rule draws, given the level: a count, a seed
+    tokens: Tensor  # (rows, length): which tokens of a block are masked first
 
     def __getitem__(self, rows: slice) -> "Draws":
         """The draws of some rows of the global batch: a rank's share, or a micro-batch."""
-        return Draws(levels=self.levels[rows], counts=self.counts[rows], tokens=self.tokens[rows])
+        return Draws(levels=self.levels[rows], spare=self.spare[rows], tokens=self.tokens[rows])
 
     @property
     def block_size(self) -> int:
@@ -35,7 +35,7 @@ class Draws:
 
     def to(self, device: torch.device | str) -> "Draws":
         return Draws(
-            levels=self.levels.to(device), counts=self.counts.to(device), tokens=self.tokens.to(device)
+            levels=self.levels.to(device), spare=self.spare.to(device), tokens=self.tokens.to(device)
         )
 
 
@@ -98,7 +98,7 @@ class LevelSampler:
 
         return Draws(
             levels=self.sample(rows, blocks, generator=generator, device=device),
-            counts=uniform(rows, blocks),
+            spare=uniform(rows, blocks),
             tokens=uniform(rows, length),
         )
 

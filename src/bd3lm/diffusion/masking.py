@@ -1,8 +1,8 @@
-"""Which tokens a training example hides, and what each is worth: rules that draw a mask rate per block.
+"""Which tokens a training example masks, and what each is worth: rules that draw a mask rate per block.
 
 A rule maps uniform draws to masks and loss weights. It is *unbiased* when the expected weighted
 cross-entropy is the NELBO of eq. 8, for any network that ignores time. `counts` holds the rules that draw
-how many tokens to hide instead.
+how many tokens to mask instead.
 
 A token is *maskable* when it is neither given (the first token of a sequence, a prompt) nor absent (past
 the end of a text). n is the number of maskable tokens of a block; a block with n = 0 contributes nothing.
@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from bd3lm.diffusion.draws import Draws
 from bd3lm.diffusion.orders import log_reveal_times
 from bd3lm.diffusion.schedules import Linear, NoiseSchedule
+from bd3lm.kinds import Kinded
 
 _LEAST_LOW = 1e-6  # above the slack with which realised rates are compared
 ClipWeight = Literal["reference", "derivative", "paper", "flat"]
@@ -27,29 +28,55 @@ ClipWeight = Literal["reference", "derivative", "paper", "flat"]
 
 @dataclass(frozen=True)
 class Masks:
-    """What is hidden in each noisy copy of each row, and the weight of each hidden token's cross-entropy."""
+    """What is masked in each noisy copy of each row, and the weight of each masked token's cross-entropy."""
 
-    hidden: Tensor  # (rows, copies, length) bool
-    weight: Tensor  # (rows, copies, length) float32, zero where nothing is hidden
+    masked: Tensor  # (rows, copies, length) bool
+    weight: Tensor  # (rows, copies, length) float32, zero where nothing is masked
     mask_rate: Tensor | None  # (rows, blocks) for networks conditioned on noise; None where no time was drawn
 
 
-class MaskingRule(ABC):
-    """How many tokens of a block to hide, which ones, and with what weight.
+class MaskingRule(Kinded, ABC, family="masking rule"):
+    """How many tokens of a block to mask, which ones, and with what weight.
 
     A rule may learn while a network is trained: `statistics` of every batch are summed, over devices too, and
     `adapt` makes the next rule of the sums. What it has learned is kept in checkpoints (`state`, `restore`).
     By default a rule learns nothing.
     """
 
+    draws_times: ClassVar[bool] = True
+    """Whether it draws a noise level for each block, which a network that is told the level needs."""
+
     @property
     def covers_all_levels(self) -> bool:
         """Whether every noise level is drawn. A network that is told the level has a bound only if it is."""
         return True
 
+    @property
+    def order_lean(self) -> float:
+        """How much the order of reveal leans to the left that its masks are met in."""
+        return 0.0
+
+    @property
+    def variant(self) -> str:
+        """What sets a model apart that was trained with it, to follow the title; mostly nothing."""
+        return ""
+
     def copies(self, block_size: int) -> int:
         """How many noisy copies of a sequence the rule makes."""
         return 1
+
+    @property
+    def search(self) -> "ClipSearch | None":
+        """How the range of mask rates is searched while training; None where none is."""
+        return None
+
+    def in_range(self, low: float, high: float, *, to_compare: bool = False) -> Self:
+        """The rule with another range of mask rates; `to_compare`, with the weight that ranges compare by.
+
+        That is 1/rate whatever training uses: a weight that shrinks with the range would make narrow ranges
+        look quiet. For rules without a range it is an error.
+        """
+        raise ValueError(f"{type(self).__name__} has no range of mask rates, got low {low} and high {high}")
 
     @abstractmethod
     def is_unbiased(self, block_size: int) -> bool:
@@ -60,9 +87,9 @@ class MaskingRule(ABC):
         """Masks for every row of `draws`; `maskable` is (rows, length) bool."""
 
     def statistics(self, nats: Tensor, weight: Tensor, block_size: int) -> dict[str, Tensor]:
-        """Sums over a batch to learn from, given the cross-entropies of hidden tokens and their weights.
+        """Sums over a batch to learn from, given the cross-entropies of masked tokens and their weights.
 
-        Both are (rows, copies, length), zero where nothing is hidden, and on the network's device.
+        Both are (rows, copies, length), zero where nothing is masked, and on the network's device.
         """
         return {}
 
@@ -85,6 +112,8 @@ class MaskingRule(ABC):
 class Times(MaskingRule):
     """t ~ U(0, 1] per block, tokens masked with probability 1 − α(t), weight −α'(t)/(1 − α(t)) (eq. 8)."""
 
+    kind = "times"
+
     schedule: NoiseSchedule = field(default_factory=Linear)
 
     def is_unbiased(self, block_size: int) -> bool:
@@ -92,7 +121,7 @@ class Times(MaskingRule):
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
         t = draws.levels
-        return _hide_at_rate(draws, maskable, self.schedule.mask_rate(t), self.schedule.elbo_weight(t))
+        return _mask_at_rate(draws, maskable, self.schedule.mask_rate(t), self.schedule.elbo_weight(t))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +132,8 @@ class DiscreteTimes(MaskingRule):
     the very form of the term j = 1, whose weight (α_0 − α_{1/T})/(1 − α_{1/T}) is 1, so one draw from 1..T
     estimates both. (The paper's T·E over the T − 1 times 2/T..1 overcounts the sum by T/(T − 1).)
     """
+
+    kind = "discrete"
 
     steps: int
     schedule: NoiseSchedule = field(default_factory=Linear)
@@ -119,14 +150,46 @@ class DiscreteTimes(MaskingRule):
         j = (draws.levels * self.steps).ceil().clamp(1, self.steps)
         rate_t = self.schedule.mask_rate(j / self.steps)
         rate_s = self.schedule.mask_rate((j - 1) / self.steps)
-        return _hide_at_rate(draws, maskable, rate_t, self.steps * (rate_t - rate_s) / rate_t)
+        return _mask_at_rate(draws, maskable, rate_t, self.steps * (rate_t - rate_s) / rate_t)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipSearch:
+    """The paper's search for the clip range (section 5.3): which ranges are tried, on how many batches, and
+    how often (at validation). The one whose loss varies least over blocks wins."""
+
+    every: int = 5000
+    batches: int = 100
+    widths: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
+    step: float = 0.05
+    full_range: bool = True
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.batches < 1:
+            raise ValueError(f"every and batches must be at least 1, got {self.every} and {self.batches}")
+        if not 0.0 < self.step <= 1.0:
+            raise ValueError(f"step must lie in (0, 1], got {self.step}")
+        if not all(0.0 < width <= 1.0 for width in self.widths):
+            raise ValueError(f"widths must lie in (0, 1], got {self.widths}")
+        if not self.ranges():
+            raise ValueError("widths and full_range leave no range to try")
+
+    def ranges(self) -> list[tuple[float, float]]:
+        """Every (β, ω) tried: each width at each multiple of `step` that fits, and [0, 1]."""
+        found = []
+        for width in self.widths:
+            places = int(round((1.0 - width) / self.step, 9))
+            found += [(round(i * self.step, 9), round(i * self.step + width, 9)) for i in range(places + 1)]
+        if self.full_range:
+            found.append((0.0, 1.0))
+        return sorted(set(found))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedTimes(MaskingRule):
     """Mask rates 1 − α ~ U[β, ω] (section 5.2), the paper's low-variance training schedules.
 
-    `low` is β and `high` is ω; β = ω = 1 is full masking. The weight of a hidden token is, by name,
+    `low` is β and `high` is ω; β = ω = 1 is full masking. The weight of a masked token is, by name,
 
     - ``reference``: 1/rate, what the reference implementation trains with, and the NLL at one token;
     - ``derivative``: (ω − β)/rate, the part of the NELBO's integral that lies inside the range;
@@ -139,12 +202,17 @@ class ClippedTimes(MaskingRule):
     `redraw` conditions a block's mask on its realised rate k/n lying in [β, ω], as the reference trains.
     The reference draws again until it does; the count that loop ends with is a truncated binomial, drawn
     here directly, so it always ends. A block that no count fits keeps its first mask.
+
+    With `search`, training moves on to the range of least variance as it goes.
     """
 
-    low: float
-    high: float
+    kind = "clipped"
+
+    low: float = 0.0
+    high: float = 1.0
     weight: ClipWeight = "reference"
     redraw: bool = False
+    search: ClipSearch | None = None
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.low <= self.high <= 1.0):
@@ -170,7 +238,7 @@ class ClippedTimes(MaskingRule):
     def is_unbiased(self, block_size: int) -> bool:
         if self.low == 0.0 and self.high == 1.0:
             return self.weight != "flat"
-        if block_size == 1 and self.weight == "flat":  # right where the one token is always hidden
+        if block_size == 1 and self.weight == "flat":  # right where the one token is always masked
             return self.low == 1.0 or (self.redraw and self.low > 0.0 and self.high == 1.0)
         if block_size == 1 and self.weight == "reference":  # a redraw leaves the mask alone where none fits
             return self.low == 1.0 or not self.redraw or (self.low > 0.0 and self.high < 1.0)
@@ -180,6 +248,13 @@ class ClippedTimes(MaskingRule):
     @property
     def covers_all_levels(self) -> bool:
         return (self.low, self.high) == (0.0, 1.0)
+
+    @property
+    def variant(self) -> str:
+        return ", fully masked" if self.low == self.high == 1.0 else ""
+
+    def in_range(self, low: float, high: float, *, to_compare: bool = False) -> Self:
+        return replace(self, low=low, high=high, weight="reference" if to_compare else self.weight)
 
     def state(self) -> dict[str, Any]:
         """The range, which a search may have changed."""
@@ -200,14 +275,14 @@ class ClippedTimes(MaskingRule):
                 weight = 1.0 / (width * rate)
             case "flat":
                 weight = torch.ones_like(rate)
-        masks = _hide_at_rate(draws, maskable, rate, weight)
+        masks = _mask_at_rate(draws, maskable, rate, weight)
         if not self.redraw:
             return masks
         count, fits = truncated_binomial(
-            draws.counts, block_counts(maskable, draws), rate, low=self.low, high=self.high
+            draws.spare, block_counts(maskable, draws), rate, low=self.low, high=self.high
         )
-        hidden = torch.where(_per_token(fits, draws), hide_counts(draws, maskable, count), masks.hidden[:, 0])
-        return _weighted(hidden, _per_token(weight, draws), rate)
+        masked = torch.where(_per_token(fits, draws), mask_counts(draws, maskable, count), masks.masked[:, 0])
+        return _weighted(masked, _per_token(weight, draws), rate)
 
 
 def truncated_binomial(
@@ -246,13 +321,13 @@ def block_counts(maskable: Tensor, draws: Draws) -> Tensor:
     return maskable.unflatten(1, (-1, draws.block_size)).sum(-1)
 
 
-def hide_counts(draws: Draws, maskable: Tensor, count: Tensor) -> Tensor:
-    """Hide a uniformly random set of `count` (rows, blocks) maskable tokens of each block: (rows, length)."""
+def mask_counts(draws: Draws, maskable: Tensor, count: Tensor) -> Tensor:
+    """Mask a uniformly random set of `count` (rows, blocks) maskable tokens of each block: (rows, length)."""
     return token_ranks(draws, maskable) < _per_token(count, draws)
 
 
 def token_ranks(draws: Draws, maskable: Tensor, *, lean: float = 0.0) -> Tensor:
-    """The order in which each block's maskable tokens are hidden, from 0; the other tokens come last.
+    """The order in which each block's maskable tokens are masked, from 0; the other tokens come last.
 
     Uniformly random; with a lean, the order of reveal (`orders`) backwards.
     """
@@ -279,18 +354,18 @@ def _ranks(keys: Tensor, maskable: Tensor) -> Tensor:
     return torch.argsort(keys, dim=-1, stable=True).argsort(-1).flatten(1)
 
 
-def _hide_at_rate(draws: Draws, maskable: Tensor, rate: Tensor, weight: Tensor) -> Masks:
+def _mask_at_rate(draws: Draws, maskable: Tensor, rate: Tensor, weight: Tensor) -> Masks:
     """Mask each maskable token of a block independently with the block's probability `rate`."""
     block_counts(maskable, draws)  # for its check of the shapes
-    hidden = maskable & (draws.tokens <= _per_token(rate, draws))
-    return _weighted(hidden, _per_token(weight, draws), rate)
+    masked = maskable & (draws.tokens <= _per_token(rate, draws))
+    return _weighted(masked, _per_token(weight, draws), rate)
 
 
-def _weighted(hidden: Tensor, weight: Tensor, rate: Tensor | None) -> Masks:
+def _weighted(masked: Tensor, weight: Tensor, rate: Tensor | None) -> Masks:
     """One noisy copy."""
     return Masks(
-        hidden=hidden.unsqueeze(1),
-        weight=(weight * hidden).float().unsqueeze(1),
+        masked=masked.unsqueeze(1),
+        weight=(weight * masked).float().unsqueeze(1),
         mask_rate=rate,
     )
 

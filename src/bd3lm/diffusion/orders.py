@@ -1,8 +1,8 @@
 """The order in which the tokens of a block are revealed: uniformly random, or leaning to the left.
 
-Each hidden token has an exponential clock, and is revealed when it rings. With equal rates the order is
+Each masked token has an exponential clock, and is revealed when it rings. With equal rates the order is
 uniformly random, the paper's. With rates w_i = e^{lean·(n − 1 − i)} for the places i of a block of n, the
-next token of a hidden set M is the one at i with probability w_i / Σ_{j in M} w_j (the Plackett–Luce law): a
+next token of a masked set M is the one at i with probability w_i / Σ_{j in M} w_j (the Plackett–Luce law): a
 place is e^lean times as likely to come next as the one to its right, and a large lean is left to right. In
 the words of noise schedules, place i is masked with probability t^{w_i} at time t, linear at the last place.
 Nothing is asked of the network but to ignore time: any order of reveal makes a sampler, with a likelihood

@@ -9,17 +9,17 @@ The NELBO does not depend on the schedule (paper, Suppl. B.3); the variance of i
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from bd3lm.kinds import Kinded
+
 _LEAST_ALPHA = 1e-3  # the reference's networks never saw a noise level above −log 1e-3
 
 
-class NoiseSchedule(ABC):
+class NoiseSchedule(Kinded, ABC, family="noise schedule"):
     """A strictly decreasing α with α(0) = 1 and α(1) = 0 (above 0 only in `Floored`)."""
 
     @property
@@ -64,6 +64,8 @@ class NoiseSchedule(ABC):
 class Linear(NoiseSchedule):
     """Mask rate t: the paper's base schedule, weight 1/t."""
 
+    kind = "linear"
+
     def mask_rate(self, t: Tensor) -> Tensor:
         return t
 
@@ -77,6 +79,8 @@ class Linear(NoiseSchedule):
 @dataclass(frozen=True)
 class Square(NoiseSchedule):
     """Mask rate t²: light masking."""
+
+    kind = "square"
 
     def mask_rate(self, t: Tensor) -> Tensor:
         return t * t
@@ -92,6 +96,8 @@ class Square(NoiseSchedule):
 class SquareRoot(NoiseSchedule):
     """Mask rate √t: heavy masking."""
 
+    kind = "square_root"
+
     def mask_rate(self, t: Tensor) -> Tensor:
         return t.sqrt()
 
@@ -105,6 +111,8 @@ class SquareRoot(NoiseSchedule):
 @dataclass(frozen=True)
 class Logarithmic(NoiseSchedule):
     """Mask rate log2(1 + t): slightly heavier masking than linear."""
+
+    kind = "logarithmic"
 
     def mask_rate(self, t: Tensor) -> Tensor:
         return torch.log1p(t) / math.log(2.0)
@@ -122,6 +130,8 @@ class Cosine(NoiseSchedule):
 
     Written as 2 sin²(πt/4), which keeps its full precision near t = 0 where 1 − cos would cancel.
     """
+
+    kind = "cosine"
 
     def mask_rate(self, t: Tensor) -> Tensor:
         return 2.0 * torch.sin(t * (math.pi / 4)).square()
@@ -141,6 +151,8 @@ class Floored(NoiseSchedule):
     continuous time, where its rate −α'/α diverges as α → 0. What is left of the text at t = 1 makes a term of
     the bound (`ForwardProcess.prior_divergence`), so nothing falls below the likelihood.
     """
+
+    kind = "floored"
 
     schedule: NoiseSchedule
     least_alpha: float = _LEAST_ALPHA
@@ -163,18 +175,6 @@ class Floored(NoiseSchedule):
 
     def time_of_mask_rate(self, mask_rate: Tensor) -> Tensor:
         return self.schedule.time_of_mask_rate(mask_rate / (1.0 - self.least_alpha))
-
-
-SCHEDULES: Mapping[str, NoiseSchedule] = MappingProxyType(
-    {
-        "linear": Linear(),
-        "square": Square(),
-        "square_root": SquareRoot(),
-        "logarithmic": Logarithmic(),
-        "cosine": Cosine(),
-    }
-)
-"""The paper's schedules, by the names that recipes and saved models use."""
 
 
 def conditioning_noise(mask_rate: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion.categorical import gumbel_max, nucleus
+from bd3lm.kinds import Kinded
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def add_noise(w: Tensor, alpha_bar: Tensor, normal: Tensor, scale: float) -> Ten
     return kept.to(w.dtype).unsqueeze(-1) * w + added.to(w.dtype).unsqueeze(-1) * normal.to(w.dtype)
 
 
-class Projection(ABC):
+class Projection(Kinded, ABC, family="projection"):
     """From a network's distribution back to the almost one-hot: which entries of ŵ are +K, the rest −K."""
 
     draws: ClassVar[bool] = False
@@ -75,16 +76,20 @@ class Projection(ABC):
 
 
 @dataclass(frozen=True)
-class Greedy(Projection):
+class GreedyProjection(Projection):
     """The likeliest token."""
+
+    kind = "greedy"
 
     def raised(self, log_p: Tensor, uniform: Tensor | None = None) -> Tensor:
         return _one_hot(log_p.argmax(-1), log_p.shape[-1])
 
 
 @dataclass(frozen=True)
-class Sampling(Projection):
+class SamplingProjection(Projection):
     """A token drawn from the nucleus: the smallest set of tokens that holds at least `nucleus_p`."""
+
+    kind = "sampling"
 
     nucleus_p: float = 0.95
     draws: ClassVar[bool] = True
@@ -99,8 +104,10 @@ class Sampling(Projection):
 
 
 @dataclass(frozen=True)
-class MultiHot(Projection):
+class MultiHotProjection(Projection):
     """All tokens of the nucleus at once."""
+
+    kind = "multi_hot"
 
     nucleus_p: float = 0.95
 

@@ -7,15 +7,15 @@ use, as for objectives, so that several draws of one text can be spread evenly.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from bd3lm.diffusion import Draws
 from bd3lm.evaluation.exact import draw_orders, exact_likelihood, importance_weighted_nll
-from bd3lm.models import Denoiser
-from bd3lm.objectives import BlockReading, Objective, TokenBatch
+from bd3lm.models import BlockReading, Denoiser
+from bd3lm.objectives import Objective, TokenBatch
 
 Meaning = Literal["exact", "bound", "neither"]
 
@@ -30,6 +30,14 @@ class Figure:
 
 class Estimator(ABC):
     """−log p of each row of a batch, over its scored tokens."""
+
+    usual_draws: ClassVar[int] = 16
+    """How many draws of a text make an estimate, where nothing is said and it is random."""
+
+    @property
+    def passes(self) -> int:
+        """How many passes over a text it takes, the clean one aside."""
+        return 1
 
     @property
     @abstractmethod
@@ -98,23 +106,11 @@ class Sampled(Estimator):
 
 @dataclass(frozen=True, kw_only=True)
 class _OfBlocks(Estimator):
-    """An estimator that takes a text block by block, with all that decides what the network is shown."""
+    """An estimator that takes a text block by block."""
 
-    block_size: int
-    mask_id: int
-    causal_clean: bool = False
-    previous_token: bool = False
+    reading: BlockReading
     lean: float = 0.0
     """How much the order in which the tokens of a block are revealed leans to the left."""
-
-    @property
-    def _asked(self) -> BlockReading:
-        return {
-            "block_size": self.block_size,
-            "mask_id": self.mask_id,
-            "causal_clean": self.causal_clean,
-            "previous_token": self.previous_token,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +120,10 @@ class Enumerated(_OfBlocks):
     @property
     def name(self) -> str:
         return "exact"
+
+    @property
+    def passes(self) -> int:
+        return 2**self.reading.block_size - 1
 
     @property
     def is_random(self) -> bool:
@@ -138,7 +138,7 @@ class Enumerated(_OfBlocks):
         return ()
 
     def parts(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        exact = exact_likelihood(model, batch, lean=self.lean, **self._asked)
+        exact = exact_likelihood(model, batch, self.reading, lean=self.lean)
         return torch.stack((exact.nll, exact.nelbo))
 
 
@@ -147,10 +147,15 @@ class ImportanceWeighted(_OfBlocks):
     """−log of the mean probability along `orders` random orders of each block: tighter than the NELBO."""
 
     orders: int
+    usual_draws = 1  # it draws all its orders itself
 
     @property
     def is_random(self) -> bool:
         return True
+
+    @property
+    def passes(self) -> int:
+        return self.orders * self.reading.block_size
 
     @property
     def name(self) -> str:
@@ -162,7 +167,8 @@ class ImportanceWeighted(_OfBlocks):
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator, device: torch.device
     ) -> tuple[Draws, ...]:
-        return draw_orders(self.orders, rows, length, self.block_size, generator=generator, device=device)
+        block_size = self.reading.block_size
+        return draw_orders(self.orders, rows, length, block_size, generator=generator, device=device)
 
     def parts(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        return importance_weighted_nll(model, batch, draws, lean=self.lean, **self._asked).unsqueeze(0)
+        return importance_weighted_nll(model, batch, self.reading, draws, lean=self.lean).unsqueeze(0)

@@ -22,15 +22,14 @@ ends inside a block, the recursion starts from its tokens, as the sampler does.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from bd3lm.diffusion import Draws, LevelSampler, log_reveal_rates
 from bd3lm.diffusion.masking import reveal_ranks
-from bd3lm.models import Denoiser, require_evaluation_mode
-from bd3lm.objectives import BlockDenoiser, BlockReading, TokenBatch
+from bd3lm.models import BlockReading, Denoiser, require_evaluation_mode
+from bd3lm.objectives import BlockDenoiser, TokenBatch
 
 MAX_EXACT_BLOCK = 12
 
@@ -45,32 +44,25 @@ class ExactLikelihood:
 
 
 def exact_likelihood(
-    model: Denoiser,
-    batch: TokenBatch,
-    *,
-    lean: float = 0.0,
-    **asked: Unpack[BlockReading],
+    model: Denoiser, batch: TokenBatch, reading: BlockReading, *, lean: float = 0.0
 ) -> ExactLikelihood:
     """−log p and the NELBO of every block, from 2^block_size − 1 passes and one clean one."""
-    (found,) = exact_likelihoods(model, batch, [lean], **asked)
+    (found,) = exact_likelihoods(model, batch, reading, [lean])
     return found
 
 
 @torch.no_grad()
 def exact_likelihoods(
-    model: Denoiser,
-    batch: TokenBatch,
-    leans: Iterable[float],
-    **asked: Unpack[BlockReading],
+    model: Denoiser, batch: TokenBatch, reading: BlockReading, leans: Iterable[float]
 ) -> tuple[ExactLikelihood, ...]:
     """The same for several leans, at the cost of one."""
     _refuse_noise(model)
-    if (block_size := asked.get("block_size", 1)) > MAX_EXACT_BLOCK:
+    if (block_size := reading.block_size) > MAX_EXACT_BLOCK:
         raise ValueError(
             f"block_size must be at most {MAX_EXACT_BLOCK} for an exact likelihood, got {block_size}, which "
             f"would take 2^{block_size} − 1 passes a batch; use importance_weighted_nll instead"
         )
-    conditionals = _conditionals(_denoiser(model, batch, asked))
+    conditionals = _conditionals(_denoiser(model, batch, reading))
     scored = batch.scored.unflatten(1, (-1, block_size))
     found = (_over_orders(conditionals, scored, lean) for lean in leans)
     return tuple(ExactLikelihood(nll=-log_p, nelbo=nelbo, tokens=scored.sum(-1)) for log_p, nelbo in found)
@@ -98,10 +90,10 @@ def draw_orders(
 def importance_weighted_nll(
     model: Denoiser,
     batch: TokenBatch,
+    reading: BlockReading,
     orders: Sequence[Draws],
     *,
     lean: float = 0.0,
-    **asked: Unpack[BlockReading],
 ) -> Tensor:
     """−log of the mean over random `orders` (`draw_orders`) of p(x^b along the order), (rows, blocks).
 
@@ -110,7 +102,7 @@ def importance_weighted_nll(
     all.
     """
     _refuse_noise(model)
-    denoiser = _denoiser(model, batch, asked)
+    denoiser = _denoiser(model, batch, reading)
     log_p = torch.stack([_along_order(denoiser, draws, lean) for draws in orders])
     return math.log(len(orders)) - torch.logsumexp(log_p, dim=0)
 
@@ -119,50 +111,50 @@ def importance_weighted_nll(
 def order_log_likelihood(
     model: Denoiser,
     batch: TokenBatch,
+    reading: BlockReading,
     draws: Draws,
     *,
     lean: float = 0.0,
-    **asked: Unpack[BlockReading],
 ) -> Tensor:
     """log p(x^b | x^{<b}) along one order: the token of a block with the smallest draw is revealed first.
 
     With a `lean` it is the token with the smallest −log(1 − u)/w_i, where u is its draw.
     """
     _refuse_noise(model)
-    denoiser = _denoiser(model, batch, asked)
+    denoiser = _denoiser(model, batch, reading)
     return _along_order(denoiser, draws, lean)
 
 
 def _along_order(denoiser: BlockDenoiser, draws: Draws, lean: float) -> Tensor:
-    batch, block_size = denoiser.batch, denoiser.block_size
+    batch, block_size = denoiser.batch, denoiser.reading.block_size
     rank = reveal_ranks(draws, batch.scored, lean=lean).masked_fill(~batch.scored, block_size)
     log_p = torch.zeros(
         batch.tokens.shape[0], denoiser.blocks, dtype=torch.float64, device=batch.tokens.device
     )
     for step in range(block_size):
-        still_hidden = (rank >= step) & batch.scored
-        if not still_hidden.any():
+        still_masked = (rank >= step) & batch.scored
+        if not still_masked.any():
             break
-        nats = denoiser.nats(still_hidden.unsqueeze(1)).squeeze(1).double()
+        nats = denoiser.nats(still_masked.unsqueeze(1)).squeeze(1).double()
         log_p -= (nats * (rank == step)).unflatten(1, (-1, block_size)).sum(-1)
     return log_p
 
 
 def _conditionals(denoiser: BlockDenoiser) -> Tensor:
-    """−log p(x_i | tokens of its block outside the pattern, x^{<b}) for every pattern of hidden tokens.
+    """−log p(x_i | tokens of its block outside the pattern, x^{<b}) for every pattern of masked tokens.
 
-    (2^block_size, rows, blocks, block_size); bit i of the pattern's number says whether token i is hidden.
-    Tokens that are given stay visible under any pattern, and absent ones hidden.
+    (2^block_size, rows, blocks, block_size); bit i of the pattern's number says whether token i is masked.
+    Tokens that are given stay visible under any pattern, and absent ones masked.
     """
-    batch, block_size = denoiser.batch, denoiser.block_size
+    batch, block_size = denoiser.batch, denoiser.reading.block_size
     rows, length = batch.tokens.shape
     shape = (2**block_size, rows, denoiser.blocks, block_size)
     nats = torch.zeros(shape, dtype=torch.float64, device=batch.tokens.device)
     for pattern in range(1, 2**block_size):
         bits = torch.tensor([pattern >> i & 1 for i in range(block_size)], dtype=torch.bool)
-        hidden = bits.to(batch.tokens.device).repeat(length // block_size) & batch.scored
-        if hidden.any():
-            nats[pattern] = denoiser.nats(hidden.unsqueeze(1)).view(shape[1:]).double()
+        masked = bits.to(batch.tokens.device).repeat(length // block_size) & batch.scored
+        if masked.any():
+            nats[pattern] = denoiser.nats(masked.unsqueeze(1)).view(shape[1:]).double()
     return nats
 
 
@@ -182,9 +174,9 @@ def _over_orders(conditionals: Tensor, scored: Tensor, lean: float) -> tuple[Ten
     nelbo = torch.zeros_like(log_f[0])
     log_rates = log_reveal_rates(size, lean, device=device)
     for revealed in range(everything):
-        hidden = everything ^ revealed
-        places = [i for i in range(size) if hidden >> i & 1]
-        nats = conditionals[hidden][..., places]
+        masked = everything ^ revealed
+        places = [i for i in range(size) if masked >> i & 1]
+        nats = conditionals[masked][..., places]
         possible = scored[..., places]  # otherwise `revealed` is not reached
         log_share = torch.log_softmax(log_rates[places], -1)
         step = torch.where(possible, log_share - nats, -math.inf)
@@ -197,10 +189,10 @@ def _over_orders(conditionals: Tensor, scored: Tensor, lean: float) -> tuple[Ten
     return log_f[everything], nelbo
 
 
-def _denoiser(model: Denoiser, batch: TokenBatch, asked: BlockReading) -> BlockDenoiser:
+def _denoiser(model: Denoiser, batch: TokenBatch, reading: BlockReading) -> BlockDenoiser:
     require_evaluation_mode(model)
     # Two passes, as one clean pass serves every pattern.
-    return BlockDenoiser(model, batch, algorithm="two_pass", **asked)
+    return BlockDenoiser(model, batch, reading, algorithm="two_pass")
 
 
 def _refuse_noise(model: Denoiser) -> None:

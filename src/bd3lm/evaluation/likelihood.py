@@ -81,13 +81,13 @@ def corpus_likelihood(
     nats: list[Tensor] = []  # (replicates, figures, rows)
     tokens: list[Tensor] = []
     for index, batch in enumerate(batches):
-        turns = []
-        for turn in range(replicates):
-            seeds = (seed, index) if not turn else (seed, index, turn)
+        found = []
+        for replicate in range(replicates):
+            seeds = (seed, index) if not replicate else (seed, index, replicate)
             generator = torch.Generator(batch.tokens.device).manual_seed(derive_seed(*seeds))
             draws = estimator.draw(*batch.tokens.shape, generator=generator, device=batch.tokens.device)
-            turns.append(estimator.nats(model, batch, draws).cpu())
-        nats.append(torch.stack(turns))
+            found.append(estimator.nats(model, batch, draws).cpu())
+        nats.append(torch.stack(found))
         _check_numbers(nats[-1], estimator, index)
         tokens.append(batch.scored.sum(1).double().cpu())
     lengths = torch.cat(tokens) if tokens else torch.zeros(1)

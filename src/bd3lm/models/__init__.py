@@ -6,6 +6,7 @@ from bd3lm.models.cross_entropy import check_targets
 from bd3lm.models.devices import pick_device, runs_kernels, send
 from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDecoding, BlockDiffusion, Causal, Layout
 from bd3lm.models.protocol import Denoiser, embed_with_previous, require_evaluation_mode
+from bd3lm.models.reading import BlockReading
 from bd3lm.models.transformer import Transformer, TransformerConfig
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "BlockCausal",
     "BlockDecoding",
     "BlockDiffusion",
+    "BlockReading",
     "Causal",
     "Denoiser",
     "KVCache",

@@ -21,7 +21,7 @@ _ALIGNMENT = 64  # matrix products are slow where rows of a matrix do not start 
 
 
 def weighted_cross_entropy(
-    hidden: Tensor,
+    states: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
@@ -31,18 +31,18 @@ def weighted_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Σ_i w_i·(−log p(target_i)), and −log p(target_i) for each i, through which no gradient flows.
 
-    p is the softmax of hidden_i · weightᵀ + bias over all tokens but the `excluded` one. Shapes: hidden
+    p is the softmax of states_i · weightᵀ + bias over all tokens but the `excluded` one. Shapes: states
     (n, d), weight (V, d), bias (V,), targets and position_weights (n,).
     """
     check_targets(targets, weight.shape[0])
-    device = hidden.device.type
+    device = states.device.type
     if torch.is_autocast_enabled(device):
         compute = torch.get_autocast_dtype(device)
     else:
-        compute = hidden.dtype
+        compute = states.dtype
     with torch.autocast(device, enabled=False):
         total, nats = _WeightedCrossEntropy.apply(
-            hidden, weight, bias, targets, position_weights, excluded, compute
+            states, weight, bias, targets, position_weights, excluded, compute
         )
     return total, nats
 
@@ -59,7 +59,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
+        states: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
@@ -67,39 +67,39 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         excluded: int,
         compute: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        vocabulary, positions = weight.shape[0], hidden.shape[0]
+        vocabulary, positions = weight.shape[0], states.shape[0]
         precise = torch.promote_types(weight.dtype, torch.float32)
         matrix, offset = _padded(weight, bias, excluded, compute)
         wanted = any(ctx.needs_input_grad[:3])
-        hidden_grad = torch.empty_like(hidden, dtype=compute) if wanted else None
-        weight_grad = torch.zeros_like(matrix, dtype=precise) if wanted else None
-        offset_grad = torch.zeros_like(offset, dtype=precise) if wanted else None
-        nats = torch.empty(positions, dtype=precise, device=hidden.device)
-        by_kernel = runs_kernels(hidden.device) and compute != torch.float64
+        grad_states = torch.empty_like(states, dtype=compute) if wanted else None
+        grad_weight = torch.zeros_like(matrix, dtype=precise) if wanted else None
+        grad_bias = torch.zeros_like(offset, dtype=precise) if wanted else None
+        nats = torch.empty(positions, dtype=precise, device=states.device)
+        by_kernel = runs_kernels(states.device) and compute != torch.float64
         reduce = _kernel() if by_kernel else _Plain
         for rows in _chunks(positions):
-            states, some = hidden[rows].to(compute), targets[rows]
-            logits = torch.addmm(offset, states, matrix.T)
+            some_states, some = states[rows].to(compute), targets[rows]
+            logits = torch.addmm(offset, some_states, matrix.T)
             log_total = reduce.log_totals(logits)
             nats[rows] = log_total - logits.gather(1, some.unsqueeze(1)).squeeze(1)
-            if hidden_grad is not None and weight_grad is not None and offset_grad is not None:
+            if grad_states is not None and grad_weight is not None and grad_bias is not None:
                 weighted = position_weights[rows].to(precise)
-                slope, total_slope = reduce.slopes(logits, log_total, some, weighted)
-                torch.mm(slope, matrix, out=hidden_grad[rows])
-                _add_product(weight_grad, slope.T, states)
-                offset_grad += total_slope
-        if hidden_grad is not None and weight_grad is not None and offset_grad is not None:
-            ctx.save_for_backward(hidden_grad, weight_grad[:vocabulary], offset_grad[:vocabulary])
-        ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
+                grad_logits, summed = reduce.grad_logits(logits, log_total, some, weighted)
+                torch.mm(grad_logits, matrix, out=grad_states[rows])
+                _add_product(grad_weight, grad_logits.T, some_states)
+                grad_bias += summed
+        if grad_states is not None and grad_weight is not None and grad_bias is not None:
+            ctx.save_for_backward(grad_states, grad_weight[:vocabulary], grad_bias[:vocabulary])
+        ctx.dtypes = states.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(nats)
         # A position that weighs nothing may have an impossible target, and 0·∞ is no number.
         terms = torch.where(position_weights == 0, 0.0, nats * position_weights)
         return terms.sum(), nats
 
     @staticmethod
-    def backward(ctx: Any, total_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         grads = [
-            None if dtype is None else (grad * total_grad.to(grad.dtype)).to(dtype)
+            None if dtype is None else (grad * grad_total.to(grad.dtype)).to(dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return *grads, None, None, None, None
@@ -142,12 +142,14 @@ class _Plain:
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).logsumexp(1)
 
     @staticmethod
-    def slopes(logits: Tensor, log_totals: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def grad_logits(
+        logits: Tensor, log_totals: Tensor, targets: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The gradient of Σ weight·(log total − target's logit), as precise as logits; its sum over rows."""
         probabilities = (logits - log_totals.unsqueeze(1)).exp()
         is_target = torch.arange(logits.shape[1], device=logits.device) == targets.unsqueeze(1)
-        slope = (probabilities - is_target.to(log_totals.dtype)) * weights.unsqueeze(1)
-        return slope.to(logits.dtype), slope.sum(0)
+        grad = (probabilities - is_target.to(log_totals.dtype)) * weights.unsqueeze(1)
+        return grad.to(logits.dtype), grad.sum(0)
 
 
 def _kernel() -> Any:

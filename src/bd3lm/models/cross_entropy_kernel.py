@@ -25,13 +25,13 @@ def log_totals(logits: Tensor) -> Tensor:
     return totals
 
 
-def slopes(logits: Tensor, totals: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def grad_logits(logits: Tensor, totals: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """weight·(softmax − one-hot target), written over the logits, and its sum over the rows."""
     rows, tokens = logits.shape
     parts = triton.cdiv(rows, _ROWS)
     sums = torch.empty(parts, tokens, dtype=torch.float32, device=logits.device)
     if rows:
-        _slopes[(triton.cdiv(tokens, _TOKENS), parts)](
+        _grad_logits[(triton.cdiv(tokens, _TOKENS), parts)](
             logits,
             totals,
             targets,
@@ -69,7 +69,7 @@ def _log_totals(logits, totals, stride, tokens, PIECES: tl.constexpr, LANES: tl.
 
 
 @triton.jit
-def _slopes(
+def _grad_logits(
     logits,
     totals,
     targets,
@@ -85,7 +85,7 @@ def _slopes(
     """`ROWS` rows of `TOKENS` tokens a program: their gradient, and its sum over these rows."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     part = tl.program_id(1)
-    total_slope = tl.zeros((TOKENS,), tl.float32)
+    grad_bias = tl.zeros((TOKENS,), tl.float32)
     for start in range(0, ROWS, AT_ONCE):
         row = part * ROWS + start + tl.arange(0, AT_ONCE)
         inside = row < rows
@@ -95,8 +95,8 @@ def _slopes(
         here = logits + row.to(tl.int64)[:, None] * stride + token[None, :]
         there = inside[:, None] & (token < tokens)[None, :]
         score = tl.load(here, mask=there, other=-float("inf")).to(tl.float32)
-        slope = tl.exp2(score * _PER_NAT - total[:, None])
-        slope = (slope - tl.where(token[None, :] == target[:, None], 1.0, 0.0)) * weight[:, None]
-        total_slope += tl.sum(slope, 0)
-        tl.store(here, slope.to(logits.dtype.element_ty), mask=there)
-    tl.store(sums + part.to(tl.int64) * tokens + token, total_slope, mask=token < tokens)
+        grad = tl.exp2(score * _PER_NAT - total[:, None])
+        grad = (grad - tl.where(token[None, :] == target[:, None], 1.0, 0.0)) * weight[:, None]
+        grad_bias += tl.sum(grad, 0)
+        tl.store(here, grad.to(logits.dtype.element_ty), mask=there)
+    tl.store(sums + part.to(tl.int64) * tokens + token, grad_bias, mask=token < tokens)

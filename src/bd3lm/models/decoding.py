@@ -49,7 +49,7 @@ def can_decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KV
 
 
 def decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KVCache) -> Tensor:
-    """Hidden states (rows, read positions, hidden), as `Transformer.forward`."""
+    """Hidden states (rows, read positions, width), as `Transformer.forward`."""
     cache.check_pass(layout, tokens)
     with torch.cuda.device(tokens.device) if tokens.is_cuda else nullcontext():  # Triton's is the current one
         return _decode(network, tokens, layout, cache)
@@ -84,7 +84,7 @@ def _run_layer(
 
 
 class _Stream:
-    """The residual stream (rows, positions, hidden) of a pass.
+    """The residual stream (rows, positions, width) of a pass.
 
     With many tokens what a branch adds waits for the norm that follows, and both are one kernel.
     """
@@ -147,12 +147,12 @@ class _Ring:
 
     cache: KVCache
     rule: Any
-    turn: Rotation
+    rope: Rotation
 
     def attend(self, index: int, qkv: Tensor, read: Span) -> Tensor:
         cache = self.cache
         attended: Tensor = _kernels().attend_ring(
-            qkv, *self.turn, cache.keys[index], cache.values[index], cache.starts, cache.ends, self.rule, read
+            qkv, *self.rope, cache.keys[index], cache.values[index], cache.starts, cache.ends, self.rule, read
         )
         return attended
 

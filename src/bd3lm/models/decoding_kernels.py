@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 
-def supports(hidden: int, heads: int, dtype: torch.dtype) -> bool:
+def supports(width: int, heads: int, dtype: torch.dtype) -> bool:
     """Whether these kernels can serve a network: heads of 16, 32, 64 or 128 numbers, at most 32 bits each."""
-    head_dim = hidden // heads
+    head_dim = width // heads
     return (
-        hidden % heads == 0
+        width % heads == 0
         and 16 <= head_dim <= 128
         and head_dim & (head_dim - 1) == 0
         and dtype in (torch.bfloat16, torch.float16, torch.float32)
@@ -191,7 +191,7 @@ def _linear(
     # The first part of the depth, which for all but deep products is all of it.
     some = _tile(weight, feature, features, 0, DEPTH, STEP, WARPS)
     if norm_weight is not None:
-        slope = _vector(norm_weight, 0, DEPTH, STEP, WARPS)
+        gain = _vector(norm_weight, 0, DEPTH, STEP, WARPS)
     if norm_bias is not None:
         shift = _vector(norm_bias, 0, DEPTH, STEP, WARPS)
     if bias is not None:
@@ -204,7 +204,7 @@ def _linear(
     part = _tile(x, token, tokens, 0, DEPTH, STEP, WARPS)
     if norm_weight is not None:
         mean, scale = _statistics(part, x, token, tokens, eps, DEPTH, STEP, WARPS)
-        y = (part.to(tl.float32) - mean) * scale * slope
+        y = (part.to(tl.float32) - mean) * scale * gain
         if norm_bias is not None:
             y += shift
         part = y.to(part.dtype)
@@ -301,7 +301,7 @@ def _add_norm(
     feature = tl.arange(0, WIDTH)
     inside = feature < FEATURES
     place = tl.program_id(0).to(tl.int64) * FEATURES + feature
-    slope = tl.load(norm_weight + feature, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(norm_weight + feature, mask=inside, other=0.0).to(tl.float32)
     if norm_bias is not None:
         shift = tl.load(norm_bias + feature, mask=inside, other=0.0).to(tl.float32)
     if gate is not None:
@@ -315,7 +315,7 @@ def _add_norm(
     tl.store(added + place, x, mask=inside)
     x = x.to(tl.float32)
     apart = tl.where(inside, x - tl.sum(x, 0) / FEATURES, 0.0)
-    z = apart / tl.sqrt(tl.sum(apart * apart, 0) / FEATURES + eps) * slope
+    z = apart / tl.sqrt(tl.sum(apart * apart, 0) / FEATURES + eps) * gain
     if norm_bias is not None:
         z += shift
     tl.store(normed + place, z, mask=inside)

@@ -26,20 +26,20 @@ class Denoiser(Protocol):
         """How many token ids there are, the mask's among them."""
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Vectors (..., hidden) for token ids (...) or for probabilities (..., vocabulary)."""
+        """Vectors (..., width) for token ids (...) or for probabilities (..., vocabulary)."""
 
     def __call__(
         self, tokens: Tensor, *, layout: Layout, noise: Tensor | None = None, cache: KVStore | None = None
     ) -> Tensor:
-        """Hidden states (rows, read positions, hidden) of token ids (rows, positions) or embedded ones."""
+        """Hidden states (rows, read positions, width) of token ids (rows, positions) or embedded ones."""
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits (..., vocabulary) of hidden states (..., hidden)."""
+    def head(self, states: Tensor) -> Tensor:
+        """Logits (..., vocabulary) of hidden states (..., width)."""
 
     def cross_entropy(
-        self, hidden: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
+        self, states: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
     ) -> tuple[Tensor, Tensor]:
-        """Σ weight·(−log p(target)) over hidden states (n, hidden), and the terms without their gradients.
+        """Σ weight·(−log p(target)) over hidden states (n, width), and the terms without their gradients.
 
         p leaves out the `excluded` token.
         """
@@ -49,7 +49,7 @@ class Denoiser(Protocol):
 
 
 def embed_with_previous(model: Denoiser, tokens: Tensor, before: Tensor, *, blank: int) -> Tensor:
-    """Vectors (..., hidden) of token ids (...); that of the token `before` is added to those of blanks."""
+    """Vectors (..., width) of token ids (...); that of the token `before` is added to those of blanks."""
     embedded = model.embed(tokens)
     return torch.where((tokens == blank).unsqueeze(-1), embedded + model.embed(before), embedded)
 

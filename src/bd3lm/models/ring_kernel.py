@@ -115,10 +115,10 @@ def attend_ring(
     *,
     tiles: RingTiles | None = None,
 ) -> Tensor:
-    """Turn a pass's queries and keys, attend to the ring and to the pass, and write the pass into the ring.
+    """Rotate a pass's queries and keys, attend to the ring and to the pass, and write the pass into the ring.
 
-    qkv (rows, segment, 3 · heads · head_dim) are the queries, keys and values as projected; cos and sin
-    (rows, segment, head_dim / 2) in float32 turn them; keys and values (rows, heads, capacity, head_dim) are
+    qkv (rows, segment, 3 · heads · head_dim) are the queries, keys and values as projected. cos and sin
+    (rows, segment, head_dim / 2) are in float32. keys and values (rows, heads, capacity, head_dim) are
     one layer's ring, starts and ends (rows,) its text's, as in `KVCache`. Gives (rows, stop − start, heads ·
     head_dim) for the positions in `read`; where there are none, only the ring is written.
     """
@@ -235,7 +235,7 @@ def _attend(
     end = tl.load(ends + row)
     first = tl.maximum(tl.load(starts + row) - end, -window).to(tl.int32)
     end_slot = ((end + segment_capacity) % capacity).to(tl.int32)
-    q = _turned(qkv, cos, sin, query, DIM, HEADS)
+    q = _rotated(qkv, cos, sin, query, DIM, HEADS)
     largest = tl.full((QUERIES,), -1e30, tl.float32)  # finite: a share of the text may show a query nothing
     total = tl.zeros((QUERIES,), tl.float32)
     mixture = tl.zeros((QUERIES, DIM), tl.float32)
@@ -244,7 +244,7 @@ def _attend(
         key = begin + tl.arange(0, TOKENS)
         there = key < SEGMENT
         token = tl.minimum(key, SEGMENT - 1)
-        k = _turned(qkv + HEADS * DIM, cos, sin, token, DIM, HEADS)
+        k = _rotated(qkv + HEADS * DIM, cos, sin, token, DIM, HEADS)
         v = tl.load(qkv + 2 * HEADS * DIM + token[:, None] * (3 * HEADS * DIM) + column)
         if tile == 0:
             slot = end_slot + key
@@ -287,8 +287,8 @@ def _attend(
 
 
 @triton.jit
-def _turned(part, cos, sin, token, DIM: tl.constexpr, HEADS: tl.constexpr):
-    """Some tokens' queries or keys, turned by their text positions as `rotary.rotate` does."""
+def _rotated(part, cos, sin, token, DIM: tl.constexpr, HEADS: tl.constexpr):
+    """Some tokens' queries or keys, rotated by their text positions as `rotary.rotate` does."""
     column = tl.arange(0, DIM)
     angle = token[:, None] * (DIM // 2) + (column % (DIM // 2))[None, :]
     part += token[:, None] * (3 * HEADS * DIM)

@@ -24,9 +24,9 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate the pairs (x_i, x_{i + head_dim/2}) of x (..., head_dim)."""
     cos, sin = rotation
     first, second = x.to(cos.dtype).chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    # Not `turned.to(x.dtype)` where that is itself: torch 2.11 compiles it to an output without a gradient.
-    return turned if turned.dtype == x.dtype else turned.to(x.dtype)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    # Not `rotated.to(x.dtype)` where that is itself: torch 2.11 compiles it to an output without a gradient.
+    return rotated if rotated.dtype == x.dtype else rotated.to(x.dtype)
 
 
 def rotated_parts(projected: Tensor, rotation: Rotation, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,7 +52,7 @@ def _rotated_parts(projected: Tensor, rotation: Rotation, heads: int) -> tuple[T
 
 
 class _Joined(torch.autograd.Function):
-    """The same; its gradient is turned back and put together by one kernel."""
+    """The same; its gradient is rotated back and put together by one kernel."""
 
     @staticmethod
     def forward(

@@ -10,14 +10,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
 
-_PAIRS = 2048  # numbers of each half that a program turns
+_PAIRS = 2048  # numbers of each half that a program rotates
 
 
 @custom_op("bd3lm::joined_gradient", mutates_args=())
 def joined_gradient(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Gradients of queries, keys and values (rows, positions, heads, head_dim) as that of their projection.
 
-    (rows, positions, 3 · heads · head_dim); cos and sin (positions, head_dim / 2) turned queries and keys.
+    (rows, positions, 3 · heads · head_dim); cos and sin (positions, head_dim / 2) rotated queries and keys.
     """
     rows, positions, heads, head_dim = query.shape
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
@@ -76,7 +76,7 @@ def _join(
     WIDTH: tl.constexpr,
     LINES: tl.constexpr,
 ):
-    """Some heads of some positions of one of the three parts: turned back, except values."""
+    """Some heads of some positions of one of the three parts: rotated back, except values."""
     part = tl.program_id(1)
     line = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)
     head = line % HEADS

@@ -55,7 +55,7 @@ class TransformerConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.hidden % self.heads or self.head_dim % 2:
             raise ValueError(
-                f"hidden must be a multiple of heads with an even quotient (rotary positions turn pairs), "
+                f"hidden must be a multiple of heads with an even quotient (rotary positions rotate pairs), "
                 f"got hidden {self.hidden} and heads {self.heads}"
             )
         if not 0.0 < self.rotary_base < math.inf:
@@ -114,7 +114,7 @@ class Transformer(nn.Module):
         variance. Masked positions all look alike, and from GPT-2's small weights a network takes hundreds of
         steps to notice what is around them (docs/decisions.md).
         """
-        # Tied, it is the head too, where a token's own logit is hidden · std: √hidden, and not hidden.
+        # Tied, it is the head too, where a token's own logit is width · std: √width, and not width.
         std = self.config.hidden**-0.5 if self.config.tied else 1.0
         nn.init.normal_(self.embedding.weight, std=std)
         for layer in self._layers:
@@ -150,7 +150,7 @@ class Transformer(nn.Module):
         return self.config.vocab_size
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The vectors (..., hidden) that stand for token ids (...), or for mixtures of tokens.
+        """The vectors (..., width) that stand for token ids (...), or for mixtures of tokens.
 
         A mixture is given by its probabilities (..., vocabulary): the mean of the vectors of its tokens.
         """
@@ -175,9 +175,9 @@ class Transformer(nn.Module):
         noise: Tensor | None = None,
         cache: KVStore | None = None,
     ) -> Tensor:
-        """Hidden states (rows, read positions, hidden) of the positions that `layout` reads.
+        """Hidden states (rows, read positions, width) of the positions that `layout` reads.
 
-        `tokens` are ids (rows, positions), or what `embed` made of some, (rows, positions, hidden). `noise`
+        `tokens` are ids (rows, positions), or what `embed` made of some, (rows, positions, width). `noise`
         is (rows,) or (rows, positions); it is required when `time_conditioning` is on and ignored otherwise.
         """
         self._check(tokens)
@@ -192,14 +192,14 @@ class Transformer(nn.Module):
             mask if read in (every, (0, 0)) else store.mask(layout, read, device, self.attention_backend)
         )
         x = tokens if tokens.is_floating_point() else self.embedding(tokens)
-        turn = self._rotation(positions, x.dtype)
+        rope = self._rotation(positions, x.dtype)
         conditioning = self._conditioning(noise, tokens, x.dtype)
-        return self._trunk(x, turn, mask, last_mask, store, read, conditioning, self._dropout_seeds())
+        return self._trunk(x, rope, mask, last_mask, store, read, conditioning, self._dropout_seeds())
 
     def _run_trunk(
         self,
         x: Tensor,
-        turn: Rotation,
+        rope: Rotation,
         mask: AttentionMask,
         last_mask: AttentionMask,
         store: KVStore,
@@ -213,7 +213,7 @@ class Transformer(nn.Module):
             last = index == len(self._layers) - 1
             x = layer(
                 x,
-                turn,
+                rope,
                 last_mask if last else mask,
                 store,
                 index,
@@ -232,30 +232,30 @@ class Transformer(nn.Module):
             return ()
         return draw_seeds(2 * len(self._layers), self.device)
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def head(self, states: Tensor) -> Tensor:
         """Logits over the vocabulary.
 
         Without gradients, those of half-precision weights are in float32 where the device can: a bfloat16
         logit of 10 is off by up to 0.03, which is a few percent of a probability.
         """
         weight, bias = self.output.weight, self.output.bias
-        same_half = weight.dtype.itemsize == 2 and hidden.dtype == weight.dtype
-        if not hidden.is_cuda or not same_half or torch.is_grad_enabled():
-            logits: Tensor = self.output(hidden)
+        same_half = weight.dtype.itemsize == 2 and states.dtype == weight.dtype
+        if not states.is_cuda or not same_half or torch.is_grad_enabled():
+            logits: Tensor = self.output(states)
             return logits
-        logits = torch.mm(hidden.flatten(0, -2), weight.t(), out_dtype=torch.float32)
-        logits = logits.unflatten(0, hidden.shape[:-1])
+        logits = torch.mm(states.flatten(0, -2), weight.t(), out_dtype=torch.float32)
+        logits = logits.unflatten(0, states.shape[:-1])
         return logits if bias is None else logits + bias
 
     def cross_entropy(
-        self, hidden: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
+        self, states: Tensor, targets: Tensor, weights: Tensor, *, excluded: int
     ) -> tuple[Tensor, Tensor]:
-        """Σ weight·(−log p(target)) over hidden states (n, hidden), and the terms without their gradients.
+        """Σ weight·(−log p(target)) over hidden states (n, width), and the terms without their gradients.
 
         p leaves out the `excluded` token. The logits of all positions never exist at once.
         """
         return weighted_cross_entropy(
-            hidden, self.output.weight, self.output.bias, targets, weights, excluded=excluded
+            states, self.output.weight, self.output.bias, targets, weights, excluded=excluded
         )
 
     def new_cache(self, rows: int, *, segment: int, window: int | None = None) -> KVCache:
@@ -330,16 +330,16 @@ class Layer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        hidden = config.hidden
+        width = config.hidden
         self.heads = config.heads
-        self.attention_norm = nn.LayerNorm(hidden, bias=False)
-        self.qkv = nn.Linear(hidden, 3 * hidden, bias=False)
-        self.attention_out = nn.Linear(hidden, hidden, bias=False)
-        self.mlp_norm = nn.LayerNorm(hidden, bias=False)
-        self.mlp_in = nn.Linear(hidden, config.mlp_ratio * hidden)
-        self.mlp_out = nn.Linear(config.mlp_ratio * hidden, hidden)
+        self.attention_norm = nn.LayerNorm(width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attention_out = nn.Linear(width, width, bias=False)
+        self.mlp_norm = nn.LayerNorm(width, bias=False)
+        self.mlp_in = nn.Linear(width, config.mlp_ratio * width)
+        self.mlp_out = nn.Linear(config.mlp_ratio * width, width)
         self.dropout = Dropout(config.dropout)
-        self.modulation = nn.Linear(config.conditioning_dim, 6 * hidden) if config.adaln else None
+        self.modulation = nn.Linear(config.conditioning_dim, 6 * width) if config.adaln else None
 
     def shrink_residuals(self, factor: float) -> None:
         with torch.no_grad():
@@ -357,7 +357,7 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        turn: Rotation,
+        rope: Rotation,
         mask: AttentionMask,
         store: KVStore,
         index: int,
@@ -368,7 +368,7 @@ class Layer(nn.Module):
         """The residual stream at the positions in `read`; all positions give keys and values."""
         shift, scale, *after = self._modulations(conditioning)
         normed = _modulate(self.attention_norm(x), shift, scale)
-        query, key, value = self._project(normed, turn, read)
+        query, key, value = self._project(normed, rope, read)
         key, value = store.extend(index, key, value)
         x = x[:, slice(*read)]
         if not x.shape[1]:  # a pass that only fills a store
@@ -387,19 +387,19 @@ class Layer(nn.Module):
             return (None,) * 6
         return cast("Sequence[Tensor]", self.modulation(conditioning).chunk(6, dim=-1))
 
-    def _project(self, normed: Tensor, turn: Rotation, read: Span) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, normed: Tensor, rope: Rotation, read: Span) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries of the positions that are read, rotated keys and values of all."""
         start, stop = read
         if (start, stop) == (0, normed.shape[1]):
-            query, key, value = rotated_parts(self.qkv(normed), turn, self.heads)
+            query, key, value = rotated_parts(self.qkv(normed), rope, self.heads)
         else:
             query_weight, other_weight = self.qkv.weight.split((normed.shape[-1], 2 * normed.shape[-1]))
             query = F.linear(normed[:, start:stop], query_weight)
             key, value = F.linear(normed, other_weight).chunk(2, dim=-1)
             query, key, value = (h.unflatten(-1, (self.heads, -1)) for h in (query, key, value))
-            cos, sin = turn
+            cos, sin = rope
             query = rotate(query, (cos[..., start:stop, :, :], sin[..., start:stop, :, :]))
-            key = rotate(key, turn)
+            key = rotate(key, rope)
         # Heads stay innermost in memory, as the projection wrote them: nothing is moved, here or backwards.
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 

@@ -4,7 +4,7 @@ from bd3lm.objectives.autoregressive import Autoregressive
 from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss
 from bd3lm.objectives.block import BlockDiffusionLoss
 from bd3lm.objectives.d3pm import D3PM
-from bd3lm.objectives.denoising import BlockDenoiser, BlockReading
+from bd3lm.objectives.denoising import BlockDenoiser
 from bd3lm.objectives.score_entropy import ScoreEntropy
 from bd3lm.objectives.simplex import SimplexDiffusionLoss
 
@@ -13,7 +13,6 @@ __all__ = [
     "Autoregressive",
     "BlockDenoiser",
     "BlockDiffusionLoss",
-    "BlockReading",
     "Objective",
     "ScoreEntropy",
     "SimplexDiffusionLoss",

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import Draws, derive_seed, subs_at_masks
+from bd3lm.diffusion import ClipSearch, Draws, derive_seed, subs_at_masks
 from bd3lm.models import Denoiser, check_targets, send
 
 
@@ -131,6 +131,28 @@ class Objective(ABC):
     def is_random(self) -> bool:
         """Whether the loss depends on draws. One that does not, and is a bound, is −log p itself."""
         return True
+
+    def is_exact(self, model: Denoiser) -> bool:
+        """Whether the loss of this network is its negative log-likelihood itself."""
+        return self.bounds(model) and not self.is_random
+
+    @property
+    def search(self) -> ClipSearch | None:
+        """How the range of mask rates is searched while training; None where none is."""
+        return None
+
+    def in_range(self, low: float, high: float, *, to_compare: bool = False) -> Self:
+        """The objective with another range of mask rates: to train on, or `to_compare` with other ranges."""
+        raise ValueError(f"{type(self).__name__} has no range of mask rates, got low {low} and high {high}")
+
+    @property
+    def order_lean(self) -> float:
+        """How much the order of reveal leans to the left that its figures are of."""
+        return 0.0
+
+    def block_of(self, context: int) -> int:
+        """How many tokens of a text share a noise level: of so many the variance of the loss is told."""
+        return context
 
     @abstractmethod
     def draw(

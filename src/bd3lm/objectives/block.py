@@ -8,66 +8,72 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import Counts, Draws, LevelSampler, MaskingRule, conditioning_noise
-from bd3lm.models import Denoiser, send
+from bd3lm.diffusion import ClipSearch, Counts, Draws, LevelSampler, MaskingRule, conditioning_noise
+from bd3lm.models import BlockReading, Denoiser, send
 from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss
 from bd3lm.objectives.denoising import Algorithm, BlockDenoiser
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockDiffusionLoss(Objective):
-    """−log p(x^b | x_t^b, x^{<b}) at hidden tokens, weighted as the masking rule says.
+    """−log p(x^b | x_t^b, x^{<b}) at masked tokens, weighted as the masking rule says.
 
     `next_token` adds, as an auxiliary loss with that weight, the autoregressive loss of the clean text, whose
     attention must then be causal: the clean half is computed anyway, and every one of its tokens teaches.
 
-    `previous_token` shows a hidden token together with the token before it (`BlockDenoiser`).
-
     Where the masking rule learns (`LearnedCounts`, the range of `ClippedTimes`), so does the objective.
     """
 
-    block_size: int
-    mask_id: int
+    reading: BlockReading
     masking: MaskingRule = field(default_factory=Counts)
     levels: LevelSampler = field(default_factory=LevelSampler)
     algorithm: Algorithm = "single_pass"
-    causal_clean: bool = False
-    previous_token: bool = False
     next_token: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.next_token < math.inf:
             raise ValueError(f"next_token must be finite and not negative, got {self.next_token}")
-        if self.next_token and not self.causal_clean:
+        if self.next_token and not self.reading.causal_clean:
             raise ValueError(
                 "next_token needs causal_clean=True: a clean token that sees its block sees the next"
             )
-        if self.block_size < 1:
-            raise ValueError(f"block_size must be at least 1, got {self.block_size}")
-        if self.mask_id < 0:
-            raise ValueError(f"mask_id must be a token id, got {self.mask_id}")
         if self.algorithm not in ("single_pass", "two_pass"):
             raise ValueError(f"algorithm must be 'single_pass' or 'two_pass', got {self.algorithm!r}")
 
     @property
     def is_bound(self) -> bool:
-        return self.masking.is_unbiased(self.block_size) and self.levels.is_uniform
+        return self.masking.is_unbiased(self.reading.block_size) and self.levels.is_uniform
+
+    @property
+    def order_lean(self) -> float:
+        return self.masking.order_lean
 
     def bounds(self, model: Denoiser) -> bool:
         """Clipping changes the noise levels that a time-conditioned network is told."""
         return self.is_bound and (self.masking.covers_all_levels or not model.uses_noise)
 
+    @property
+    def search(self) -> ClipSearch | None:
+        return self.masking.search
+
+    def in_range(self, low: float, high: float, *, to_compare: bool = False) -> Self:
+        masking = self.masking.in_range(low, high, to_compare=to_compare)
+        return replace(self, masking=masking, next_token=0.0 if to_compare else self.next_token)
+
+    def block_of(self, context: int) -> int:
+        return self.reading.block_size
+
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str
     ) -> Draws:
-        return self.levels.draw(rows, length, self.block_size, generator=generator, device=device)
+        return self.levels.draw(rows, length, self.reading.block_size, generator=generator, device=device)
 
     def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None) -> TokenLoss:
         if draws is None:
             raise ValueError("draws must be given: block diffusion masks at random")
-        if draws.block_size != self.block_size:
+        if draws.block_size != self.reading.block_size:
             raise ValueError(
-                f"draws must be for blocks of {self.block_size}, got blocks of {draws.block_size}"
+                f"draws must be for blocks of {self.reading.block_size}, got blocks of {draws.block_size}"
             )
         masks = self.masking(draws, batch.scored)
         noise = None
@@ -77,20 +83,17 @@ class BlockDiffusionLoss(Objective):
                     f"masking {self.masking} draws no time, which a network conditioned on the noise level "
                     "needs; use Times, DiscreteTimes or ClippedTimes"
                 )
-            noise = conditioning_noise(masks.mask_rate).repeat_interleave(self.block_size, dim=1)
+            noise = conditioning_noise(masks.mask_rate).repeat_interleave(self.reading.block_size, dim=1)
         denoiser = BlockDenoiser(
             model,
             batch,
-            block_size=self.block_size,
-            mask_id=self.mask_id,
-            causal_clean=self.causal_clean,
-            previous_token=self.previous_token,
+            self.reading,
             algorithm=self.algorithm,
             next_token=self.next_token > 0.0,
         )
-        total, hidden_nats = denoiser.weighted_nats(masks, noise=noise)
+        total, masked_nats = denoiser.weighted_nats(masks, noise=noise)
         weight = send(masks.weight, model.device)
-        nats = (hidden_nats * weight).sum(1)
+        nats = (masked_nats * weight).sum(1)
         auxiliary = None
         if self.next_token:
             more, auxiliary = denoiser.next_token_nats(self.next_token)
@@ -100,7 +103,7 @@ class BlockDiffusionLoss(Objective):
             weight=send(batch.scored, model.device).to(nats.dtype),
             auxiliary=auxiliary,
             total=total,
-            statistics=self.masking.statistics(hidden_nats, weight, self.block_size),
+            statistics=self.masking.statistics(masked_nats, weight, self.reading.block_size),
         )
 
     def adapt(self, statistics: Mapping[str, Tensor]) -> Self:

@@ -79,13 +79,13 @@ class CorruptionObjective(Objective):
         return draws
 
     def logits_at_masks(self, model: Denoiser, batch: TokenBatch, masks: Masks) -> tuple[Tensor, Places]:
-        """Logits (hidden tokens, V) of the one noisy copy, and which tokens are hidden."""
+        """Logits (masked tokens, V) of the one noisy copy, and where those tokens are."""
         if masks.mask_rate is None:
             raise RuntimeError("a masking rule that draws no time has no noise level")
-        hidden = masks.hidden[:, 0]
-        masked = hidden if batch.absent is None else hidden | batch.absent
-        noisy = torch.where(masked, self.mask_id, batch.tokens)
-        places = Places.of(hidden, model.device)
+        masked = masks.masked[:, 0]
+        unseen = masked if batch.absent is None else masked | batch.absent
+        noisy = torch.where(unseen, self.mask_id, batch.tokens)
+        places = Places.of(masked, model.device)
         return self.logits(model, noisy, masks.mask_rate, places), places
 
     def logits(self, model: Denoiser, noisy: Tensor, mask_rate: Tensor, asked: Places) -> Tensor:

@@ -54,8 +54,8 @@ class D3PM(CorruptionObjective):
 
     def _absorbing(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> tuple[Tensor, Tensor]:
         masks = DiscreteTimes(steps=self.steps, schedule=self.schedule)(draws, batch.scored)
-        logits, hidden = self.logits_at_masks(model, batch, masks)
-        cross_entropy = hidden.spread(token_nats(logits, hidden.pick(batch.tokens), self.mask_id))
+        logits, places = self.logits_at_masks(model, batch, masks)
+        cross_entropy = places.spread(token_nats(logits, places.pick(batch.tokens), self.mask_id))
         return cross_entropy * send(masks.weight[:, 0], model.device), cross_entropy
 
     def _uniform(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> tuple[Tensor, Tensor]:

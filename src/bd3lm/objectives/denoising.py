@@ -6,7 +6,7 @@ second can denoise the same text many times for one clean pass.
 """
 
 from functools import cached_property
-from typing import Literal, Required, TypedDict
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from bd3lm.models import (
     Bidirectional,
     BlockCausal,
     BlockDiffusion,
+    BlockReading,
     Causal,
     Denoiser,
     KVTape,
@@ -28,80 +29,66 @@ from bd3lm.objectives.base import TokenBatch, check_scored, token_nats
 Algorithm = Literal["single_pass", "two_pass"]
 
 
-class BlockReading(TypedDict, total=False):
-    """How a network is asked about a block: what a `BlockDenoiser` must be told, whatever it is for."""
-
-    block_size: Required[int]
-    mask_id: Required[int]
-    causal_clean: bool
-    previous_token: bool
-
-
 class BlockDenoiser:
-    """A network and a batch of texts, cut into blocks, ready to be asked about hidden tokens."""
+    """A network and a batch of texts, cut into blocks, ready to be asked about masked tokens."""
 
     def __init__(
         self,
         model: Denoiser,
         batch: TokenBatch,
+        reading: BlockReading,
         *,
-        block_size: int,
-        mask_id: int,
-        causal_clean: bool = False,
-        previous_token: bool = False,
         algorithm: Algorithm = "single_pass",
         next_token: bool = False,
     ) -> None:
-        """With `next_token` the outputs of the clean text are kept too, for `next_token_nats`.
-
-        With `previous_token` a hidden token is shown as the mask and the token before it together, be that
-        of its block or of the text before: much as a position of an autoregressive network begins.
-        """
-        if next_token and not causal_clean:
+        """With `next_token` the outputs of the clean text are kept too, for `next_token_nats`."""
+        if next_token and not reading.causal_clean:
             raise ValueError(
                 "next_token needs causal_clean=True: a clean token that sees its block sees the next"
             )
         if algorithm not in ("single_pass", "two_pass"):
             raise ValueError(f"algorithm must be 'single_pass' or 'two_pass', got {algorithm!r}")
-        check_scored(batch, mask_id)
-        self.model, self.batch = model, batch
-        self.block_size, self.mask_id, self.causal_clean = block_size, mask_id, causal_clean
-        self.previous_token, self.next_token = previous_token, next_token
-        self.blocks = blocks_in(batch.tokens.shape[1], block_size)
+        check_scored(batch, reading.mask_id)
+        self.model, self.batch, self.reading, self.next_token = model, batch, reading, next_token
+        self.blocks = blocks_in(batch.tokens.shape[1], reading.block_size)
         self._clean_states: Tensor | None = None
         self._tape: KVTape | None = None
         if algorithm == "two_pass" and (self.blocks > 1 or next_token):
             self._tape = self._record_clean()
 
-    def nats(self, hidden: Tensor, *, noise: Tensor | None = None) -> Tensor:
-        """−log p(x_i | visible tokens of its block, x^{<b}) at hidden tokens, 0 elsewhere.
+    def nats(self, masked: Tensor, *, noise: Tensor | None = None) -> Tensor:
+        """−log p(x_i | visible tokens of its block, x^{<b}) at masked tokens, 0 elsewhere.
 
-        `hidden` is (rows, copies, length), and so is the result; `noise` is (rows, length). Output head and
-        cross-entropy are computed at hidden positions only: under SUBS a visible token has probability one.
+        `masked` is (rows, copies, length), and so is the result; `noise` is (rows, length). Output head and
+        cross-entropy are computed at masked positions only: under SUBS a visible token has probability one.
         """
         batch = self.batch
-        logits = self.model.head(self._states(_noisy(batch, hidden, self.mask_id), noise)[hidden])
-        targets = batch.tokens.unsqueeze(1).expand_as(hidden)[hidden]
-        nats = token_nats(logits, targets, self.mask_id)
-        return nats.new_zeros(hidden.shape).masked_scatter(hidden, nats)
+        logits = self.model.head(self._states(_noisy(batch, masked, self.reading.mask_id), noise)[masked])
+        targets = batch.tokens.unsqueeze(1).expand_as(masked)[masked]
+        nats = token_nats(logits, targets, self.reading.mask_id)
+        return nats.new_zeros(masked.shape).masked_scatter(masked, nats)
 
     def weighted_nats(self, masks: Masks, *, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Σ weight·nats, differentiable, and the nats (rows, copies, length), which are not.
 
-        The batch and the masks may be on the host while the network is on a GPU: which positions are hidden
+        The batch and the masks may be on the host while the network is on a GPU: which positions are masked
         is then known without asking the GPU, and nothing waits for it.
         """
-        number = int(masks.hidden.sum())
+        number = int(masks.masked.sum())
         batch = self.batch.to(self.model.device)
-        hidden, weight = (send(each, self.model.device) for each in (masks.hidden, masks.weight))
-        index = torch.nonzero_static(hidden.flatten(), size=number).squeeze(1)
-        targets = batch.tokens.unsqueeze(1).expand_as(hidden).flatten()[index]
-        states = self._states(_noisy(batch, hidden, self.mask_id), noise).flatten(0, 2).index_select(0, index)
-        total, nats = self.model.cross_entropy(
-            states, targets, weight.flatten()[index], excluded=self.mask_id
+        masked, weight = (send(each, self.model.device) for each in (masks.masked, masks.weight))
+        index = torch.nonzero_static(masked.flatten(), size=number).squeeze(1)
+        targets = batch.tokens.unsqueeze(1).expand_as(masked).flatten()[index]
+        states = (
+            self._states(_noisy(batch, masked, self.reading.mask_id), noise)
+            .flatten(0, 2)
+            .index_select(0, index)
         )
-        spread = nats.new_zeros(hidden.numel()).index_copy(0, index, nats)
-        return total, spread.view(hidden.shape)
+        total, nats = self.model.cross_entropy(
+            states, targets, weight.flatten()[index], excluded=self.reading.mask_id
+        )
+        spread = nats.new_zeros(masked.numel()).index_copy(0, index, nats)
+        return total, spread.view(masked.shape)
 
     def next_token_nats(self, weight: float) -> tuple[Tensor, Tensor]:
         """weight·Σ −log p(x^ℓ | x^{<ℓ}) over scored tokens, by the causal clean text of the last pass.
@@ -114,12 +101,12 @@ class BlockDenoiser:
         states = self._clean_states[:, :-1].flatten(0, 1)
         weights = weight * scored[:, 1:].flatten().to(torch.promote_types(states.dtype, torch.float32))
         total, nats = self.model.cross_entropy(
-            states, tokens[:, 1:].flatten(), weights, excluded=self.mask_id
+            states, tokens[:, 1:].flatten(), weights, excluded=self.reading.mask_id
         )
         return total, F.pad((nats * weights).masked_fill(weights == 0, 0.0).view(tokens.shape[0], -1), (1, 0))
 
     def _states(self, noisy: Tensor, noise: Tensor | None) -> Tensor:
-        """Hidden states of the noisy tokens (rows, copies, length, hidden)."""
+        """Hidden states of the noisy tokens (rows, copies, length, width)."""
         rows, copies, length = noisy.shape
         noise = None if noise is None else send(noise, self.model.device)
         shown = self._shown(noisy)
@@ -129,15 +116,15 @@ class BlockDenoiser:
             return states.unflatten(0, (rows, copies))
         layout = BlockDiffusion(
             length,
-            self.block_size,
+            self.reading.block_size,
             copies=copies,
-            causal_clean=self.causal_clean,
+            causal_clean=self.reading.causal_clean,
             read_clean=self.next_token and self._tape is None,
         )
         shown = shown.flatten(1, 2)
         repeated = None if noise is None else noise.repeat(1, copies)
         if self._tape is None:
-            clean = self.model.embed(self._clean) if self.previous_token else self._clean
+            clean = self.model.embed(self._clean) if self.reading.previous_token else self._clean
             with_clean = None if repeated is None else F.pad(repeated, (0, length))  # the clean text has none
             states = self.model(torch.cat((shown, clean), dim=1), layout=layout, noise=with_clean)
             if self.next_token:
@@ -152,12 +139,12 @@ class BlockDenoiser:
 
     def _shown(self, noisy: Tensor) -> Tensor:
         """Noisy tokens (rows, copies, length) as the network is given them: ids, or vectors for them."""
-        if not self.previous_token:
+        if not self.reading.previous_token:
             return noisy
-        blank = self.mask_id  # which stands before the text
+        blank = self.reading.mask_id  # which stands before the text
         of_text = F.pad(self._clean[:, :-1], (1, 0), value=blank).unsqueeze(1)
         of_block = F.pad(noisy[..., :-1], (1, 0), value=blank)
-        begins = torch.arange(noisy.shape[-1], device=noisy.device) % self.block_size == 0
+        begins = torch.arange(noisy.shape[-1], device=noisy.device) % self.reading.block_size == 0
         return embed_with_previous(self.model, noisy, torch.where(begins, of_text, of_block), blank=blank)
 
     def _record_clean(self) -> KVTape:
@@ -168,8 +155,8 @@ class BlockDenoiser:
         keys_only = not self.next_token
         layout = (
             Causal(length, keys_only=keys_only)
-            if self.causal_clean
-            else BlockCausal(length, self.block_size, keys_only=keys_only)
+            if self.reading.causal_clean
+            else BlockCausal(length, self.reading.block_size, keys_only=keys_only)
         )
         noise = torch.zeros_like(clean, dtype=torch.float32) if self.model.uses_noise else None
         states = self.model(clean, layout=layout, noise=noise, cache=tape)
@@ -177,7 +164,7 @@ class BlockDenoiser:
         return tape
 
 
-def _noisy(batch: TokenBatch, hidden: Tensor, mask_id: int) -> Tensor:
-    """The text (rows, copies, length) with hidden and absent tokens masked."""
-    masked = hidden if batch.absent is None else hidden | batch.absent.unsqueeze(1)
-    return torch.where(masked, mask_id, batch.tokens.unsqueeze(1))
+def _noisy(batch: TokenBatch, masked: Tensor, mask_id: int) -> Tensor:
+    """The text (rows, copies, length) with the mask in place of masked and absent tokens."""
+    unseen = masked if batch.absent is None else masked | batch.absent.unsqueeze(1)
+    return torch.where(unseen, mask_id, batch.tokens.unsqueeze(1))

@@ -49,9 +49,9 @@ class ScoreEntropy(CorruptionObjective):
 
     def _absorbing(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> TokenLoss:
         masks = Times(self.schedule)(draws, batch.scored)
-        logits, hidden = self.logits_at_masks(model, batch, masks)
-        entropy = score_entropy_at_masks(sedd_at_masks(logits, self.mask_id), hidden.pick(batch.tokens))
-        nats = hidden.spread(entropy) * send(masks.weight[:, 0], model.device)
+        logits, places = self.logits_at_masks(model, batch, masks)
+        entropy = score_entropy_at_masks(sedd_at_masks(logits, self.mask_id), places.pick(batch.tokens))
+        nats = places.spread(entropy) * send(masks.weight[:, 0], model.device)
         return TokenLoss(nats=nats, weight=send(batch.scored, model.device).to(nats.dtype))
 
     def _uniform(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> TokenLoss:

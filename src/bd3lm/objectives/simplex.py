@@ -118,7 +118,7 @@ class SimplexDiffusionLoss(Objective):
         """
         size, scale = model.vocab_size, self.simplex_scale
         embedded = []
-        for row, bits in enumerate(draws.counts[:, 0].contiguous().view(torch.int64).tolist()):
+        for row, bits in enumerate(draws.spare[:, 0].contiguous().view(torch.int64).tolist()):
             seed = derive_seed("simplex", bits)
             generator = torch.Generator(tokens.device).manual_seed(seed)
             normal = torch.randn(tokens.shape[1], size, generator=generator, device=tokens.device)

@@ -9,7 +9,7 @@ from bd3lm.reports import plots
 from bd3lm.reports.content import HELD_OUT, OWN, Measured, Record, Report, Run, largest
 from bd3lm.reports.document import Part, Plot, Prose, Table
 from bd3lm.reports.numbers import SIGNS, chain, leaning, perplexity_text, plain
-from bd3lm.reports.reproduction import commands
+from bd3lm.reports.reproduction import measured_by
 
 _LEGEND = (
     "Figures without a sign are exact, ≤ marks an upper bound, and ≈ marks what is neither. ± is one "
@@ -97,7 +97,7 @@ def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
     ]
     return Table(
         f"Perplexity per token of {text}{on}. {_LEGEND} Compare models with different tokenizers by bits per "
-        f"byte.{report.unknown_starts} Measured by {commands(group)}.",
+        f"byte.{report.unknown_starts}{measured_by(group)}",
         headings if same_size else [*headings, "scored tokens"],
         [
             [
@@ -132,7 +132,7 @@ def _unigram(report: Report, group: Sequence[Measured]) -> Iterator[Prose]:
     for _, record in report.of_kind("unigram"):
         if (*_of_split(record), record["result"]["tokens"]) in measured:
             yield Prose(
-                "To compare: the token frequencies of the training text alone, which ignore what stands "
+                "To compare: token frequencies of the training text alone, which ignore what stands "
                 f"before a token, have a perplexity of {plain(record['result']['perplexity'])}."
             )
             return
@@ -246,8 +246,8 @@ def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
         for name, size in zip(names, sizes.values(), strict=True)
     ]
     return Table(
-        f"Perplexity per token of other texts, with the number of tokens scored. {_LEGEND} Measured by "
-        f"{commands(group)}.",
+        f"Perplexity per token of other texts, with the number of tokens scored. {_LEGEND}"
+        f"{measured_by(group)}",
         ["model", "estimator", *headings],
         [
             [label, estimator, *(cell(found.get(text)) for text in texts)]

@@ -1,6 +1,5 @@
 """The parts of a report on what models write: a film, samples, lengths, and another model's judgement."""
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ from bd3lm.reports.animation import Film
 from bd3lm.reports.content import Measured, Record, Report, Run, largest
 from bd3lm.reports.document import Heading, Part, Plot, Prose, Quotation, Screening, Table, code
 from bd3lm.reports.numbers import capital, plain, with_error
-from bd3lm.reports.reproduction import commands, unmasking
+from bd3lm.reports.reproduction import measured_by, unmasking
 
 
 def film_parts(report: Report) -> Iterator[Part]:
@@ -56,7 +55,7 @@ def long_text_parts(report: Report) -> Iterator[Part]:
         context, length = run.recipe["data"]["context"], record["settings"]["length"]
         yield Prose(
             f"{capital(report.label(run))}: its network sees {context:,} tokens at once, and was trained on "
-            f"texts of that length. This text has {length:,} tokens. Past the context, each token is written "
+            f"texts of that length. This one has {length:,} tokens. Past the context, each token is written "
             "with only the last ones before it in view."
         )
         yield from _quotations(record)
@@ -89,7 +88,7 @@ def length_parts(report: Report) -> Iterator[Part]:
     found = [(run, record) for run in report.runs for record in _largest_lengths(run)]
     if found:
         labels = [report.label(run) + run.other_order(record) for run, record in found]
-        yield _length_plot(labels, [record["result"] for _, record in found], commands(found))
+        yield _length_plot(labels, [record["result"] for _, record in found], measured_by(found))
         yield _length_table(labels, [record for _, record in found])
 
 
@@ -100,7 +99,7 @@ def _largest_lengths(run: Run) -> list[Record]:
     return sorted(orders, key=lambda record: (run.lean_of(record) != run.lean, run.lean_of(record)))
 
 
-def _length_plot(labels: Sequence[str], results: Sequence[Record], measured_by: str) -> Plot:
+def _length_plot(labels: Sequence[str], results: Sequence[Record], how: str) -> Plot:
     lengths = [
         plots.Lengths(label, result["samples"]["lengths"], (result["training"] or {}).get("lengths", ()))
         for label, result in zip(labels, results, strict=True)
@@ -114,7 +113,7 @@ def _length_plot(labels: Sequence[str], results: Sequence[Record], measured_by: 
         f"Histograms of lengths of texts. Medians in tokens: {'; '.join(medians)}.",
         "How long a model's texts are, drawn over the documents it was trained on. A model may end a text "
         "itself. Texts that were stopped because they repeated themselves or reached the limit are included; "
-        f"the table counts them. Measured by {measured_by}.",
+        f"the table counts them.{how}",
     )
 
 
@@ -202,8 +201,7 @@ def _judgement_table(report: Report, judged: Sequence[Measured]) -> Table:
         "Generative perplexity is the perplexity of a model's own texts under another model, the judge. It "
         "is neither exact nor a bound on the model's perplexity: it rates texts, not probabilities. Entropy "
         "is that of the tokens of a text, in nats; texts that repeat themselves have little. ± is one "
-        f"standard error over texts. {f'In all rows: {common}. ' if common else ''}Measured by "
-        f"{commands(judged)}.",
+        f"standard error over texts.{f' In all rows: {common}.' if common else ''}{measured_by(judged)}",
         ["model", *shown],
         [
             [report.label(run) + run.other_order(record), *(each[name] for name in shown)]
@@ -247,8 +245,7 @@ def _rule_in_words(rule: Any) -> list[str]:
     name, arguments = unmasking(rule)
     said = {key: value for key, value in arguments.items() if value is not None and (key != "lean" or value)}
     words = {key: value["kind"] if isinstance(value, dict) else value for key, value in said.items()}
-    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
-    return [spaced, *(f"{key.replace('_', ' ')} {value}" for key, value in words.items())]
+    return [name.replace("_", " "), *(f"{key.replace('_', ' ')} {value}" for key, value in words.items())]
 
 
 def _or_dash(value: float | None) -> str:

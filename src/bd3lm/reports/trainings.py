@@ -7,7 +7,7 @@ from bd3lm.reports import plots
 from bd3lm.reports.content import Measured, Report, largest
 from bd3lm.reports.document import Part, Plot, Prose, Table
 from bd3lm.reports.numbers import with_error
-from bd3lm.reports.reproduction import commands
+from bd3lm.reports.reproduction import measured_by
 
 # The ways of drawing masks, by their names in a record, whose loss has an infinite second moment. With a rate
 # of t^p near 0 it is the integral of p²·t^(p − 2), which converges only for p > 1: for the square and the
@@ -147,7 +147,7 @@ def _variance_plot(report: Report, measured: Sequence[Measured], biased: Sequenc
         + (f" Least among the unbiased: {'; '.join(least)}." if least else ""),
         f"Variance of the loss over blocks{_of(list(figures))}. Filled marks are unbiased estimates of the "
         "bound; hollow ones estimate something else. Redrawn masks are clipped ones, drawn again until "
-        f"the share of tokens they mask lies in the range. Measured by {commands(measured)}.",
+        f"the share of tokens they mask lies in the range.{measured_by(measured)}",
     )
 
 

@@ -31,7 +31,7 @@ from bd3lm.sampling.unmasking import (
     Pass,
     Planned,
     Remasking,
-    Unmasking,
+    UnmaskingRule,
 )
 
 __all__ = [
@@ -62,7 +62,7 @@ __all__ = [
     "Stopping",
     "TokenHidden",
     "TokenRevealed",
-    "Unmasking",
+    "UnmaskingRule",
     "Writer",
     "sample",
     "token_entropy",

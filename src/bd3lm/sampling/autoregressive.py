@@ -68,35 +68,35 @@ class AutoregressiveWriter(Writer):
         )
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
-        hidden, positions = rows.hidden(rows.start, 1)
+        masked, positions = rows.masked(rows.start, 1)
         if rows.cache is None:
             tokens = self._draw(
-                rows, self._recomputed(rows), *(send(t, rows.device) for t in (positions, hidden))
+                rows, self._recomputed(rows), *(send(t, rows.device) for t in (positions, masked))
             )
         else:
-            tokens = rows.replays("token", partial(self._next, rows, rows.cache), positions, hidden)
-        rows.evaluations += hidden.squeeze(1)
-        rows.fill_passes += ~hidden.squeeze(1)
-        yield Reveal(positions, tokens, hidden)
+            tokens = rows.replays("token", partial(self._next, rows, rows.cache), positions, masked)
+        rows.evaluations += masked.squeeze(1)
+        rows.fill_passes += ~masked.squeeze(1)
+        yield Reveal(positions, tokens, masked)
         rows.start = rows.start + 1
 
-    def _next(self, rows: Rows, cache: KVCache, positions: Tensor, hidden: Tensor) -> Tensor:
-        """Read the tokens before these positions (rows, 1), and write those that are hidden."""
+    def _next(self, rows: Rows, cache: KVCache, positions: Tensor, masked: Tensor) -> Tensor:
+        """Read the tokens before these positions (rows, 1), and write those that are masked."""
         last = rows.text.gather(1, (positions - 1).clamp_min(0))
         last = torch.where(positions > 0, last, self.mask_id)
         state = self.model(last, layout=Causal(1), cache=cache)
         cache.advance(1)
-        return self._draw(rows, state, positions, hidden)
+        return self._draw(rows, state, positions, masked)
 
-    def _draw(self, rows: Rows, state: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
+    def _draw(self, rows: Rows, state: Tensor, positions: Tensor, masked: Tensor) -> Tensor:
         tokens = self.sharpening.draw_logits(
             self.model.head(state), self.mask_id, rows.noise_seeds, positions, repeat=0
         )
-        rows.write(positions, tokens, where=hidden)
+        rows.write(positions, tokens, where=masked)
         return tokens
 
     def _recomputed(self, rows: Rows) -> Tensor:
-        """Hidden states (rows, 1, hidden) that predict the tokens at `start`, row by row."""
+        """Hidden states (rows, 1, width) that predict the tokens at `start`, row by row."""
         inputs, states = self._inputs(rows), []
         ends = (rows.start + self.score_first).clamp_max(inputs.shape[1])  # a row at rest stays at its end
         for row, end in enumerate(ends.tolist()):

@@ -1,6 +1,6 @@
 """The block loop (the paper's Algorithm 2): one block at a time, after what the KV cache remembers.
 
-The pass that writes a finished block into the cache is the first pass over the next: a block of n hidden
+The pass that writes a finished block into the cache is the first pass over the next: a block of n masked
 tokens costs n passes with first-hitting steps, not n + 1.
 """
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bd3lm.diffusion import conditioning_noise
-from bd3lm.models import BlockDecoding, Denoiser, KVCache, send
+from bd3lm.models import BlockDecoding, BlockReading, Denoiser, KVCache, send
 from bd3lm.sampling.denoising import Denoising, Evaluate
 from bd3lm.sampling.drawing import Sharpening
 from bd3lm.sampling.rows import FILL_CHUNK, Request, Reveal, Rows, Writer, fill_cache
-from bd3lm.sampling.unmasking import FirstHitting, Unmasking
+from bd3lm.sampling.unmasking import FirstHitting, UnmaskingRule
 
 
 class BlockwiseWriter(Writer):
@@ -27,18 +27,10 @@ class BlockwiseWriter(Writer):
     past it another distribution: that of a network that never saw what has left the window.
     """
 
-    def __init__(
-        self,
-        model: Denoiser,
-        mask_id: int,
-        *,
-        block_size: int,
-        window: int,
-        causal_clean: bool = False,
-        cache: bool = True,
-    ) -> None:
-        super().__init__(model, mask_id)
-        self.block_size, self.window, self.causal_clean, self.cached = block_size, window, causal_clean, cache
+    def __init__(self, model: Denoiser, reading: BlockReading, *, window: int, cache: bool = True) -> None:
+        super().__init__(model, reading.mask_id)
+        self.reading, self.block_size = reading, reading.block_size
+        self.window, self.cached = window, cache
 
     def first_start(self, given: int) -> int:
         return given // self.block_size * self.block_size
@@ -67,14 +59,14 @@ class BlockwiseWriter(Writer):
             self.model, rows.cache, rows.text, counts, chunk=chunk, layout=self._finished
         )
 
-    def evaluators(self, rows: Rows, hidden: Tensor) -> tuple[Evaluate, ...]:
-        """The network over the next block of every row, of which `hidden` (rows, n) is to be written."""
+    def evaluators(self, rows: Rows, masked: Tensor) -> tuple[Evaluate, ...]:
+        """The network over the next block of every row, of which `masked` (rows, n) is to be written."""
         if not self.window:
             return (self._alone,)
         if rows.cache is None:
             return (partial(self._recomputed, rows),)
-        rows.fill_passes += ~hidden.any(1)
-        if not hidden.any():  # all given: the block before has to be read all the same
+        rows.fill_passes += ~masked.any(1)
+        if not masked.any():  # all given: the block before has to be read all the same
             self._read_before(rows, rows.cache)
         return partial(self._after_reading, rows, rows.cache), partial(self._cached, rows.cache)
 
@@ -102,7 +94,7 @@ class BlockwiseWriter(Writer):
         )
 
     def _read_before(self, rows: Rows, cache: KVCache) -> None:
-        before = self._block_before(rows, send(rows.hidden(rows.start, self.block_size)[1], rows.device))
+        before = self._block_before(rows, send(rows.masked(rows.start, self.block_size)[1], rows.device))
         noise = torch.zeros(before.shape, device=before.device) if self.model.uses_noise else None
         self.model(before, layout=self._finished(self.block_size), noise=noise, cache=cache)
         cache.advance(self.block_size)
@@ -132,10 +124,10 @@ class BlockwiseWriter(Writer):
         return conditioning_noise(mask_rate).unsqueeze(1).expand(-1, self.block_size)
 
     def _written(self, length: int) -> BlockDecoding:
-        return BlockDecoding(length, self.block_size, causal_clean=self.causal_clean)
+        return BlockDecoding(length, self.block_size, causal_clean=self.reading.causal_clean)
 
     def _finished(self, length: int) -> BlockDecoding:
-        return BlockDecoding(length, self.block_size, causal_clean=self.causal_clean, keys_only=True)
+        return BlockDecoding(length, self.block_size, causal_clean=self.reading.causal_clean, keys_only=True)
 
 
 class BlockWriter(BlockwiseWriter):
@@ -153,30 +145,19 @@ class BlockWriter(BlockwiseWriter):
         self,
         model: Denoiser,
         *,
-        block_size: int,
-        mask_id: int,
+        reading: BlockReading,
         context: int,
-        causal_clean: bool = False,
-        previous_token: bool = False,
-        unmasking: Unmasking | None = None,
+        unmasking: UnmaskingRule | None = None,
         sharpening: Sharpening | None = None,
         cache: bool = True,
     ) -> None:
-        if block_size < 1 or context < 1 or context % block_size:
+        block_size = reading.block_size
+        if context < 1 or context % block_size:
             raise ValueError(f"block_size must be a positive divisor of context {context}, got {block_size}")
-        super().__init__(
-            model,
-            mask_id,
-            block_size=block_size,
-            window=context - block_size,
-            causal_clean=causal_clean,
-            cache=cache,
-        )
+        super().__init__(model, reading, window=context - block_size, cache=cache)
         self.unmasking = unmasking or FirstHitting()
         self.sharpening = sharpening or Sharpening()
-        self.denoising = Denoising(
-            model, mask_id, block_size, self.unmasking, self.sharpening, previous_token
-        )
+        self.denoising = Denoising(model, reading, self.unmasking, self.sharpening)
 
     def check(self, request: Request) -> None:
         try:
@@ -185,7 +166,7 @@ class BlockWriter(BlockwiseWriter):
             raise ValueError(f"{error}; SlidingWriter goes further") from None
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
-        hidden, _ = rows.hidden(rows.start, self.block_size)
+        masked, _ = rows.masked(rows.start, self.block_size)
         recomputes = bool(self.window) and rows.cache is None
-        yield from self.denoising.fill(rows, rows.start, self.evaluators(rows, hidden), replay=not recomputes)
+        yield from self.denoising.fill(rows, rows.start, self.evaluators(rows, masked), replay=not recomputes)
         rows.start = rows.start + self.block_size

@@ -1,4 +1,4 @@
-"""Filling the hidden tokens of one piece: passes through the network, as an unmasking rule says."""
+"""Filling the masked tokens of one piece: passes through the network, as an unmasking rule says."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,62 +9,62 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import subs_at_masks
-from bd3lm.models import Denoiser, embed_with_previous, send
+from bd3lm.models import BlockReading, Denoiser, embed_with_previous, send
 from bd3lm.sampling.drawing import Sharpening, or_mask
 from bd3lm.sampling.rows import Reveal, Rows
-from bd3lm.sampling.unmasking import Adaptive, Pass, Planned, Unmasking
+from bd3lm.sampling.unmasking import Adaptive, Pass, Planned, UnmaskingRule
 
 Evaluate = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Hidden states (rows, n, hidden) of pieces: positions (rows, n), tokens (rows, n) or embedded ones, and mask
+"""Hidden states (rows, n, width) of pieces: positions (rows, n), tokens (rows, n) or embedded ones, and mask
 rates (rows,)."""
 
 
 @dataclass(frozen=True)
 class Denoising:
-    """SAMPLE of Algorithm 2, for pieces of `size` tokens."""
+    """SAMPLE of Algorithm 2, for pieces of as many tokens as a block has."""
 
     model: Denoiser
-    mask_id: int
-    size: int
-    unmasking: Unmasking
+    reading: BlockReading
+    unmasking: UnmaskingRule
     sharpening: Sharpening
-    previous_token: bool = False
-    """Whether the network is shown a hidden token together with the token before it."""
 
     def __post_init__(self) -> None:
         rule = self.unmasking
         if self.model.uses_noise and isinstance(rule, Planned) and not rule.has_noise_level:
             raise ValueError(
-                "unmasking must have a noise level that all hidden tokens share (lean 0) for a network that "
+                "unmasking must have a noise level that all masked tokens share (lean 0) for a network that "
                 f"is told it, got {rule}"
             )
 
     def fill(
         self, rows: Rows, begin: Tensor, evaluators: Sequence[Evaluate], *, replay: bool = True
     ) -> Iterator[Reveal]:
-        """Write the hidden tokens of the pieces that begin at `begin`, one pass at a time.
+        """Write the masked tokens of the pieces that begin at `begin`, one pass at a time.
 
         The first pass is by the first evaluator, the second by the second, and so on by the last. With
         `replay` they must do nothing but work on tensors that stay where they are: see `Replayed`.
         """
-        hidden, positions = rows.hidden(begin, self.size)
+        masked, positions = rows.masked(begin, self.reading.block_size)
         launch = _Launcher(rows, evaluators, replay)
-        if isinstance(self.unmasking, Planned):
-            reveals = self._planned(self.unmasking.plan(rows.seeds, positions, hidden), positions, launch)
+        rule = self.unmasking
+        if isinstance(rule, Planned):
+            reveals = self._planned(rule.plan(rows.seeds, positions, masked), positions, launch)
+        elif isinstance(rule, Adaptive):
+            reveals = self._adaptive(rule, masked, positions, launch)
         else:
-            reveals = self._adaptive(self.unmasking, hidden, positions, launch)
+            raise ValueError(f"unmasking must be a Planned or an Adaptive rule, got {rule!r}")
         for reveal in reveals:
             rows.evaluations += reveal.active.any(1)
             yield reveal
 
     def _planned(self, plan: Iterable[Pass], positions: Tensor, launch: "_Launcher") -> Iterator[Reveal]:
         """The plan is made on the host; the device only ever reveals."""
-        for turn, step in enumerate(plan):
+        for index, step in enumerate(plan):
             revealed = positions.gather(1, step.places)
-            # A token that may be hidden again is drawn with fresh noise each time.
-            again = () if step.hidden_again is None else (step.hidden_again, torch.tensor([turn]))
+            # A token that may be masked again is drawn with fresh noise each time.
+            again = () if step.masked_again is None else (step.masked_again, torch.tensor([index]))
             tokens = launch(
-                turn,
+                index,
                 self._reveal_planned,
                 positions,
                 step.places,
@@ -73,8 +73,8 @@ class Denoising:
                 step.mask_rate,
                 *again,
             )
-            hidden_again = None if step.hidden_again is None else (positions, step.hidden_again)
-            yield Reveal(revealed, tokens, step.active, hidden_again)
+            masked_again = None if step.masked_again is None else (positions, step.masked_again)
+            yield Reveal(revealed, tokens, step.active, masked_again)
 
     def _reveal_planned(
         self,
@@ -85,8 +85,8 @@ class Denoising:
         revealed: Tensor,
         active: Tensor,
         mask_rate: Tensor,
-        hidden_again: Tensor | None = None,
-        turn: Tensor | None = None,
+        masked_again: Tensor | None = None,
+        index: Tensor | None = None,
     ) -> Tensor:
         """One pass: the tokens (rows, k) of these places, written where they are active."""
         piece = rows.text.gather(1, positions)
@@ -94,63 +94,63 @@ class Denoising:
         asked = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
         tokens = self.sharpening.draw_logits(
             self.model.head(asked),
-            self.mask_id,
+            self.reading.mask_id,
             rows.noise_seeds,
             revealed,
-            repeat=0 if turn is None else turn,
+            repeat=0 if index is None else index,
         )
         rows.write(revealed, tokens, where=active)
-        if hidden_again is not None:
-            rows.write(positions, torch.full_like(positions, self.mask_id), where=hidden_again)
+        if masked_again is not None:
+            rows.write(positions, torch.full_like(positions, self.reading.mask_id), where=masked_again)
         return tokens
 
     def _adaptive(
-        self, rule: Adaptive, hidden: Tensor, positions: Tensor, launch: "_Launcher"
+        self, rule: Adaptive, masked: Tensor, positions: Tensor, launch: "_Launcher"
     ) -> Iterator[Reveal]:
         """After every pass the device is asked what the rule chose."""
-        turn = 0
-        while hidden.any():
+        index = 0
+        while masked.any():
             tokens, chosen = launch(
-                turn, partial(self._reveal_chosen, rule), positions, hidden, torch.tensor([turn])
+                index, partial(self._reveal_chosen, rule), positions, masked, torch.tensor([index])
             )
             chosen = chosen.cpu()
-            hidden = hidden & ~chosen
-            turn += 1
+            masked = masked & ~chosen
+            index += 1
             yield Reveal(positions, tokens, chosen)
 
     def _reveal_chosen(
-        self, rule: Adaptive, rows: Rows, evaluate: Evaluate, positions: Tensor, hidden: Tensor, turn: Tensor
+        self, rule: Adaptive, rows: Rows, evaluate: Evaluate, positions: Tensor, masked: Tensor, index: Tensor
     ) -> tuple[Tensor, Tensor]:
         """One pass: tokens drawn everywhere (rows, n), and those that the rule chose and are written."""
         piece = rows.text.gather(1, positions)
-        rate = (piece == self.mask_id).double().mean(1)  # as many masks as the network sees
+        rate = (piece == self.reading.mask_id).double().mean(1)  # as many masks as the network sees
         states = evaluate(positions, self._shown(piece, rows, positions), rate)
-        log_p = subs_at_masks(self.model.head(states), self.mask_id)
-        tokens = self.sharpening.draw(log_p, rows.noise_seeds, positions, repeat=turn)
-        tokens = or_mask(tokens, log_p, self.mask_id)
-        chosen = rule.choose(log_p, tokens, hidden)
+        log_p = subs_at_masks(self.model.head(states), self.reading.mask_id)
+        tokens = self.sharpening.draw(log_p, rows.noise_seeds, positions, repeat=index)
+        tokens = or_mask(tokens, log_p, self.reading.mask_id)
+        chosen = rule.choose(log_p, tokens, masked)
         rows.write(positions, tokens, where=chosen)
         return tokens, chosen
 
     def _shown(self, piece: Tensor, rows: Rows, positions: Tensor) -> Tensor:
         """The tokens (rows, n) of these positions as the network is given them: ids, or vectors for them."""
-        if not self.previous_token:
+        if not self.reading.previous_token:
             return piece
-        # Where the first token of a text is hidden, a mask stands before it: itself.
+        # Where the first token of a text is masked, a mask stands before it: itself.
         before = rows.text.gather(1, (positions - 1).clamp_min(0))
-        return embed_with_previous(self.model, piece, before, blank=self.mask_id)
+        return embed_with_previous(self.model, piece, before, blank=self.reading.mask_id)
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """Runs a pass over rows with the evaluator whose turn it is, replayed where that can be."""
+    """Runs a pass over rows with its evaluator, replayed where that can be."""
 
     rows: Rows
     evaluators: Sequence[Evaluate]
     replay: bool
 
-    def __call__(self, turn: int, reveal: Callable[..., Any], *inputs: Tensor) -> Any:
-        which = min(turn, len(self.evaluators) - 1)
+    def __call__(self, index: int, reveal: Callable[..., Any], *inputs: Tensor) -> Any:
+        which = min(index, len(self.evaluators) - 1)
         run = partial(reveal, self.rows, self.evaluators[which])
         if not self.replay:
             return run(*(send(each, self.rows.device) for each in inputs))

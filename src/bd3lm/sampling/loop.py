@@ -220,8 +220,8 @@ class _Table:
         for place, token in reveal.active.nonzero().tolist():
             position = int(reveal.positions[place, token])
             yield TokenRevealed(self._seat(place).index, position, int(reveal.tokens[place, token]))
-        if reveal.hidden_again is not None:
-            positions, again = reveal.hidden_again
+        if reveal.masked_again is not None:
+            positions, again = reveal.masked_again
             for place, offset in again.nonzero().tolist():
                 yield TokenHidden(self._seat(place).index, int(positions[place, offset]))
 

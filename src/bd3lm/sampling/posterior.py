@@ -3,7 +3,7 @@
 The step averages posteriors over the network's guess, as `objectives.D3PM` says and trains.
 
 Under the absorbing process D3PM samples as masked diffusion does: `SlidingWriter` and `BlockWriter` with
-`Ancestral(T)` steps are its sampler, with at most one pass for each hidden token.
+`Ancestral(T)` steps are its sampler, with at most one pass for each masked token.
 """
 
 from torch import Tensor

@@ -68,13 +68,13 @@ class Reveal:
 
     Tokens are on the device and valid until the next pass; positions and flags are on the host.
 
-    `hidden_again` is positions (rows, n), and whether they were masked again.
+    `masked_again` is positions (rows, n), and whether they were masked again.
     """
 
     positions: Tensor  # (rows, k) in the text
     tokens: Tensor  # (rows, k)
     active: Tensor  # (rows, k) whether the token was revealed
-    hidden_again: tuple[Tensor, Tensor] | None = None
+    masked_again: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass
@@ -104,13 +104,13 @@ class Rows:
     def device(self) -> torch.device:
         return self.text.device
 
-    def hidden(self, begin: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    def masked(self, begin: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Where tokens are to be written in pieces of `size` from `begin` on, and the positions (rows, size).
 
         What lies before `start` is written.
         """
-        hidden, positions = read_at(self.gaps, begin, size)
-        return hidden & (positions >= self.start.unsqueeze(1)), positions
+        masked, positions = read_at(self.gaps, begin, size)
+        return masked & (positions >= self.start.unsqueeze(1)), positions
 
     def write(self, positions: Tensor, tokens: Tensor, *, where: Tensor) -> None:
         """Put tokens (rows, k) at positions (rows, k) of the text, where they are to be written."""

@@ -9,14 +9,14 @@ from torch import Tensor
 from bd3lm.diffusion import (
     Projection,
     Purpose,
-    Sampling,
+    SamplingProjection,
     SquaredCosine,
     add_noise,
     almost_one_hot,
     counter_uniform,
     subs_at_masks,
 )
-from bd3lm.models import Denoiser, send
+from bd3lm.models import BlockReading, Denoiser, send
 from bd3lm.sampling.blocks import BlockwiseWriter
 from bd3lm.sampling.drawing import or_mask
 from bd3lm.sampling.rows import Reveal, Rows
@@ -52,56 +52,56 @@ class SimplexWriter(BlockwiseWriter):
         schedule: SquaredCosine | None = None,
         cache: bool = True,
     ) -> None:
-        for name, value in (("block_size", block_size), ("context", context), ("steps", steps)):
+        for name, value in (("context", context), ("steps", steps)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0.0 < simplex_scale < math.inf:
             raise ValueError(f"simplex_scale must be positive and finite, got {simplex_scale}")
-        window = (context - 1) // block_size * block_size
-        super().__init__(model, mask_id, block_size=block_size, window=window, cache=cache)
+        reading = BlockReading(block_size=block_size, mask_id=mask_id)
+        super().__init__(model, reading, window=(context - 1) // block_size * block_size, cache=cache)
         self.steps, self.simplex_scale = steps, simplex_scale
-        self.projection = projection or Sampling()
+        self.projection = projection or SamplingProjection()
         self.schedule = schedule or SquaredCosine()
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
-        gaps, places = rows.hidden(rows.start, self.block_size)
+        gaps, places = rows.masked(rows.start, self.block_size)
         first, *again = self.evaluators(rows, gaps)
         if gaps.any():
-            hidden, positions = (send(each, rows.device) for each in (gaps, places))
+            masked, positions = (send(each, rows.device) for each in (gaps, places))
             block = rows.text.gather(1, positions)
             fixed = self._fixed(block)
             times = torch.arange(self.steps, -1, -1, dtype=torch.float64, device=block.device) / self.steps
             alpha_bar = self.schedule.alpha_bar(times)
-            w = self.simplex_scale * self._normal(rows, positions, turn=0)
-            for turn in range(1, self.steps + 1):
-                noisy = torch.where(hidden.unsqueeze(-1), self.model.embed(w.softmax(-1)), fixed)
-                evaluate = again[0] if again and turn > 1 else first
-                states = evaluate(positions, noisy, (1.0 - alpha_bar[turn - 1]).expand(len(block)))
+            w = self.simplex_scale * self._normal(rows, positions, step=0)
+            for step in range(1, self.steps + 1):
+                noisy = torch.where(masked.unsqueeze(-1), self.model.embed(w.softmax(-1)), fixed)
+                evaluate = again[0] if again and step > 1 else first
+                states = evaluate(positions, noisy, (1.0 - alpha_bar[step - 1]).expand(len(block)))
                 log_p = subs_at_masks(self.model.head(states), self.mask_id)
                 rows.evaluations += gaps.any(1)
-                if turn < self.steps:
-                    w = self._step(rows, positions, log_p, alpha_bar[turn], turn)
-            block = torch.where(hidden, or_mask(log_p.argmax(-1), log_p, self.mask_id), block)
+                if step < self.steps:
+                    w = self._step(rows, positions, log_p, alpha_bar[step], step)
+            block = torch.where(masked, or_mask(log_p.argmax(-1), log_p, self.mask_id), block)
             rows.text.scatter_(1, positions, block)
-            yield Reveal(positions, block, hidden)
+            yield Reveal(positions, block, masked)
         rows.start = rows.start + self.block_size
 
-    def _step(self, rows: Rows, positions: Tensor, log_p: Tensor, alpha_bar: Tensor, turn: int) -> Tensor:
+    def _step(self, rows: Rows, positions: Tensor, log_p: Tensor, alpha_bar: Tensor, step: int) -> Tensor:
         """w̃_{t−1} = √ᾱ_{t−1} · ŵ + √(1 − ᾱ_{t−1}) · z."""
         uniform = None
         if self.projection.draws:
-            uniform = self._uniform(rows, positions, Purpose.TOKEN, turn)
+            uniform = self._uniform(rows, positions, Purpose.TOKEN, step)
         w_hat = self.projection(log_p, self.simplex_scale, uniform)
-        normal = self._normal(rows, positions, turn=turn)
+        normal = self._normal(rows, positions, step=step)
         return add_noise(w_hat, alpha_bar.expand(positions.shape), normal, self.simplex_scale)
 
-    def _normal(self, rows: Rows, positions: Tensor, *, turn: int) -> Tensor:
+    def _normal(self, rows: Rows, positions: Tensor, *, step: int) -> Tensor:
         """Standard normal numbers (rows, n, vocabulary), of each row's own stream."""
-        return torch.special.ndtri(self._uniform(rows, positions, Purpose.NOISE, turn))
+        return torch.special.ndtri(self._uniform(rows, positions, Purpose.NOISE, step))
 
-    def _uniform(self, rows: Rows, positions: Tensor, purpose: Purpose, turn: int) -> Tensor:
+    def _uniform(self, rows: Rows, positions: Tensor, purpose: Purpose, step: int) -> Tensor:
         return counter_uniform(
-            rows.noise_seeds.unsqueeze(1), positions, purpose, self.model.vocab_size, repeat=turn
+            rows.noise_seeds.unsqueeze(1), positions, purpose, self.model.vocab_size, repeat=step
         )
 
     def _fixed(self, block: Tensor) -> Tensor:

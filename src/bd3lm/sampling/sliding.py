@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import conditioning_noise
-from bd3lm.models import Bidirectional, Denoiser
+from bd3lm.models import Bidirectional, BlockReading, Denoiser
 from bd3lm.sampling.denoising import Denoising
 from bd3lm.sampling.drawing import Sharpening
 from bd3lm.sampling.rows import Reveal, Rows, Writer
-from bd3lm.sampling.unmasking import FirstHitting, Unmasking
+from bd3lm.sampling.unmasking import FirstHitting, UnmaskingRule
 
 
 class SlidingWriter(Writer):
@@ -25,26 +25,30 @@ class SlidingWriter(Writer):
         self,
         model: Denoiser,
         *,
-        mask_id: int,
+        reading: BlockReading,
         context: int,
         stride: int | None = None,
-        previous_token: bool = False,
-        unmasking: Unmasking | None = None,
+        unmasking: UnmaskingRule | None = None,
         sharpening: Sharpening | None = None,
     ) -> None:
-        super().__init__(model, mask_id)
+        super().__init__(model, reading.mask_id)
+        if reading.block_size != context:
+            raise ValueError(
+                f"reading must have one block of the whole context {context}, got blocks of "
+                f"{reading.block_size}"
+            )
         stride = -(-context // 2) if stride is None else stride
         if not 1 <= stride <= context:
             raise ValueError(f"stride must lie in 1..{context}, the context, got {stride}")
-        if previous_token and stride == context > 1:
+        if reading.previous_token and stride == context > 1:
             raise ValueError(
                 f"stride must be below the context {context} for a network that is shown the token before a "
-                "hidden one: before the first of a context it was never shown any"
+                "masked one: before the first of a context it was never shown any"
             )
         self.context, self.stride = context, stride
         self.unmasking = unmasking or FirstHitting()
         self.sharpening = sharpening or Sharpening()
-        self.denoising = Denoising(model, mask_id, context, self.unmasking, self.sharpening, previous_token)
+        self.denoising = Denoising(model, reading, self.unmasking, self.sharpening)
 
     def first_start(self, given: int) -> int:
         if given < self.context:

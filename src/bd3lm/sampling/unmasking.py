@@ -1,4 +1,4 @@
-"""Which hidden tokens a pass reveals: the reverse process without its network.
+"""Which masked tokens a pass reveals: the reverse process without its network.
 
 Under masking diffusion a token's time of reveal does not depend on the network: token by token it is the
 time at which the mask rate falls below a uniform number (Suppl. C.5). So a block's plan is drawn before the
@@ -26,6 +26,7 @@ from bd3lm.diffusion import (
     is_whole,
     log_reveal_times,
 )
+from bd3lm.kinds import Kinded
 
 
 @dataclass(frozen=True)
@@ -35,37 +36,38 @@ class Pass:
     places: Tensor  # (rows, k) places inside the block, distinct in a row
     active: Tensor  # (rows, k) whether the place is really revealed; rows with fewer are filled up
     mask_rate: Tensor  # (rows,) 1 − α at which the network is asked
-    hidden_again: Tensor | None = None  # (rows, n) places that are masked again afterwards
+    masked_again: Tensor | None = None  # (rows, n) places that are masked again afterwards
 
 
-class Planned(ABC):
+class UnmaskingRule(Kinded, ABC, family="unmasking rule"):
+    """Which masked tokens of a block each pass reveals: a `Planned` rule, or an `Adaptive` one."""
+
+
+class Planned(UnmaskingRule):
     """A rule that needs no network to know what it reveals when."""
 
     @property
     def has_noise_level(self) -> bool:
-        """Whether the places that a pass finds hidden share one noise level, the `mask_rate` of the pass.
+        """Whether the places that a pass finds masked share one noise level, the `mask_rate` of the pass.
 
         A rule without one writes only with networks that are not told the noise level.
         """
         return True
 
     @abstractmethod
-    def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
-        """Passes that reveal the hidden places (rows, n) of blocks at these text positions (rows, n)."""
+    def plan(self, seeds: Tensor, positions: Tensor, masked: Tensor) -> Iterator[Pass]:
+        """Passes that reveal the masked places (rows, n) of blocks at these text positions (rows, n)."""
 
 
-class Adaptive(ABC):
-    """A rule that looks at the distributions, so every pass computes them at all hidden places."""
+class Adaptive(UnmaskingRule):
+    """A rule that looks at the distributions, so every pass computes them at all masked places."""
 
     @abstractmethod
-    def choose(self, log_p: Tensor, drawn: Tensor, hidden: Tensor) -> Tensor:
-        """Which places (rows, n) to reveal, at least one in each row that hides any.
+    def choose(self, log_p: Tensor, drawn: Tensor, masked: Tensor) -> Tensor:
+        """Which places (rows, n) to reveal, at least one in each row that has any masked.
 
         log_p is (rows, n, vocabulary), as the network gave it; drawn (rows, n) are the tokens drawn there.
         """
-
-
-Unmasking = Planned | Adaptive
 
 
 @dataclass(frozen=True)
@@ -80,26 +82,28 @@ class FirstHitting(Planned):
     another distribution, for networks that are not told the time.
     """
 
+    kind = "first_hitting"
+
     tokens_per_pass: int = 1
     lean: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_count("tokens_per_pass", self.tokens_per_pass)
+        _check_count(self, "tokens_per_pass")
         check_lean(self.lean)
-        object.__setattr__(self, "lean", float(self.lean))  # 2 and 2.0 are one rule, and one record
+        object.__setattr__(self, "lean", float(self.lean))
 
     @property
     def has_noise_level(self) -> bool:
         return not self.lean
 
-    def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
+    def plan(self, seeds: Tensor, positions: Tensor, masked: Tensor) -> Iterator[Pass]:
         rate = _hitting_rates(seeds, positions)
         sooner = -log_reveal_times(rate, self.lean) if self.lean else rate
-        order = sooner.masked_fill(~hidden, -torch.inf).sort(dim=1, descending=True).indices
-        left = hidden.gather(1, order)
+        order = sooner.masked_fill(~masked, -torch.inf).sort(dim=1, descending=True).indices
+        left = masked.gather(1, order)
         sorted_rate = torch.where(left, rate.gather(1, order), 0.0)
         k = self.tokens_per_pass
-        for first in range(0, int(hidden.sum(1).max()), k):
+        for first in range(0, int(masked.sum(1).max()), k):
             together = slice(first, first + k)
             yield Pass(places=order[:, together], active=left[:, together], mask_rate=sorted_rate[:, first])
 
@@ -110,27 +114,29 @@ class Ancestral(Planned):
 
     A token whose mask rate is hit between the times s < t of a step is revealed by that step, from the pass
     at time t. Steps that reveal nothing need no pass (the cached-output rule, which here also holds for
-    networks that are told the time), so there are never more passes than hidden tokens.
+    networks that are told the time), so there are never more passes than masked tokens.
     """
+
+    kind = "ancestral"
 
     steps: int = 5000
     schedule: NoiseSchedule = field(default_factory=Linear)
 
     def __post_init__(self) -> None:
-        _check_count("steps", self.steps)
+        _check_count(self, "steps")
 
-    def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
+    def plan(self, seeds: Tensor, positions: Tensor, masked: Tensor) -> Iterator[Pass]:
         hit = self.schedule.time_of_mask_rate(_hitting_rates(seeds, positions))
-        step = (hit * self.steps).ceil().clamp(1, self.steps).masked_fill(~hidden, 0.0)
+        step = (hit * self.steps).ceil().clamp(1, self.steps).masked_fill(~masked, 0.0)
         descending = step.sort(dim=1, descending=True).values
         new = torch.ones_like(descending, dtype=torch.bool)
         new[:, 1:] = descending[:, 1:] != descending[:, :-1]
         groups = (new & (descending > 0.0)).sum(1)
-        for turn in range(int(groups.max())):
-            # The (turn + 1)-th largest step of each row; rows with fewer have none left.
-            rank = new.cumsum(1) == turn + 1
+        for number in range(1, int(groups.max()) + 1):
+            # The number-th largest step of each row; rows with fewer have none left.
+            rank = new.cumsum(1) == number
             now = torch.where(rank & new, descending, 0.0).amax(1, keepdim=True)
-            places, active = _gathered(hidden & (step == now))
+            places, active = _gathered(masked & (step == now))
             rate = self.schedule.mask_rate(now.squeeze(1) / self.steps)
             yield Pass(places=places, active=active, mask_rate=rate)
 
@@ -139,48 +145,51 @@ class Ancestral(Planned):
 class Remasking(Planned):
     """ReMDM (Wang et al.): T ancestral steps that also mask revealed tokens again, to be thought over.
 
-    A step from t to s hides a revealed token with probability σ = η · min(1, (1 − α_s)/α_t) and reveals a
-    hidden one with probability (α_s − (1 − σ)α_t)/(1 − α_t), which keeps the marginals of the forward
-    process. Passes are at most T, and may exceed the number of tokens. Given tokens are never hidden.
+    A step from t to s masks a revealed token with probability σ = η · min(1, (1 − α_s)/α_t) and reveals a
+    masked one with probability (α_s − (1 − σ)α_t)/(1 − α_t), which keeps the marginals of the forward
+    process. Passes are at most T, and may exceed the number of tokens. Given tokens are never masked.
     """
+
+    kind = "remasking"
 
     steps: int
     eta: float = 0.1
     schedule: NoiseSchedule = field(default_factory=Linear)
 
     def __post_init__(self) -> None:
-        _check_count("steps", self.steps)
+        _check_count(self, "steps")
         if not is_number(self.eta) or not 0.0 <= self.eta <= 1.0:
             raise ValueError(f"eta must lie in [0, 1], got {self.eta!r}")
+        object.__setattr__(self, "eta", float(self.eta))
 
-    def plan(self, seeds: Tensor, positions: Tensor, hidden: Tensor) -> Iterator[Pass]:
+    def plan(self, seeds: Tensor, positions: Tensor, masked: Tensor) -> Iterator[Pass]:
         times = torch.linspace(1.0, 0.0, self.steps + 1, dtype=torch.float64)
         alpha = self.schedule.alpha(times).clamp(0.0, 1.0)
         alpha[0], alpha[-1] = 0.0, 1.0
-        masked = hidden
-        reveals, hides = [], []
+        still = masked
+        reveals, remasks = [], []
         for j, (alpha_t, alpha_s) in enumerate(pairwise(alpha.tolist())):
             sigma = self.eta * (1.0 if alpha_t == 0.0 else min(1.0, (1.0 - alpha_s) / alpha_t))
             chance = counter_uniform(seeds.unsqueeze(1), positions, Purpose.REMASK, 1, repeat=j).squeeze(-1)
-            reveal = masked & (chance <= (alpha_s - (1.0 - sigma) * alpha_t) / (1.0 - alpha_t))
-            hide = hidden & ~masked & (chance < sigma)
-            masked = (masked & ~reveal) | hide
+            reveal = still & (chance <= (alpha_s - (1.0 - sigma) * alpha_t) / (1.0 - alpha_t))
+            remask = masked & ~still & (chance < sigma)
+            still = (still & ~reveal) | remask
             reveals.append(reveal)
-            hides.append(hide)
-        reveal, hide = torch.stack(reveals, 1), torch.stack(hides, 1)  # (rows, steps, n)
+            remasks.append(remask)
+        reveal, remask = torch.stack(reveals, 1), torch.stack(remasks, 1)  # (rows, steps, n)
         asked = reveal.any(-1)
         passes = int(asked.sum(1).max())
         if not passes:
             return
-        # The p-th pass of a row is the p-th of its steps that reveals something; what is hidden by a step
-        # without one is hidden after the pass before, of which there is always one.
-        turn = (asked.cumsum(1) - 1).clamp_min(0)
+        # The p-th pass of a row is the p-th of its steps that reveals something; what a step without a pass
+        # masks is masked after the pass before, of which there is always one.
+        pass_of_step = (asked.cumsum(1) - 1).clamp_min(0)
         rate = torch.where(asked, 1.0 - alpha[:-1].to(seeds.device), 0.0)
-        mask_rate = rate.new_zeros(len(seeds), passes).scatter_add_(1, turn, rate)
-        every_reveal, every_hide = (_by_turn(turn, flags, passes) for flags in (reveal, hide))
+        mask_rate = rate.new_zeros(len(seeds), passes).scatter_add_(1, pass_of_step, rate)
+        reveal, remask = (_by_pass(pass_of_step, flags, passes) for flags in (reveal, remask))
         for now in range(passes):
-            places, active = _gathered(every_reveal[:, now])
-            yield Pass(places, active, mask_rate[:, now], every_hide[:, now])
+            places, active = _gathered(reveal[:, now])
+            yield Pass(places, active, mask_rate[:, now], remask[:, now])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +199,8 @@ class MostConfident(Adaptive):
     Not the model's distribution: confident tokens come first, which makes small models repeat themselves.
     """
 
+    kind = "most_confident"
+
     threshold: float | None = None
     tokens_per_pass: int = 1
 
@@ -197,16 +208,17 @@ class MostConfident(Adaptive):
         threshold = self.threshold
         if threshold is not None and (not is_number(threshold) or not 0.0 < threshold <= 1.0):
             raise ValueError(f"threshold must lie in (0, 1], got {threshold!r}")
-        _check_count("tokens_per_pass", self.tokens_per_pass)
+        object.__setattr__(self, "threshold", None if threshold is None else float(threshold))
+        _check_count(self, "tokens_per_pass")
 
-    def choose(self, log_p: Tensor, drawn: Tensor, hidden: Tensor) -> Tensor:
+    def choose(self, log_p: Tensor, drawn: Tensor, masked: Tensor) -> Tensor:
         confidence = log_p.gather(-1, drawn.unsqueeze(-1)).squeeze(-1).exp()
-        ranked = _on_grid(confidence).masked_fill(~hidden, -1.0)
-        likeliest = torch.zeros_like(hidden).scatter_(
+        ranked = _on_grid(confidence).masked_fill(~masked, -1.0)
+        likeliest = torch.zeros_like(masked).scatter_(
             1, ranked.argsort(dim=1, descending=True, stable=True)[:, : self.tokens_per_pass], True
         )
         sure = likeliest if self.threshold is None else likeliest | (confidence >= self.threshold)
-        return sure & hidden
+        return sure & masked
 
 
 @dataclass(frozen=True)
@@ -218,6 +230,8 @@ class EntropyBound(Adaptive):
     others are certain.
     """
 
+    kind = "entropy_bound"
+
     bound: float
 
     def __post_init__(self) -> None:
@@ -225,22 +239,26 @@ class EntropyBound(Adaptive):
             raise ValueError(f"bound must be a number of nats, got {self.bound!r}")
         if not self.bound >= 0.0:
             raise ValueError(f"bound must not be negative, got {self.bound}")
+        object.__setattr__(self, "bound", float(self.bound))
 
-    def choose(self, log_p: Tensor, drawn: Tensor, hidden: Tensor) -> Tensor:
+    def choose(self, log_p: Tensor, drawn: Tensor, masked: Tensor) -> Tensor:
         terms = torch.where(log_p > -torch.inf, -log_p.exp() * log_p, 0.0)
-        entropy = _on_grid(terms.sum(-1)).masked_fill(~hidden, torch.inf)
+        entropy = _on_grid(terms.sum(-1)).masked_fill(~masked, torch.inf)
         ascending, order = entropy.sort(dim=1, stable=True)
         before = ascending.cumsum(1) - ascending  # the last of a run is its largest
         within = before.nan_to_num(torch.inf) <= self.bound
         within[:, 0] = True
-        return torch.zeros_like(hidden).scatter_(1, order, within) & hidden
+        return torch.zeros_like(masked).scatter_(1, order, within) & masked
 
 
-def _check_count(name: str, value: int) -> None:
+def _check_count(rule: UnmaskingRule, name: str) -> None:
+    """A whole number from 1 on, kept as Python's own: 2 and numpy's are one rule, and one record."""
+    value = getattr(rule, name)
     if not is_whole(value):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
+    object.__setattr__(rule, name, int(value))
 
 
 def _hitting_rates(seeds: Tensor, positions: Tensor) -> Tensor:
@@ -254,11 +272,11 @@ def _on_grid(x: Tensor) -> Tensor:
     return (x * 2.0**20).round() * 2.0**-20
 
 
-def _by_turn(turn: Tensor, flags: Tensor, turns: int) -> Tensor:
-    """Flags (rows, steps, n) of steps that belong to a turn (rows, steps), together: (rows, turns, n)."""
+def _by_pass(pass_of_step: Tensor, flags: Tensor, passes: int) -> Tensor:
+    """Flags (rows, steps, n) of the steps of each pass together: (rows, passes, n)."""
     rows, _, n = flags.shape
-    counts = torch.zeros(rows, turns, n, dtype=torch.int32, device=flags.device)
-    return counts.scatter_add_(1, turn.unsqueeze(-1).expand_as(flags), flags.int()).bool()
+    counts = torch.zeros(rows, passes, n, dtype=torch.int32, device=flags.device)
+    return counts.scatter_add_(1, pass_of_step.unsqueeze(-1).expand_as(flags), flags.int()).bool()
 
 
 def _gathered(reveal: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from bd3lm.models.devices import pick_device
 from bd3lm.training.callbacks import CsvLog, ProgressBar, TensorBoardLog, WandbLog
 from bd3lm.training.checkpoint import CheckpointStore
-from bd3lm.training.clipping import ClipChoice, ClipSearch, choose_range, range_moments
+from bd3lm.training.clipping import ClipChoice, choose_range, range_moments
 from bd3lm.training.distributed import Engine
 from bd3lm.training.ema import EMA
 from bd3lm.training.log_window import Metrics
@@ -22,7 +22,6 @@ __all__ = [
     "Callback",
     "CheckpointStore",
     "ClipChoice",
-    "ClipSearch",
     "ClipSearchValidator",
     "CsvLog",
     "Engine",

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from bd3lm.diffusion import derive_seed
 from bd3lm.io.extras import require
 from bd3lm.io.files import write_atomically
-from bd3lm.objectives import Autoregressive
+from bd3lm.training.validation import LikelihoodValidator
 
 if TYPE_CHECKING:
     from bd3lm.training.log_window import Metrics
@@ -142,7 +142,7 @@ def describe(trainer: "Trainer", metrics: "Metrics") -> str:
     if "valid_perplexity" in metrics:
         value = f"{metrics['valid_perplexity']:.1f}"
         drawn = f"≤ about {value} (one random draw)"
-        parts.append(f"valid perplexity {value if isinstance(trainer.objective, Autoregressive) else drawn}")
+        parts.append(f"valid perplexity {value if _validates_exactly(trainer) else drawn}")
     elif "valid_nats" in metrics:
         parts.append(f"valid loss (no bound) {metrics['valid_nats']:.3f}")
     if "tokens_per_second" in metrics:
@@ -151,6 +151,12 @@ def describe(trainer: "Trainer", metrics: "Metrics") -> str:
         if utilisation is not None:
             parts.append(f"{utilisation:.0%} MFU")
     return ", ".join(parts)
+
+
+def _validates_exactly(trainer: "Trainer") -> bool:
+    """Whether the perplexity of the held-out text is that of the likelihood, which nothing is drawn for."""
+    judges = [each.objective for each in trainer.validators if isinstance(each, LikelihoodValidator)]
+    return all(judge.is_exact(trainer.network) for judge in judges) and bool(judges)
 
 
 def model_flop_utilisation(trainer: "Trainer", tokens_per_second: float) -> float | None:

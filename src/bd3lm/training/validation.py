@@ -6,18 +6,18 @@ share is shorter evaluates a batch in which nothing is scored.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion import ClippedTimes, Draws
+from bd3lm.diffusion import Draws
 from bd3lm.evaluation import block_moments, gradient_variance, loss_sums, perplexity, variance
 from bd3lm.models import Transformer
-from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch
-from bd3lm.training.clipping import ClipSearch, choose_range, range_moments
+from bd3lm.objectives import Objective, TokenBatch
+from bd3lm.training.clipping import choose_range, range_moments
 from bd3lm.training.log_window import Metrics
 from bd3lm.training.trainer import Trainer
 
@@ -40,8 +40,8 @@ class HeldOut:
         """(index, batch) for this rank; every rank gets the same number of them."""
         engine = trainer.engine
         total = len(self.batches) if limit is None else min(limit, len(self.batches))
-        for turn in range(math.ceil(total / engine.world)):
-            index = turn * engine.world + engine.rank
+        for step in range(math.ceil(total / engine.world)):
+            index = step * engine.world + engine.rank
             tokens = self.batches[min(index, total - 1)].to(engine.device)
             batch = TokenBatch.of(tokens, score_first=self.score_first)
             if index >= total:
@@ -86,26 +86,25 @@ class LikelihoodValidator:
 
 @dataclass(frozen=True)
 class ClipSearchValidator:
-    """Searches the clip range every `search.every` steps; training goes on with the range that was found."""
+    """Searches the clip range as the objective says; training goes on with the range that was found."""
 
     held_out: HeldOut
-    search: ClipSearch
     seed: int = 0
 
     def __call__(self, trainer: Trainer) -> Metrics:
         objective = trainer.objective
-        if not isinstance(objective, BlockDiffusionLoss) or not isinstance(objective.masking, ClippedTimes):
-            raise ValueError(f"only ClippedTimes has a range to search, got {objective}")
-        if trainer.step % self.search.every:
+        search = objective.search
+        if search is None:
+            raise ValueError(f"objective must have a range of mask rates to search, got {objective}")
+        if trainer.step % search.every:
             return {}
-        ranges = self.search.ranges()
+        ranges = search.ranges()
         work = partial(range_moments, objective=objective, ranges=ranges)
         seed = (self.seed, "clip search", trainer.step)
-        moments = self.held_out.total(trainer, objective, work, *seed, limit=self.search.batches)
+        moments = self.held_out.total(trainer, objective, work, *seed, limit=search.batches)
         variances = dict(zip(ranges, map(variance, moments), strict=True))
         choice = choose_range(ranges, variances.__getitem__)
-        masking = replace(objective.masking, low=choice.low, high=choice.high)
-        trainer.objective = replace(objective, masking=masking)
+        trainer.objective = objective.in_range(choice.low, choice.high)
         return {
             "clip_low": choice.low,
             "clip_high": choice.high,
@@ -123,8 +122,8 @@ class NelboVarianceValidator:
 
     def __call__(self, trainer: Trainer) -> Metrics:
         objective = trainer.objective
-        size = objective.block_size if isinstance(objective, BlockDiffusionLoss) else trainer.data.context
-        work = partial(block_moments, objective=objective, block_size=size)
+        block_size = objective.block_of(trainer.data.context)
+        work = partial(block_moments, objective=objective, block_size=block_size)
         seed = (self.seed, "variance", trainer.step)
         moments = self.held_out.total(trainer, objective, work, *seed, limit=self.batches)
         return {"nelbo_variance": variance(moments)}
