@@ -24,7 +24,7 @@ from bd3lm.runs.recipe import merge, recipe_from_dict
 from bd3lm.runs.stages import run_stages
 from bd3lm.runs.train import train_stages
 from bd3lm.training import Trainer
-from tests.lm import of_bytes
+from tests.lm import of_bytes, of_method
 from tests.tiny_recipes import BLOCK, plain, prepared, tiny_recipe, two_stages
 
 pytestmark = pytest.mark.sweep(3)
@@ -214,6 +214,41 @@ def test_clipped_rates_bound_nothing_for_a_network_that_is_told_the_noise(data):
     recipe = tiny_recipe(data, blocks(1) | clipped(0.3, 0.8))
     told = of_bytes(1, adaln=True, time_conditioning=True)
     assert not runs.losses(recipe, told, [])["train_is_bound"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "validation_is_exact has_likelihood writes_in_order uncovers"),
+        (BLOCK, "has_likelihood masks_by_rule writes_blocks uncovers"),
+        ({"method": {"kind": "block_diffusion"}}, "has_likelihood masks_by_rule writes_blocks uncovers"),
+        ({"method": {"kind": "score_entropy"}}, "has_likelihood uncovers"),
+        ({"method": {"kind": "d3pm", "process": "uniform"}}, "has_likelihood"),
+        ({"method": {"kind": "simplex", "block_size": 4}}, ""),
+    ],
+    ids=["AR", "blocks", "MDLM", "SEDD", "D3PM uniform", "SSD-LM"],
+)
+def test_what_is_shown_of_a_model_is_asked_of_its_method(changes, said, data):
+    recipe = tiny_recipe(data, changes)
+    found = runs.shown(recipe, of_method(recipe.method))
+    assert {name for name, value in found.items() if value is True} == {*said.split()}
+    assert (found["variant"], found["clip_range"], found["lean"]) == ("", None, 0.0)
+
+
+def test_variants_ranges_and_leans_are_those_of_the_recipe(data):
+    def found(masking: object = "counts", lean: float = 0.0) -> list[object]:
+        changes = {"method": {"lean": lean}, "objective": {"masking": masking}}
+        recipe = tiny_recipe(data, BLOCK, changes)
+        shown = runs.shown(recipe, of_method(recipe.method))
+        return [shown["variant"], shown["clip_range"], shown["lean"]]
+
+    assert found() == ["", None, 0.0]
+    assert found({"kind": "counts", "lean": 0.5}, lean=2.0) == [", trained for lean 0.5", None, 2.0]
+    assert found({"kind": "clipped", "low": 1.0, "high": 1.0}) == [", fully masked", None, 0.0]
+    searched = {"kind": "clipped", "low": 0.25, "high": 0.75, "search": {"every": 3}}
+    assert found(searched) == ["", (0.25, 0.75), 0.0]
+    recipe = tiny_recipe(data, {"objective": {"random_batch": True}})
+    assert runs.shown(recipe, of_method(recipe.method))["variant"] == ", random batch size"
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,7 @@ def test_a_loss_that_does_not_change_can_be_drawn():
 
 
 @pytest.mark.slow
-def test_bd3lm_is_imported_without_matplotlib():
-    script = "import sys, bd3lm, bd3lm.reports, bd3lm.cli; sys.exit('matplotlib' in sys.modules)"
+def test_bd3lm_is_imported_without_what_draws_and_renders():
+    heavy = "{'matplotlib', 'jinja2'} & {*sys.modules}"
+    script = f"import sys, bd3lm, bd3lm.reports, bd3lm.cli; sys.exit(bool({heavy}))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

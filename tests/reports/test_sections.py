@@ -198,7 +198,10 @@ def test_judgements_of_another_order_are_told_apart():
     records = [
         judgement(settings={"lean": 0.0}),
         judgement(150.0, settings={"lean": 0.0}, samples=40),
-        judgement(90.0, settings={"lean": 2.0, "unmasking": "FirstHitting(tokens_per_pass=1, lean=2.0)"}),
+        judgement(
+            90.0,
+            settings={"lean": 2.0, "unmasking": {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 2.0}},
+        ),
     ]
     report = one(*records, recipe=recipe("block_diffusion", block_size=2), title=BLOCKS)
     (table,) = tables(report, "Generative perplexity")
@@ -571,7 +574,7 @@ def test_token_frequencies_stand_beside_figures_of_the_same_tokens_alone():
 
     figure = perplexity(("exact", 2.0))
     assert said(figure, unigram()) == [
-        "To compare: the token frequencies of the training text alone, which ignore what stands before a "
+        "To compare: token frequencies of the training text alone, which ignore what stands before a "
         "token, have a perplexity of 385.4."
     ]
     assert said(figure) == said(figure, unigram(text="g")) == said(figure, unigram(split="test")) == []
@@ -581,5 +584,5 @@ def test_token_frequencies_stand_beside_figures_of_the_same_tokens_alone():
 def test_a_text_past_the_context_says_how_long_both_are():
     prose, quotation = section(one(long_text()), "A text longer than the context")
     assert "its network sees 16 tokens at once" in prose.text
-    assert "This text has 64 tokens. Past the context" in prose.text
+    assert "This one has 64 tokens. Past the context" in prose.text
     assert (quotation.given, quotation.written) == ("Once", " upon a time")

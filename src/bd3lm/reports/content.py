@@ -111,12 +111,6 @@ class Run:
         planned: int = self.recipe["train"]["steps"]
         return planned if self.steps[-1] < planned else None
 
-    @property
-    def method(self) -> str:
-        """Which kind of model it is."""
-        kind: str = self.recipe["method"]["kind"]
-        return kind
-
 
 Measured = tuple[Run, Record]
 """A measurement and what was measured."""

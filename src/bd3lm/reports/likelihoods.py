@@ -132,7 +132,7 @@ def _unigram(report: Report, group: Sequence[Measured]) -> Iterator[Prose]:
     for _, record in report.of_kind("unigram"):
         if (*_of_split(record), record["result"]["tokens"]) in measured:
             yield Prose(
-                "To compare: the token frequencies of the training text alone, which ignore what stands "
+                "To compare: token frequencies of the training text alone, which ignore what stands "
                 f"before a token, have a perplexity of {plain(record['result']['perplexity'])}."
             )
             return

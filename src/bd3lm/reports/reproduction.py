@@ -7,6 +7,7 @@ from typing import Any
 
 from bd3lm.kinds import spelt_out
 from bd3lm.reports.content import Record, Run
+from bd3lm.reports.document import code
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Typed:
 
 def measured_by(measured: Iterable[tuple[Run, Record]]) -> str:
     """A sentence after others: one command for all runs and texts that were measured in the same way."""
-    lines = [f"`{line}`" for line in commands(measured)]
+    lines = [code(line) for line in commands(measured)]
     return f" Measured by {', '.join(lines)}." if lines else ""
 
 

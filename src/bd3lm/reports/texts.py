@@ -55,7 +55,7 @@ def long_text_parts(report: Report) -> Iterator[Part]:
         context, length = run.recipe["data"]["context"], record["settings"]["length"]
         yield Prose(
             f"{capital(report.label(run))}: its network sees {context:,} tokens at once, and was trained on "
-            f"texts of that length. This text has {length:,} tokens. Past the context, each token is written "
+            f"texts of that length. This one has {length:,} tokens. Past the context, each token is written "
             "with only the last ones before it in view."
         )
         yield from _quotations(record)
@@ -99,7 +99,7 @@ def _largest_lengths(run: Run) -> list[Record]:
     return sorted(orders, key=lambda record: (run.lean_of(record) != run.lean, run.lean_of(record)))
 
 
-def _length_plot(labels: Sequence[str], results: Sequence[Record], command: str) -> Plot:
+def _length_plot(labels: Sequence[str], results: Sequence[Record], how: str) -> Plot:
     lengths = [
         plots.Lengths(label, result["samples"]["lengths"], (result["training"] or {}).get("lengths", ()))
         for label, result in zip(labels, results, strict=True)
@@ -113,7 +113,7 @@ def _length_plot(labels: Sequence[str], results: Sequence[Record], command: str)
         f"Histograms of lengths of texts. Medians in tokens: {'; '.join(medians)}.",
         "How long a model's texts are, drawn over the documents it was trained on. A model may end a text "
         "itself. Texts that were stopped because they repeated themselves or reached the limit are included; "
-        f"the table counts them.{command}",
+        f"the table counts them.{how}",
     )
 
 

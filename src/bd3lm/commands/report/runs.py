@@ -153,7 +153,7 @@ def content(
                 log=each.log,
                 records=[repeatable(record, recipe) for kind in KINDS for record in kept(subject, kind)],
                 **losses(subject.recipe, subject.model, each.log),
-                **capabilities(subject.recipe, subject.model),
+                **shown(subject.recipe, subject.model),
             )
         )
     versions = {"bd3lm": bd3lm.__version__, "Python": platform.python_version()}
@@ -161,8 +161,8 @@ def content(
     return Report(runs=tuple(runs), unmeasured=unmeasured, unfinished=unfinished, versions=versions)
 
 
-def capabilities(recipe: Recipe, model: LanguageModel) -> dict[str, Any]:
-    """What there is to show of a model, as its method says."""
+def shown(recipe: Recipe, model: LanguageModel) -> dict[str, Any]:
+    """What a report shows of a model, as its method says."""
     method, frame, context = recipe.method, model.config.frame, recipe.data.context
     return {
         "validation_is_exact": method.validation(recipe.objective, frame).is_exact(model.network),
@@ -172,7 +172,7 @@ def capabilities(recipe: Recipe, model: LanguageModel) -> dict[str, Any]:
         "writes_blocks": method.has_order,
         "uncovers": method.uncovers,
         "variant": recipe.objective.variant,
-        "clip_range": recipe.objective.mask_range,
+        "clip_range": recipe.objective.mask_range if recipe.objective.search else None,
         "lean": method.order_lean,
     }
 

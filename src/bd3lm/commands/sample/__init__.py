@@ -21,7 +21,6 @@ from bd3lm.commands.shared.flags import (
     StepsFlag,
     TokenizerFlag,
     named,
-    named,
 )
 
 if TYPE_CHECKING:
