@@ -146,25 +146,6 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / link).exists(), link
 
 
-def test_the_examples_of_extending_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    printed: list[str] = []
-    for source in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
-        exec(compile(source, "extending.md", "exec"), {"__name__": "extending"})
-        printed.append(capsys.readouterr().out)
-    bound, trained, text = printed
-    assert bound == "False\n"
-    assert trained.endswith("30 True 17\n")
-    assert (
-        "masking=Times(schedule=Cubic())"
-        in (tmp_path / "runs/cubic/checkpoints/step-00000030/state.json").read_text()
-    )
-    assert text.startswith("The city of")
-
-
 def _exists(dotted: str) -> bool:
     """Whether a dotted name is a module, or an attribute of one."""
     parts = dotted.split(".")

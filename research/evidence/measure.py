@@ -25,7 +25,7 @@ from bd3lm.evaluation import (
     nelbo_variance,
     stop_counts,
 )
-from bd3lm.lm import Generation, LanguageModel, Settings, block_loss, build_estimator
+from bd3lm.lm import Generation, LanguageModel, Settings, build_estimator
 from bd3lm.models import Denoiser
 from bd3lm.objectives import Autoregressive, TokenBatch
 from bd3lm.sampling import UnmaskingRule
@@ -84,7 +84,7 @@ class _Leaning(Enumerated):
         return super().figures(model) * len(self.leans)
 
     def nats(self, model: Denoiser, batch: TokenBatch, draws: tuple[Draws, ...]) -> Tensor:
-        found = exact_likelihoods(model, batch, self.leans, **self._asked)
+        found = exact_likelihoods(model, batch, self.reading, self.leans)
         return torch.stack([part.sum(1) for each in found for part in (each.nll, each.nelbo)])
 
 
@@ -127,7 +127,7 @@ def _likelihood(
 def _estimator(name: str, model: LanguageModel) -> tuple[Estimator, bool]:
     """An estimator and whether it scores first tokens: the next-token loss is not trained on those."""
     if name != "next-token":
-        return build_estimator(model.network, model.config, name), model.config.method.score_first
+        return build_estimator(model.config, name), model.config.method.score_first
     return Sampled("exact", Autoregressive(mask_id=model.config.mask_id)), False
 
 
@@ -137,11 +137,12 @@ def _variance(what: Variance, run: Run, model: LanguageModel, place: Place) -> d
         raise ValueError(f"only block diffusion draws masks by rules, got {run.key}")
     rows = WrappedTokens(TokenShards(place.data / TRAINED_ON), "valid", model.config.network.context)
     batches = list(_batches(rows, what.batches * _ROWS, model, score_first=method.score_first))
-    found = {}
+    found, size = {}, method.piece(model.config.network.context)
     for name in what.rules:
-        objective = block_loss(method, rules()[name])
-        found[name] = asdict(nelbo_variance(model.network, objective, batches, block_size=method.block_size))
-    return {"block_size": method.block_size, "rules": found}
+        objective = method.judging(rules()[name], model.config.frame)
+        assert objective is not None
+        found[name] = asdict(nelbo_variance(model.network, objective, batches, block_size=size))
+    return {"block_size": size, "rules": found}
 
 
 def _texts(what: Texts, run: Run, model: LanguageModel, results: Results) -> dict[str, Any]:
@@ -154,7 +155,8 @@ def _texts(what: Texts, run: Run, model: LanguageModel, results: Results) -> dic
         entropy_floor=what.floor,
         entropy_window=model.config.network.context,
         redraws=_REDRAWS if what.floor else 0,
-    ).for_method(model.config.method)
+    )
+    settings = model.config.method.settled(settings)
     written = model.generate([""] * what.count, settings)
     name = _set_name(what)
     results.add_samples(run, name, [sample_record(text, "", settings, model) for text in written])
@@ -168,7 +170,8 @@ def _documents(what: Documents, run: Run, model: LanguageModel, results: Results
         batch_size=what.count,
         entropy_floor=what.floor,
         entropy_window=model.config.network.context,
-    ).for_method(model.config.method)
+    )
+    settings = model.config.method.settled(settings)
     end = None if model.tokenizer is None else model.tokenizer.eos_id
     if end is None:
         raise ValueError("documents need a tokenizer with an end token")

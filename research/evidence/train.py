@@ -114,9 +114,8 @@ def _train(
 ) -> run_plan.Run:
     torch._dynamo.config.recompile_limit = _GRAPHS
     settings = merge(run.settings, {"data": {"path": str(place.data / TRAINED_ON)}}, changes)
-    built = run_plan.build_run(
-        recipe(settings, where=run.key), place.weights / run.digest, engine=place.engine
-    )
+    asked = recipe(settings, where=run.key)
+    built = run_plan.plan_run(asked, place.weights / run.digest, engine=place.engine).build()
     trainer = built.trainer
     trainer.callbacks = [watch]
     trainer.store = _Unkept(built.out)

@@ -6,8 +6,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ import torch
 from bd3lm.commands.shared.sample_files import Samples
 from bd3lm.data import TokenShards
 from bd3lm.runs import plan as run_plan
-from bd3lm.runs.recipe import Recipe, merge
+from bd3lm.runs.recipe import merge
 from bd3lm.training import Engine
 from research.evidence import paper, plan
 from research.evidence.__main__ import main, time_all, work
@@ -221,13 +219,15 @@ def test_steps_can_be_timed_alone(place: Place, tmp_path: Path, monkeypatch: pyt
 def test_steps_are_timed_as_they_are_trained(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     begun = []
 
-    def build_run(recipe: Recipe, *args: Any, **options: Any) -> run_plan.Run:
-        built = run_plan.build_run(recipe, *args, **options)
-        begun.append((recipe.train.steps, built.trainer))
+    def build(plan: run_plan.Plan) -> run_plan.Run:
+        built = build_a_run(plan)
+        begun.append((plan.recipe.train.steps, built.trainer))
         return built
 
+    build_a_run = run_plan.Plan.build
+    monkeypatch.setattr(run_plan.Plan, "build", build)
+
     monkeypatch.setattr("research.evidence.train._TIMED", 8)
-    monkeypatch.setattr("research.evidence.train.run_plan", SimpleNamespace(build_run=build_run))
     run = small("counts-4/0", measures=(), changes={"train": {"steps": 1000}})
     time_all([run], place, Results(tmp_path / "evidence.jsonl"))
     ((steps, trainer),) = begun

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, Unmasking
+from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, UnmaskingRule
 from research.evidence.measures import Perplexity, Texts, describe
 from research.evidence.records import read_lines, read_measure, read_rule
 from research.evidence.results import PATTERN
@@ -25,7 +25,7 @@ KNOWN = {each.digest: each for run in all_runs() for each in run.lineage}
         ({"kind": "entropy_bound", "bound": 1.0}, EntropyBound(1.0)),
     ],
 )
-def test_a_recorded_rule_is_known_however_it_was_written(written: str | dict, rule: Unmasking):
+def test_a_recorded_rule_is_known_however_it_was_written(written: str | dict, rule: UnmaskingRule):
     asked = describe(Texts(unmasking=rule))
     assert read_rule(written) == asked["unmasking"]
     assert read_measure(asked | {"unmasking": written}) == asked == json.loads(json.dumps(asked))

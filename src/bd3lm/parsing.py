@@ -138,11 +138,14 @@ def _key_problems(kind: Any, data: object, path: str, plugins: Mapping[str, Any]
             return
         given = said.get("kind")
         if given not in list(members):
-            found = f"got {given!r}{did_you_mean(given, members)}" if "kind" in said else "but is missing"
-            place = f"{path}kind" if isinstance(data, Mapping) else path.removesuffix(".")
+            found = f"got {given!r}" if "kind" in said else "but is missing"
             plugin = plugins.get(given) if isinstance(given, str) else None
-            made = f"; {given} is of the plugin {plugin}: give --plugin {plugin}" if plugin else ""
-            yield _Problem(place, f"must be one of {', '.join(map(repr, members))}, {found}{made}")
+            if plugin:
+                found += f"; {given} is of the plugin {plugin}: give --plugin {plugin}"
+            elif "kind" in said:
+                found += did_you_mean(given, members)
+            place = f"{path}kind" if isinstance(data, Mapping) else path.removesuffix(".")
+            yield _Problem(place, f"must be one of {', '.join(map(repr, members))}, {found}")
             return
     choices = types_of(kind, data)
     if not isinstance(data, Mapping) or not choices:

@@ -149,7 +149,7 @@ def test_every_flag_is_a_setting(words, changes, saved, model, tmp_path, capsys)
     assert main(["sample", saved, "ab", "--out", str(out), *words.split()]) == 0
     settings = Settings(**changes)
     (record,) = records(out)
-    used = settings.for_method(model.config.method)
+    used = model.config.method.settled(settings)
     assert record["settings"] == {
         **asdict(used),
         "unmasking": plain(used.unmasking),
@@ -202,7 +202,8 @@ def test_lean_is_the_order_in_which_a_block_is_written(words, unmasking, saved, 
         ("--tokens-per-pass 2", FirstHitting(2, lean=3.0)),
         ("--lean 0 --steps 5", Ancestral(5)),
         ("--lean 0 --steps 5 --remask 0.3", Remasking(steps=5, eta=0.3)),
-        ("--confidence 0.5", MostConfident(threshold=0.5)),
+        ("--lean 0 --confidence 0.5", MostConfident(threshold=0.5)),
+        ("--unmasking ancestral steps=5 --lean 0", Ancestral(5)),
     ],
 )
 def test_a_model_that_leans_writes_in_its_own_order(words, unmasking, model, tmp_path, capsys):
@@ -214,11 +215,14 @@ def test_a_model_that_leans_writes_in_its_own_order(words, unmasking, model, tmp
     assert record["tokens"] == model.generate("ab", unmasking=unmasking)[0].tokens
 
 
-@pytest.mark.parametrize("words", ["--steps 5", "--steps 5 --remask 0.3"])
-def test_steps_are_not_for_a_model_that_leans(words, model, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "words",
+    ["--steps 5", "--steps 5 --remask 0.3", "--confidence 0.5", "--entropy-bound 1", "--unmasking ancestral"],
+)
+def test_a_rule_without_a_lean_is_not_for_a_model_that_leans(words, model, tmp_path, capsys):
     model.with_lean(3.0).save_pretrained(tmp_path / "model")
     error = fails(capsys, "sample", str(tmp_path / "model"), "ab", *words.split())
-    assert "has no order that leans, and the model's lean is 3: add --lean 0" in error
+    assert "has no order that leans, and the model's lean is 3: use with_lean(0), or --lean 0" in error
 
 
 def test_one_token_a_pass_is_what_an_autoregressive_model_writes(saved, tmp_path, capsys):

@@ -134,11 +134,13 @@ def test_a_model_that_leans_writes_in_its_own_order_unless_told_otherwise(block_
 
 
 @pytest.mark.parametrize("block_size", [4, CONTEXT])
-@pytest.mark.parametrize("rule", [Ancestral(5), Remasking(steps=5)], ids=str)
-def test_steps_that_share_a_noise_level_are_not_for_a_model_that_leans(rule, block_size):
+@pytest.mark.parametrize(
+    "rule", [Ancestral(5), Remasking(steps=5), MostConfident(), EntropyBound(1.0)], ids=str
+)
+def test_a_rule_without_a_lean_is_not_for_a_model_that_leans(rule, block_size):
     leans = of_bytes(block_size).with_lean(2.0)
     said = re.escape(
-        f"unmasking {rule} has no order that leans, and the model's lean is 2; use with_lean(0) (or --lean 0)"
+        f"unmasking {rule} has no order that leans, and the model's lean is 2: use with_lean(0), or --lean 0"
     )
     with pytest.raises(ValueError, match=said):
         leans.generate(PROMPTS, unmasking=rule)
@@ -457,7 +459,7 @@ NEVER_NONE = ("seed", "batch_size", "temperature", "entropy_window", "redraws")
             "unmasking must be a rule of bd3lm.sampling such as FirstHitting.*'ancest",
         ),
         ({"unmasking": Ancestral}, "unmasking must be a rule of bd3lm.sampling such as FirstHitting"),
-        ({"projection": "argmax"}, "projection must be one of sampling, greedy, multi_hot, got 'argmax'"),
+        ({"projection": "argmax"}, "projection must be one of greedy, sampling, multi_hot, got 'argmax'"),
         ({"eos_id": 5, "stop_at_eos": False}, "eos_id is for stop_at_eos, which is off, got 5"),
         ({"eos_id": -1}, "eos_id must be a token id, got -1"),
         ({"redraws": 2}, "redraws needs an entropy_floor, got 2 with none"),

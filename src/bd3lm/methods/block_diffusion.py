@@ -154,8 +154,8 @@ class BlockDiffusionMethod(Method):
         unmasking = settings.unmasking
         if self.lean and not hasattr(unmasking, "lean"):
             raise ValueError(
-                f"unmasking {unmasking} has no order that leans, and the model's lean is {self.lean:g}; use "
-                "with_lean(0) (or --lean 0)"
+                f"unmasking {unmasking} has no order that leans, and the model's lean is {self.lean:g}: use "
+                "with_lean(0), or --lean 0"
             )
         reading = self.reading(frame)
         if reading.block_size == frame.context:
