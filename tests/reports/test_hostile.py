@@ -176,8 +176,8 @@ def test_every_part_and_title_keeps_its_structure(evil):
     assert blocks(render_markdown(whole, "p")) == blocks(render_markdown(same, "p"))
 
 
-@pytest.mark.parametrize("label", [EVIL["controls"], EVIL["signs"]], ids=["controls", "signs"])
-def test_plots_take_any_label(label):
+def test_plots_take_any_label():
+    label = EVIL["controls"] + EVIL["signs"]
     for svg in (
         plots.training_curves([plots.Curve(each, [1, 2], [2, 1]) for each in (label, "b")], [label, "b"]),
         plots.clip_ranges([plots.Band(each, [0, 1], [0, 0], [1, 1]) for each in (label, "b")], [label, "b"]),
@@ -187,7 +187,7 @@ def test_plots_take_any_label(label):
         plots.quality_against_cost([plots.Point(label, 1.0, 2.0, note=label)], [label]),
     ):
         texts = [element.text for element in check_drawing(svg).findall(".//{*}text")]
-        assert readable(label).split("\n")[0] in texts
+        assert readable(label) in texts
 
 
 @in_a_report

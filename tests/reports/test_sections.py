@@ -18,17 +18,16 @@ from tests.reports import (
     samples,
     unigram,
     variance,
-    whole_document,
     whole_report,
 )
 
-pytestmark = pytest.mark.usefixtures("drawn_once")
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 BLOCKS = "block diffusion, blocks of 2"
 
 
 def section(report: Report, title: str) -> list:
-    document = whole_document() if report is whole_report() else build_document(report)
+    document = build_document(report)
     return next((list(each.parts) for each in document.sections if each.title == title), [])
 
 
@@ -349,7 +348,7 @@ def test_one_figure_makes_no_plot():
     assert not [part for part in parts if isinstance(part, Plot)]
 
 
-def test_a_perplexity_past_all_numbers():
+def test_a_perplexity_past_all_numbers(drawn_once):
     (table,) = tables(one(perplexity(("bound", 2.0), figures=[INFINITE])), "Perplexity")
     assert table.rows[0][2] == "≤ ∞"
 
@@ -387,7 +386,7 @@ def test_variances_by_rule():
     assert without.headings == ["masks", "unbiased", "autoregressive: loss"]
 
 
-def test_variances_have_their_errors_and_may_be_infinite():
+def test_variances_have_their_errors_and_may_be_infinite(drawn_once):
     record = variance(gradient=0.5)
     first, second, third = record["result"]["rows"]
     first |= {"loss_error": 0.25, "gradient_error": 0.125}
@@ -441,7 +440,7 @@ def test_generative_perplexity_with_all_that_belongs_to_it():
     assert "judge judge/one, float32, window 1,024" in table.caption
 
 
-def test_one_judgement_makes_no_plot_and_an_infinite_one_none_either():
+def test_one_judgement_makes_no_plot_and_an_infinite_one_none_either(drawn_once):
     for report in (one(judgement()), one(judgement(), judgement(None))):
         assert [type(part) for part in section(report, "Generative perplexity")] == [Table]
     assert tables(one(judgement(None)), "Generative perplexity")[0].rows[0][1] == "∞"
@@ -553,7 +552,9 @@ def test_the_commands_exist(command, capsys):
 
 
 def test_the_colophon_has_dates_and_versions():
-    assert whole_document().colophon == ("Measured 2026-11-15. Page made with bd3lm 0.1.0, torch 2.13.0.")
+    assert build_document(whole_report()).colophon == (
+        "Measured 2026-11-15. Page made with bd3lm 0.1.0, torch 2.13.0."
+    )
 
 
 def test_the_recipes_of_one_run_do_not_differ():

@@ -160,8 +160,8 @@ def _variance_table(report: Report, measured: Sequence[Measured], biased: Sequen
     ]
     rules = dict.fromkeys(rule for _, _, rows in columns for rule in rows)
     return Table(
-        "The same figures in a table. The mean of an unbiased estimate is the bound; the mean of the others is "
-        f"not. The true variance of {', '.join(NO_FINITE_VARIANCE[:-1])} and {NO_FINITE_VARIANCE[-1]} is "
+        "The same figures in a table. The mean of an unbiased estimate is the bound; the mean of the others "
+        f"is not. The true variance of {', '.join(NO_FINITE_VARIANCE[:-1])} and {NO_FINITE_VARIANCE[-1]} is "
         "infinite, because rare draws that mask very little have a huge weight; the table has the variance "
         "of this sample. ± is one standard error over batches, rough where a few large losses dominate.",
         ["masks", "unbiased", *(heading for heading, _, _ in columns)],
