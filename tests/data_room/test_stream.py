@@ -16,7 +16,6 @@ from bd3lm.data import (
     TokenShards,
     WrappedTokens,
     byte_tokenizer,
-    ordered_batches,
     prepare,
 )
 from bd3lm.data.stream import permute
@@ -137,7 +136,6 @@ def test_a_stream_goes_on_where_another_stopped(sequences: WrappedTokens) -> Non
     parts = [*(first.indices(step) for step in range(10)), *(second.indices(step) for step in range(20))]
     flat = np.concatenate(parts)
     assert flat.tolist() == [int(whole.indices(step)[0]) for step in range(len(flat))]
-    assert second.epoch(0) == first.epoch(10)
     with pytest.raises(ValueError, match="skip must not be negative, got -1"):
         BatchStream(sequences, rows=1, seed=0, skip=-1)
 
@@ -176,22 +174,14 @@ def test_seeds_differ_and_equal_seeds_do_not(sequences: WrappedTokens) -> None:
     assert len(set(map(tuple, orders.values()))) == 4
 
 
-def test_epoch_counts_passes(sequences: WrappedTokens) -> None:
-    stream = BatchStream(sequences, rows=len(sequences), seed=0)
-    assert [stream.epoch(step) for step in range(3)] == [0.0, 1.0, 2.0]
-
-
 def test_the_stream_refuses(sequences: WrappedTokens) -> None:
     with pytest.raises(ValueError, match="rows must be at least 1, got 0"):
         BatchStream(sequences, rows=0, seed=0)
     with pytest.raises(ValueError, match="step must not be negative, got -1"):
         BatchStream(sequences, rows=1, seed=0).batch(-1)
     empty = WrappedTokens(sequences.shards, "valid", 10**6)
-    for make in (lambda: BatchStream(empty, rows=1, seed=0), lambda: ordered_batches(empty, 1)):
-        with pytest.raises(
-            ValueError, match=r"split 'valid' has .* tokens, fewer than one sequence of 1000000"
-        ):
-            make()
+    with pytest.raises(ValueError, match=r"split 'valid' has .* tokens, fewer than one sequence of 1000000"):
+        BatchStream(empty, rows=1, seed=0)
 
 
 def test_a_shard_that_vanished_is_one_clear_line(tmp_path: Path) -> None:
@@ -200,25 +190,6 @@ def test_a_shard_that_vanished_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "train-00002.bin").unlink()
     with pytest.raises(FileNotFoundError, match=r"^shard .*train-00002\.bin is missing"):
         stream.batch(0)
-
-
-# --- in order ---------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 100), st.integers(1, 150) | st.none())
-def test_validation_goes_in_order_to_the_end(sequences: WrappedTokens, rows: int, limit: int | None) -> None:
-    batches = list(ordered_batches(sequences, rows, limit=limit))
-    total = min(limit or len(sequences), len(sequences))
-    assert torch.cat(batches).tolist() == sequences[:total].tolist()
-    assert all(len(batch) == rows for batch in batches[:-1])
-    assert len(batches[-1]) == (total - 1) % rows + 1
-
-
-def test_validation_refuses(sequences: WrappedTokens) -> None:
-    with pytest.raises(ValueError, match="rows must be at least 1, got 0"):
-        ordered_batches(sequences, 0)
-    with pytest.raises(ValueError, match="limit must be at least 1 or None, got 0"):
-        ordered_batches(sequences, 1, limit=0)
 
 
 def test_the_room_does_not_load_torch() -> None:

@@ -208,7 +208,7 @@ def test_a_hundred_thousand_positions_later_the_same_text_has_the_same_logits():
     text = random_tokens(2, 40)
     near, far = (model.new_cache(2, segment=2, window=10) for _ in range(2))
     far.advance(torch.tensor([100_000, 99_999]))
-    far.evict(10)  # nothing was written there
+    far.starts.copy_(far.ends)  # nothing was written there
     for start in range(0, 40, 2):
         block = text[:, start : start + 2]
         here, there = (logits_of(model, block, Bidirectional(2), cache=cache) for cache in (near, far))
@@ -222,34 +222,13 @@ def test_a_text_that_ends_at_position_100_000_decodes_as_the_uncached_text():
     model = tiny_transformer(7, dtype=torch.float32)
     text, cache = random_tokens(1, 6), model.new_cache(1, segment=2, window=4)
     cache.advance(99_994)
-    cache.evict(4)  # nothing was written there
+    cache.starts.copy_(cache.ends)  # nothing was written there
     for start in (0, 2, 4):
         commit(cache, text[:, start : start + 2], 2, model)
     assert (cache.starts.item(), cache.ends.item()) == (99_996, 100_000)
     noisy = random_tokens(1, 2, seed=1)
     whole = logits_of(model, torch.cat((text, noisy), 1), sliding(8, 2, 4))
     assert_same(logits_of(model, noisy, Bidirectional(2), cache=cache), whole[:, 6:], atol=1e-4)
-
-
-def test_evicted_positions_are_no_longer_seen():
-    text, cache = random_tokens(2, 6), MODEL.new_cache(2, segment=6)
-    commit(cache, text, 2)
-    cache.evict(torch.tensor([0, 3]))
-    assert cache.lengths.tolist() == [6, 3]
-    noisy = random_tokens(2, 2, seed=1)
-    cached = logits_of(MODEL, noisy, Bidirectional(2), cache=cache)
-    for row, gone in ((0, 0), (1, 3)):
-
-        def sees(query: int, key: int, gone: int = gone) -> bool:
-            return key // 2 <= query // 2 and (query < 6 or key >= gone)
-
-        whole = torch.cat((text[row], noisy[row])).unsqueeze(0)
-        assert_same(cached[row], logits_of(MODEL, whole, Written(8, sees))[0, 6:])
-    cache.evict(100)
-    assert cache.lengths.tolist() == [0, 0]
-    assert_same(
-        logits_of(MODEL, noisy, Bidirectional(2), cache=cache), logits_of(MODEL, noisy, Bidirectional(2))
-    )
 
 
 def test_rows_can_leave_and_change_places():
@@ -383,11 +362,9 @@ def test_there_is_one_lead_in():
     assert cache.ends.tolist() == [-2, 0]
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 3, torch.tensor([2, 1, 0])], ids=str)
-def test_evicting_from_a_lead_in_does_not_let_the_text_begin_before_itself(tokens):
+def test_a_lead_in_does_not_let_the_text_begin_before_itself():
     cache = MODEL.new_cache(3, segment=4, window=4)
     cache.lead_in(torch.tensor([4, 2, 0]))
-    cache.evict(tokens)
     assert cache.starts.tolist() == [0, 0, 0]
     assert cache.lengths.tolist() == [0, 0, 0]
     noisy = torch.cat((random_tokens(3, 4), random_tokens(3, 2, seed=1)), 1)

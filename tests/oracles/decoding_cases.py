@@ -150,15 +150,16 @@ def passes(
     if filled:
         cache.keys, cache.values = draw(*cache.keys.shape), draw(*cache.keys.shape)
         cache.advance(filled)
-        cache.evict(torch.randint(min(filled, window), (rows,), generator=choice).to(device))
+        gone = torch.randint(min(filled, window), (rows,), generator=choice).to(device)
+        torch.maximum(cache.starts, torch.minimum(cache.starts + gone, cache.ends), out=cache.starts)
     for layout in layouts:
         size = layout.size
         qkv = draw(rows, size, 3 * heads * head_dim)
         ring = cache.keys[0].clone(), cache.values[0].clone()
         cos, sin = rotation(cache.text_positions(layout, qkv), head_dim, base=10000.0, dtype=torch.float32)
         query, key, value = (part.unflatten(-1, (heads, head_dim)) for part in qkv.chunk(3, -1))
-        turn = cos.unsqueeze(2), sin.unsqueeze(2)
-        query, key = (rotate(part, turn).transpose(1, 2) for part in (query, key))
+        rope = cos.unsqueeze(2), sin.unsqueeze(2)
+        query, key = (rotate(part, rope).transpose(1, 2) for part in (query, key))
         seen_keys, seen_values = cache.extend(0, key, value.transpose(1, 2))
         rule = ring_rule(layout, window, segment)
         assert rule is not None

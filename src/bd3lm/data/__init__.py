@@ -7,7 +7,7 @@ from bd3lm.data.hub import NamedCorpus
 from bd3lm.data.ordered import OrderedBatches
 from bd3lm.data.prepare import prepare
 from bd3lm.data.shards import TokenShards
-from bd3lm.data.stream import BatchStream, ordered_batches
+from bd3lm.data.stream import BatchStream
 from bd3lm.data.tokenizers import Tokenizer, byte_tokenizer, load_tokenizer, saved_tokenizer, train_bpe
 from bd3lm.data.topics import PydocCorpus
 from bd3lm.data.wrap import WrappedTokens
@@ -26,7 +26,6 @@ __all__ = [
     "byte_tokenizer",
     "load_corpus",
     "load_tokenizer",
-    "ordered_batches",
     "prepare",
     "saved_tokenizer",
     "train_bpe",

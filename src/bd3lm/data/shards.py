@@ -224,15 +224,6 @@ class TokenShards:
         """How many tokens the text of each document has, in order."""
         return np.concatenate([load_lengths(self.folder, shard) for shard in self.split(split).shards])
 
-    def verify(self) -> None:
-        """Read every shard and compare it with its sha256."""
-        for split in self.meta.splits.values():
-            for shard in split.shards:
-                path = check_shard(self.folder, shard, self.meta.dtype)
-                with open(path, "rb") as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-                        raise ValueError(f"shard {path} is damaged: its sha256 is not the one in {META_FILE}")
-
     def _map(self, shard: Shard) -> NDArray[Any]:
         if shard.file not in self._open:
             path = check_shard(self.folder, shard, self.meta.dtype)

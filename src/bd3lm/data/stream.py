@@ -8,7 +8,6 @@ resumes at any step, on any number of devices: ranks and micro-batches take slic
 torch is imported where a tensor is made, so that the workers that tokenize do not load it.
 """
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,23 +87,6 @@ class BatchStream:
             now = epochs == epoch
             places[now] = permute(places[now], len(self.sequences), (self.seed, int(epoch)))
         return places
-
-    def epoch(self, step: int) -> float:
-        """How many times the sequences have been gone through when a step begins."""
-        return (self.skip + step * self.rows) / len(self.sequences)
-
-
-def ordered_batches(sequences: WrappedTokens, rows: int, *, limit: int | None = None) -> Iterator["Tensor"]:
-    """The sequences of a split in order, `rows` at a time, the last batch as it falls; `limit` in all."""
-    import torch
-
-    if rows < 1:
-        raise ValueError(f"rows must be at least 1, got {rows}")
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1 or None, got {limit}")
-    check_not_empty(sequences)
-    total = len(sequences) if limit is None else min(limit, len(sequences))
-    return (torch.from_numpy(sequences[start : min(start + rows, total)]) for start in range(0, total, rows))
 
 
 def check_not_empty(sequences: WrappedTokens) -> None:

@@ -2,7 +2,7 @@
 
 A schedule is written down by its mask rate, because that is the quantity that is small where precision
 matters: near t = 0 the ELBO weight is the ratio of two vanishing numbers, and `1 - alpha` computed from a
-rounded alpha would lose them. Everything else (α, α', the ELBO weight) is derived once, in the base class.
+rounded alpha would lose them. Everything else (α, the ELBO weight) is derived once, in the base class.
 
 The NELBO does not depend on the schedule (paper, Suppl. B.3); the variance of its Monte-Carlo estimate does.
 """
@@ -42,15 +42,6 @@ class NoiseSchedule(Kinded, ABC, family="noise schedule"):
     def alpha(self, t: Tensor) -> Tensor:
         """α(t), the probability that a token is still clean at time t."""
         return 1.0 - self.mask_rate(t)
-
-    def alpha_prime(self, t: Tensor) -> Tensor:
-        """α'(t), as equations have it, negative inside (0, 1); the library computes with −α', which
-        `mask_rate_prime` gives."""
-        return -self.mask_rate_prime(t)
-
-    def time(self, alpha: Tensor) -> Tensor:
-        """The inverse of `alpha`."""
-        return self.time_of_mask_rate(1.0 - alpha)
 
     def elbo_weight(self, t: Tensor) -> Tensor:
         """−α'(t) / (1 − α(t)), the weight of the cross-entropy in the continuous-time NELBO (eq. 8).

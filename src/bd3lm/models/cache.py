@@ -217,14 +217,10 @@ class KVCache:
 
     def advance(self, tokens: int | Tensor) -> None:
         """Keep the first `tokens` positions of the last pass (one number, or one a row)."""
-        _check_count(tokens)
+        if isinstance(tokens, int) and tokens < 0:
+            raise ValueError(f"tokens must not be negative, got {tokens}")
         self.ends.add_(tokens)
         torch.maximum(self.starts, self.ends - self.window, out=self.starts)
-
-    def evict(self, tokens: int | Tensor) -> None:
-        """Let go of the oldest `tokens` visible positions (one number, or one a row)."""
-        _check_count(tokens)
-        torch.maximum(self.starts, torch.minimum(self.starts + tokens, self.ends), out=self.starts)
 
     def keep_rows(self, rows: Tensor) -> None:
         """Go on with some rows only, in the order given."""
@@ -250,8 +246,3 @@ class KVCache:
 
 def _described(kind: dict[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in kind.items())
-
-
-def _check_count(tokens: int | Tensor) -> None:
-    if isinstance(tokens, int) and tokens < 0:
-        raise ValueError(f"tokens must not be negative, got {tokens}")

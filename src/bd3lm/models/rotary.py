@@ -1,8 +1,8 @@
 """Rotary positions in the half-split form, with angles computed in double precision.
 
 In float32 the angle at position 100,000 is off by thousandths of a radian in some dimensions; in float64 a
-key keeps its meaning however far the text has run, which is what lets a cache evict old tokens without
-touching the keys it keeps.
+key keeps its meaning however far the text has run, so a cache can drop old tokens without touching the
+keys it keeps.
 """
 
 from typing import Any

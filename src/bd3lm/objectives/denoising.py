@@ -41,13 +41,7 @@ class BlockDenoiser:
         algorithm: Algorithm = "single_pass",
         next_token: bool = False,
     ) -> None:
-        """With `next_token` the outputs of the clean text are kept too, for `next_token_nats`."""
-        if next_token and not reading.causal_clean:
-            raise ValueError(
-                "next_token needs causal_clean=True: a clean token that sees its block sees the next"
-            )
-        if algorithm not in ("single_pass", "two_pass"):
-            raise ValueError(f"algorithm must be 'single_pass' or 'two_pass', got {algorithm!r}")
+        """With `next_token`, which needs causal clean text, its outputs are kept for `next_token_nats`."""
         check_scored(batch, reading.mask_id)
         self.model, self.batch, self.reading, self.next_token = model, batch, reading, next_token
         self.blocks = blocks_in(batch.tokens.shape[1], reading.block_size)

@@ -48,7 +48,6 @@ class Engine:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rank: int = 0
     world: int = 1
-    local_rank: int = 0
 
     @classmethod
     def from_environment(
@@ -78,7 +77,7 @@ class Engine:
             raise ValueError(f"parallel must be 'ddp' or 'fsdp' with {world} processes, got 'none'")
         backend = "cpu:gloo,cuda:nccl" if here.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timeout)
-        return cls(parallel=parallel, device=here, rank=rank, world=world, local_rank=local_rank)
+        return cls(parallel=parallel, device=here, rank=rank, world=world)
 
     def __enter__(self) -> "Engine":
         return self
