@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def check_ways(flags: "Sample") -> None:
     """Refuse flags that would contradict each other."""
     if flags.remask is not None and flags.steps is None:
-        raise ValueError("--remask needs --steps, the steps a block is given to think it over")
+        raise ValueError("--remask needs --steps, the number of steps for each block")
     ways = {
         "--steps": flags.steps,
         "--tokens-per-pass": flags.tokens_per_pass,
@@ -25,7 +25,7 @@ def check_ways(flags: "Sample") -> None:
         raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
     is_uniform = chosen == ["--steps"] and flags.lean == 0.0  # the order that ancestral steps have
     if flags.lean is not None and chosen and chosen != ["--tokens-per-pass"] and not is_uniform:
-        allowed = ", which --lean 0 allows" if chosen == ["--steps"] else ""
+        allowed = "; only --lean 0 goes with it" if chosen == ["--steps"] else ""
         raise ValueError(f"--lean is for an order that is drawn, and {chosen[0]} has its own{allowed}")
 
 
