@@ -83,8 +83,8 @@ class BenchSample(_Bench):
     """Also show where the time goes, by one more run of each variant under torch's profiler, in which texts
     have at most 128 tokens. The file of --out has the longest single kernels too."""
     variants: Annotated[tuple[str, ...] | None, named("VARIANT ...")] = None
-    """Any of cached, unreplayed (on a GPU: kernels launched one by one), unfused (plain kernels), plain (both)
-    and uncached; by default cached, or uncached for MDLM, which has nothing to cache."""
+    """Any of cached, unreplayed (on a GPU: kernels launched one by one), unfused (plain kernels), plain
+    (both) and uncached; by default cached, or uncached for MDLM, which has nothing to cache."""
 
     def run(self) -> int:
         from bd3lm.bench import SamplingCase
