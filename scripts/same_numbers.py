@@ -1,10 +1,11 @@
-"""Whether this tree computes what another commit does: losses, validation, likelihoods and texts, to the last bit.
+"""Whether this tree computes what another commit does, to the last bit.
 
     python scripts/same_numbers.py COMMIT
 
-trains a tiny model of every method and masking rule with both, from the same seeds on the same machine, each by
-its own command line, and compares the training log, the likelihoods of some texts, and sampled tokens. A refactor
-changes none of them. Recipes of before 0.2 said how a method is trained in its section; they are translated.
+trains a tiny model of every method and masking rule with both, from the same seeds on the same machine, each
+by its own command line. It compares the training logs with their validations, the likelihoods of some texts,
+and sampled tokens. A refactor changes none of them. Recipes of before 0.2 said how a method is trained in its
+own section; they are translated.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -105,19 +107,12 @@ def _compare(trees: Mapping[str, Path], names: list[str], work: Path) -> int:
     pages = sorted((ROOT / "docs").glob("*.md"))
     source = work / "pages.jsonl"
     source.write_text("".join(json.dumps({"text": page.read_text("utf-8")}) + "\n" for page in pages))
-    (new, root), *_ = trees.items()
-    _run(root, "data", "prepare", str(source), str(data), "--tokenizer", "bytes", "--held-out", "0.3")
+    _run(ROOT, "data", "prepare", str(source), str(data), "--tokenizer", "bytes", "--held-out", "0.3")
     differ = 0
     for name in names:
-        with ThreadPoolExecutor(len(trees)) as pool:
-            found = dict(
-                zip(
-                    trees,
-                    pool.map(lambda tree: _measured(tree, name, data, texts, work), trees.values()),
-                    strict=True,
-                )
-            )
-        one, other = found.values()
+        measure = partial(_measured, name=name, data=data, texts=texts, work=work)
+        with ThreadPoolExecutor(len(trees)) as pool:  # side by side, on the same machine
+            one, other = pool.map(measure, trees.values())
         wrong = [what for what in one if one[what] != other.get(what)]
         differ += bool(wrong)
         print(

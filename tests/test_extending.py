@@ -1,4 +1,4 @@
-"""What docs/extending.md says, with its own code: each addition is one file outside bd3lm, and nothing else."""
+"""What docs/extending.md says, with its own code: each addition is one file outside bd3lm, and no more."""
 
 import json
 import os

@@ -78,13 +78,13 @@ def test_a_member_without_fields_is_saved_as_its_kind() -> None:
     ids=str,
 )
 def test_what_is_wrong_is_said(said: Any, complaint: str) -> None:
-    with pytest.raises(ValueError, match="^it has a problem:\n") as caught:
+    with pytest.raises(ValueError, match=r"^it has a problem:\n") as caught:
         parse(Drawing, {"shape": said}, where="it")
     assert complaint in str(caught.value)
 
 
 def test_a_kind_is_taken_once() -> None:
-    with pytest.raises(ValueError, match="kind 'dot' is taken among shapes by Dot of tests.test_kinds"):
+    with pytest.raises(ValueError, match=r"kind 'dot' is taken among shapes by Dot of tests.test_kinds"):
 
         @dataclass(frozen=True)
         class Other(Shape):
@@ -128,7 +128,7 @@ def test_a_file_adds_members(tmp_path: Path, forgotten: None) -> None:
     file.write_text(PLUGIN)
     saved = {"shape": {"kind": "star", "points": 6}}
     with pytest.raises(
-        ValueError, match="got 'star'; star is of the plugin my_shapes.py: give --plugin my_shapes.py"
+        ValueError, match=r"got 'star'; star is of the plugin my_shapes.py: give --plugin my_shapes.py"
     ):
         parse(Drawing, {**saved, "plugins": {"star": "my_shapes.py"}}, where="it")
     load_plugin(file)

@@ -30,9 +30,9 @@ class SettingsError(ValueError):
 def parse(kind: type[T], data: Mapping[str, Any], *, where: str) -> T:
     """A dataclass from plain values, nested ones included; one SettingsError says all that is wrong.
 
-    A field may be a dataclass, a family of which `kind` names a member, or None. A dataclass with a class method
-    `types_for` says the types of fields that depend on what other fields hold. `plugins` beside the fields says
-    where kinds come from that may be missing here.
+    A field may be a dataclass, a family of which `kind` names a member, or None. A dataclass with a class
+    method `types_for` says the types of fields that depend on what other fields hold. `plugins` beside the
+    fields says where kinds come from that may be missing here.
     """
     data, plugins = _without_plugins(data)
     found = list(_key_problems(kind, data, "", plugins))

@@ -1,4 +1,4 @@
-"""What tests of commands share: the line on a failure, and files of samples."""
+"""What tests of commands share: the line on a failure, models and texts in files, files of samples."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from bd3lm.cli import main
+from bd3lm.lm import LanguageModel
+from tests.data_room.documents import random_texts
 
 LINE = {
     "documents": ["a line\u2028and a next\x85line"],
@@ -33,4 +35,16 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def written(folder: Path, *lines: object) -> Path:
     file = folder / "samples.jsonl"
     file.write_text("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines), "utf-8")
+    return file
+
+
+def saved(model: LanguageModel, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    return folder
+
+
+def documents(folder: Path, number: int = 12) -> Path:
+    file = folder / "text.jsonl"
+    texts = random_texts(number)
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return file

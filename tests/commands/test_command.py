@@ -14,7 +14,7 @@ from bd3lm.commands import every_command
 from bd3lm.commands.bench import Bench, BenchAttention
 from bd3lm.commands.eval import Eval
 from bd3lm.commands.sample import Sample
-from bd3lm.commands.shared.command import Command, _unwrapped, as_typed, flags_of, subcommands_of
+from bd3lm.commands.shared.command import Command, as_typed, flags_of, subcommands_of, unwrapped
 from bd3lm.commands.train import Train
 
 
@@ -31,9 +31,9 @@ def read(command: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 def other(hint: Any, default: Any) -> Any:
     """A value of a type that is not the default."""
-    hint, _ = _unwrapped(hint)
+    hint, _ = unwrapped(hint)
     if get_origin(hint) in (Union, UnionType):
-        hint, _ = _unwrapped(next(each for each in get_args(hint) if each is not type(None)))
+        hint, _ = unwrapped(next(each for each in get_args(hint) if each is not type(None)))
     if get_origin(hint) is tuple:
         one = other(get_args(hint)[0], None)
         return (one, one if one != 0 else 1)

@@ -2,10 +2,10 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 
 from bd3lm.cli import main
 from bd3lm.commands.sample import Sample
+from bd3lm.commands.sample.unmasking import named_rule
 from bd3lm.kinds import plain
 from bd3lm.lm import LanguageModel, Settings
 from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
@@ -455,3 +456,48 @@ def test_a_film_of_one_text_is_written_beside_it(tmp_path, capsys):
     ):
         assert main([*words, *asked]) == 1
         assert message in capsys.readouterr().err
+
+
+# --- rules by their kinds ---
+
+
+@dataclass(frozen=True)
+class Steps:
+    steps: int
+    eta: float = 0.5
+    schedule: Literal["linear", "cosine"] = "linear"
+
+
+@dataclass(frozen=True)
+class Plain:
+    pass
+
+
+RULES = {"steps": Steps, "plain": Plain}
+
+
+def test_a_rule_is_named_with_its_fields():
+    assert named_rule(["plain"], RULES) == Plain()
+    assert named_rule(["steps", "steps=3"], RULES) == Steps(3)
+    words = ["steps", "steps=3", "eta=1e-3", "schedule=cosine"]
+    assert named_rule(words, RULES) == Steps(3, 0.001, "cosine")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("stesp", "--unmasking must name one of steps, plain, got 'stesp', did you mean 'steps'?"),
+        ("steps", "--unmasking steps has a problem: steps: must be given, but is missing"),
+        ("steps steps=x", "steps: input should be a valid integer, .* got 'x'"),
+        ("steps steps=010", "steps: must be a decimal number, got '010'"),
+        ("steps steps=3 eat=1", "eat: unknown key, did you mean 'eta'\\? allowed are steps, eta, schedule"),
+        ("steps steps=3 steps=4", "--unmasking steps: steps is given twice"),
+        (
+            "plain box",
+            r"takes KIND \[field=value ...\], got 'box' after plain: a model and prompts go before",
+        ),
+    ],
+)
+def test_a_rule_that_is_none_is_refused(words, said):
+    with pytest.raises(ValueError, match=said):
+        named_rule(words.split(), RULES)

@@ -26,12 +26,12 @@ class Convert(Command):
     causal: bool = False
     """Whether a .ckpt is of an autoregressive model."""
     time_conditioning: Annotated[bool, FlagCreatePairsOff] = False
-    """The network of a .ckpt is told the noise level. One with a noise embedding (sigma_map) does not say, so
-    give this there, or the next."""
+    """The network of a .ckpt is told the noise level. A file with a noise embedding (sigma_map) does not say
+    so: give this flag or the next."""
     no_time_conditioning: Annotated[bool, FlagCreatePairsOff] = False
     """It is told a constant instead, as published models are."""
     weights: Annotated[Literal["ema", "raw"] | None, named("{ema,raw}")] = None
-    """Which weights of a .ckpt to take; by default the EMA's where there are any."""
+    """Which weights of a .ckpt to take; by default the EMA's where it has them."""
     dtype: Annotated[DType | None, named(DTYPES)] = None
     """Precision to write; by default that of the weights."""
     to: Literal["bd3lm", "reference"] = "bd3lm"

@@ -32,8 +32,8 @@ class Prepare:
     """A local copy of a named corpus."""
     field: FieldFlag = None
     text_unit: Annotated[Literal["file", "line", "paragraph"] | None, named("{file,line,paragraph}")] = None
-    """What of a txt file is one document; by default the file in a folder of them, else what stands between
-    blank lines."""
+    """What makes a document of a txt file: by default, in a folder of such files the whole file, else what
+    stands between blank lines."""
     held_out: Annotated[int | float | None, named("SHARE|INT")] = None
     """Share of the documents, the last ones, to hold out (below 1), or how many (1 is one document); 0.05 by
     default where there is no validation or test file. Giving it reads all files as one text, 0 holds out

@@ -36,12 +36,12 @@ class Likelihoods(Command):
     estimator: EstimatorFlag = "auto"
     lean: LeanFlag = None
     replicates: int = 1
-    """Independent draws of a drawn estimate: more are less noise, and say how much of the error is theirs."""
+    """Independent draws of a random estimate: with more there is less noise, and it is known how much."""
     split: Annotated[str | None, named("SPLIT")] = None
     """Of the data; by default valid, else test, else all there is."""
     field: FieldFlag = None
     sequences: OptionalInt = None
-    """Measure only the first so many."""
+    """Measure only this many, from the beginning."""
     seed: int = 0
     batch: int = 16
     """Sequences side by side."""
@@ -87,7 +87,7 @@ class Eval(Likelihoods):
     """Texts to measure on: folders of token shards, files, folders of files or named corpora; by default what
     each run held out."""
     eos: bool = True
-    """Put an end-of-text token after every document, where --data is text. Shards have it or have it not."""
+    """Put an end-of-text token after every document, where --data is text. Shards already have it or not."""
 
     def run(self) -> int:
         from rich.console import Console

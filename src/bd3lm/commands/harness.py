@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import arg
-
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
     DTypeFlag,
+    EstimatorFlag,
     LeanFlag,
     Model,
     OptionalFile,
@@ -51,12 +50,10 @@ class Harness(Command):
     num_fewshot: OptionalInt = None
     """Examples in each context; by default what the task says."""
     limit: OptionalInt = None
-    """Only the first so many examples of each task, to try it out."""
-    estimator: Annotated[str, arg(metavar="ESTIMATOR")] = "auto"
-    """Of likelihoods: exact (blocks of at most 12), nelbo, counts (the same bound with less noise) or iw:K
-    (tighter, from K orders). By default exact up to blocks of 8, else a bound."""
+    """Only this many examples of each task, the first, for a trial."""
+    estimator: EstimatorFlag = "auto"
     samples: OptionalInt = None
-    """Draws of each text, for an estimate that is drawn; by default 16, for iw:K 1 (of K orders)."""
+    """Draws of each text, for a random estimate; by default 16, for iw:K 1 (of K orders)."""
     lean: LeanFlag = None
     steps: OptionalInt = None
     """Steps of the sampler, for SEDD and D3PM, for SSD-LM those of each block."""

@@ -36,7 +36,7 @@ _ENDS = {"EOS": "eos", "entropy": "entropy", "limit": "length"}  # headings; no 
 
 @dataclass(frozen=True)
 class Lengths(Command):
-    """How long the documents are that models write, and what ends them, beside the training set's."""
+    """How long the documents are that models write and what ends them, beside those of the training set."""
 
     kind = "lengths"
 
@@ -49,7 +49,7 @@ class Lengths(Command):
     """Tokens a document may reach, with the one that texts begin with; by default 16 contexts. SEDD and
     uniform noise reach one context."""
     entropy_floor: float = 4.0
-    """End a document whose last tokens have less entropy, in nats; 0 ends none."""
+    """End a document when its last tokens have less entropy than this, in nats; 0 ends none."""
     entropy_window: int = 256
     """How many last tokens that is."""
     nucleus: NucleusFlag = None

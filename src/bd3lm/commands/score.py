@@ -66,13 +66,13 @@ class Score(Command):
     model: Model
     """A run, model folder or hub id."""
     files: Positional[Annotated[tuple[str, ...], named("FILE ...")]]
-    """Files or folders of text; the documents are those that `bd3lm data prepare` would take, and blank ones
-    between them have a line too, without a figure."""
+    """Files or folders of text, with the documents that `bd3lm data prepare` would take. Blank ones have a
+    line too, without a figure."""
     field: FieldFlag = None
     estimator: EstimatorFlag = "auto"
     lean: LeanFlag = None
     samples: OptionalInt = None
-    """Draws of a drawn estimate, whose spread is the error; by default 16, and 1 for iw:K."""
+    """Draws of a random estimate, whose spread is the error; by default 16, for iw:K 1."""
     stride: OptionalInt = None
     """Tokens that a window after the first scores, given the rest of a context; by default half a context."""
     seed: int = 0
@@ -82,8 +82,8 @@ class Score(Command):
     device: DeviceFlag = None
     dtype: DTypeFlag = None
     out: OptionalFile = None
-    """Write the lines to this new .jsonl file, and not to standard output. Until all are there it is called
-    FILE.partial, from which the same command goes on."""
+    """Write the lines to this new .jsonl file instead of standard output. Until all are there it is called
+    FILE.partial, which the same command continues."""
 
     def run(self) -> int:
         from bd3lm.commands.shared.records import check_new_file
@@ -303,7 +303,7 @@ def _record(subject: "Subject", document: _Document, found: "Sequence[TextLikeli
 
 @dataclass
 class _Tally:
-    """How many documents have a line, and how many of them are blank."""
+    """How many documents have a line, and how many of these are blank."""
 
     documents: int = 0
     blank: int = 0

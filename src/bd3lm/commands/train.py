@@ -24,14 +24,14 @@ class Train(Command):
     kind = "train"
 
     preset: Positional[Annotated[str | None, named("[PRESET]")]] = None
-    """A named run; `bd3lm presets` lists them. Without one --config says everything."""
+    """A named run; `bd3lm presets` lists them. Without one --config must say everything."""
     out: OptionalFolder = None
     """The folder of the run; by default runs/PRESET."""
     config: OptionalFile = None
-    """A YAML file with what differs from the preset; without one, with a whole recipe, or with several under
-    the names of their stages."""
+    """A YAML file with what differs from the preset. Without a preset it holds a whole recipe, or several
+    under the names of their stages."""
     resume: bool = False
-    """Go on with the run in --out: with no preset by its own recipe, else by one that computes the same."""
+    """Continue the run in --out: by its own recipe, or by a preset that computes the same."""
     start_from: Annotated[str | None, named("MODEL"), arg(name="from")] = None
     """A run, model folder or hub id whose weights to start from, with a fresh optimizer."""
     device: DeviceFlag = None
@@ -71,7 +71,7 @@ class Train(Command):
             return 0
         out = self.out or Path("runs") / (self.preset or (self.config.stem if self.config else "run"))
         if self.resume and not (is_run(out) or begun_stages(out)):
-            raise ValueError(f"--resume needs a run to go on with, but {out} holds none")
+            raise ValueError(f"--resume needs a run to continue, and {out} holds none")
         runs = train_stages(stages, out, resume=self.resume, device=self.device)
         last = runs[-1].trainer
         if last.stopped_by == "signal":

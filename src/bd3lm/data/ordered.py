@@ -10,7 +10,7 @@ from bd3lm.data.wrap import WrappedTokens
 
 
 class OrderedBatches(Sequence[Tensor]):
-    """The first `limit` sequences in batches (rows, context), the last perhaps smaller, read when asked for."""
+    """The first `limit` sequences in batches (rows, context), read when asked for. The last may be small."""
 
     def __init__(self, sequences: WrappedTokens, *, rows: int, limit: int | None = None) -> None:
         self._sequences, self._rows = sequences, rows

@@ -72,7 +72,7 @@ class LanguageModel:
         return self
 
     def objective(self, training: Training | None = None) -> Objective:
-        """What the model is trained with, so that it stays the model it is; `training` is how, if not as usual.
+        """What the model is trained with, so that it stays the model it is; `training` says how.
 
         `bd3lm.methods` has the options of each method, such as `BlockDiffusionTraining(next_token=1.0)`.
         """
@@ -114,9 +114,9 @@ class LanguageModel:
         """A saved model, in evaluation mode: a folder, a hub id "owner/name" or a Lightning `.ckpt` file.
 
         A training run's folder is one too, and "box" is the model that comes with this package. `lightning`
-        says what a `.ckpt` leaves open. Without a device it is a GPU where there is one, as for the commands.
-        Without a dtype weights keep theirs, but half precision becomes float32 on a CPU, where it is slow; one
-        may be given by its name. `tokenizer` names one for a model that was saved without.
+        says what a `.ckpt` leaves open. The default device is a GPU where there is one. Without a dtype
+        weights keep theirs, but half precision becomes float32 on a CPU, where it is slow; one may be given
+        by its name. `tokenizer` names one for a model that was saved without.
         """
         device, dtype = pick_device(device), interop.floating_dtype(dtype)  # before any download
         path = interop.resolve(source, **hub)

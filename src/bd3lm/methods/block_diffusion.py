@@ -1,4 +1,4 @@
-"""Masked diffusion within blocks, autoregression between them (eq. 8). One block of the whole context is MDLM."""
+"""Masked diffusion within blocks, autoregression between them (eq. 8). One block of the context is MDLM."""
 
 import math
 import re
@@ -95,8 +95,8 @@ class BlockDiffusionMethod(Method):
             yield f"method.block_size must divide the context {frame.context}, got {self.block_size}"
         if self.lean and frame.told_noise:
             yield (
-                "method.lean must be 0 for a network that is told the noise level, since an order that leans has "
-                f"none that all places share, got {self.lean:g}"
+                "method.lean must be 0 for a network that is told the noise level, since an order that leans "
+                f"has none that all places share, got {self.lean:g}"
             )
 
     def training_conflicts(self, training: BlockDiffusionTraining, frame: Frame) -> Iterator[str]:
@@ -137,9 +137,9 @@ class BlockDiffusionMethod(Method):
     def validation(self, training: BlockDiffusionTraining, frame: Frame) -> BlockDiffusionLoss:
         """The paper's bound, of the order in which the model writes, whatever masks it is trained with.
 
-        It is drawn by counts: mask rates that are drawn uniformly have the same mean and an infinite variance,
-        and which checkpoint is kept as the best would be a matter of luck. A network that is told the noise
-        level must be told a rate, and one trained in T steps is judged in them.
+        It is drawn by counts: mask rates drawn uniformly have the same mean and an infinite variance, and
+        which checkpoint is kept as the best would be a matter of luck. A network that is told the noise level
+        must be told a rate, and one trained in T steps is judged in them.
         """
         if isinstance(training.masking, DiscreteTimes):
             return self.judging(training.masking, frame)
@@ -178,9 +178,9 @@ class BlockDiffusionMethod(Method):
             )
         if name == "exact" and size > MAX_EXACT_BLOCK:
             raise ValueError(
-                f"estimator 'exact' takes 2^block_size − 1 passes, for blocks of {size} therefore 2^{size} − 1; "
-                f"it is for blocks of at most {MAX_EXACT_BLOCK}. Use 'counts', a bound in one pass, or 'iw:K', a "
-                f"tighter one in {size}·K passes"
+                f"estimator 'exact' takes 2^block_size − 1 passes, for blocks of {size} therefore "
+                f"2^{size} − 1; it is for blocks of at most {MAX_EXACT_BLOCK}. Use 'counts', a bound in one "
+                f"pass, or 'iw:K', a tighter one in {size}·K passes"
             )
         if name == "auto":
             name = "nelbo" if frame.told_noise else "exact" if size <= _LARGEST_EXACT else "counts"

@@ -127,7 +127,7 @@ class Plan:
     def build(
         self, *, data_folder: Path | None = None, console: Console | None = None, label: str = "training"
     ) -> Run:
-        """The run, ready to start. The built-in corpus goes to `data_folder`, by default a folder of the run's."""
+        """The run, ready to start. The built-in corpus goes to `data_folder`, by default the run's own."""
         recipe, engine = self.recipe, self.engine
         reading = self.reading
         if reading is None:
@@ -242,8 +242,8 @@ def run_data(recipe: DataRecipe, run: Path) -> TokenShards:
         if (place / META_FILE).is_file():
             return TokenShards(place)
     raise ValueError(
-        f"{run} was trained on the built-in corpus, whose tokens must lie in {run / 'data'} or beside it, got "
-        "neither: say what to read with --data"
+        f"{run} was trained on the built-in corpus, whose tokens must lie in {run / 'data'} or beside it, "
+        "got neither: say what to read with --data"
     )
 
 

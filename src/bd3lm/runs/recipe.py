@@ -1,8 +1,8 @@
 """Everything a training run needs, as plain values: what a YAML file or a preset says.
 
 A recipe holds settings and builds nothing; `plan` turns it into a run. Where a choice has options of its own
-(the method, how masks are drawn) it is a member of a family, told by its `kind`, so that no option exists where
-it would do nothing.
+(the method, how masks are drawn) it is a member of a family, told by its `kind`, so that no option exists
+where it would do nothing.
 """
 
 import re
@@ -153,7 +153,8 @@ class Recipe:
     def _conflicts(self) -> Iterator[str]:
         method, training = self.method, self.objective
         if not isinstance(training, method.Training):
-            yield f"objective must be a {method.Training.__name__} for method.kind {method.kind}, got {training}"
+            needed = method.Training.__name__
+            yield f"objective must be a {needed} for method.kind {method.kind}, got {training}"
             return
         if self.trackers.gradient_variance_batches == 1:
             yield "trackers.gradient_variance_batches must be 0 or at least 2, got 1"

@@ -45,13 +45,13 @@ class BenchTrain(_Bench):
     steps: int = 20
     """Steps to time, after three to warm up."""
     profile: bool = False
-    """Also tell where the time goes, from three more steps of each variant under torch's profiler. The file
+    """Also show where the time goes, by three more steps of each variant under torch's profiler. The file
     of --out has the longest single kernels too."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether variants that do not say so are compiled; auto is on a GPU."""
     variants: Annotated[tuple[str, ...] | None, named("VARIANT ...")] = None
-    """Of compiled, eager, dense, two-pass, no-ema, the first being what the others are compared with; by
-    default compiled on a GPU, else eager. On a CPU a dense mask is what BD3-LM has anyway."""
+    """Any of compiled, eager, dense, two-pass, no-ema; the others are compared with the first. By default
+    compiled on a GPU, else eager. On a CPU a dense mask is what BD3-LM has anyway."""
 
     def run(self) -> int:
         from bd3lm.bench import TrainingCase
@@ -69,7 +69,7 @@ class BenchTrain(_Bench):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSample(_Bench):
-    """Texts written side by side, first-hitting, by random weights."""
+    """Writing texts side by side by first-hitting, with random weights."""
 
     layers: int = 12
     vocabulary: int = 50258
@@ -77,14 +77,14 @@ class BenchSample(_Bench):
     length: int = 512
     nucleus: float = 0.9
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the weights; auto is bfloat16 on a GPU."""
+    """Precision of the weights; auto is bfloat16 on a GPU, else float32."""
     repeats: int = 3
     profile: bool = False
-    """Also tell where the time goes, from one more run of each variant under torch's profiler, in which texts
+    """Also show where the time goes, by one more run of each variant under torch's profiler, in which texts
     have at most 128 tokens. The file of --out has the longest single kernels too."""
     variants: Annotated[tuple[str, ...] | None, named("VARIANT ...")] = None
-    """Of cached, unreplayed (on a GPU: kernels launched one by one), unfused (plain kernels), plain (both),
-    uncached; by default cached, or uncached for MDLM, which has nothing to cache."""
+    """Any of cached, unreplayed (on a GPU: kernels launched one by one), unfused (plain kernels), plain
+    (both) and uncached; by default cached, or uncached for MDLM, which has nothing to cache."""
 
     def run(self) -> int:
         from bd3lm.bench import SamplingCase
@@ -105,12 +105,12 @@ class BenchSample(_Bench):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchAttention(_Bench):
-    """One layer's attention under the training layout; there are no --layers to choose, and no vocabulary."""
+    """The attention of one layer under the training layout."""
 
     batch: int = 32
     repeats: int = 20
     variants: Annotated[tuple[str, ...], arg(metavar="VARIANT ...")] = ("auto", "dense")
-    """Of auto, flex, dense; one that on the device is the same as another is timed once."""
+    """Any of auto, flex, dense; those that are the same on the device are timed once."""
 
     def run(self) -> int:
         from bd3lm.bench import AttentionCase

@@ -32,21 +32,21 @@ class Judge(Command):
     sources: ModelsOrFiles = ()
     """Runs, model folders or hub ids, from which samples are drawn; or files that are judged as they are: of
     `bd3lm sample --out`, or texts of other code, .jsonl with a field text or .txt with blank lines
-    between. Of texts after prompts only what follows a prompt is scored, given the prompt."""
+    between. Where a text has a prompt, only what follows is scored, given the prompt."""
     judge: Annotated[str, arg(metavar="MODEL")] = "gpt2-large"
     """A causal language model: a local folder, a GGUF file, or a name on the hub, which is downloaded."""
     count: int = 300
     """Samples of each model and length."""
     length: Annotated[tuple[int, ...], arg(metavar="INT ...")] = (1024, 2048)
-    """Tokens of a sample, whatever ends come in it; several lengths are judged one by one."""
+    """Tokens of a sample, end tokens or not; several lengths are judged one by one."""
     nucleus: NucleusFlag = None
     nucleus_rule: NucleusRuleFlag = "inclusive"
     steps: StepsFlag = None
     lean: LeanFlag = None
     entropy_floor: float = 4.0
-    """Draw a sample again whose last 256 tokens have less entropy, in nats; 0 draws none again."""
+    """Draw a sample again if its last 256 tokens have less entropy than this, in nats; 0 draws none again."""
     redraws: int = 20
-    """How often, before it is cut short and counted."""
+    """How often to draw it again before it is cut short and counted."""
     batch: int = 32
     """Samples drawn side by side."""
     seed: int = 0
@@ -54,7 +54,7 @@ class Judge(Command):
     window: int = 1024
     """Tokens that the judge reads at a time."""
     stride: int = 512
-    """By how much the window moves on over longer texts."""
+    """Tokens by which the window moves on in longer texts."""
     judge_batch: int = 8
     """Windows judged side by side."""
     mauve: OptionalFile = None

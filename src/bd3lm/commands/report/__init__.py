@@ -23,11 +23,11 @@ class Report(Command):
     kind = "report"
 
     runs: Positional[Annotated[tuple[Path, ...], named("RUN ...")]] = ()
-    """Folders of runs, or a folder that holds runs; one of several stages is reported stage by stage."""
+    """Folders of runs, or a folder that holds runs. A run of several stages is reported stage by stage."""
     out: OptionalFolder = None
     """Where to write report.html, report.md and plots; by default into the run, or report for several."""
     measure: bool = True
-    """Measure what is missing, as far as it takes less than a minute each."""
+    """Measure what is missing, where that takes less than a minute."""
     samples: int = 3
     """Texts of each model to show."""
     device: DeviceFlag = None

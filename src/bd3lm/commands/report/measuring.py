@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bd3lm.commands.eval import Eval, measure_perplexity
-from bd3lm.commands.shared.corpora import HELD_OUT, open_sequences
+from bd3lm.commands.shared.corpora import open_sequences
 from bd3lm.commands.shared.records import keep, kept, new_record
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.commands.shared.writing import settings_record
@@ -22,7 +22,7 @@ from bd3lm.evaluation import corpus_likelihood
 from bd3lm.lm import Generation, Settings, build_estimator
 from bd3lm.methods import Method
 from bd3lm.reports import record_film
-from bd3lm.reports.content import OWN
+from bd3lm.reports.content import HELD_OUT, OWN
 
 _AFFORDABLE = 60.0  # seconds; what would take longer is left to its own command
 _FEWEST_SEQUENCES = 16  # for a perplexity with a meaningful error

@@ -48,10 +48,10 @@ class Sample(Command):
     model: Positional[Annotated[str | None, named("[MODEL]")]] = None
     """A run, model folder or hub id; by default box, the model that comes with bd3lm."""
     prompts: Positional[Annotated[tuple[str, ...], named("[PROMPT ...]")]] = ()
-    """Texts to continue; none starts from nothing."""
+    """Texts to continue; without any, one is written from nothing."""
     prompts_from: Annotated[str | None, named("FILE")] = None
-    """Read prompts from this file, one a line, or from a .jsonl file with a field prompt; - is standard
-    input, of either kind."""
+    """Read prompts from this file: a line each, or .jsonl with a field prompt. - is standard input, of either
+    kind."""
     template: Annotated[str | None, named("TEMPLATE")] = None
     """Fill the gaps of a text instead: in "The {3} sat on the {2}." gaps of 3 and of 2 tokens. {{ and }} are
     braces."""
@@ -78,26 +78,26 @@ class Sample(Command):
     """With --steps: ReMDM's eta in [0, 1], the share of the tokens it may mask again that it does."""
     lean: LeanFlag = None
     tokens_per_pass: OptionalInt = None
-    """Reveal so many tokens of the random order at once. Faster, and no longer the model's distribution."""
+    """Reveal this many tokens at once, in random order. Faster, but no longer the model's distribution."""
     confidence: OptionalFloat = None
-    """Reveal tokens drawn with at least this probability at once. Not the model's distribution either."""
+    """Reveal all tokens drawn with at least this probability. Not the model's distribution either."""
     entropy_bound: OptionalFloat = None
-    """Reveal tokens together while their entropies bound the error by so many nats."""
+    """Reveal tokens together as long as their entropies bound the error by this many nats."""
     unmasking: Annotated[tuple[str, ...], named("KIND [FIELD=VALUE ...]")] = ()
     """Reveal tokens by a rule of this kind, with these fields; a --plugin may define it."""
     eos: bool = True
     """End a text at the end token."""
     stop: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="STRING")]] = ()
-    """End a text before this string, if it writes it after its prompt. May be given several times, each with
+    """End a text before this string, where it stands after the prompt. May be given several times, each with
     one string: a text ends before the first of them."""
     entropy_floor: OptionalFloat = None
-    """End a text whose last 256 tokens have less entropy, in nats; 4 in the paper."""
+    """End a text when its last tokens have less entropy than this, in nats; 4 in the paper."""
     entropy_window: int = 256
     """How many last tokens that is."""
     redraws: int = 0
-    """How often to draw a text below the floor again, rather than end it."""
+    """Draw a text that falls below the floor again, up to this many times, before ending it."""
     stride: OptionalInt = None
-    """For a model of one block, past its context: tokens written at a time."""
+    """Tokens written at a time past the context, for a model of one block; by default half a context."""
     cache: bool = True
     """Keep keys and values between passes."""
     out: OptionalFile = None

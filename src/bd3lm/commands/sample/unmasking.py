@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def check_ways(flags: "Sample") -> None:
     """Refuse flags that would contradict each other."""
     if flags.remask is not None and flags.steps is None:
-        raise ValueError("--remask needs --steps, the steps a block is given to think it over")
+        raise ValueError("--remask needs --steps, the number of steps for each block")
     ways = {
         "--steps": flags.steps,
         "--tokens-per-pass": flags.tokens_per_pass,
@@ -27,7 +27,7 @@ def check_ways(flags: "Sample") -> None:
         raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
     if flags.lean and chosen and chosen != ["--tokens-per-pass"]:
         raise ValueError(
-            f"--lean is for an order that is drawn, and {chosen[0]} has its own, which --lean 0 allows"
+            f"--lean is for an order that is drawn, and {chosen[0]} has its own; only --lean 0 goes with it"
         )
 
 

@@ -83,7 +83,7 @@ def flags_of(command: type[Any]) -> list[Flag]:
     hints = get_type_hints(command, include_extras=True)
     found = []
     for each in fields(command):
-        hint, marks = _unwrapped(hints[each.name])
+        hint, marks = unwrapped(hints[each.name])
         given = next((mark.name for mark in marks if getattr(mark, "name", None)), each.name)
         found.append(
             Flag(
@@ -141,7 +141,7 @@ def typed_parts(command: Any) -> tuple[list[str], list[str], list[str]]:
     return name, positional, words
 
 
-def _unwrapped(hint: Any) -> tuple[Any, list[Any]]:
+def unwrapped(hint: Any) -> tuple[Any, list[Any]]:
     """A type without its marks, and the marks."""
     marks: list[Any] = []
     while get_origin(hint) is Annotated:
@@ -156,7 +156,7 @@ def _subcommands(hint: Any) -> Mapping[str, type[Any]]:
 
 def _named_members(hint: Any) -> Iterator[tuple[str, type[Any]]]:
     for member in get_args(hint):
-        kind, marks = _unwrapped(member)
+        kind, marks = unwrapped(member)
         for mark in marks:
             if isinstance(mark, _SUBCOMMAND):
                 yield mark.name, kind

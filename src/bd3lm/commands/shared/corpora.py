@@ -14,8 +14,7 @@ from bd3lm.data.files import find_files, split_by_name
 from bd3lm.data.shards import META_FILE
 from bd3lm.io.files import local_path
 from bd3lm.objectives import TokenBatch
-
-HELD_OUT = ("valid", "test")
+from bd3lm.reports.content import HELD_OUT
 
 
 @dataclass(frozen=True)

@@ -83,14 +83,14 @@ StepsFlag = Annotated[
     int | None,
     named(
         "INT",
-        help="Ancestral steps a block (5,000 in the paper) instead of first-hitting ones; for SEDD and D3PM "
-        "their steps, for SSD-LM those of each block.",
+        help="Ancestral steps for each block (5,000 in the paper) instead of first-hitting ones; for SEDD "
+        "and D3PM the steps of a text, for SSD-LM those of a block.",
     ),
 ]
 
 
 def check_sources(command: Any, *, for_files: Collection[str]) -> None:
-    """Refuse no source, and flags about drawing where all sources are files; those in `for_files` are not."""
+    """Refuse a missing source and, where all sources are files, flags that are not in `for_files`."""
     from bd3lm.commands.shared.sample_files import is_file_of_samples
 
     if not command.sources:

@@ -1,4 +1,4 @@
-"""Files of lines that a command writes over hours: OUT.partial until all are there, and then OUT."""
+"""Files that a command writes line by line over hours: OUT.partial until it is whole, then OUT."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def partial_of(out: Path) -> Path:
 class Partial:
     """The lines of OUT so far, and the file that further ones go to.
 
-    What an earlier command left is gone on with by `take_up`; what of it is not taken up is kept beside it.
+    `take_up` continues what an earlier command left; lines that do not fit are kept in another file.
     """
 
     def __init__(self, out: Path, file: BinaryIO) -> None:
@@ -30,7 +30,7 @@ class Partial:
     @classmethod
     @contextmanager
     def open(cls, out: Path) -> Iterator["Partial"]:
-        """Hold OUT.partial against a second writer; however this ends, one without a line is removed."""
+        """Lock OUT.partial against a second writer; at the end it is removed if it has no line."""
         check_new_file(out)
         path = partial_of(out)
         with path.open("a+b") as file:
@@ -46,10 +46,9 @@ class Partial:
                 raise ValueError(f"--out {out} is being written by another process") from None
 
     def take_up(self, is_next: Callable[[dict[str, Any]], bool]) -> int:
-        """Keep the lines for as long as each is the one that would be written next, and say how many.
+        """Keep the lines up to the first that is not what would be written next; returns how many.
 
-        If there are others after them the whole file is kept under another name, so that none is lost; a last
-        line that was torn is dropped.
+        If others follow, the whole file is copied first, so that none is lost. A torn last line is dropped.
         """
         self._file.seek(0)
         count = end = 0
@@ -69,21 +68,21 @@ class Partial:
                 file=sys.stderr,
             )
         if count:
-            print(f"going on after the {count:,} lines of {self.path}", file=sys.stderr)
+            print(f"continuing after the {count:,} lines of {self.path}", file=sys.stderr)
         self._file.truncate(end)
         return count
 
     def write(self, line: str) -> None:
-        """Add a line, for the file to have it whatever comes next."""
+        """Add a line; it is in the file at once, whatever comes next."""
         self._file.write(line.encode() + b"\n")
         self._file.flush()
 
     def discard(self) -> None:
-        """Keep none of the lines."""
+        """Drop all lines."""
         self._file.truncate(0)
 
     def finish(self) -> None:
-        """Give it its name."""
+        """Give the file its name."""
         os.fsync(self._file.fileno())
         self.path.replace(self.out)
 
@@ -96,7 +95,7 @@ class Partial:
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """A line as it was written; nothing for what is no such line."""
+    """A line as it was written; empty if it is not one."""
     try:
         found = json.loads(line)
     except ValueError:
