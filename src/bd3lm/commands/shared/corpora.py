@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
-
 from bd3lm.commands.shared.subjects import Subject
-from bd3lm.data import CORPORA, TokenShards, WrappedTokens, load_corpus, prepare
+from bd3lm.data import CORPORA, OrderedBatches, TokenShards, WrappedTokens, load_corpus, prepare
 from bd3lm.data.files import find_files, split_by_name
 from bd3lm.data.shards import META_FILE
 from bd3lm.io.files import local_path
@@ -36,11 +34,9 @@ class Sequences:
 
     def batches(self, subject: Subject, batch_size: int) -> Iterator[TokenBatch]:
         """On the model's device, scored as the model was trained."""
-        for start in range(0, self.number, batch_size):
-            tokens = torch.from_numpy(self.rows[start : min(start + batch_size, self.number)])
-            yield TokenBatch.of(
-                tokens.to(subject.device), score_first=subject.model.config.method.score_first
-            )
+        score_first = subject.model.config.method.score_first
+        for tokens in OrderedBatches(self.rows, rows=batch_size, limit=self.number):
+            yield TokenBatch.of(tokens.to(subject.device), score_first=score_first)
 
     def text_bytes(self, subject: Subject) -> int | None:
         """The bytes of what is scored; None without a tokenizer."""
