@@ -332,7 +332,7 @@ def test_a_lean_is_drawn_in_recorded_and_in_the_title(run, judge_folder, tmp_pat
 def test_ancestral_steps_are_not_for_a_model_that_leans(run, judge, monkeypatch):
     monkeypatch.setattr(sample_files, "write_texts", lambda *_, **__: pytest.fail("drawn"))
     source = open_source(str(run), lean=2.0)
-    with pytest.raises(ValueError, match=r"no order that leans, .* use with_lean\(0\) \(or --lean 0\)"):
+    with pytest.raises(ValueError, match=r"no order that leans, .* use with_lean\(0\), or --lean 0"):
         run_judge([source], replace(FEW, steps=9), load_judge=lambda: judge, console=screen())
 
 
