@@ -47,8 +47,10 @@ class _Seat:
         )
 
     def finished(self, tokens: Tensor, evaluations: int, fill_passes: int, ending: Ending) -> Sample:
-        given = self.request.given.cpu()[: len(tokens)]  # a template may end inside its last gap
-        is_given = (given == tokens[: len(given)]).tolist()  # a gap never holds the mask any more
+        # A template may end inside its last gap; a gap never holds the mask any more.
+        is_given = [
+            one == other for one, other in zip(self.request.given.tolist(), tokens.tolist(), strict=False)
+        ]
         return Sample(
             index=self.index,
             tokens=tokens,
@@ -187,24 +189,35 @@ class _Table:
             taken=taken,
         )
         until = end.tolist() if self.watch else []
+        ended = [place for place in taken if ends[place] is not None]
+        finished = self._read(rows, ended) if ended else {}
         for place in taken:
             seat, ending = self._seat(place), ends[place]
             if self.watch:
                 yield BlockFinished(seat.index, seat.start, until[place])
                 self.seats[place] = seat = replace(seat, start=until[place])
             if ending is not None:
-                yield self._end(rows, place, seat, ending)
+                yield self._end(place, seat, ending, *finished[place])
 
-    def _end(self, rows: Rows, place: int, seat: _Seat, ending: Ending) -> Event:
+    def _read(self, rows: Rows, ended: list[int]) -> dict[int, tuple[Tensor, int, int]]:
+        """Texts that have ended, by their places, with their passes; nothing more is written there."""
+        texts = rows.text[ended].cpu()
+        passes = torch.stack((rows.evaluations[ended], rows.fill_passes[ended]), 1).tolist()
+        rows.rest(ended)
+        return {
+            place: (text, *spent) for place, text, spent in zip(ended, texts.unbind(), passes, strict=True)
+        }
+
+    def _end(
+        self, place: int, seat: _Seat, ending: Ending, text: Tensor, evaluations: int, fill_passes: int
+    ) -> Event:
         """Clear a seat, for good or to write the text again."""
-        evaluations, fill_passes = int(rows.evaluations[place]), int(rows.fill_passes[place])
         self.seats[place] = None
-        rows.rest(place)
         if ending.by == "entropy" and seat.redraws < self.stopping.redraws:
             self.waiting.appendleft(seat.again(evaluations + fill_passes))
             return Redrawn(seat.index)
-        tokens = rows.text[place, : ending.length].cpu().clone()
-        if (tokens == self.writer.mask_id).any():  # see `or_mask`
+        tokens = text[: ending.length].clone()
+        if self.writer.mask_id in tokens.tolist():  # see `or_mask`
             raise FloatingPointError(
                 f"text {seat.index} cannot be written: the model's probabilities are not finite; its weights "
                 "may hold NaN"

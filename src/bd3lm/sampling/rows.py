@@ -135,9 +135,9 @@ class Rows:
         ]
         return shapes[0] == shapes[1]
 
-    def rest(self, row: int) -> None:
-        """Write nothing more in this row; it stays in the batch until another replaces it."""
-        self.gaps[row] = False
+    def rest(self, rows: list[int]) -> None:
+        """Write nothing more in these rows; they stay in the batch until others replace them."""
+        self.gaps[rows] = False
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these."""
@@ -205,17 +205,17 @@ class Writer(ABC):
     def open(self, requests: Sequence[Request], *, width: int) -> Rows:
         """Fresh rows, ready for their first piece."""
         rows = len(requests)
-        text = torch.full((rows, width), self.mask_id)
-        starts, written_from, written_to = [], [], []
-        for row, request in enumerate(requests):
-            given = request.given.cpu()
-            text[row, : len(given)] = given
-            known = given != self.mask_id
-            leading = int((~known).int().argmax()) if (~known).any() else len(known)
-            starts.append(self.first_start(leading))
-            written_from.append(1 + max(known.nonzero().flatten().tolist(), default=-1))
-            last_gap = 1 + max((~known).nonzero().flatten().tolist(), default=-1)
+        texts, starts, written_from, written_to = [], [], [], []
+        for request in requests:
+            given = request.given.tolist()
+            texts.append(given + [self.mask_id] * (width - len(given)))
+            gaps = [place for place, token in enumerate(given) if token == self.mask_id]
+            known = [place for place, token in enumerate(given) if token != self.mask_id]
+            starts.append(self.first_start(gaps[0] if gaps else len(given)))
+            written_from.append(known[-1] + 1 if known else 0)
+            last_gap = gaps[-1] + 1 if gaps else 0
             written_to.append(last_gap if len(given) == request.length else request.length)
+        text = torch.tensor(texts, dtype=torch.long)
         stop = torch.tensor([request.length for request in requests])
         seeds = torch.tensor([request.seed for request in requests])
         fresh = Rows(
