@@ -11,7 +11,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, Suppress, UseAppendAction,
 from bd3lm.kinds import Kinded
 
 
-class Command(Kinded, family="command"):
+class Command(Kinded, family="command", group="bd3lm.commands"):
     """A command: `kind` is what is typed, the docstring is its help, the fields are its flags."""
 
     mistakes: ClassVar[Mapping[str, str]] = MappingProxyType({})
