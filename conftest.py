@@ -2,11 +2,13 @@
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
 
+FSYNC = os.fsync
 OPTIONAL = {
     "slow": "takes more than a few seconds",
     "gpu": "needs a CUDA device",
@@ -21,6 +23,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addoption(
             f"--{name}", action="store_true", help=f"also run the tests marked {name} ({reason})"
         )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_waits_for_the_disk() -> Iterator[None]:
+    """No test is about a power cut, and there are thousands of files; tests/io has the real one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -27,6 +27,7 @@ from tests.oracles.likelihood import every_text
 from tests.oracles.networks import CLEAN, MASK, blocks_of, tiny_transformer
 
 MODEL = tiny_transformer(41)
+SMALL = tiny_transformer(41, layers=1, hidden=8, heads=1)  # for many corpora
 CHAIN = Sampled("exact", Autoregressive(mask_id=MASK))
 ENUMERATED = Enumerated(reading=blocks_of(3))
 NELBO, COUNTS = (
@@ -45,8 +46,8 @@ def corpus() -> list[TokenBatch]:
     ]
 
 
-def only(estimator: Estimator, batches, **options) -> CorpusLikelihood:
-    return corpus_likelihood(MODEL, estimator, batches, **options)[0]
+def only(estimator: Estimator, batches, *, model: Transformer = MODEL, **options) -> CorpusLikelihood:
+    return corpus_likelihood(model, estimator, batches, **options)[0]
 
 
 def test_it_is_the_nats_over_the_tokens_not_a_mean_of_means():
@@ -159,10 +160,10 @@ def test_the_noise_of_draws_is_stated_rightly():
     Under uniform times the estimate has no finite variance (rates near 0 weigh 1/t), so only its intervals
     are checked; under counts the squared error itself is unbiased too.
     """
-    truth = corpus_likelihood(MODEL, ENUMERATED, corpus())[1].nats
+    truth = corpus_likelihood(SMALL, ENUMERATED, corpus())[1].nats
     width, runs = stats.t.ppf(0.95, df=4), 300
     for estimator in (NELBO, COUNTS):
-        found = [only(estimator, corpus(), seed=seed, replicates=5) for seed in range(runs)]
+        found = [only(estimator, corpus(), model=SMALL, seed=seed, replicates=5) for seed in range(runs)]
         held = sum(abs(each.nats - truth) < width * each.monte_carlo_error for each in found)
         low, high = stats.binom.interval(0.998, runs, 0.9)
         assert low <= held <= high, estimator.name
@@ -177,14 +178,14 @@ def test_the_error_is_right_for_texts_like_these(estimator):
     texts = every_text(CLEAN, 6)
     lengths = torch.randint(2, 7, (len(texts),), generator=torch.Generator().manual_seed(2))
     population = TokenBatch.of(texts, lengths=lengths)
-    truth = corpus_likelihood(MODEL, estimator if estimator is CHAIN else ENUMERATED, [population])
+    truth = corpus_likelihood(SMALL, estimator if estimator is CHAIN else ENUMERATED, [population])
     mean = truth[-1 if estimator.is_random else 0].nats
     size, runs, held = 60, 250, 0
     generator = torch.Generator().manual_seed(3)
     for seed in range(runs):
         chosen = torch.randint(len(texts), (size,), generator=generator)
         batch = TokenBatch.of(texts[chosen], lengths=lengths[chosen])
-        found = only(estimator, [batch], seed=seed)
+        found = only(estimator, [batch], model=SMALL, seed=seed)
         held += abs(found.nats - mean) < stats.t.ppf(0.95, df=size - 1) * found.standard_error
     low, high = stats.binom.interval(0.998, runs, 0.9)
     assert low <= held <= high

@@ -57,15 +57,8 @@ def test_attention_is_the_softmax_over_what_the_layout_allows(layout, backend):
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
-    "layout",  # one of each kind; that all sizes are attended to alike is shown above
-    [
-        Causal(12),
-        Bidirectional(100),
-        BlockCausal(130, 5),
-        BlockDiffusion(12, 4),
-        BlockDiffusion(130, 10, copies=2, causal_clean=True),
-        BlockDiffusion(40, 20, read_clean=True),
-    ],
+    "layout",  # read whole and in part; that each kind and size is attended to alike is shown above
+    [Causal(12), BlockDiffusion(12, 4)],
     ids=str,
 )
 def test_a_network_gives_the_same_logits_with_either_backend(layout):

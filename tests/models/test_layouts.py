@@ -1,14 +1,11 @@
 """Layouts say who may attend to whom exactly as the paper writes it, in every rendering."""
 
-import warnings
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask
 
 from bd3lm.models import Bidirectional, BlockCausal, BlockDecoding, BlockDiffusion, Causal, Layout
 from tests.oracles.networks import MASK, logits_of, tiny_transformer
@@ -143,21 +140,6 @@ def test_block_mask_skips_no_pair_and_adds_none(layout):
 
 def test_block_mask_skips_most_of_a_long_layout():
     assert BlockDiffusion(1024, 4).block_mask().sparsity() > 60
-
-
-@pytest.mark.parametrize("layout", ODD, ids=str)
-@pytest.mark.slow
-def test_flex_attention_on_a_cpu_is_dense_attention(layout):
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 2, 2, layout.size, 8, generator=generator, dtype=torch.float64)
-    for start, stop in {(0, layout.size), layout.read, (layout.size // 3, layout.size)}:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is not compiled
-            flex = flex_attention(q[:, :, start:stop], k, v, block_mask=layout.block_mask((start, stop)))
-        dense = F.scaled_dot_product_attention(
-            q[:, :, start:stop], k, v, attn_mask=written(layout)[start:stop]
-        )
-        torch.testing.assert_close(flex, dense, rtol=0, atol=1e-12)
 
 
 def test_text_positions_start_again_in_every_copy():

@@ -79,8 +79,7 @@ def trained(objective: Objective, folder: Path, *, seed: int, steps: int) -> Tra
     return network.eval()
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_blocks_of_one_by_counts_reach_what_autoregression_reaches(seed, tmp_path):
+def test_blocks_of_one_by_counts_reach_what_autoregression_reaches(tmp_path):
     """Held-out NLL within 2 %, both exact: every token of a block of one is always masked, with weight 1.
 
     Same texts, same order, same first weights. They are not the same function: AR predicts a token at the
@@ -93,9 +92,9 @@ def test_blocks_of_one_by_counts_reach_what_autoregression_reaches(seed, tmp_pat
         ("ar", Autoregressive(mask_id=MASK)),
         ("block", BlockDiffusionLoss(reading=BlockReading(block_size=1, mask_id=MASK), masking=Counts())),
     ):
-        network = trained(objective, tmp_path / name, seed=seed, steps=600)
+        network = trained(objective, tmp_path / name, seed=0, steps=600)
         nats[name] = corpus_likelihood(network, Sampled(name, objective), [TokenBatch.of(HELD_OUT)])[0].nats
-    print(f"seed {seed}: {nats}")
+    print(nats)
     assert nats["block"] == pytest.approx(nats["ar"], rel=0.02)
     assert entropy() < min(nats.values()) < max(nats.values()) < 1.05 * entropy()
 
