@@ -2,13 +2,12 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from hypothesis import settings
 
-FSYNC = os.fsync
 OPTIONAL = {
     "slow": "takes more than a few seconds",
     "gpu": "needs a CUDA device",
@@ -26,11 +25,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _nothing_waits_for_the_disk() -> Iterator[None]:
-    """No test is about a power cut, and there are thousands of files; tests/io has the real one."""
+def real_fsync() -> Iterator[Callable[[int], None]]:
+    """Nothing waits for the disk: no test is about a power cut, and there are thousands of files. The real
+    fsync, for the tests of files themselves."""
+    real = os.fsync
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
+        yield real
 
 
 def pytest_configure(config: pytest.Config) -> None:
