@@ -30,10 +30,10 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test test-slow demo check format clean clean-venv FORCE
+.PHONY: help test test-slow test-research results demo check format clean clean-venv FORCE
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 test: $(VENV)/.test ## the tests, without the slow and the gpu ones
 	@$(PYTEST) $(PYTEST_ARGS)
@@ -43,6 +43,12 @@ test-slow: $(VENV)/.test ## only the tests marked slow
 	@$(PYTEST) -m slow --slow $(PYTEST_ARGS) || { \
 		status=$$?; \
 		if [ $$status -eq 5 ]; then echo "No slow tests to run."; else exit $$status; fi; }
+
+test-research: $(VENV)/.test ## the tests of what is in research/, the slow ones too
+	@$(PYTEST) --slow research/tests $(PYTEST_ARGS)
+
+results: $(VENV)/.core ## docs/results.md, its plots and the README's table, from the raw results in research/results
+	@$(BIN)/python -m research.evidence.document
 
 demo: $(VENV)/.core ## the demonstration, `bd3lm demo`
 	@$(BIN)/bd3lm demo
@@ -59,7 +65,7 @@ format: $(VENV)/.dev ## rewrite the files in the house format
 
 clean: ## remove caches and build outputs
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
+	find src tests research -type d -name __pycache__ -prune -exec rm -rf {} +
 
 clean-venv: ## remove the virtual environment (after changing Python, or when it is broken)
 	rm -rf $(VENV)

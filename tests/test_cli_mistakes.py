@@ -8,7 +8,7 @@ import pytest
 from bd3lm import cli
 from bd3lm.cli import main
 from bd3lm.cli.mistakes import in_one_line
-from bd3lm.cli.sampling import SampleCommand
+from bd3lm.commands.sample import Sample
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -88,8 +88,8 @@ def test_a_list_given_in_parts_is_refused_rather_than_cut(
 def test_a_flag_with_one_value_leaves_the_prompts_alone_and_may_be_repeated(
     words: list[str], prompts: tuple[str, ...], stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    seen: list[SampleCommand] = []
-    monkeypatch.setattr(SampleCommand, "run", lambda command: seen.append(command) or 0)
+    seen: list[Sample] = []
+    monkeypatch.setattr(Sample, "run", lambda command: seen.append(command) or 0)
     assert main(["sample", "box", *words]) == 0
     assert [(each.model, each.prompts, each.stop) for each in seen] == [("box", prompts, stop)]
 
@@ -106,13 +106,6 @@ def test_what_is_said_of_a_command_that_can_be_read_is_passed_on(
     monkeypatch.setattr(cli.tyro, "cli", talkative)
     assert main(["presets"]) == 0
     assert capsys.readouterr().err == "something to know\n"
-
-
-def test_help_is_whole(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as end:
-        main(["sample", "--help"])
-    assert end.value.code == 0
-    assert "--lean" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -137,7 +130,7 @@ def test_a_missing_extra_is_installed_by_the_pip_of_the_environment(monkeypatch,
     def missing(*_: Any) -> int:
         raise ImportError("bd3lm sample needs the package other: pip install 'bd3lm[judge]'")
 
-    monkeypatch.setattr(SampleCommand, "run", missing)
+    monkeypatch.setattr(Sample, "run", missing)
     own = tmp_path / ".venv" / "bin"
     own.mkdir(parents=True)
     (own / "pip").touch(mode=0o755)

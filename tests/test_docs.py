@@ -7,12 +7,13 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 import bd3lm
 from bd3lm import cli
+from bd3lm.commands import every_command
+from bd3lm.commands.train import Train
 from tests.lm import of_bytes
 
 pytestmark = pytest.mark.sweep(3)
@@ -62,13 +63,13 @@ def _commands(source: str, folder: Path) -> list[list[str]]:
 def understand(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
     """Read a command as `bd3lm` does, and stop before it does anything; a recipe is resolved."""
 
-    def show(self: cli.Train) -> int:
+    def show(self: Train) -> int:
         return run(replace(self, show=True)) if self.preset else 0  # without one it needs a run to resume
 
-    run = cli.Train.run
-    for each in get_args(cli.Command):
-        monkeypatch.setattr(get_args(each)[0], "run", lambda self: 0)
-    monkeypatch.setattr(cli.Train, "run", show)
+    run = Train.run
+    for each in every_command().values():
+        monkeypatch.setattr(each, "run", lambda self: 0)
+    monkeypatch.setattr(Train, "run", show)
 
     def check(words: list[str]) -> None:
         try:
@@ -143,25 +144,6 @@ def test_code_named_in_a_page_exists(page: Path) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
-
-
-def test_the_examples_of_extending_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    printed: list[str] = []
-    for source in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
-        exec(compile(source, "extending.md", "exec"), {"__name__": "extending"})
-        printed.append(capsys.readouterr().out)
-    bound, trained, text = printed
-    assert bound == "False\n"
-    assert trained.endswith("30 True 17\n")
-    assert (
-        "masking=Times(schedule=Cubic())"
-        in (tmp_path / "runs/cubic/checkpoints/step-00000030/state.json").read_text()
-    )
-    assert text.startswith("The city of")
 
 
 def _exists(dotted: str) -> bool:

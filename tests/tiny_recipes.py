@@ -45,7 +45,10 @@ def tiny_recipe(data: Path, *changes: dict[str, Any]) -> Recipe:
 
 def two_stages(data: Path, *changes: dict[str, Any]) -> Preset:
     """As `demo`: autoregressive, then blocks of 4 from it."""
-    next_token = {"method": {"kind": "block_diffusion", "causal_clean": True, "next_token": 1.0}}
+    next_token = {
+        "method": {"kind": "block_diffusion", "causal_clean": True},
+        "objective": {"next_token": 1.0},
+    }
     return Preset(
         "two tiny stages",
         (

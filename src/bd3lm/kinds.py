@@ -1,7 +1,7 @@
 """Families of frozen dataclasses that files and flags tell apart by `kind`, open to members from anywhere.
 
 A family is a base class: masking rules, noise schedules, unmasking rules, methods. A member is a frozen
-dataclass that sets `kind`. Defining it is enough: from then on a recipe, a saved model and a flag can name it.
+dataclass that sets `kind`. Defining it is enough: a recipe, a saved model and a flag can then name it.
 Packages say which modules define members by the entry point group `bd3lm.plugins`; a file of one's own is
 loaded by name.
 """
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-GROUP = "bd3lm.plugins"
+PLUGINS = "bd3lm.plugins"
 _OWN = __name__.partition(".")[0]
 
 
@@ -30,12 +30,14 @@ class Kinded:
     """What files and flags call it."""
     family: ClassVar[str]
     """What errors call the family."""
+    group: ClassVar[str]
+    """The entry points of installed packages that name modules with members."""
     _members: ClassVar[dict[str, type[Any]]]
 
-    def __init_subclass__(cls, *, family: str | None = None, **options: Any) -> None:
+    def __init_subclass__(cls, *, family: str | None = None, group: str = PLUGINS, **options: Any) -> None:
         super().__init_subclass__(**options)
         if family is not None:
-            cls.family, cls._members = family, {}
+            cls.family, cls.group, cls._members = family, group, {}
         elif "kind" in cls.__dict__:
             before = cls._members.get(cls.kind)
             if before is not None and _place(before) != _place(cls):
@@ -48,7 +50,7 @@ class Kinded:
     @classmethod
     def members(cls) -> Mapping[str, type[Self]]:
         """The members of the family by kind, those of installed packages included."""
-        load_installed_plugins()
+        load_installed(cls.group)
         return MappingProxyType(cls._members)
 
     @classmethod
@@ -80,8 +82,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, Kinded):
         if "kind" not in type(value).__dict__:
             raise ValueError(
-                f"{type(value).__qualname__} must set a kind of its own to be saved, got {value!r}: files know "
-                f"a {value.family} by its kind"
+                f"{type(value).__qualname__} must set a kind of its own to be saved, got {value!r}: "
+                f"files know a {value.family} by its kind"
             )
         if not is_dataclass(value):
             raise ValueError(f"{type(value).__qualname__} must be a dataclass to be saved, got {value!r}")
@@ -120,9 +122,9 @@ def _within(value: Any) -> Iterator[Any]:
 
 
 @cache
-def load_installed_plugins() -> None:
-    """Import what installed packages name in the group `bd3lm.plugins`, once."""
-    for entry in entry_points(group=GROUP):
+def load_installed(group: str) -> None:
+    """Import what installed packages name in a group of entry points, once."""
+    for entry in entry_points(group=group):
         try:
             entry.load()
         except Exception as error:

@@ -61,7 +61,7 @@ def test_a_batch_costs_in_proportion():
 
 def test_the_config_is_that_of_the_method():
     ar, mdlm, _, block, _ = (shape.config() for shape in SHAPES.values())
-    assert (ar.method.kind, ar.method.mask_id) == ("autoregressive", 127)
+    assert (ar.method.kind, ar.mask_id) == ("autoregressive", 127)
     assert (mdlm.method.block_size, block.method.block_size) == (16, 4)
     assert (block.network.layers, block.network.vocab_size, block.network.context) == (3, 128, 16)
 
@@ -75,7 +75,7 @@ def test_titles_name_the_method_and_the_size():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"block_size": 5}, "block_size must divide network.context 16, got 5"),
+        ({"block_size": 5}, "block_size must divide the context 16, got 5"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"heads": 5}, "hidden must be a multiple of heads .* got hidden 32 and heads 5"),
         ({"vocabulary": 1}, "vocabulary must be at least 2, a token and the mask, got 1"),

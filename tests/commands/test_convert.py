@@ -1,15 +1,22 @@
-"""`bd3lm convert`: a model that is there already is not written over, and a .ckpt is read as what it is."""
+"""`bd3lm convert`: between layouts and precisions, and a .ckpt is read as what it is."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from bd3lm.cli import main
+from bd3lm.data import load_tokenizer
+from bd3lm.interop import load
+from tests.commands import fails
 from tests.data_room.documents import contents
 from tests.interop.small import CONTEXT, small_model
 from tests.interop.test_lightning import checkpoint
-from tests.lm import of_bytes
+from tests.lm import BYTES, of_bytes
+
+PARITY = Path(__file__).parents[1] / "data" / "parity"
 
 
 @pytest.fixture
@@ -45,7 +52,8 @@ def test_a_causal_ckpt_has_no_block_size(convert):
     assert "block_size must" in convert("--block-size", "0")
 
 
-def test_facts_of_a_ckpt_are_not_for_folders(tmp_path, capsys):
+def test_facts_of_a_ckpt_are_not_for_folders_and_one_is_needed(tmp_path, capsys):
+    assert "--context must be given for a .ckpt" in fails(capsys, "convert", "a.ckpt", str(tmp_path / "out"))
     assert main(["convert", str(tmp_path), str(tmp_path / "out"), "--no-time-conditioning"]) == 1
     assert "are for a .ckpt file" in capsys.readouterr().err
 
@@ -85,3 +93,22 @@ def test_what_the_reference_cannot_hold_is_refused_and_nothing_written(tmp_path,
     assert main(["convert", str(tmp_path / "source"), str(tmp_path / "theirs"), "--to", "reference"]) == 1
     assert "cannot hold this model: method.lean must be 0.0, got 2.0" in capsys.readouterr().err
     assert not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize("name", ["bd3lm-block4", "mdlm-noblocks"])
+def test_convert_the_reference_layout(name, tmp_path, capsys):
+    folder = next(p.parent for p in sorted((PARITY / name).rglob("config.json")))
+    assert main(["convert", str(folder), str(tmp_path / "ours")]) == 0
+    title = {"bd3lm-block4": "block diffusion, blocks of 4", "mdlm-noblocks": "diffusion, one block (MDLM)"}
+    assert re.search(rf": {re.escape(title[name])}, [\d,]+ parameters$", capsys.readouterr().out)
+    theirs, ours = load(folder)[0].state_dict(), load(tmp_path / "ours")[0].state_dict()
+    assert theirs.keys() == ours.keys()
+    assert all(theirs[key].equal(ours[key]) for key in ours)
+
+
+def test_convert_to_another_precision(tmp_path, capsys):
+    of_bytes(4).save_pretrained(tmp_path / "saved")
+    assert main(["convert", str(tmp_path / "saved"), str(tmp_path / "half"), "--dtype", "bfloat16"]) == 0
+    before, half = (load(tmp_path / name)[0].state_dict() for name in ("saved", "half"))
+    assert all(half[key].equal(before[key].to(torch.bfloat16)) for key in before | half)
+    assert load_tokenizer(tmp_path / "half") == BYTES

@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,14 +18,15 @@ from rich.console import Console
 
 from bd3lm.cli import main
 from bd3lm.commands import demo
-from bd3lm.commands.records import kept
-from bd3lm.commands.reports import make_report
-from bd3lm.commands.subjects import Subject
+from bd3lm.commands.demo import results
+from bd3lm.commands.report import Report, make_report
+from bd3lm.commands.shared.records import kept
+from bd3lm.commands.shared.subjects import Subject
 from bd3lm.evaluation import Sampled, corpus_likelihood
 from bd3lm.interop import load
 from bd3lm.objectives import Autoregressive, TokenBatch
-from bd3lm.reports.document import readable
 from bd3lm.reports.numbers import plain, with_error
+from bd3lm.reports.readable import readable
 from bd3lm.runs import presets
 from bd3lm.runs.plan import Run
 from bd3lm.runs.recipe import merge
@@ -44,9 +46,9 @@ SMALL = {
 def _small() -> Iterator[None]:
     """The demo's presets with fewer steps of a smaller network."""
     shrunk = {
-        name: presets.Preset(
-            found.description,
-            tuple(presets.Stage(stage.name, merge(stage.recipe, SMALL)) for stage in found.stages),
+        name: replace(
+            found,
+            stages=tuple(presets.Stage(stage.name, merge(stage.recipe, SMALL)) for stage in found.stages),
         )
         for name, found in presets.PRESETS.items()
         if name.startswith("demo")
@@ -139,10 +141,10 @@ def test_the_figures_are_those_of_the_averaged_weights(finished, autoregressive)
     folder, printed = finished
     batches = [TokenBatch.of(tokens) for tokens in autoregressive.held_out.batches]
     network, config = load(folder / "ar" / "model")
-    judge = Autoregressive(mask_id=config.method.mask_id)
+    judge = Autoregressive(mask_id=config.mask_id)
     (found,) = corpus_likelihood(network, Sampled("exact", judge), batches)
     assert f"{found.perplexity:.1f} ± {found.perplexity_error:.1f}" == table(printed)["autoregressive"][1]
-    counted, _ = demo.unigram_perplexity(autoregressive)
+    counted, _ = results.unigram_perplexity(autoregressive)
     assert f"{counted:.1f}" == table(printed)["unigram frequencies"][1]
 
 
@@ -151,12 +153,12 @@ def test_the_unigram_by_hand(autoregressive):
     vocabulary = ar.config.network.vocab_size
     train = ar.shards.read("train", 0, ar.shards.split("train").tokens).tolist()
     tally = [train.count(token) + 1 for token in range(vocabulary)]
-    tally[ar.config.method.mask_id] = 0
+    tally[ar.config.mask_id] = 0
     scored = [int(token) for tokens in ar.held_out.batches for row in tokens for token in row[1:]]
     product = 1.0
     for token in scored:
         product *= (sum(tally) / tally[token]) ** (1 / len(scored))
-    assert demo.unigram_perplexity(ar) == (pytest.approx(product, rel=1e-9), len(scored))
+    assert results.unigram_perplexity(ar) == (pytest.approx(product, rel=1e-9), len(scored))
 
 
 def test_a_sample_past_the_training_context(finished):
@@ -177,7 +179,7 @@ def test_it_writes_a_report_of_both_models_with_what_the_table_has(finished):
 def test_the_report_has_the_unigram_and_the_long_text_that_were_printed(finished, autoregressive):
     folder, printed = finished
     for page in map(text_of, (folder / "report.html", folder / "report.md")):
-        assert f"have a perplexity of {plain(demo.unigram_perplexity(autoregressive)[0])}." in page
+        assert f"have a perplexity of {plain(results.unigram_perplexity(autoregressive)[0])}." in page
         assert "A text longer than the context" in page
         assert "This one has 64 tokens" in page
         (record,) = kept(Subject.open(folder / "block", device="cpu"), "long_text")
@@ -188,7 +190,8 @@ def test_the_report_has_the_unigram_and_the_long_text_that_were_printed(finished
 
 
 def test_a_report_of_its_own_has_them_too(finished, tmp_path):
-    make_report([finished[0]], out=tmp_path, measure=False, device="cpu", console=Console(quiet=True))
+    report = Report(runs=(finished[0],), out=tmp_path, measure=False, device="cpu")
+    make_report(report, console=Console(quiet=True))
     page = text_of(tmp_path / "report.html")
     assert "To compare: token frequencies of the training text alone" in page
     assert "A text longer than the context" in page
@@ -225,15 +228,15 @@ def test_what_is_there_already_is_not_suggested(autoregressive, finished, tmp_pa
     runs = train_stages(resolve_stages("demo"), finished[0], resume=True, console=screen(), device="cpu")
     monkeypatch.chdir(tmp_path)
     for name in ("pairs", "block8", "demo-paper"):
-        assert f"--out runs/{name}" in demo._to_try(runs)[0]
+        assert f"--out runs/{name}" in results._to_try(runs)[0]
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "recipe.yaml").touch()
-    assert demo._to_try(runs) == []
+    assert results._to_try(runs) == []
 
 
 @pytest.mark.slow
 def test_with_flags_of_ones_own_nothing_is_suggested(finished, autoregressive, tmp_path, capsys):
-    assert demo._to_try([autoregressive]) == []
+    assert results._to_try([autoregressive]) == []
     words = ["--out", str(tmp_path / "demo"), "--device", "cpu", "--optimizer.warmup_steps", "3"]
     assert main(["train", "demo", *words]) == 0
     assert "To try next" not in capsys.readouterr().out
@@ -285,7 +288,9 @@ def test_the_papers_recipe_reports_both_stages(tmp_path, capsys):
     """One block of 32 has no exact likelihood; blocks of 4 have, after a clip search."""
     words = ["train", "demo-paper", "--out", str(tmp_path / "paper"), "--device", "cpu"]
     assert (
-        main([*words, "--finetune.train.validate_every", "6", "--finetune.method.masking.search.every", "6"])
+        main(
+            [*words, "--finetune.train.validate_every", "6", "--finetune.objective.masking.search.every", "6"]
+        )
         == 0
     )
     printed = capsys.readouterr().out

@@ -46,11 +46,9 @@ def test_the_harness_s_own_command_says_so_too(monkeypatch):
 def model(tmp_path, monkeypatch) -> LanguageModel:
     """In the folder `model`; the harness is spared its thousands of task files and a look at the machine."""
     pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'bd3lm[harness]'")
-    from lm_eval import evaluator
+    from lm_eval import evaluator, tasks
 
-    from bd3lm.commands import harness
-
-    monkeypatch.setattr(harness, "TaskManager", partial(harness.TaskManager, include_defaults=False))
+    monkeypatch.setattr(tasks, "TaskManager", partial(tasks.TaskManager, include_defaults=False))
     monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)
     model = of_bytes(2)
     model.save_pretrained(tmp_path / "model")
@@ -227,7 +225,6 @@ def test_bad_input_is_one_line(model, tasks, tmp_path, capsys):
 
 def test_the_yaml_of_the_docs_runs_as_written(model, tmp_path, capsys, monkeypatch):
     import lm_eval.__main__
-    from lm_eval import tasks
 
     page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text("utf-8")
     monkeypatch.chdir(tmp_path)
@@ -245,7 +242,6 @@ def test_the_yaml_of_the_docs_runs_as_written(model, tmp_path, capsys, monkeypat
     ours = json.loads(Path("out.json").read_text())
     assert ours["n-samples"]["my_task"]["effective"] == 2
 
-    monkeypatch.setattr(tasks, "TaskManager", partial(tasks.TaskManager, include_defaults=False))
     monkeypatch.setattr(lm_eval.__main__, "setup_logging", lambda: None)
     monkeypatch.setattr(sys, "argv", ["bd3lm.interop.harness", "run", "--config", "harness.yaml"])
     lm_eval.__main__.cli_evaluate()
@@ -253,10 +249,3 @@ def test_the_yaml_of_the_docs_runs_as_written(model, tmp_path, capsys, monkeypat
     theirs = json.loads(file.read_text())
     assert theirs["results"]["my_task"]["acc,none"] == ours["results"]["my_task"]["acc,none"]
     assert (theirs["config"]["model"], theirs["config"]["likelihoods"]) == ("bd3lm", "exact")
-
-
-def test_it_has_help(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["harness", "--help"])
-    assert ended.value.code == 0
-    assert "usage: bd3lm harness" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,11 @@ import yaml
 from rich.console import Console
 
 from bd3lm.cli import main
-from bd3lm.commands import sample_files
-from bd3lm.commands.lengths import Writing, measure_lengths, report_lengths
-from bd3lm.commands.records import kept
-from bd3lm.commands.sample_files import Samples
-from bd3lm.commands.subjects import Subject
+from bd3lm.commands.lengths import Lengths, measure_lengths, report_lengths, settings_of
+from bd3lm.commands.shared import sample_files
+from bd3lm.commands.shared.records import kept
+from bd3lm.commands.shared.sample_files import Samples
+from bd3lm.commands.shared.subjects import Subject
 from bd3lm.data import TokenShards, train_bpe
 from bd3lm.evaluation import LengthStatistics
 from bd3lm.lm import LanguageModel
@@ -21,7 +22,7 @@ from tests.lm import CONTEXT, D3PM, D3PM_UNIFORM, END, SEDD, SEDD_UNIFORM, basel
 from tests.tiny_recipes import plain, prepared
 
 # Random networks end texts at all three of these.
-WRITING = Writing(count=30, length=48, entropy_floor=1.7, entropy_window=8, seed=3)
+WRITING = Lengths(count=30, length=48, entropy_floor=1.7, entropy_window=8, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -164,13 +165,13 @@ def test_the_table_begins_with_the_training_set(shards, tmp_path):
 
 def test_a_trial_does_not_replace_what_was_written_before(shards, tmp_path, monkeypatch):
     run = as_run(tmp_path / "run", shards)
-    subject, trial = Subject.open(run, device="cpu"), Writing(count=3, length=8, entropy_floor=0.0)
+    subject, trial = Subject.open(run, device="cpu"), Lengths(count=3, length=8, entropy_floor=0.0)
     (record,) = report_lengths([subject], WRITING, console=quiet())
     (tried,) = report_lengths([subject], trial, console=quiet())
     files = (run / "measured").glob("documents-*.jsonl")
     assert sorted(len(lines(file)) for file in files) == [3, 30]
     assert sorted(each["settings"]["count"] for each in kept(subject, "lengths")) == [3, 30]
-    monkeypatch.setattr(sample_files, "run_sample", lambda *_, **__: pytest.fail("written again"))
+    monkeypatch.setattr(sample_files, "write_texts", lambda *_, **__: pytest.fail("written again"))
     (again,) = report_lengths([subject], WRITING, console=quiet())
     assert again["result"] == record["result"]
     assert len(kept(subject, "lengths")) == 2
@@ -186,7 +187,7 @@ def test_a_lean_is_written_in_recorded_and_in_the_title(shards, tmp_path, capsys
     assert (record["settings"]["lean"], record["title"]) == (2.0, "block diffusion, blocks of 4, lean 2")
     (file,) = (run / "measured").glob("documents-*.jsonl")
     leans = Subject.open(run, device="cpu", lean=2.0)
-    settings = Writing(count=12, length=40, entropy_floor=0.0).settings(leans, quiet())
+    settings = settings_of(Lengths(count=12, length=40, entropy_floor=0.0), leans, quiet())
     texts = leans.model.generate([""] * 12, settings)
     drawn = sorted(lines(file), key=lambda line: line["index"])
     assert [line["tokens"] for line in drawn] == [text.tokens for text in texts]
@@ -197,7 +198,7 @@ def test_a_model_that_predicts_first_tokens(tmp_path):
     """Where it begins with the token that texts begin with, that one does not count."""
     of_bytes(4, score_first=True, end_logit=3.0).save_pretrained(tmp_path / "model")
     subject = Subject.open(tmp_path / "model", device="cpu")
-    settings = WRITING.settings(subject, quiet())
+    settings = settings_of(WRITING, subject, quiet())
     texts = subject.model.generate([""] * WRITING.count, settings)
     (record,) = report_lengths([subject], WRITING, console=quiet())
     expected = [len([token for token in text.tokens if token != END]) for text in texts]
@@ -215,10 +216,10 @@ def test_a_model_that_predicts_first_tokens(tmp_path):
 def test_methods_of_one_context_are_held_to_it_and_that_is_said(method, tmp_path):
     baseline(method).save_pretrained(tmp_path / "model")
     subject, notes = Subject.open(tmp_path / "model", device="cpu"), quiet()
-    assert Writing(entropy_floor=0.0).settings(subject, notes).length == CONTEXT
+    assert settings_of(Lengths(entropy_floor=0.0), subject, notes).length == CONTEXT
     assert f"cannot write past its context of {CONTEXT} tokens" in notes.file.getvalue()
     notes = quiet()
-    assert Writing(length=12, entropy_floor=0.0).settings(subject, notes).length == 12
+    assert settings_of(Lengths(length=12, entropy_floor=0.0), subject, notes).length == 12
     assert notes.file.getvalue() == ""
 
 
@@ -226,10 +227,10 @@ def test_methods_of_one_context_are_held_to_it_and_that_is_said(method, tmp_path
 def test_others_write_up_to_sixteen_contexts(model, tmp_path):
     model.save_pretrained(tmp_path / "model")
     subject, notes = Subject.open(tmp_path / "model", device="cpu"), quiet()
-    settings = Writing().settings(subject, notes)
+    settings = settings_of(Lengths(), subject, notes)
     assert (settings.length, settings.entropy_floor, settings.entropy_window) == (16 * CONTEXT, 4.0, 256)
     assert settings.stop_at_eos
-    assert Writing(entropy_floor=0.0).settings(subject, notes).entropy_floor is None
+    assert settings_of(Lengths(entropy_floor=0.0), subject, notes).entropy_floor is None
     assert notes.file.getvalue() == ""
 
 
@@ -254,7 +255,7 @@ def test_a_model_that_is_no_run_is_measured_alone_unless_data_is_named(shards, t
     (record,) = report_lengths([subject], WRITING, console=quiet(), notes=notes)
     assert (record["result"]["training"], record["settings"]["data"]) == (None, None)
     assert "No training set to compare" in notes.file.getvalue()
-    (record,) = report_lengths([subject], WRITING, data=shards, console=quiet())
+    (record,) = report_lengths([subject], replace(WRITING, data=shards), console=quiet())
     assert record["result"]["training"]["documents"] == 40
 
 
@@ -307,10 +308,3 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
         assert message in error, error
         assert error.count("\n") == 1
     assert not (run / "measured").exists()  # all of it was said before anything was written
-
-
-def test_it_has_help(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["lengths", "--help"])
-    assert ended.value.code == 0
-    assert "usage: bd3lm lengths" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from bd3lm.cli import main
-from bd3lm.commands.prompts import parse_template, read_prompts, template_text
+from bd3lm.commands.shared.prompts import parse_template, read_prompts, template_text
 from bd3lm.lm import Gap
 from tests.lm import of_bytes
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bd3lm.cli import main
-from bd3lm.commands.records import keep, kept, model_and_title, new_record, record_name, write_records
-from bd3lm.commands.subjects import Subject
+from bd3lm.commands.shared.records import keep, kept, model_and_title, new_record, record_name, write_records
+from bd3lm.commands.shared.subjects import Subject
 from tests.lm import of_bytes
 
 COMMANDS = {
@@ -106,7 +106,7 @@ def test_a_folder_that_takes_no_files_is_refused_before_anything_is_opened(tmp_p
 
     for out, said in (("/proc/out.json", "No such file or directory"), (taken, "Read-only file system")):
         if out == taken:
-            monkeypatch.setattr("bd3lm.commands.records.TemporaryFile", refuse)
+            monkeypatch.setattr("bd3lm.commands.shared.records.TemporaryFile", refuse)
         elif not Path("/proc/self").exists():
             continue
         assert main([*words, "--out", str(out)]) == 1

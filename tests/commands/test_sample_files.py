@@ -2,8 +2,8 @@
 
 import pytest
 
-from bd3lm.commands.sample_files import Samples, open_source
-from bd3lm.commands.subjects import Subject
+from bd3lm.commands.shared.sample_files import Samples, open_source
+from bd3lm.commands.shared.subjects import Subject
 from tests.commands import LINE, written
 from tests.lm import of_bytes
 

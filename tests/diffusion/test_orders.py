@@ -11,9 +11,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from bd3lm.config import BlockDiffusionMethod
 from bd3lm.diffusion import Draws, check_lean, log_reveal_rates, log_reveal_times
 from bd3lm.diffusion.masking import reveal_ranks
+from bd3lm.methods import BlockDiffusionMethod
 from tests.oracles.orders import law_of_orders
 
 FITS, FAILS = 1e-3, 1e-6  # p-values of samples that follow a law, and of those that do not
@@ -133,10 +133,10 @@ def test_what_is_no_lean_is_refused(lean):
         with pytest.raises(ValueError, match=said):
             call(lean)
     with pytest.raises(ValueError, match=said):  # a config has a check of its own
-        BlockDiffusionMethod(mask_id=1, block_size=4, lean=lean)
+        BlockDiffusionMethod(block_size=4, lean=lean)
 
 
 @pytest.mark.parametrize("lean", [0, 0.0, 1e-12, 2, np.float32(0.5), 1e6])
 def test_what_is_a_lean_is_not(lean):
     check_lean(lean)
-    BlockDiffusionMethod(mask_id=1, block_size=4, lean=lean)
+    BlockDiffusionMethod(block_size=4, lean=lean)

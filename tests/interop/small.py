@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig
+from bd3lm.methods import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
 
 PARITY = Path(__file__).parents[1] / "data" / "parity"
@@ -22,13 +22,8 @@ def small_model(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    mask_id = VOCABULARY - 1
-    method = (
-        AutoregressiveMethod(mask_id=mask_id)
-        if causal
-        else BlockDiffusionMethod(mask_id=mask_id, block_size=block_size)
-    )
-    return model, LanguageModelConfig(network=config, method=method)
+    method = AutoregressiveMethod() if causal else BlockDiffusionMethod(block_size=block_size)
+    return model, LanguageModelConfig(network=config, method=method, mask_id=VOCABULARY - 1)
 
 
 def assert_same(model: Transformer, other: Transformer) -> None:

@@ -14,10 +14,10 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import get_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import train_bpe
 from bd3lm.interop.harness import HarnessLM
 from bd3lm.lm import Gap, LanguageModel
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.models import Transformer
 from tests.lm import (
     BYTES,
@@ -93,7 +93,7 @@ def tokens_and_given(context: str, continuation: str, score_first: bool) -> tupl
 @torch.no_grad()
 def chain_rule(model: LanguageModel, tokens: list[int], given: int) -> float:
     """One network call a token, each for what stands before it."""
-    mask = model.config.method.mask_id
+    mask = model.config.mask_id
     before = [mask] if model.config.method.score_first else []
     total = 0.0
     for place in range(given, len(tokens)):
@@ -106,7 +106,7 @@ def chain_rule(model: LanguageModel, tokens: list[int], given: int) -> float:
 @torch.no_grad()
 def all_orders(model: LanguageModel, tokens: list[int], given: int) -> float:
     """Block by block, the mean over the orders of what is not given; past the end everything stays masked."""
-    size, mask = model.config.method.block_size, model.config.method.mask_id
+    size, mask = model.config.method.block_size, model.config.mask_id
     padded = torch.tensor([tokens + [0] * (-len(tokens) % size)])
     total = 0.0
     for start in range(0, len(tokens), size):
@@ -220,7 +220,7 @@ class Theirs(TemplateLM):
 def test_pairs_are_encoded_as_the_harness_does_for_its_own_models():
     """With tokens of several letters, some of which would reach over the border."""
     tokenizer = train_bpe(["the cat sat on the mat, the cats sat"] * 4, 275)
-    method = BlockDiffusionMethod(mask_id=tokenizer.mask_id, block_size=4)
+    method = BlockDiffusionMethod(block_size=4)
     lm = HarnessLM(of_method(method, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size, context=32))
     theirs = Theirs(tokenizer)
     for context, continuation in (

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod
 from bd3lm.interop import LightningFacts, load
 from bd3lm.interop.lightning import read
 from bd3lm.interop.reference import to_reference_state
+from bd3lm.methods import AutoregressiveMethod, BlockDiffusionMethod
 from bd3lm.models import Transformer
 from tests.interop.small import CONTEXT, assert_same, small_model
 
@@ -201,12 +201,12 @@ class TestFacts:
     def test_one_block(self, file: Path) -> None:
         torch.save(checkpoint(small_model()[0]), file)
         facts = LightningFacts(context=CONTEXT, block_size=CONTEXT)
-        assert load(file, lightning=facts)[1].method == BlockDiffusionMethod(mask_id=10, block_size=CONTEXT)
+        assert load(file, lightning=facts)[1].method == BlockDiffusionMethod(block_size=CONTEXT)
 
     def test_autoregressive(self, file: Path) -> None:
         torch.save(checkpoint(small_model()[0]), file)
         facts = LightningFacts(context=CONTEXT, causal=True)
-        assert load(file, lightning=facts)[1].method == AutoregressiveMethod(mask_id=10)
+        assert load(file, lightning=facts)[1].method == AutoregressiveMethod()
 
     def test_time_conditioning(self, file: Path) -> None:
         torch.save(checkpoint(small_model(adaln=True)[0]), file)
@@ -234,7 +234,7 @@ class TestFacts:
         with pytest.raises(ValueError, match="weights must be 'ema', 'raw' or None, got 'best'"):
             LightningFacts(context=CONTEXT, block_size=4, weights="best")  # type: ignore[arg-type]
         torch.save(checkpoint(small_model()[0]), file)
-        with pytest.raises(ValueError, match=r"block_size must divide network\.context 16, got 5"):
+        with pytest.raises(ValueError, match=r"block_size must divide the context 16, got 5"):
             load(file, lightning=LightningFacts(context=CONTEXT, block_size=5))
         with pytest.raises(ValueError, match="context must be at least 1, got 0"):
             load(file, lightning=LightningFacts(context=0, block_size=5))

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bd3lm.config import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.interop import load, save, save_reference
+from bd3lm.methods import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, BlockReading, Transformer
 from bd3lm.objectives import BlockDenoiser, TokenBatch
 from tests.interop.small import PARITY
@@ -46,7 +46,7 @@ def test_logits(name: str) -> None:
 def test_loss_written_out(name: str) -> None:
     data = vectors(name)
     model, config = load(PARITY / name)
-    mask_id = config.method.mask_id
+    mask_id = config.mask_id
     with torch.no_grad():
         logits = training_logits(model, config, data)
     logits[..., mask_id] = -torch.inf
@@ -64,10 +64,10 @@ def test_loss_by_the_library(name: str, algorithm: str) -> None:
     denoiser = BlockDenoiser(
         model,
         TokenBatch.of(data["x0"], score_first=True),
-        BlockReading(block_size=method.block_size, mask_id=method.mask_id),
+        BlockReading(block_size=method.block_size, mask_id=config.mask_id),
         algorithm=algorithm,
     )
-    hidden = data["xt"] == method.mask_id
+    hidden = data["xt"] == config.mask_id
     with torch.no_grad():
         nats = denoiser.nats(hidden.unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(nats / data["t"], data["loss_per_token"], **TOLERANCE)
@@ -76,7 +76,7 @@ def test_loss_by_the_library(name: str, algorithm: str) -> None:
 def test_vectors_mask_some_tokens_and_not_all(name: str) -> None:
     """So that the tests above say something of both."""
     data = vectors(name)
-    hidden = data["xt"] == load(PARITY / name)[1].method.mask_id
+    hidden = data["xt"] == load(PARITY / name)[1].mask_id
     assert 0 < hidden.sum() < hidden.numel()
     assert torch.equal(hidden, data["loss_per_token"] != 0)
     assert torch.equal(data["xt"][~hidden], data["x0"][~hidden])
@@ -109,12 +109,12 @@ def test_decoding_through_the_cache(segment: int) -> None:
 
 def test_what_the_configs_say() -> None:
     _, blocks = load(PARITY / BLOCKS)
-    assert blocks.method == BlockDiffusionMethod(mask_id=60, block_size=4)
+    assert blocks.method == BlockDiffusionMethod(block_size=4)
     assert (blocks.network.vocab_size, blocks.network.context, blocks.network.heads) == (61, 32, 2)
     assert blocks.network.adaln
     assert not blocks.network.time_conditioning
     _, one = load(PARITY / ONE_BLOCK)
-    assert one.method == BlockDiffusionMethod(mask_id=52, block_size=32)  # its config says 4, unused
+    assert one.method == BlockDiffusionMethod(block_size=32)  # its config says 4, unused
 
 
 def test_rewritten_checkpoints_give_the_same_logits(name: str, tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bd3lm.config import (
+from bd3lm.interop import load, save_reference
+from bd3lm.interop.reference import from_reference_config, reference_name, to_reference_config
+from bd3lm.methods import (
     AutoregressiveMethod,
     BlockDiffusionMethod,
     D3PMMethod,
@@ -16,8 +18,6 @@ from bd3lm.config import (
     ScoreEntropyMethod,
     SimplexMethod,
 )
-from bd3lm.interop import load, save_reference
-from bd3lm.interop.reference import from_reference_config, reference_name, to_reference_config
 from tests.interop.small import CONTEXT, PARITY, assert_same, small_model
 
 FULL = json.loads((PARITY / "bd3lm-block4" / "config.json").read_text())
@@ -107,11 +107,9 @@ def test_networks_that_cannot_be_exported(change: dict[str, Any], named: str, tm
 
 def test_methods_that_cannot_be_exported() -> None:
     _, config = small_model()
-    method = BlockDiffusionMethod(
-        mask_id=0, block_size=4, causal_clean=True, previous_token=True, score_first=True
-    )
+    method = BlockDiffusionMethod(block_size=4, causal_clean=True, previous_token=True, score_first=True)
     with pytest.raises(ValueError, match="cannot hold this model") as caught:
-        to_reference_config(LanguageModelConfig(network=config.network, method=method))
+        to_reference_config(LanguageModelConfig(network=config.network, method=method, mask_id=0))
     for name in ("causal_clean", "previous_token", "score_first"):
         assert f"method.{name} must be False, got True" in str(caught.value)
     assert "mask_id must be 10, got 0" in str(caught.value)
@@ -127,21 +125,21 @@ def test_a_model_that_leans_cannot_be_exported(tmp_path: Path) -> None:
 
 class TestConfigs:
     def test_blocks(self) -> None:
-        assert from_reference_config(FULL).method == BlockDiffusionMethod(mask_id=60, block_size=4)
+        assert from_reference_config(FULL).method == BlockDiffusionMethod(block_size=4)
 
     @pytest.mark.parametrize("block_size", [4, 32, 1000])
     def test_without_cross_attention_there_is_one_block(self, block_size: int) -> None:
         config = from_reference_config(FULL | {"cross_attn": False, "block_size": block_size})
-        assert config.method == BlockDiffusionMethod(mask_id=60, block_size=32)
+        assert config.method == BlockDiffusionMethod(block_size=32)
 
     def test_causal_is_autoregressive(self) -> None:
         config = from_reference_config(FULL | {"causal": True, "cross_attn": False, "adaln": False})
-        assert config.method == AutoregressiveMethod(mask_id=60)
+        assert config.method == AutoregressiveMethod()
         assert not config.network.adaln
 
     def test_older_mdlm(self) -> None:
         config = from_reference_config(OLDER_MDLM)
-        assert config.method == BlockDiffusionMethod(mask_id=52, block_size=32)
+        assert config.method == BlockDiffusionMethod(block_size=32)
         assert config.network.adaln
         assert config.network.conditioning_dim == 16
         assert config.network.dropout == 0.1
@@ -172,7 +170,7 @@ class TestConfigs:
         ("change", "named"),
         [
             ({"n_heads": 5}, r"hidden 32 and heads 5"),
-            ({"block_size": 5}, r"block_size must divide network\.context 32, got 5"),
+            ({"block_size": 5}, r"block_size must divide the context 32, got 5"),
             ({"block_size": 0}, r"block_size must be at least 1, got 0"),
             ({"block_size": None}, r"block_size must be given where cross_attn is true"),
             ({"hidden_dim": "wide"}, r"hidden_dim: .*integer.* got 'wide'"),
@@ -235,9 +233,8 @@ class TestWeights:
 def test_methods_that_the_reference_does_not_tell_apart_are_refused(kind: Any, tmp_path: Path) -> None:
     """Saved as a model of one block, SEDD's scores would be read as logits."""
     network, config = small_model()
-    mask_id = config.method.mask_id
     options = {"block_size": 4} if kind is SimplexMethod else {}
-    other = LanguageModelConfig(network=config.network, method=kind(mask_id=mask_id, **options))
+    other = LanguageModelConfig(network=config.network, method=kind(**options), mask_id=config.mask_id)
     with pytest.raises(
         ValueError, match=r"holds autoregressive and block diffusion models, got method\.kind"
     ):

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from bd3lm.config import (
+from bd3lm.data import Tokenizer, byte_tokenizer
+from bd3lm.lm import Generation, LanguageModel
+from bd3lm.methods import (
     AutoregressiveMethod,
     BlockDiffusionMethod,
     D3PMMethod,
@@ -17,8 +19,6 @@ from bd3lm.config import (
     ScoreEntropyMethod,
     SimplexMethod,
 )
-from bd3lm.data import Tokenizer, byte_tokenizer
-from bd3lm.lm import Generation, LanguageModel
 from bd3lm.sampling import BlockFinished, BlockStarted, Event, Started, TokenHidden, TokenRevealed
 from tests.oracles.networks import MASK, tiny_transformer
 
@@ -30,11 +30,11 @@ PROMPTS = ["", "a", "hello", "naïve ☂", "the cat sat on"]
 every_method = pytest.mark.parametrize("block_size", METHODS.values(), ids=METHODS)
 
 # The baselines, by the names of their papers: kinds of noise, and few steps.
-SEDD = ScoreEntropyMethod(mask_id=BYTES.mask_id)
-SEDD_UNIFORM = ScoreEntropyMethod(mask_id=BYTES.mask_id, process="uniform")
-D3PM = D3PMMethod(mask_id=BYTES.mask_id, steps=6)
-D3PM_UNIFORM = D3PMMethod(mask_id=BYTES.mask_id, steps=6, process="uniform")
-SSD = SimplexMethod(mask_id=BYTES.mask_id, block_size=4)
+SEDD = ScoreEntropyMethod()
+SEDD_UNIFORM = ScoreEntropyMethod(process="uniform")
+D3PM = D3PMMethod(steps=6)
+D3PM_UNIFORM = D3PMMethod(steps=6, process="uniform")
+SSD = SimplexMethod(block_size=4)
 BASELINES: dict[str, Method] = {
     "SEDD": SEDD,
     "SEDD uniform": SEDD_UNIFORM,
@@ -56,7 +56,7 @@ def of_bytes(
     **network: Any,
 ) -> LanguageModel:
     """A model of text, autoregressive without a block size; `end_logit` makes the end token likelier."""
-    method = _method(block_size, BYTES.mask_id, score_first, causal_clean)
+    method = _method(block_size, score_first, causal_clean)
     return of_method(method, end_logit=end_logit, tokenizer=tokenizer, seed=seed, **network)
 
 
@@ -70,10 +70,14 @@ def of_method(
     *,
     end_logit: float = 0.0,
     tokenizer: Tokenizer | None = BYTES,
+    mask_id: int | None = None,
     seed: int = 0,
     **network: Any,
 ) -> LanguageModel:
-    model = _small(method, seed, {"vocab_size": BYTES.vocab_size, "context": CONTEXT, **network})
+    """A model of text whose mask is the tokenizer's, or that of bytes."""
+    if mask_id is None:
+        mask_id = (tokenizer or BYTES).mask_id
+    model = _small(method, mask_id, seed, {"vocab_size": BYTES.vocab_size, "context": CONTEXT, **network})
     if end_logit:
         with torch.no_grad():
             model.network.output.bias[END] += end_logit
@@ -93,16 +97,15 @@ def of_four_tokens(
 ) -> LanguageModel:
     """A model of the tokens 0, 1 and 3, the mask being 2, without a tokenizer."""
     shape = {"vocab_size": 4, "context": context, **network}
-    return _small(_method(block_size, mask_id, score_first, causal_clean, previous_token), seed, shape)
+    return _small(_method(block_size, score_first, causal_clean, previous_token), mask_id, seed, shape)
 
 
 def _method(
-    block_size: int | None, mask_id: int, score_first: bool, causal_clean: bool, previous_token: bool = False
+    block_size: int | None, score_first: bool, causal_clean: bool, previous_token: bool = False
 ) -> Method:
     if block_size is None:
-        return AutoregressiveMethod(mask_id=mask_id, score_first=score_first)
+        return AutoregressiveMethod(score_first=score_first)
     return BlockDiffusionMethod(
-        mask_id=mask_id,
         block_size=block_size,
         score_first=score_first,
         causal_clean=causal_clean,
@@ -110,9 +113,9 @@ def _method(
     )
 
 
-def _small(method: Method, seed: int, shape: dict[str, Any]) -> LanguageModel:
+def _small(method: Method, mask_id: int, seed: int, shape: dict[str, Any]) -> LanguageModel:
     network = tiny_transformer(seed, **shape)
-    return LanguageModel(network, LanguageModelConfig(network=network.config, method=method))
+    return LanguageModel(network, LanguageModelConfig(network=network.config, method=method, mask_id=mask_id))
 
 
 def tokens_of(generations: Iterable[Generation]) -> list[list[int]]:

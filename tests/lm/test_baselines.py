@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bd3lm.config import D3PMMethod, Method
 from bd3lm.evaluation import Figure
 from bd3lm.lm import Gap, LanguageModel, Settings, load
 from bd3lm.lm.generation import build_writer
+from bd3lm.methods import D3PMMethod, Method
 from bd3lm.models import Transformer
 from bd3lm.sampling import Ancestral, BlockFinished, FirstHitting, Remasking, Started, Stopped, TokenRevealed
 from tests.lm import (
@@ -67,7 +67,7 @@ def test_a_method_knows_whether_it_writes_past_the_context(method: Method):
 def of_four(method: Method, **changes: Any) -> LanguageModel:
     """The same method for the tokens 0, 1 and 3, the mask being 2."""
     return baseline(
-        replace(method, mask_id=MASK, **changes), tokenizer=None, vocab_size=4, context=4, gain=1.5
+        replace(method, **changes), mask_id=MASK, tokenizer=None, vocab_size=4, context=4, gain=1.5
     )
 
 
@@ -219,8 +219,8 @@ def test_ssd_lm_without_a_cache_writes_the_same_inside_the_context():
 
 def test_the_nucleus_of_the_paper():
     for method, papers in ((SEDD, 0.99), (SEDD_UNIFORM, 0.99), (D3PM, 0.9), (D3PM_UNIFORM, 0.9), (SSD, 0.95)):
-        assert Settings().for_method(method).nucleus_p == papers
-        assert Settings(nucleus_p=0.3).for_method(method).nucleus_p == 0.3
+        assert method.settled(Settings()).nucleus_p == papers
+        assert method.settled(Settings(nucleus_p=0.3)).nucleus_p == 0.3
         model = baseline(method)
         default = tokens_of(model.generate(PROMPTS, FEW))
         assert tokens_of(model.generate(PROMPTS, FEW, nucleus_p=papers)) == default

@@ -10,12 +10,19 @@ import pytest
 import torch
 
 import bd3lm.lm.model
-from bd3lm.config import BlockDiffusionMethod
 from bd3lm.interop import LightningFacts
 from bd3lm.lm import LanguageModel, load
+from bd3lm.methods import (
+    AutoregressiveMethod,
+    AutoregressiveTraining,
+    BlockDiffusionMethod,
+    BlockDiffusionTraining,
+)
+from bd3lm.models import BlockReading
+from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
 from tests.interop.small import CONTEXT, PARITY, assert_same, small_model
 from tests.interop.test_lightning import checkpoint
-from tests.lm import BASELINES, BYTES, baseline, of_bytes
+from tests.lm import BASELINES, BYTES, baseline, of_bytes, of_method
 
 
 @pytest.mark.parametrize("open_model", [load, LanguageModel.from_pretrained])
@@ -236,3 +243,56 @@ def test_dtypes_have_names() -> None:
 def test_what_is_no_source(source: Any) -> None:
     with pytest.raises(ValueError, match=f"source must be an existing folder, .* got {source!r}"):
         load(source)
+
+
+# --- a training loop of one's own ---
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]])
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
+
+
+def test_a_models_own_loss_is_that_of_the_model_it_is() -> None:
+    """A loop around the bare network would leave out how it reads the text before a block."""
+    method = BlockDiffusionMethod(block_size=4, causal_clean=True, previous_token=True)
+    model = of_method(method)
+    reading = method.reading(model.config.frame)
+    own = BlockDiffusionLoss(reading=reading)(model.network, TokenBatch.of(TOKENS), generator=seeded())
+    loss = model.loss(TOKENS, generator=seeded())
+    assert loss.item() == own.mean().item()
+    bare = BlockDiffusionLoss(reading=BlockReading(block_size=4, mask_id=BYTES.mask_id))
+    other = bare(model.network, TokenBatch.of(TOKENS), generator=seeded()).mean()
+    assert loss.item() != other.item()
+    loss.backward()
+    assert all(each.grad is not None for each in model.network.parameters())
+
+
+def test_a_models_own_loss_may_be_trained_with_options_of_its_method() -> None:
+    model = of_method(BlockDiffusionMethod(block_size=4, causal_clean=True))
+    training = BlockDiffusionTraining(next_token=0.5)
+    loss, plain = (model.loss(TOKENS, options, generator=seeded()) for options in (training, None))
+    assert loss.item() > plain.item()
+    assert model.objective(training).next_token == 0.5
+    with pytest.raises(
+        ValueError, match="training must be a BlockDiffusionTraining for method block_diffusion"
+    ):
+        model.loss(TOKENS, AutoregressiveTraining())
+
+
+def test_the_loss_of_an_autoregressive_model_is_its_likelihood() -> None:
+    model = of_method(AutoregressiveMethod())
+    (found,) = model.log_likelihood([TOKENS[0].tolist()])
+    assert model.loss(TOKENS).item() == pytest.approx(-found.log_p / found.tokens, rel=1e-6)
+
+
+def test_a_model_moves() -> None:
+    model = of_method(AutoregressiveMethod())
+    before = model.generate("a", length=8)
+    assert model.to("cpu", "float64") is model
+    assert model.network.embedding.weight.dtype == torch.float64
+    assert model.device == torch.device("cpu")
+    assert model.to(dtype=torch.float32).generate("a", length=8)[0].tokens == before[0].tokens
+    with pytest.raises(ValueError, match="dtype must be a floating-point type"):
+        model.to(dtype="int8")

@@ -13,10 +13,10 @@ import pytest
 import torch
 from scipy import stats
 
-from bd3lm.config import BlockDiffusionMethod
 from bd3lm.data import train_bpe
 from bd3lm.evaluation import Figure, exact_likelihood
 from bd3lm.lm import Gap, LanguageModel, TextLikelihood
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.objectives import TokenBatch
 from tests.lm import BYTES, CONTEXT, END, of_bytes, of_four_tokens, of_method
 from tests.oracles.likelihood import (
@@ -468,7 +468,7 @@ def test_prompt_and_continuation_are_the_text(block_size):
 
 def test_prompt_and_text_are_tokenized_apart_as_in_generation():
     tokenizer = train_bpe(["the cat sat on the mat"] * 40, 300)
-    method = BlockDiffusionMethod(mask_id=tokenizer.mask_id, block_size=2)
+    method = BlockDiffusionMethod(block_size=2)
     model = of_method(method, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
     assert len(tokenizer.encode("cat")) < len(tokenizer.encode("c") + tokenizer.encode("at"))
     (found,) = model.log_likelihood("at", prompts="c")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy import stats
 
-from bd3lm.config import AutoregressiveMethod
 from bd3lm.lm import Gap, LanguageModel, Settings
+from bd3lm.methods import AutoregressiveMethod
 from bd3lm.models import Transformer
 from bd3lm.sampling import (
     Ancestral,
@@ -106,20 +106,20 @@ def test_the_default_nucleus_is_the_papers(block_size):
     default = tokens_of(model.generate(PROMPTS, length=24))
     assert default == tokens_of(model.generate(PROMPTS, length=24, nucleus_p=0.9))
     assert default != tokens_of(model.generate(PROMPTS, length=24, nucleus_p=0.5))
-    assert Settings().for_method(model.config.method).nucleus_p == 0.9
-    assert Settings(nucleus_p=0.4).for_method(model.config.method).nucleus_p == 0.4
+    assert model.config.method.settled(Settings()).nucleus_p == 0.9
+    assert model.config.method.settled(Settings(nucleus_p=0.4)).nucleus_p == 0.4
 
 
 @pytest.mark.parametrize("lean", [0.0, 2.0])
 def test_the_default_order_is_the_models_own(lean):
     method = of_bytes(4).with_lean(lean).config.method
     assert Settings().unmasking is None
-    assert Settings().for_method(method).unmasking == FirstHitting(lean=lean)
+    assert method.settled(Settings()).unmasking == FirstHitting(lean=lean)
     for rule in (FirstHitting(), FirstHitting(2), FirstHitting(lean=1.0), Ancestral(5), MostConfident()):
-        assert Settings(unmasking=rule).for_method(method).unmasking == rule
+        assert method.settled(Settings(unmasking=rule)).unmasking == rule
     chosen = Settings(nucleus_p=0.4, unmasking=FirstHitting(3))
-    assert chosen.for_method(method) == chosen
-    assert Settings(nucleus_p=0.4).for_method(AutoregressiveMethod(mask_id=0)) == Settings(nucleus_p=0.4)
+    assert method.settled(chosen) == chosen
+    assert AutoregressiveMethod().settled(Settings(nucleus_p=0.4)) == Settings(nucleus_p=0.4)
 
 
 @pytest.mark.parametrize("block_size", [4, CONTEXT])
@@ -134,11 +134,13 @@ def test_a_model_that_leans_writes_in_its_own_order_unless_told_otherwise(block_
 
 
 @pytest.mark.parametrize("block_size", [4, CONTEXT])
-@pytest.mark.parametrize("rule", [Ancestral(5), Remasking(steps=5)], ids=str)
-def test_steps_that_share_a_noise_level_are_not_for_a_model_that_leans(rule, block_size):
+@pytest.mark.parametrize(
+    "rule", [Ancestral(5), Remasking(steps=5), MostConfident(), EntropyBound(1.0)], ids=str
+)
+def test_a_rule_without_a_lean_is_not_for_a_model_that_leans(rule, block_size):
     leans = of_bytes(block_size).with_lean(2.0)
     said = re.escape(
-        f"unmasking {rule} has no order that leans, and the model's lean is 2; use with_lean(0) (or --lean 0)"
+        f"unmasking {rule} has no order that leans, and the model's lean is 2: use with_lean(0), or --lean 0"
     )
     with pytest.raises(ValueError, match=said):
         leans.generate(PROMPTS, unmasking=rule)
@@ -457,7 +459,7 @@ NEVER_NONE = ("seed", "batch_size", "temperature", "entropy_window", "redraws")
             "unmasking must be a rule of bd3lm.sampling such as FirstHitting.*'ancest",
         ),
         ({"unmasking": Ancestral}, "unmasking must be a rule of bd3lm.sampling such as FirstHitting"),
-        ({"projection": "argmax"}, "projection must be one of sampling, greedy, multi_hot, got 'argmax'"),
+        ({"projection": "argmax"}, "projection must be one of greedy, sampling, multi_hot, got 'argmax'"),
         ({"eos_id": 5, "stop_at_eos": False}, "eos_id is for stop_at_eos, which is off, got 5"),
         ({"eos_id": -1}, "eos_id must be a token id, got -1"),
         ({"redraws": 2}, "redraws needs an entropy_floor, got 2 with none"),

@@ -13,6 +13,7 @@ from tokenizers import decoders, models
 
 from bd3lm.data import Tokenizer, train_bpe
 from bd3lm.lm import Gap, Generation, LanguageModel, Settings
+from bd3lm.lm.generation import build_stopping
 from bd3lm.lm.stops import StopStrings, written_text
 from bd3lm.sampling import BlockFinished, Stopped
 from tests.lm import BYTES, CONTEXT, END, baseline, every_baseline, every_method, of_bytes, replay, tokens_of
@@ -344,7 +345,7 @@ def test_without_strings_nothing_is_asked(monkeypatch):
         raise AssertionError("strings were looked for")
 
     monkeypatch.setattr(StopStrings, "__call__", refuse)
-    assert Settings().stopping(BYTES).find_end is None
+    assert build_stopping(Settings(), BYTES).find_end is None
     of_letters(4).generate("xa", length=20)
     with pytest.raises(AssertionError, match="strings were looked for"):
         of_letters(4).generate("xa", length=20, stop="b")

@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+from bd3lm.commands.report.reproduction import repeatable
 from bd3lm.reports import Report, Run
 from bd3lm.reports.content import Record
 from bd3lm.reports.document import Document
@@ -52,6 +53,7 @@ def perplexity(
             "replicates": 1,
             "seed": 0,
             "eos_between_documents": True,
+            "context": 16,
             "batch_size": 16,
             "limit": None,
             **(settings or {}),
@@ -76,7 +78,14 @@ def perplexity(
 
 def variance(gradient: float | None = None) -> Record:
     rows = [
-        {"masks": name, "loss": loss, "gradient": gradient, "unbiased": unbiased}
+        {
+            "masks": name,
+            "loss": loss,
+            "loss_error": None,
+            "gradient": gradient,
+            "gradient_error": None,
+            "unbiased": unbiased,
+        }
         for name, (loss, unbiased) in RULES.items()
     ]
     return record(
@@ -96,6 +105,20 @@ def samples(*texts: tuple[str, str]) -> Record:
                 for given, written in texts
             ]
         },
+    )
+
+
+def long_text() -> Record:
+    """One text of 64 tokens."""
+    of = samples(("Once", " upon a time"))
+    return {**of, "kind": "long_text", "settings": {**of["settings"], "length": 64}}
+
+
+def unigram(**settings: Any) -> Record:
+    return record(
+        "unigram",
+        {"data": "own", "text": "f", "split": "valid", **settings},
+        {"perplexity": 385.4321, "tokens": 120},
     )
 
 
@@ -190,7 +213,18 @@ def recipe(kind: str = "autoregressive", **method: Any) -> dict[str, Any]:
     }
 
 
+OF_KIND: dict[str, dict[str, bool]] = {
+    "autoregressive": {"validation_is_exact": True, "writes_in_order": True},
+    "block_diffusion": {"masks_by_rule": True, "writes_blocks": True},
+    "score_entropy": {},
+    "d3pm": {},
+    "simplex": {"has_likelihood": False, "uncovers": False},
+}
+"""In what the kinds of models differ for a report."""
+
+
 def run(folder: str = "runs/ar", title: str = "autoregressive", **changes: Any) -> Run:
+    of = changes.get("recipe", recipe())["method"]
     values: dict[str, Any] = {
         "folder": folder,
         "title": title,
@@ -200,9 +234,18 @@ def run(folder: str = "runs/ar", title: str = "autoregressive", **changes: Any) 
         "tokens": (600,),
         "log": log(),
         "train_is_bound": True,
+        "validation_is_exact": False,
+        "has_likelihood": True,
+        "masks_by_rule": False,
+        "writes_in_order": False,
+        "writes_blocks": False,
+        "uncovers": True,
+        "lean": of.get("lean", 0.0),
+        **OF_KIND[of["kind"]],
         **changes,
     }
-    return Run(**values)
+    records = [repeatable(each, values["recipe"]) for each in values.pop("records", ())]
+    return Run(**values, records=records)
 
 
 CLIPPED = {"kind": "clipped", "low": 0.0, "high": 1.0, "search": {"every": 3}}
@@ -215,6 +258,7 @@ def whole_report() -> Report:
         "runs/block",
         "block diffusion, blocks of 2",
         recipe=recipe("block_diffusion", block_size=2, masking=CLIPPED),
+        clip_range=(0.0, 1.0),
         steps=(6, 6),
         tokens=(600, 600),
         log=log(start=7.0, clipped=True),

@@ -1,4 +1,4 @@
-"""What the tests of reports share: plots that are drawn once."""
+"""What the tests of reports share: plots that are drawn once, or not at all, since that takes most time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,29 +7,39 @@ import pytest
 
 from bd3lm.reports import plots
 
-PLOTS = (
-    "training_curves",
-    "clip_ranges",
-    "perplexities",
-    "variances",
-    "length_histograms",
-    "quality_against_cost",
-)
+PLOTS: dict[str, Callable[..., str]] = {
+    each.__name__: each
+    for each in (
+        plots.training_curves,
+        plots.clip_ranges,
+        plots.perplexities,
+        plots.variances,
+        plots.length_histograms,
+        plots.quality_against_cost,
+    )
+}
 DRAWN: dict[str, str] = {}
 
 
 @pytest.fixture
 def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal plots are drawn once, for tests of what stands around them: to draw takes most of the time."""
+    """Equal plots are drawn once, for tests of what stands around them."""
 
-    def once(name: str, draw: Callable[..., str]) -> Callable[..., str]:
+    def once(draw: Callable[..., str]) -> Callable[..., str]:
         def plot(*arguments: Any, **options: Any) -> str:
-            key = repr((name, arguments, options))
+            key = repr((draw.__name__, arguments, options))
             if key not in DRAWN:
                 DRAWN[key] = draw(*arguments, **options)
             return DRAWN[key]
 
         return plot
 
+    for name, draw in PLOTS.items():
+        monkeypatch.setattr(plots, name, once(draw))
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of a plot stands what it was told to draw, for tests of what that is."""
     for name in PLOTS:
-        monkeypatch.setattr(plots, name, once(name, getattr(plots, name)))
+        monkeypatch.setattr(plots, name, lambda *arguments, **options: repr((arguments, options)))

@@ -9,6 +9,8 @@ from bd3lm.reports.document import Document, Plot, Prose, Quotation, Screening, 
 from bd3lm.reports.markdown import render_markdown
 from tests.reports import FILM, run, whole_document, whole_report
 
+pytestmark = pytest.mark.usefixtures("drawn_once")
+
 
 def markdown_of(*parts):
     return render_markdown(Document("Title", "Lead", [Section("A section", parts)], "End"), "plots")
@@ -35,6 +37,8 @@ def test_a_bar_in_a_cell_does_not_end_it():
         [":--", "--:"],
         [r"x\|y", r"`m\|n`"],
     ]
+    # GitHub takes the first backslash for one that escapes the second, also in code.
+    assert r"| m\\\|n |" in markdown_of(Table("Caption", ["a"], [[r"`m\|n`"]]))
 
 
 @pytest.mark.parametrize("written", ["plain", "```\n# fence\n```", "`````", "<script>&</script>\n| a |"])
@@ -45,14 +49,8 @@ def test_texts_are_fenced_by_more_than_they_hold(written):
     assert fence not in written
 
 
-def test_texts_are_not_turned_around():
-    text = markdown_of(Quotation("a\u202eb", "c\u2066d", "e\u200ff"), Prose("g\u202eh"))
-    assert "ab ▸ cd" in text
-    assert "*ef*\n\ngh" in text
-
-
 def test_what_markdown_would_mark_up_is_escaped():
-    assert r"a\_b \*c\* \<i\> \[d\] `e_f*` \# g" in markdown_of(Prose("a_b *c* <i> [d] `e_f*` # g"))
+    assert r"a\_b \*c\* \<i\> \[d\] `e_f*` \# \$g\$" in markdown_of(Prose("a_b *c* <i> [d] `e_f*` # $g$"))
 
 
 def test_plots_are_looked_for_beside():
@@ -86,7 +84,6 @@ def test_the_files_of_a_report(tmp_path):
     assert first == {file: file.read_bytes() for file in page.parent.rglob("*.*")}
 
 
-@pytest.mark.usefixtures("drawn_once")
 def test_plots_of_an_earlier_report_are_removed_and_nothing_else(tmp_path):
     write_report(whole_report(), tmp_path)
     (tmp_path / "report" / "mine.svg").write_text("<svg/>", encoding="utf-8")

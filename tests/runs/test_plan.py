@@ -1,52 +1,22 @@
 """From a recipe to a run: each choice becomes its object, and weights are taken from where they fit."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from bd3lm import diffusion
 from bd3lm.data import TokenShards, train_bpe
-from bd3lm.diffusion import (
-    Absorbing,
-    ClippedTimes,
-    Counts,
-    DiscreteTimes,
-    Floored,
-    LevelSampler,
-    Times,
-    Uniform,
-)
+from bd3lm.diffusion import Counts
 from bd3lm.interop import load
-from bd3lm.methods import build_masking, build_objective, validation_objective
-from bd3lm.models import BlockReading
-from bd3lm.objectives import (
-    D3PM,
-    Autoregressive,
-    BlockDiffusionLoss,
-    Objective,
-    ScoreEntropy,
-    SimplexDiffusionLoss,
-)
-from bd3lm.runs.plan import build_run, check_run, held_out_batches, open_data
-from bd3lm.runs.recipe import (
-    AutoregressiveRecipe,
-    BlockDiffusionRecipe,
-    ClippedMasking,
-    CountsMasking,
-    D3PMRecipe,
-    DataRecipe,
-    DiscreteMasking,
-    ScoreEntropyRecipe,
-    SimplexRecipe,
-    TimesMasking,
-)
+from bd3lm.objectives import BlockDiffusionLoss
+from bd3lm.runs.plan import held_out_batches, plan_run, prepare_builtin, run_data
+from bd3lm.runs.recipe import DataRecipe
 from bd3lm.training import ClipSearchValidator, Engine, GradientVarianceValidator, LikelihoodValidator
 from tests.data_room.documents import random_texts
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe
-from tests.training.tiny import rows, state
+from tests.training.tiny import rows
 
 
 @pytest.fixture(scope="module")
@@ -58,255 +28,18 @@ def data(tmp_path_factory) -> Path:
 def ar(data, tmp_path_factory) -> Path:
     """A trained autoregressive run, exported."""
     out = tmp_path_factory.mktemp("ar") / "run"
-    run = build_run(tiny_recipe(data), made(out), engine=Engine())
+    run = plan_run(tiny_recipe(data), out).build()
     run.trainer.run()
     run.export()
     return out
 
 
-def made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def build(data: Path, out: Path, *changes):
-    return build_run(tiny_recipe(data, *changes), made(out), engine=Engine())
-
-
-# --- an objective of one's own ---
-
-
-@dataclass(frozen=True)
-class Half(Autoregressive):
-    """Half of the autoregressive loss, which bounds nothing."""
-
-    @property
-    def is_bound(self) -> bool:
-        return False
-
-    def loss(self, model, batch, draws):
-        loss = super().loss(model, batch, draws)
-        return replace(loss, nats=loss.nats / 2)
-
-
-@dataclass(frozen=True)
-class Unheard(Objective):
-    """Not of any kind that is known here, around one that is."""
-
-    inner: Objective
-
-    @property
-    def is_bound(self) -> bool:
-        return False
-
-    def draw(self, rows, length, *, generator, device):
-        return self.inner.draw(rows, length, generator=generator, device=device)
-
-    def loss(self, model, batch, draws):
-        return self.inner.loss(model, batch, draws)
-
-
-SQUARED = BlockDiffusionLoss(
-    reading=BlockReading(block_size=4, mask_id=257), masking=Times(diffusion.Square())
-)
-
-
-def test_an_objective_of_ones_own_is_trained_with_and_recorded(data, tmp_path):
-    recipe = tiny_recipe(data, BLOCK)
-    run = build_run(recipe, tmp_path / "new" / "run", engine=Engine(), objective=SQUARED)
-    run.trainer.run()
-    same = build(
-        data, tmp_path / "same", BLOCK, {"method": {"masking": {"kind": "times", "schedule": "square"}}}
-    )
-    same.trainer.run()
-    nats = [[row["train_nats"] for row in rows(each.out)] for each in (run, same)]
-    assert nats[0] == nats[1]
-    kept = state(run.out, 6)["run"]
-    assert kept["objective"] == repr(SQUARED)
-    assert kept["recipe"]["method"] == {"kind": "block_diffusion", "objective": repr(SQUARED)}
-    assert state(same.out, 6)["run"]["objective"] is None
-    run.export()
-    assert load(run.out / "model")[1] == run.config == same.config
-
-
-def test_a_run_with_an_objective_of_ones_own_goes_on_with_the_same_only(data, tmp_path):
-    recipe = tiny_recipe(data, BLOCK)
-    build_run(recipe, tmp_path, engine=Engine(), objective=SQUARED).trainer.run()
-    again = build_run(
-        recipe, tmp_path, engine=Engine(), objective=replace(SQUARED, masking=Times(diffusion.Square()))
-    )
-    assert again.trainer.resume()
-    for other in (None, replace(SQUARED, masking=Times())):
-        with pytest.raises(ValueError, match="was trained with another objective: it was BlockDiffusionLoss"):
-            build_run(recipe, tmp_path, engine=Engine(), objective=other).trainer.resume()
-    build(data, tmp_path / "plain", BLOCK).trainer.run()
-    with pytest.raises(ValueError, match="another objective: it was the recipe's, and is BlockDiffusionLoss"):
-        build_run(recipe, tmp_path / "plain", engine=Engine(), objective=SQUARED).trainer.resume()
-
-
-def test_an_objective_of_an_unknown_kind_is_its_own_judge(data, tmp_path):
-    run = build_run(tiny_recipe(data, BLOCK), tmp_path, engine=Engine(), objective=Unheard(SQUARED))
-    run.trainer.run()
-    last = rows(tmp_path)[-1]
-    assert float(last["valid_nats"]) > 0
-    assert "valid_perplexity" not in last
-    half = build_run(tiny_recipe(data), tmp_path / "half", engine=Engine(), objective=Half(mask_id=257))
-    half.trainer.run()
-    half_nats, nats = (float(rows(tmp_path / "half")[-1][name]) for name in ("train_nats", "valid_nats"))
-    assert half_nats < 0.6 * nats  # a known kind is judged by the likelihood
-
-
-class Nameless(diffusion.Linear):
-    __repr__ = object.__repr__
-
-
-@pytest.mark.parametrize(
-    ("objective", "message"),
-    [
-        (
-            replace(SQUARED, reading=replace(SQUARED.reading, block_size=8)),
-            "whose reading is .*block_size=4.* got .*block_size=8",
-        ),
-        (
-            replace(SQUARED, reading=replace(SQUARED.reading, causal_clean=True)),
-            "whose reading is .*causal_clean=False.* got .*causal_clean=True",
-        ),
-        (Autoregressive(mask_id=257), "the method of the recipe, BlockDiffusionLoss, got Autoregressive"),
-        (replace(SQUARED, masking=Times(Nameless())), "objective must have a repr that says its settings"),
-    ],
-)
-def test_an_objective_for_another_model_is_refused(objective, message, data, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        build_run(tiny_recipe(data, BLOCK), tmp_path / "run", engine=Engine(), objective=objective)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_search_needs_a_range_to_search(data, tmp_path):
-    search = {"every": 3, "batches": 1, "widths": [0.5], "step": 0.5}
-    recipe = tiny_recipe(data, BLOCK, {"method": {"masking": {"kind": "clipped", "search": search}}})
-    with pytest.raises(ValueError, match="search needs an objective that searches a range"):
-        build_run(recipe, tmp_path / "run", engine=Engine(), objective=SQUARED)
-
-
-# --- objectives ---
-
-
-@pytest.mark.parametrize(
-    ("recipe", "expected"),
-    [
-        (TimesMasking(), Times()),
-        (TimesMasking(schedule="cosine"), Times(diffusion.Cosine())),
-        (TimesMasking(schedule="square_root"), Times(diffusion.SquareRoot())),
-        (TimesMasking(schedule="square"), Times(diffusion.Square())),
-        (TimesMasking(schedule="logarithmic"), Times(diffusion.Logarithmic())),
-        (DiscreteMasking(steps=7, schedule="square"), DiscreteTimes(steps=7, schedule=diffusion.Square())),
-        (
-            ClippedMasking(low=0.3, high=0.8, weight="flat", redraw=True),
-            ClippedTimes(low=0.3, high=0.8, weight="flat", redraw=True),
-        ),
-        (CountsMasking(), Counts()),
-        (CountsMasking(complementary=True), Counts(complementary=True)),
-        (CountsMasking(lean=0.7), Counts(lean=0.7)),
-    ],
-)
-def test_each_masking_becomes_its_rule(recipe, expected):
-    assert build_masking(recipe) == expected
-
-
-@pytest.mark.parametrize(
-    ("recipe", "expected"),
-    [
-        (AutoregressiveRecipe(), Autoregressive(mask_id=9)),
-        (
-            AutoregressiveRecipe(score_first=True, random_batch=True),
-            Autoregressive(mask_id=9, score_first=True, random_batch=True),
-        ),
-        (BlockDiffusionRecipe(), BlockDiffusionLoss(reading=BlockReading(block_size=16, mask_id=9))),
-        (
-            BlockDiffusionRecipe(block_size=4, lean=2.0),
-            BlockDiffusionLoss(reading=BlockReading(block_size=4, mask_id=9)),
-        ),
-        (
-            BlockDiffusionRecipe(block_size=4, strata="none", algorithm="two_pass"),
-            BlockDiffusionLoss(
-                reading=BlockReading(block_size=4, mask_id=9),
-                levels=LevelSampler(stratified=False),
-                algorithm="two_pass",
-            ),
-        ),
-        (
-            BlockDiffusionRecipe(
-                block_size=4, strata="ordered", causal_clean=True, previous_token=True, next_token=0.5
-            ),
-            BlockDiffusionLoss(
-                reading=BlockReading(block_size=4, mask_id=9, causal_clean=True, previous_token=True),
-                levels=LevelSampler(assignment="ordered"),
-                next_token=0.5,
-            ),
-        ),
-        (
-            BlockDiffusionRecipe(block_size=4, masking=CountsMasking(learn_proposal=True)),
-            BlockDiffusionLoss(
-                reading=BlockReading(block_size=4, mask_id=9), masking=diffusion.LearnedCounts()
-            ),
-        ),
-        (
-            BlockDiffusionRecipe(block_size=4, masking=CountsMasking(complementary=True, weight="flat")),
-            BlockDiffusionLoss(
-                reading=BlockReading(block_size=4, mask_id=9),
-                masking=diffusion.Counts(complementary=True, weight="flat"),
-            ),
-        ),
-        (ScoreEntropyRecipe(), ScoreEntropy(process=Absorbing(12, 9), mask_id=9)),
-        (
-            ScoreEntropyRecipe(process="uniform"),
-            ScoreEntropy(process=Uniform(12), mask_id=9, schedule=Floored(diffusion.Linear())),
-        ),
-        (D3PMRecipe(), D3PM(process=Absorbing(12, 9), mask_id=9, steps=1000)),
-        (
-            D3PMRecipe(process="uniform", steps=7, schedule="cosine", auxiliary=0.01),
-            D3PM(process=Uniform(12), mask_id=9, steps=7, schedule=diffusion.Cosine(), auxiliary=0.01),
-        ),
-        (SimplexRecipe(), SimplexDiffusionLoss(block_size=25, mask_id=9)),
-        (
-            SimplexRecipe(block_size=5, steps=50, simplex_scale=3.0),
-            SimplexDiffusionLoss(block_size=5, mask_id=9, steps=50, simplex_scale=3.0),
-        ),
-    ],
-)
-def test_each_method_becomes_its_objective(recipe, expected):
-    assert build_objective(recipe, context=16, mask_id=9, vocab_size=12) == expected
-
-
-def test_models_are_judged_by_the_papers_bound_whatever_trained_them():
-    clipped = BlockDiffusionLoss(
-        reading=BlockReading(block_size=4, mask_id=9, causal_clean=True, previous_token=True),
-        masking=ClippedTimes(low=0.3, high=0.8),
-        next_token=1.0,
-    )
-    assert validation_objective(clipped) == BlockDiffusionLoss(
-        reading=BlockReading(block_size=4, mask_id=9, causal_clean=True, previous_token=True),
-        masking=Counts(),
-    )
-    assert validation_objective(clipped, uses_noise=True).masking == Times()
-    assert validation_objective(clipped, lean=2.0).masking == Counts(lean=2.0)
-    discrete = BlockDiffusionLoss(
-        reading=BlockReading(block_size=4, mask_id=9), masking=DiscreteTimes(steps=5)
-    )
-    assert validation_objective(discrete) == discrete
-    d3pm = D3PM(process=Uniform(12), mask_id=9, steps=7, auxiliary=0.5)
-    assert validation_objective(d3pm) == d3pm  # what it adds is no part of its figure
-    sedd = ScoreEntropy(process=Absorbing(12, 9), mask_id=9)
-    assert validation_objective(sedd) == sedd
-    simplex = SimplexDiffusionLoss(block_size=5, mask_id=9)
-    assert validation_objective(simplex) == SimplexDiffusionLoss(block_size=5, mask_id=9, pure_noise=True)
-    ar = Autoregressive(mask_id=9, random_batch=True, score_first=True)
-    assert validation_objective(ar) == Autoregressive(mask_id=9, score_first=True)
-    assert all(validation_objective(o).is_bound for o in (clipped, discrete, ar))
+    return plan_run(tiny_recipe(data, *changes), out).build()
 
 
 def test_validators_follow_the_recipe(data, tmp_path):
-    searched = {"method": {"masking": {"kind": "clipped", "search": {"every": 3, "batches": 2}}}}
+    searched = {"objective": {"masking": {"kind": "clipped", "search": {"every": 3, "batches": 2}}}}
     gradient = {"trackers": {"gradient_variance_batches": 2}}
     run = build(data, tmp_path, BLOCK, searched, gradient)
     assert [type(v) for v in run.trainer.validators] == [
@@ -362,15 +95,19 @@ def test_what_is_exported_is_the_averaged_model(data, tmp_path):
 
 def test_a_run_may_be_trained_for_an_order_that_leans(data, tmp_path):
     """And is still judged in the order that it will write in, which is said apart."""
-    counts = {"method": {"masking": {"kind": "counts", "lean": 0.7}}}
+    counts = {"objective": {"masking": {"kind": "counts", "lean": 0.7}}}
     run = build(data, tmp_path, BLOCK, counts)
     assert run.trainer.objective.masking == Counts(lean=0.7)
-    assert validation_objective(run.trainer.objective).masking == Counts()
     assert run.config.method.lean == 0.0
     assert run.trainer.validators[0].objective.masking == Counts()
     run.trainer.run()
     assert float(rows(tmp_path)[-1]["valid_nats"]) > 0
-    run = build(data, tmp_path / "leaning", BLOCK, {"method": {"masking": {"kind": "counts"}, "lean": 2.0}})
+    run = build(
+        data,
+        tmp_path / "leaning",
+        BLOCK,
+        {"method": {"lean": 2.0}, "objective": {"masking": {"kind": "counts"}}},
+    )
     assert run.trainer.validators[0].objective.masking == Counts(lean=2.0)
 
 
@@ -433,7 +170,7 @@ def test_a_block_model_starts_from_the_averages_of_an_autoregressive_run(folder,
         {"kind": "score_entropy"},
         {"kind": "score_entropy", "process": "uniform"},
         {"kind": "d3pm", "steps": 9},
-        {"kind": "d3pm", "steps": 9, "process": "uniform", "auxiliary": 0.1},
+        {"kind": "d3pm", "steps": 9, "process": "uniform"},
         {"kind": "simplex", "block_size": 5},
     ],
     ids=str,
@@ -450,10 +187,8 @@ def test_every_baseline_starts_from_another_methods_network_trains_and_is_releas
     assert float(last["valid_nats"]) > 0
     assert bool(last.get("valid_perplexity")) == (method["kind"] != "simplex")
     network, config = load(run.export())
-    assert {name: getattr(config.method, name) for name in method if name != "auxiliary"} == {
-        name: value for name, value in method.items() if name != "auxiliary"
-    }
-    assert config.method.mask_id == run.tokenizer.mask_id
+    assert {name: getattr(config.method, name) for name in method} == method
+    assert config.mask_id == run.tokenizer.mask_id
     released = dict(network.named_parameters())
     assert all(torch.equal(released[name], average) for name, average in run.trainer.ema.tensors().items())
 
@@ -508,17 +243,29 @@ def test_a_context_of_another_length_may_be_started_from(data, ar, tmp_path):
 
 def test_the_built_in_corpus_is_prepared_once(tmp_path):
     recipe = DataRecipe(context=16, builtin_vocabulary=300)
-    first = open_data(recipe, tmp_path / "data", Engine())
+    first = prepare_builtin(recipe, tmp_path / "data", Engine())
     stamp = (tmp_path / "data" / "meta.json").stat().st_mtime_ns
-    again = open_data(recipe, tmp_path / "data", Engine())
+    again = prepare_builtin(recipe, tmp_path / "data", Engine())
     assert again.fingerprint == first.fingerprint
     assert first.tokenizer.vocab_size == 300
     assert (tmp_path / "data" / "meta.json").stat().st_mtime_ns == stamp
 
 
+def test_the_data_of_a_run_is_opened_and_not_made_again(tmp_path, monkeypatch):
+    """Under another Python the built-in text, and so its tokenizer, would be another."""
+    recipe = DataRecipe(context=16, builtin_vocabulary=300)
+    made = prepare_builtin(recipe, tmp_path / "run" / "data", Engine())
+    monkeypatch.setattr("bd3lm.runs.plan.train_bpe", lambda *_: pytest.fail("a tokenizer was trained"))
+    assert run_data(recipe, tmp_path / "run").fingerprint == made.fingerprint
+    assert run_data(recipe, tmp_path / "run" / "stage").fingerprint == made.fingerprint
+    assert prepare_builtin(recipe, tmp_path / "run" / "data", Engine()).fingerprint == made.fingerprint
+    with pytest.raises(ValueError, match="trained on the built-in corpus, whose tokens must lie in"):
+        run_data(recipe, tmp_path / "other")
+
+
 def test_data_that_is_not_there_is_one_clear_line(tmp_path):
     with pytest.raises(OSError, match="holds no token shards") as caught:
-        open_data(DataRecipe(path=str(tmp_path)), tmp_path, Engine())
+        plan_run(tiny_recipe(tmp_path), tmp_path / "run")
     assert "\n" not in str(caught.value)
 
 
@@ -562,7 +309,7 @@ def test_what_only_one_process_can_measure_is_refused_before_training(data, tmp_
     """Not at the first validation, hours later and before the first checkpoint."""
     recipe = tiny_recipe(data, {"trackers": {"gradient_variance_batches": 2}})
     with pytest.raises(ValueError, match="gradient_variance_batches needs a run of one process"):
-        build_run(recipe, made(tmp_path), engine=Engine(world=2))
+        plan_run(recipe, tmp_path, engine=Engine(world=2))
     builtin = replace(recipe, data=replace(recipe.data, path="builtin"))
     with pytest.raises(ValueError, match="gradient_variance_batches needs a run of one process"):
-        check_run(builtin, tmp_path, engine=Engine(world=2))
+        plan_run(builtin, tmp_path, engine=Engine(world=2))

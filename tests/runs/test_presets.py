@@ -1,21 +1,22 @@
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from benchmarks.evidence.runs import all_runs
 
 from bd3lm import interop
-from bd3lm.config import BlockDiffusionMethod, LanguageModelConfig
+from bd3lm.diffusion import Counts
+from bd3lm.methods import (
+    AutoregressiveMethod,
+    BlockDiffusionMethod,
+    BlockDiffusionTraining,
+    LanguageModelConfig,
+)
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.runs.presets import SIZES, network_config, preset
 from bd3lm.runs.recipe import (
-    AutoregressiveRecipe,
-    BlockDiffusionRecipe,
-    CountsMasking,
     Recipe,
     recipe_from_dict,
-    recipe_to_dict,
 )
 from bd3lm.training.optim import learning_rate
 
@@ -79,28 +80,26 @@ def _box() -> tuple[Recipe, Recipe]:
 
 
 def test_the_model_in_the_box_is_16_megabytes(tmp_path: Path) -> None:
-    """With the vocabulary that benchmarks/box.sh trains, and all that is in the file."""
+    """With the vocabulary that research/box.sh trains, and all that is in the file."""
     recipe = _box()[1]
     network = recipe.network
     config = network_config(network.size, vocab_size=6144, context=recipe.data.context, **network.shape)
-    method = BlockDiffusionMethod(mask_id=6143, block_size=4, causal_clean=True)
+    method = BlockDiffusionMethod(block_size=4, causal_clean=True)
     interop.save(
-        Transformer(config).to(torch.bfloat16), LanguageModelConfig(network=config, method=method), tmp_path
+        Transformer(config).to(torch.bfloat16),
+        LanguageModelConfig(network=config, method=method, mask_id=6143),
+        tmp_path,
     )
     assert 15_500_000 < (tmp_path / interop.WEIGHTS_NAME).stat().st_size <= 16_000_000
 
 
 def test_the_box_is_trained_in_two_stages_that_fit_together() -> None:
     first, second = _box()
-    assert first.method == AutoregressiveRecipe()
-    assert second.method == BlockDiffusionRecipe(
-        block_size=4,
-        masking=CountsMasking(),
-        causal_clean=True,
-        previous_token=True,
-        next_token=1.0,
-        lean=2.0,
+    assert first.method == AutoregressiveMethod()
+    assert second.method == BlockDiffusionMethod(
+        block_size=4, causal_clean=True, previous_token=True, lean=2.0
     )
+    assert second.objective == BlockDiffusionTraining(masking=Counts(), next_token=1.0)
     assert (first.network, first.data) == (second.network, second.data)
     ends = [learning_rate(each.optimizer, each.train.steps, each.train.steps) for each in (first, second)]
     assert ends == [first.optimizer.lr, 0.0]
@@ -121,68 +120,10 @@ def test_the_recommended_recipe(corpus: str, size: int) -> None:
     assert 4 * first.train.steps == first.train.steps + second.train.steps == steps
     assert first.network.tied
     assert second.network.tied
-    assert isinstance(first.method, AutoregressiveRecipe)
+    assert first.method.kind == "autoregressive"
     assert first.optimizer.decay == "constant"
-    method = second.method
-    assert isinstance(method, BlockDiffusionRecipe)
-    assert (method.block_size, method.next_token, method.causal_clean) == (size, 4.0, True)
-    assert method.previous_token
-    assert method.masking == CountsMasking(complementary=True, weight="flat")
-    assert method.lean == 4.0
-
-
-# --- the experiments of docs/results.md ---
-
-
-@pytest.fixture(scope="module")
-def declared() -> dict[str, Any]:
-    """The runs of the experiments by their keys."""
-    return {run.key: run for run in all_runs()}
-
-
-@pytest.mark.parametrize(
-    ("name", "run"),
-    [
-        ("ar", "ar/0"),
-        ("mdlm", "mdlm/0"),
-        ("sedd", "sedd/0"),
-        ("d3pm", "d3pm/0"),
-        ("bd3lm-4", "bd3lm-4/0"),
-        ("bd3lm-8", "bd3lm-8/0"),
-        ("bd3lm-16", "bd3lm-16/0"),
-        ("ar-random-batch", "ar-random-batch/0"),
-        ("bd3lm-1", "block-1/0"),
-        ("bd3lm-1-full", "block-1-full/0"),
-        ("block-4", "from-ar-early-tied-4/0"),
-        ("block-16", "from-ar-early-tied-16/0"),
-    ],
-)
-def test_the_presets_of_wikipedia_train_what_the_results_are_of(
-    name: str, run: str, declared: dict[str, Any]
-) -> None:
-    measured = declared[run].lineage
-    stages = preset(f"wikipedia-{name}").stages
-    assert len(stages) == len(measured)
-    for place, (stage, trained) in enumerate(zip(stages, measured, strict=True)):
-        ours = _decisive(recipe_from_dict(stage.recipe, where=name), starts_anew=place == 0)
-        assert ours == _decisive(trained.recipe, starts_anew=place == 0)
-
-
-def _decisive(recipe: Recipe, *, starts_anew: bool) -> dict[str, Any]:
-    """What decides the weights that come out, but for the data and where in its order a stage begins."""
-    plain = recipe_to_dict(recipe)
-    network = recipe.network
-    plain["network"] = {
-        "config": network_config(network.size, vocab_size=9, context=recipe.data.context, **network.shape),
-        "start": network.initialisation if starts_anew else None,
-    }
-    plain["method"].pop("lean", None)  # of the released model
-    masking = plain["method"].get("masking", {})
-    if masking.get("low") == 1.0:
-        masking.pop("redraw")  # of masks that hide everything
-    if masking.get("search") is None:
-        plain["train"].pop("validate_every")  # else it is when the search looks
-    for part, names in {"data": ("path", "skip"), "train": ("log_every", "checkpoint_every")}.items():
-        for each in names:
-            plain[part].pop(each)
-    return plain
+    masking = Counts(complementary=True, weight="flat")
+    assert second.objective == BlockDiffusionTraining(masking=masking, next_token=4.0)
+    assert replace(second.method, score_first=False) == BlockDiffusionMethod(
+        block_size=size, causal_clean=True, previous_token=True, lean=4.0
+    )

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import yaml
 
-from bd3lm.diffusion import ClipSearch
+from bd3lm.diffusion import ClippedTimes, ClipSearch, Counts, DiscreteTimes, Times
+from bd3lm.methods import (
+    AutoregressiveMethod,
+    AutoregressiveTraining,
+    BlockDiffusionMethod,
+    BlockDiffusionTraining,
+)
 from bd3lm.runs.presets import PRESETS, preset
 from bd3lm.runs.recipe import (
-    AutoregressiveRecipe,
-    BlockDiffusionRecipe,
-    ClippedMasking,
-    CountsMasking,
-    DiscreteMasking,
     Recipe,
-    TimesMasking,
     merge,
     parse_overrides,
     read_settings,
@@ -85,13 +85,15 @@ def test_the_case_study_differs_in_the_method_alone(corpus):
         starts = [plain.network.initialisation, *(case.network.initialisation for case in cases)]
         assert starts == ["gpt2", "gpt2", "identity", "identity"]
         cases = [replace(case, network=plain.network) for case in cases]
-    assert all(replace(case, method=plain.method) == plain for case in cases)
+    assert all(replace(case, method=plain.method, objective=plain.objective) == plain for case in cases)
     first = plain.method.score_first
-    random_batch, uniform, full = (case.method for case in cases)
-    assert random_batch == AutoregressiveRecipe(random_batch=True, score_first=first)
-    assert uniform == BlockDiffusionRecipe(block_size=1, masking=TimesMasking(), score_first=first)
-    masking = ClippedMasking(low=1.0, high=1.0)
-    assert full == BlockDiffusionRecipe(block_size=1, masking=masking, score_first=first)
+    blocks = BlockDiffusionMethod(block_size=1, score_first=first)
+    assert [case.method for case in cases] == [AutoregressiveMethod(score_first=first), blocks, blocks]
+    assert [case.objective for case in cases] == [
+        AutoregressiveTraining(random_batch=True),
+        BlockDiffusionTraining(masking=Times()),
+        BlockDiffusionTraining(masking=ClippedTimes(low=1.0, high=1.0)),
+    ]
 
 
 @pytest.mark.parametrize(("corpus", "context"), [("lm1b", 128), ("owt", 1024)])
@@ -105,12 +107,11 @@ def test_the_papers_two_stages(corpus, context, size):
         assert (recipe.optimizer.decay, recipe.optimizer.weight_decay) == ("constant", 0.0)
         assert (recipe.train.global_batch, recipe.train.ema_decay) == (512, 0.9999)
     assert (base.train.steps, tuned.train.steps) == (850_000, 150_000)
-    assert isinstance(base.method, BlockDiffusionRecipe)
-    assert isinstance(tuned.method, BlockDiffusionRecipe)
-    assert base.method.block_size is None
-    assert base.method.masking == TimesMasking(schedule="linear")
-    assert tuned.method.block_size == size
-    assert tuned.method.masking == ClippedMasking(redraw=True, search=ClipSearch(every=5000, batches=100))
+    assert base.method == BlockDiffusionMethod()
+    assert base.objective == BlockDiffusionTraining(masking=Times())
+    assert tuned.method == BlockDiffusionMethod(block_size=size)
+    search = ClipSearch(every=5000, batches=100)
+    assert tuned.objective == BlockDiffusionTraining(masking=ClippedTimes(redraw=True, search=search))
 
 
 def test_only_demos_are_too_small_to_be_compiled():
@@ -163,7 +164,8 @@ def test_all_errors_come_at_once():
             "train": {"steps": 0},
             "optimizer": {"lr": -1.0, "lrr": 2},
             "network": {"dropout": "much"},
-            "method": {"kind": "block_diffusion", "masking": {"kind": "count"}},
+            "method": {"kind": "block_diffusion"},
+            "objective": {"masking": {"kind": "count"}},
         }
     )
     text = "\n".join(found)
@@ -173,30 +175,30 @@ def test_all_errors_come_at_once():
         "optimizer: lr must be positive and finite, got -1.0",
         "optimizer.lrr: unknown key, did you mean 'lr'?",
         "network.dropout: ",
-        "method.masking.kind: must be one of 'times', 'discrete', 'clipped', 'counts', got 'count', "
-        "did you mean 'counts'?",
+        "objective.masking.kind: must be one of ",
+        "got 'count', did you mean 'counts'?",
     ):
         assert expected in text
 
 
 def test_an_option_that_would_do_nothing_does_not_exist():
     assert "method.block_size: unknown key" in problems({"method": {"block_size": 4}})[0]
-    block = {"method": {"kind": "block_diffusion", "masking": {"kind": "times", "low": 0.3}}}
-    assert "method.masking.low: unknown key" in problems(block)[0]
+    block = {"method": {"kind": "block_diffusion"}, "objective": {"masking": {"kind": "times", "low": 0.3}}}
+    assert "objective.masking.low: unknown key" in problems(block)[0]
 
 
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        ({"method": {"block_size": 3}}, "method.block_size must divide data.context 1024, got 3"),
-        ({"method": {"next_token": 1.0}}, "method.next_token needs method.causal_clean"),
+        ({"method": {"block_size": 3}}, "method.block_size must divide the context 1024, got 3"),
+        ({"objective": {"next_token": 1.0}}, "objective.next_token needs method.causal_clean"),
         (
-            {"method": {"next_token": -1.0, "causal_clean": True}},
-            "method.next_token must be finite and not negative, got -1.0",
+            {"method": {"causal_clean": True}, "objective": {"next_token": -1.0}},
+            "objective: next_token must be finite and not negative, got -1.0",
         ),
         (
-            {"method": {"next_token": float("inf"), "causal_clean": True}},
-            "method.next_token must be finite and not negative, got inf",
+            {"method": {"causal_clean": True}, "objective": {"next_token": float("inf")}},
+            "objective: next_token must be finite and not negative, got inf",
         ),
         ({"network": {"adaln": True, "time_conditioning": True}}, "needs masks drawn by time"),
     ],
@@ -229,29 +231,30 @@ def test_layers_are_not_changed_by_merging():
 
 def test_another_kind_drops_the_options_of_the_one_before():
     clipped = {
-        "method": {"kind": "block_diffusion", "masking": {"kind": "clipped", "low": 0.3, "redraw": True}}
+        "method": {"kind": "block_diffusion"},
+        "objective": {"masking": {"kind": "clipped", "low": 0.3, "redraw": True}},
     }
-    counts = {"method": {"masking": {"kind": "counts"}}}
-    method = parse(clipped, counts).method
-    assert isinstance(method, BlockDiffusionRecipe)
-    assert method.masking == CountsMasking()
-    same = parse(clipped, {"method": {"masking": {"kind": "clipped", "high": 0.8}}}).method
-    assert isinstance(same, BlockDiffusionRecipe)
-    assert same.masking == ClippedMasking(low=0.3, high=0.8, redraw=True)
-    discrete = parse(clipped, {"method": {"masking": {"kind": "discrete", "steps": 5}}}).method
-    assert isinstance(discrete, BlockDiffusionRecipe)
-    assert discrete.masking == DiscreteMasking(steps=5)
+    counts = {"objective": {"masking": {"kind": "counts"}}}
+    assert parse(clipped, counts).objective.masking == Counts()
+    assert parse(clipped, {"objective": {"masking": "counts"}}).objective.masking == Counts()
+    same = parse(clipped, {"objective": {"masking": {"kind": "clipped", "high": 0.8}}})
+    assert same.objective.masking == ClippedTimes(low=0.3, high=0.8, redraw=True)
+    discrete = parse(clipped, {"objective": {"masking": {"kind": "discrete", "steps": 5}}})
+    assert discrete.objective.masking == DiscreteTimes(steps=5)
     assert merge(clipped, {"method": {"kind": "autoregressive"}}) == {"method": {"kind": "autoregressive"}}
+    assert merge({"a": "counts"}, {"a": {"lean": 2}}) == {"a": {"kind": "counts", "lean": 2}}
 
 
 # --- flags ---
 
 
 def test_flags_are_paths_and_yaml():
-    words = "--train.steps 100 --method.masking.kind=times --optimizer.betas [0.9,0.95] --network.tied true"
+    words = (
+        "--train.steps 100 --objective.masking.kind=times --optimizer.betas [0.9,0.95] --network.tied true"
+    )
     assert parse_overrides([*words.split(), "--start-from", "runs/a b", "--optimizer.clip_norm", "null"]) == {
         "train": {"steps": 100},
-        "method": {"masking": {"kind": "times"}},
+        "objective": {"masking": {"kind": "times"}},
         "optimizer": {"betas": [0.9, 0.95], "clip_norm": None},
         "network": {"tied": True},
         "start_from": "runs/a b",
@@ -301,15 +304,15 @@ def test_nothing_is_a_value_where_a_field_may_have_none(word):
         "trackers": {"wandb_project": None},
         "ar": {"optimizer": {"clip_norm": None}},
     }
-    assert parse_overrides(["--method.strata", "none"]) == {"method": {"strata": "none"}}
+    assert parse_overrides(["--objective.strata", "none"]) == {"objective": {"strata": "none"}}
 
 
 def test_a_flag_of_many_values_gives_each_once():
-    words = ["--method.masking", "{kind: clipped, low: 0.25, search: {widths: [0.5]}}"]
+    words = ["--objective.masking", "{kind: clipped, low: 0.25, search: {widths: [0.5]}}"]
     masking = {"kind": "clipped", "low": 0.25, "search": {"widths": [0.5]}}
-    assert parse_overrides(words) == {"method": {"masking": masking}}
-    with pytest.raises(ValueError, match=r"^--method\.masking: low is given twice"):
-        parse_overrides(["--method.masking", "{kind: clipped, low: 0.25, low: 0.5}"])
+    assert parse_overrides(words) == {"objective": {"masking": masking}}
+    with pytest.raises(ValueError, match=r"^--objective\.masking: low is given twice"):
+        parse_overrides(["--objective.masking", "{kind: clipped, low: 0.25, low: 0.5}"])
 
 
 def test_negative_numbers_are_values():
@@ -414,12 +417,10 @@ def test_counts_that_make_no_sense_are_refused(layer, said):
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ({"kind": "d3pm", "steps": 0}, "method.steps must be at least 1, got 0"),
-        ({"kind": "d3pm", "auxiliary": -1}, "method.auxiliary must be finite and not negative, got -1.0"),
-        ({"kind": "simplex", "steps": 0}, "method.steps must be at least 1, got 0"),
-        ({"kind": "simplex", "block_size": 0}, "method.block_size must lie in 1..data.context 16, got 0"),
-        ({"kind": "simplex", "block_size": 17}, "method.block_size must lie in 1..data.context 16, got 17"),
-        ({"kind": "simplex", "block_size": 5, "simplex_scale": 0}, "method.simplex_scale must be positive"),
+        ({"kind": "d3pm", "steps": 0}, "method: steps must be at least 1, got 0"),
+        ({"kind": "simplex", "block_size": 0}, "method: block_size must be at least 1, got 0"),
+        ({"kind": "simplex", "block_size": 17}, "method.block_size must be at most the context 16, got 17"),
+        ({"kind": "simplex", "block_size": 5, "simplex_scale": 0}, "method: simplex_scale must be positive"),
     ],
     ids=str,
 )
@@ -432,11 +433,12 @@ def test_baselines_are_checked_before_anything_is_built(method, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"method": {"lean": -1.0}}, "method.lean must be a number from 0 to 1e6, got -1.0"),
-        ({"method": {"lean": float("inf")}}, "method.lean must be a number from 0 to 1e6, got inf"),
+        ({"method": {"lean": -1.0}}, "method: lean must be a number from 0 to 1e6, got -1.0"),
+        ({"method": {"lean": float("inf")}}, "method: lean must be a number from 0 to 1e6, got inf"),
         (
             {
-                "method": {"lean": 1.5, "masking": {"kind": "times"}},
+                "method": {"lean": 1.5},
+                "objective": {"masking": {"kind": "times"}},
                 "network": {"adaln": True, "time_conditioning": True},
             },
             "method.lean must be 0 for a network that is told the noise level",
@@ -455,25 +457,35 @@ def test_a_lean_is_checked_before_anything_is_built(changes, said):
 @pytest.mark.parametrize(
     ("masking", "said"),
     [
-        ({"lean": -1.0}, "method.masking.lean must be a number from 0 to 1e6, got -1.0"),
-        ({"lean": float("nan")}, "method.masking.lean must be a number from 0 to 1e6, got nan"),
-        ({"lean": 0.7, "complementary": True}, "method.masking.complementary needs method.masking.lean 0, g"),
-        ({"lean": 0.7, "learn_proposal": True}, "method.masking.learn_proposal needs method.masking.lean 0"),
-        (
-            {"weight": "flat", "learn_proposal": True},
-            "method.masking.learn_proposal needs method.masking.weight nelbo, got flat",
-        ),
-        (
-            {"complementary": True, "learn_proposal": True},
-            "method.masking.learn_proposal needs one noisy copy: method.masking.complementary must be false",
-        ),
+        ({"lean": -1.0}, "objective.masking: lean must be a number from 0 to 1e6, got -1.0"),
+        ({"lean": float("nan")}, "objective.masking: lean must be a number from 0 to 1e6, got nan"),
+        ({"lean": 0.7, "complementary": True}, "objective.masking: complementary=True needs lean 0, got 0.7"),
+        ({"kind": "learned_counts", "lean": 0.7}, "objective.masking.lean: unknown key"),
+        ({"kind": "learned_counts", "complementary": True}, "objective.masking.complementary: unknown key"),
     ],
     ids=str,
 )
 def test_masks_that_lean_are_checked_before_anything_is_built(masking, said):
-    method = {"kind": "block_diffusion", "block_size": 4, "masking": {"kind": "counts", **masking}}
+    method = {"kind": "block_diffusion", "block_size": 4}
+    recipe = {"train": {"steps": 1}, "data": {"context": 16}, "method": method}
     with pytest.raises(ValueError, match=re.escape(said)):
-        recipe_from_dict({"train": {"steps": 1}, "data": {"context": 16}, "method": method}, where="here")
+        recipe_from_dict({**recipe, "objective": {"masking": {"kind": "counts", **masking}}}, where="here")
+
+
+@pytest.mark.parametrize(
+    ("method", "objective", "said"),
+    [
+        ("d3pm", {"auxiliary": -1}, "objective: auxiliary must be finite and not negative, got -1.0"),
+        ({"kind": "simplex", "block_size": 5}, {"steps": 0}, "objective: steps must be at least 1, got 0"),
+        ("score_entropy", {"steps": 5}, "objective.steps: unknown key, no option is allowed here"),
+        ("autoregressive", {"masking": "counts"}, "objective.masking: unknown key, allowed are random_batch"),
+    ],
+    ids=str,
+)
+def test_options_of_training_are_the_methods_own(method, objective, said):
+    recipe = {"train": {"steps": 1}, "data": {"context": 16}, "method": method, "objective": objective}
+    with pytest.raises(ValueError, match=re.escape(said)):
+        recipe_from_dict(recipe, where="here")
 
 
 def test_a_lean_is_a_field_of_block_diffusion_alone():

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
+from bd3lm.diffusion import Times
 from bd3lm.runs import presets
-from bd3lm.runs.recipe import BlockDiffusionRecipe, TimesMasking
 from bd3lm.runs.stages import resolve_stages, stages_to_dict
 from tests.tiny_recipes import plain, two_stages
 
@@ -53,11 +53,10 @@ def test_fields_of_train_can_be_set_where_the_only_stage_is_called_so(name):
 
 
 def test_another_kind_of_masking_brings_its_own_options(staged):
-    stages = dict(resolve_stages("two", overrides={"block": {"method": {"masking": {"kind": "times"}}}}))
-    method = stages["block"].method
-    assert isinstance(method, BlockDiffusionRecipe)
-    assert method.masking == TimesMasking()
-    assert method.next_token == 1.0  # the method's own stay
+    stages = dict(resolve_stages("two", overrides={"block": {"objective": {"masking": {"kind": "times"}}}}))
+    objective = stages["block"].objective
+    assert objective.masking == Times()
+    assert objective.next_token == 1.0  # the other options of training stay
 
 
 def test_from_runs_the_last_stage_only(staged):

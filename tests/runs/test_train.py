@@ -18,9 +18,10 @@ import yaml
 from rich.console import Console
 
 from bd3lm.data import TokenShards
+from bd3lm.diffusion import Counts
 from bd3lm.models import Transformer
 from bd3lm.runs import presets
-from bd3lm.runs.recipe import BlockDiffusionRecipe, CountsMasking, recipe_from_dict, recipe_to_dict
+from bd3lm.runs.recipe import recipe_from_dict, recipe_to_dict
 from bd3lm.runs.stages import is_run, read_recipe, resolve_stages, run_stages, saved_stages
 from bd3lm.runs.train import train_stages
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe, two_stages
@@ -241,7 +242,7 @@ def test_what_is_not_trained_may_change_and_is_kept_as_it_is_now(data, finished,
 
 def test_what_a_search_looks_at_may_not_change(data, tmp_path):
     search = {"every": 3, "batches": 1, "widths": [0.5], "step": 0.5}
-    clipped = {"method": {"masking": {"kind": "clipped", "search": search}}}
+    clipped = {"objective": {"masking": {"kind": "clipped", "search": search}}}
     few = {"train": {"steps": 3}}
     train(tmp_path, tiny_recipe(data, BLOCK, clipped, few))
     other = tiny_recipe(data, BLOCK, clipped, few, {"data": {"validation_sequences": 5}})
@@ -439,8 +440,7 @@ def test_the_second_stage_starts_from_the_averages_of_the_first(staged, data, tm
     saved = recipe_from_dict(yaml.safe_load((tmp_path / "block/recipe.yaml").read_text()), where="recipe")
     assert saved.start_from == str(tmp_path / "ar" / "model")
     assert saved.data.skip == block.trainer.data.skip == ar.trainer.settings.steps * ar.trainer.data.rows > 0
-    assert isinstance(saved.method, BlockDiffusionRecipe)
-    assert saved.method.masking == CountsMasking()
+    assert saved.objective.masking == Counts()
 
 
 @pytest.mark.parametrize(
@@ -505,7 +505,7 @@ def test_a_search_without_held_out_text_is_found_before_the_first_is_trained(sta
     shards = tmp_path / "shards"
     prepare(ListCorpus({"train": random_texts(40, seed=0)}), byte_tokenizer(), shards, progress=False)
     search = {"every": 3, "batches": 1, "widths": [0.5], "step": 0.5}
-    block = {"data": {"path": str(shards)}, "method": {"masking": {"kind": "clipped", "search": search}}}
+    block = {"data": {"path": str(shards)}, "objective": {"masking": {"kind": "clipped", "search": search}}}
     with pytest.raises(ValueError, match=f"{shards} has no valid or test split, and the clip search"):
         train_stages(
             resolve_stages("two", overrides={"block": block}), tmp_path / "out", console=quiet(), device="cpu"
@@ -518,10 +518,10 @@ def test_a_search_without_held_out_text_is_found_before_the_first_is_trained(sta
     [
         ({"network": {"hidden": 32}}, "must have the network of this recipe"),
         (
-            {"method": {"masking": {"kind": "clipped", "low": 0.9, "high": 0.1}}},
+            {"objective": {"masking": {"kind": "clipped", "low": 0.9, "high": 0.1}}},
             "low and high must satisfy 0 <= low <= high <= 1, got low 0.9 and high 0.1",
         ),
-        ({"method": {"masking": {"kind": "discrete", "steps": 0}}}, "steps must be at least 1, got 0"),
+        ({"objective": {"masking": {"kind": "discrete", "steps": 0}}}, "steps must be at least 1, got 0"),
     ],
     ids=["another width", "an empty range", "no steps"],
 )

@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from bd3lm.commands.demo import unigram_perplexity
+from bd3lm.commands.demo.results import unigram_perplexity
 from bd3lm.evaluation import Sampled, corpus_likelihood
 from bd3lm.lm import load
-from bd3lm.methods import validation_objective
 from bd3lm.objectives import TokenBatch
-from bd3lm.runs.plan import Run, build_run
+from bd3lm.runs.plan import Run, plan_run
 from bd3lm.runs.presets import preset
 from bd3lm.runs.recipe import merge, recipe_from_dict
-from bd3lm.training import Engine
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +28,7 @@ CHANGES = {
 
 def run_of(name: str, out: Path) -> Run:
     recipe = merge(preset(name).stages[0].recipe, SMALLER, CHANGES[name])
-    return build_run(recipe_from_dict(recipe, where=name), out, engine=Engine())
+    return plan_run(recipe_from_dict(recipe, where=name), out).build()
 
 
 @pytest.mark.timeout(900)
@@ -39,9 +37,9 @@ def test_a_baseline_learns_more_than_the_frequencies_of_tokens(name: str, tmp_pa
     """By its bound; SSD-LM, which has none, by its cross-entropy on pure noise: there is nothing to copy."""
     run = run_of(name, tmp_path)
     run.trainer.run()
-    network = load(run.export()).network
+    network = load(run.export(), device="cpu").network
     batches = [TokenBatch.of(tokens) for tokens in run.trainer.validators[0].held_out.batches]
-    judge = validation_objective(run.trainer.objective)
+    judge = run.trainer.validators[0].objective
     (found,) = corpus_likelihood(network, Sampled(name, judge), batches, replicates=DRAWS)
     mean, error = found.nats, found.monte_carlo_error
     perplexity, _ = unigram_perplexity(run)

@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig
+from bd3lm.methods import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig, Method
 from bd3lm.models import Backend, TransformerConfig
 
 MethodName = Literal["bd3lm", "mdlm", "ar"]
@@ -50,13 +50,10 @@ class Shape:
             context=self.context,
             dropout=self.dropout,
         )
-        mask_id = self.vocabulary - 1
-        if self.method == "ar":
-            return LanguageModelConfig(network=network, method=AutoregressiveMethod(mask_id=mask_id))
-        block_size = self.context if self.method == "mdlm" else self.block_size
-        return LanguageModelConfig(
-            network=network, method=BlockDiffusionMethod(mask_id=mask_id, block_size=block_size)
-        )
+        method: Method = AutoregressiveMethod()
+        if self.method != "ar":
+            method = BlockDiffusionMethod(block_size=None if self.method == "mdlm" else self.block_size)
+        return LanguageModelConfig(network=network, method=method, mask_id=self.vocabulary - 1)
 
     @property
     def method_title(self) -> str:

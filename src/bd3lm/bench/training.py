@@ -14,8 +14,9 @@ from bd3lm.bench.profile import profile_calls
 from bd3lm.bench.shapes import Shape
 from bd3lm.bench.timing import Timing, time_calls
 from bd3lm.diffusion import Counts, MaskingRule, Times
-from bd3lm.models import Backend, BlockReading, Transformer
-from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, Objective
+from bd3lm.methods import AutoregressiveTraining, BlockDiffusionTraining, Training
+from bd3lm.models import Backend, Transformer
+from bd3lm.objectives import Objective
 from bd3lm.training import CheckpointStore, Engine, OptimizerSettings, Trainer, TrainSettings
 
 PROFILED_STEPS = 3
@@ -46,16 +47,11 @@ class TrainingCase:
 
     def objective(self) -> Objective:
         config = self.shape.config()
-        mask_id = config.method.mask_id
-        if self.shape.method == "ar":
-            return Autoregressive(mask_id=mask_id)
-        masking: MaskingRule = Times() if self.shape.method == "mdlm" else Counts()
-        block_size = self.shape.context if self.shape.method == "mdlm" else self.shape.block_size
-        return BlockDiffusionLoss(
-            reading=BlockReading(block_size=block_size, mask_id=mask_id),
-            masking=masking,
-            algorithm=self.algorithm,
-        )
+        training: Training = AutoregressiveTraining()
+        if self.shape.method != "ar":
+            masking: MaskingRule = Times() if self.shape.method == "mdlm" else Counts()
+            training = BlockDiffusionTraining(masking=masking, algorithm=self.algorithm)
+        return config.method.objective(training, config.frame)
 
 
 class _RandomTokens:

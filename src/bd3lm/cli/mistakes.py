@@ -1,10 +1,67 @@
-"""Tyro's box of many lines about a command line that it cannot read, told in one line."""
+"""What is wrong with a command line, in one line: what tyro would pass over, and its boxes of many lines."""
 
+import difflib
 import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bd3lm.commands.shared.command import Command, flags_of, subcommands_of
 
 _TYPES = {"FLOAT": "a number", "float": "a number", "INT": "a whole number", "int()": "a whole number"}
 _VALUE = re.compile(r"Error parsing (?P<flag>\S+): (?P<why>.*?)\[?(?P<value>'[^']*')\]?\.?$")
 _FLAG = re.compile(r"^--[\w.-]+")
+
+
+def command_named(words: Sequence[str], commands: Mapping[str, type[Command]]) -> str:
+    """The command that some words begin with."""
+    *_, (said, _) = _commands_in(words, commands)
+    return said
+
+
+def mistyped(words: Sequence[str], commands: Mapping[str, type[Command]]) -> str | None:
+    """What to say of a word where a command should be, and of flags that are often tried in vain."""
+    *_, (said, names) = _commands_in(words, commands)
+    rest = words[said.count(" ") :]
+    if names and rest and not rest[0].startswith("-"):
+        near = difflib.get_close_matches(rest[0], names, n=1)
+        hint = f", did you mean {near[0]!r}?" if near else "."
+        return f"{said} has no command {rest[0]!r}{hint} Its commands are {', '.join(names)}"
+    if names and words and not rest:
+        return f"{said} needs a command, {' or '.join(names)}; see {said} --help"
+    tried = commands[words[0]].mistakes if words and words[0] in commands else {}
+    return next((tried[flag] for flag in map(_flag, rest) if flag in tried), None)
+
+
+def given_twice(command: Any, words: Sequence[str]) -> str | None:
+    """What to say of a flag for several values that was given more than once: tyro would keep the last."""
+    given = Counter(_flag(word).replace("_", "-") for word in words)
+    for flag in flags_of(type(command)):
+        value = getattr(command, flag.field)
+        if isinstance(value, tuple) and given[flag.name] > 1 and not flag.is_repeated:
+            times = given[flag.name]
+            return f"{flag.name} takes several values after one flag, got it {times} times: {flag.name} A B"
+        if flag.subcommands and (wrong := given_twice(value, words)) is not None:
+            return wrong
+    return None
+
+
+def _commands_in(
+    words: Sequence[str], commands: Mapping[str, type[Any]]
+) -> Iterator[tuple[str, Mapping[str, type[Any]]]]:
+    """`bd3lm`, and each command that the words go on with, with the commands inside it by their names."""
+    said = "bd3lm"
+    yield said, commands
+    for word in words:
+        name = word.replace("_", "-")
+        if name not in commands:
+            return
+        said, commands = f"{said} {name}", subcommands_of(commands[name])
+        yield said, commands
+
+
+def _flag(word: str) -> str:
+    return word.partition("=")[0]
 
 
 def in_one_line(box: str, command: str = "bd3lm") -> str:

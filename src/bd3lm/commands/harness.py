@@ -1,17 +1,29 @@
 """`bd3lm harness`: other people's tasks, by lm-evaluation-harness."""
 
+import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-from lm_eval import simple_evaluate
-from lm_eval.tasks import TaskManager
-from lm_eval.utils import make_table
-from rich.console import Console
-from rich.text import Text
+from bd3lm.commands.shared.command import Command
+from bd3lm.commands.shared.flags import (
+    DeviceFlag,
+    DTypeFlag,
+    EstimatorFlag,
+    LeanFlag,
+    Model,
+    OptionalFile,
+    OptionalFolder,
+    OptionalInt,
+    TokenizerFlag,
+    named,
+)
 
-from bd3lm.config import did_you_mean
-from bd3lm.interop.harness import HarnessLM
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+    from rich.console import Console
+
+    from bd3lm.interop.harness import HarnessLM
 
 _MEANINGS = {
     "exact": "exact",
@@ -20,21 +32,81 @@ _MEANINGS = {
 }
 
 
-def run_harness(
-    model: HarnessLM,
-    tasks: Sequence[str],
-    *,
-    include_path: Path | None = None,
-    num_fewshot: int | None = None,
-    limit: int | None = None,
-    console: Console | None = None,
-) -> dict[str, Any]:
-    """Run tasks, print the harness's table and what its likelihoods are, and return all it reports.
+@dataclass(frozen=True)
+class Harness(Command):
+    """Run tasks of lm-evaluation-harness on a model; needs the extra `harness`.
 
-    `include_path` is a folder with task files of one's own; `limit` takes the first examples of each task.
+    Tasks that come with the harness download their data from the hub.
     """
+
+    kind = "harness"
+
+    model: Model
+    """A run, model folder or hub id."""
+    tasks: Annotated[tuple[str, ...], named("TASK ...")]
+    """Names of tasks or groups, or patterns such as "arc_*"."""
+    include_path: OptionalFolder = None
+    """A folder with task files (YAML) of your own."""
+    num_fewshot: OptionalInt = None
+    """Examples in each context; by default what the task says."""
+    limit: OptionalInt = None
+    """Only this many examples of each task, the first, for a trial."""
+    estimator: EstimatorFlag = "auto"
+    samples: OptionalInt = None
+    """Draws of each text, for a random estimate; by default 16, for iw:K 1 (of K orders)."""
+    lean: LeanFlag = None
+    steps: OptionalInt = None
+    """Steps of the sampler, for SEDD and D3PM, for SSD-LM those of each block."""
+    seed: int = 0
+    batch: int = 8
+    """Texts side by side."""
+    tokenizer: TokenizerFlag = None
+    device: DeviceFlag = None
+    dtype: DTypeFlag = None
+    out: OptionalFile = None
+    """Write all that the harness reports to this new JSON file."""
+
+    def run(self) -> int:
+        from bd3lm.io.extras import require
+
+        require("lm_eval", "harness", "bd3lm harness")
+
+        from bd3lm.commands.shared.records import check_new_file
+        from bd3lm.commands.shared.subjects import one_model
+        from bd3lm.interop.harness import HarnessLM
+
+        check_new_file(self.out)
+        model = HarnessLM(
+            one_model(self.model),
+            estimator=self.estimator,
+            samples=self.samples,
+            lean=self.lean,
+            steps=self.steps,
+            seed=self.seed,
+            batch_size=self.batch,
+            device=self.device,
+            dtype=self.dtype,
+            tokenizer=self.tokenizer,
+        )
+        results = run_harness(model, self)
+        if self.out is not None:
+            text = json.dumps(results, indent=2, ensure_ascii=False, default=str)
+            self.out.write_text(text + "\n", encoding="utf-8")
+            print(f"wrote {self.out}")
+        return 0
+
+
+def run_harness(model: "HarnessLM", flags: Harness, *, console: "Console | None" = None) -> dict[str, Any]:
+    """Run the tasks, print the harness's table and what its likelihoods are, and return all it reports."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import make_table
+    from rich.console import Console
+    from rich.text import Text
+
     console = console or Console()
-    for name, value, least in (("limit", limit, 1), ("num_fewshot", num_fewshot, 0)):
+    include_path = flags.include_path
+    for name, value, least in (("limit", flags.limit, 1), ("num_fewshot", flags.num_fewshot, 0)):
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     if include_path is not None and not include_path.is_dir():
@@ -42,9 +114,9 @@ def run_harness(
     manager = TaskManager(include_path=None if include_path is None else str(include_path))
     results: dict[str, Any] = simple_evaluate(
         model=model,
-        tasks=_matching(tasks, manager),
-        num_fewshot=num_fewshot,
-        limit=limit,
+        tasks=_matching(flags.tasks, manager),
+        num_fewshot=flags.num_fewshot,
+        limit=flags.limit,
         task_manager=manager,
         log_samples=False,
     )
@@ -57,8 +129,10 @@ def run_harness(
     return results
 
 
-def _matching(tasks: Sequence[str], manager: TaskManager) -> list[str]:
+def _matching(tasks: Sequence[str], manager: "TaskManager") -> list[str]:
     """The tasks and groups that are named, by patterns such as "arc_*" too."""
+    from bd3lm.parsing import did_you_mean
+
     if not tasks:
         raise ValueError("tasks must name at least one task, got none; `lm_eval ls tasks` lists them")
     found: list[str] = []

@@ -2,21 +2,31 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from bd3lm.commands.shared.command import Command
+from bd3lm.commands.shared.flags import (
+    DeviceFlag,
+    LeanFlag,
+    ModelsOrFiles,
+    NucleusFlag,
+    NucleusRuleFlag,
+    OptionalFile,
+    OptionalFolder,
+    OptionalInt,
+    SamplingDTypeFlag,
+    TokenizerFlag,
+    check_sources,
+)
 
-from bd3lm.commands.records import keep, model_and_title, new_record, record_name
-from bd3lm.commands.sample_files import Samples
-from bd3lm.commands.subjects import Subject
-from bd3lm.data import TokenShards
-from bd3lm.diffusion.categorical import NucleusRule
-from bd3lm.evaluation import LengthStatistics, document_length, evenly_spaced, stop_counts
-from bd3lm.lm import Settings
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from bd3lm.commands.shared.sample_files import Samples
+    from bd3lm.commands.shared.subjects import Subject
+    from bd3lm.data import TokenShards
+    from bd3lm.lm import Settings
 
 SPLIT = "train"
 _CONTEXTS = 16  # the longest document of the paper's block diffusion model has 9.7 contexts of 1,024
@@ -25,83 +35,125 @@ _ENDS = {"EOS": "eos", "entropy": "entropy", "limit": "length"}  # headings; no 
 
 
 @dataclass(frozen=True)
-class Writing:
-    """How documents are written: without a prompt, until an end token, low entropy or the limit ends them."""
+class Lengths(Command):
+    """How long the documents are that models write and what ends them, beside those of the training set."""
 
+    kind = "lengths"
+
+    sources: ModelsOrFiles = ()
+    """Runs, model folders or hub ids, which write documents; or .jsonl files that `bd3lm sample --out` wrote
+    without a prompt."""
     count: int = 500
-    length: int | None = None
-    """The limit in tokens, including the one that texts begin with; by default 16 contexts."""
+    """Documents of each model."""
+    length: OptionalInt = None
+    """Tokens a document may reach, with the one that texts begin with; by default 16 contexts. SEDD and
+    uniform noise reach one context."""
     entropy_floor: float = 4.0
-    """In nats; 0 means no floor."""
+    """End a document when its last tokens have less entropy than this, in nats; 0 ends none."""
     entropy_window: int = 256
-    nucleus_p: float | None = None
-    nucleus_rule: NucleusRule = "inclusive"
-    batch_size: int = 32
+    """How many last tokens that is."""
+    nucleus: NucleusFlag = None
+    nucleus_rule: NucleusRuleFlag = "inclusive"
+    lean: LeanFlag = None
     seed: int = 0
+    batch: int = 32
+    """Documents written side by side."""
+    data: OptionalFolder = None
+    """A folder of token shards to compare with; by default what each run was trained on."""
+    tokenizer: TokenizerFlag = None
+    device: DeviceFlag = None
+    dtype: SamplingDTypeFlag = None
+    out: OptionalFile = None
+    """Write the records, all lengths and settings, to this new JSON file too."""
 
-    def __post_init__(self) -> None:
+    def run(self) -> int:
+        from rich.console import Console
+
+        from bd3lm.commands.shared.records import check_new_file, write_records
+        from bd3lm.commands.shared.sample_files import open_sources
+
+        check_sources(self, for_files=("data", "out"))
+        check_new_file(self.out)
         if self.count < 1:
             raise ValueError(f"count must be at least 1, got {self.count}")
+        write_records(self.out, report_lengths(open_sources(self), self, notes=Console(stderr=True)))
+        return 0
 
-    def settings(self, subject: Subject, notes: Console | None = None) -> Settings:
-        """The settings for a model. A limit beyond what it can write is lowered, and `notes` told so."""
-        model, method = subject.model, subject.model.config.method
-        context = model.config.network.context
-        settings = Settings(
-            length=_CONTEXTS * context if self.length is None else self.length,
-            seed=self.seed,
-            batch_size=self.batch_size,
-            nucleus_p=self.nucleus_p,
-            nucleus_rule=self.nucleus_rule,
-            entropy_floor=self.entropy_floor or None,
-            entropy_window=self.entropy_window,
-        ).for_method(method)
-        if not method.writes_past_context and (settings.length or 0) > context:
-            settings = replace(settings, length=context)
-            if notes is not None:
-                limit = (
-                    f"{subject.name} ({subject.title}) cannot write past its context of {context:,} tokens."
-                )
-                notes.print(Text(limit), soft_wrap=True)
-        model.stream("", settings)  # raises errors now, before another model has written for an hour
-        return settings
+
+def settings_of(flags: Lengths, subject: "Subject", notes: "Console | None" = None) -> "Settings":
+    """How a model writes: without a prompt, until an end token, low entropy or the limit ends the text.
+
+    A limit beyond what it can write is lowered, and `notes` told so.
+    """
+    from rich.text import Text
+
+    from bd3lm.lm import Settings
+
+    model, method = subject.model, subject.model.config.method
+    context = model.config.network.context
+    settings = Settings(
+        length=_CONTEXTS * context if flags.length is None else flags.length,
+        seed=flags.seed,
+        batch_size=flags.batch,
+        nucleus_p=flags.nucleus,
+        nucleus_rule=flags.nucleus_rule,
+        entropy_floor=flags.entropy_floor or None,
+        entropy_window=flags.entropy_window,
+    )
+    settings = method.settled(settings)
+    if not method.writes_past_context and (settings.length or 0) > context:
+        settings = replace(settings, length=context)
+        if notes is not None:
+            limit = f"{subject.name} ({subject.title}) cannot write past its context of {context:,} tokens."
+            notes.print(Text(limit), soft_wrap=True)
+    model.stream("", settings)  # raises errors now, before another model has written for an hour
+    return settings
 
 
 def report_lengths(
-    sources: Sequence[Subject | Samples],
-    writing: Writing,
+    sources: "Sequence[Subject | Samples]",
+    flags: Lengths,
     *,
-    data: Path | None = None,
-    console: Console | None = None,
-    notes: Console | None = None,
+    console: "Console | None" = None,
+    notes: "Console | None" = None,
 ) -> list[dict[str, Any]]:
     """Measure each source, print a table that begins with the training set, and return the records.
 
-    `data` is a folder of token shards; by default a run is compared with its own. Errors in it, in a file, or
-    in the settings for any of the models are raised before anything is written.
+    Errors in --data, in a file, or in the settings for any of the models are raised before anything is
+    written.
     """
+    from rich.console import Console
+    from rich.text import Text
+
+    from bd3lm.commands.shared.sample_files import Samples
+    from bd3lm.commands.shared.subjects import Subject
+    from bd3lm.data import TokenShards
+
     console = console or Console()
     notes = notes or console
-    given = None if data is None else TokenShards(data)
+    given = None if flags.data is None else TokenShards(flags.data)
     against = [_shards(source, given, notes) for source in sources]
     for source in sources:
         if isinstance(source, Samples):
             _document_lengths(source)
         else:
-            writing.settings(source, notes)
+            settings_of(flags, source, notes)
     records = []
     for source, shards in zip(sources, against, strict=True):
         if isinstance(source, Subject):
-            settings = writing.settings(source)
-            source = Samples.draw(source, writing.count, settings, kind="documents", notes=notes)
+            settings = settings_of(flags, source)
+            source = Samples.draw(source, flags.count, settings, kind="documents", notes=notes)
         records.append(measure_lengths(source, shards))
     console.print(_table(records))
     console.print(Text(_legend(records)), soft_wrap=True)
     return records
 
 
-def measure_lengths(samples: Samples, shards: TokenShards | None) -> dict[str, Any]:
+def measure_lengths(samples: "Samples", shards: "TokenShards | None") -> dict[str, Any]:
     """The lengths of documents and of the training set, as a record, which is kept in the folder of a run."""
+    from bd3lm.commands.shared.records import keep, new_record, record_name
+    from bd3lm.evaluation import LengthStatistics, stop_counts
+
     lengths = _document_lengths(samples)
     result = {
         "samples": {
@@ -127,8 +179,14 @@ def measure_lengths(samples: Samples, shards: TokenShards | None) -> dict[str, A
     return record
 
 
-def _shards(source: Subject | Samples, given: TokenShards | None, notes: Console) -> TokenShards | None:
+def _shards(
+    source: "Subject | Samples", given: "TokenShards | None", notes: "Console"
+) -> "TokenShards | None":
     """The training set to compare a source with; None for a run whose data is gone."""
+    from rich.text import Text
+
+    from bd3lm.commands.shared.sample_files import Samples
+
     if isinstance(source, Samples):
         return given
     if given is not None:
@@ -142,8 +200,10 @@ def _shards(source: Subject | Samples, given: TokenShards | None, notes: Console
         return None
 
 
-def _document_lengths(samples: Samples) -> list[int]:
+def _document_lengths(samples: "Samples") -> list[int]:
     """The lengths of samples that are whole documents, without their begin and end tokens."""
+    from bd3lm.evaluation import document_length
+
     samples.require_from_nothing()
     if samples.settings.get("stop_at_eos") is False:
         raise ValueError(
@@ -171,7 +231,9 @@ def _document_lengths(samples: Samples) -> list[int]:
     ]
 
 
-def _training(shards: TokenShards) -> dict[str, Any]:
+def _training(shards: "TokenShards") -> dict[str, Any]:
+    from bd3lm.evaluation import LengthStatistics, evenly_spaced
+
     lengths = shards.lengths(SPLIT)
     statistics = asdict(LengthStatistics.of(lengths))
     return {
@@ -181,7 +243,13 @@ def _training(shards: TokenShards) -> dict[str, Any]:
     }
 
 
-def _table(records: Sequence[Mapping[str, Any]]) -> Table:
+def _table(records: Sequence[Mapping[str, Any]]) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from bd3lm.commands.shared.records import model_and_title
+
     table = Table(title="Lengths of documents in tokens, and what ended them", box=SIMPLE_HEAD, padding=0)
     table.add_column("documents of", overflow="fold", min_width=20)
     for heading in ("number", "median", "p90", "max", "mean", *_ENDS):

@@ -4,6 +4,7 @@ from bd3lm.data.corpora import CORPORA, load_corpus
 from bd3lm.data.corpus import Corpus
 from bd3lm.data.files import FileCorpus
 from bd3lm.data.hub import NamedCorpus
+from bd3lm.data.ordered import OrderedBatches
 from bd3lm.data.prepare import prepare
 from bd3lm.data.shards import TokenShards
 from bd3lm.data.stream import BatchStream
@@ -17,6 +18,7 @@ __all__ = [
     "Corpus",
     "FileCorpus",
     "NamedCorpus",
+    "OrderedBatches",
     "PydocCorpus",
     "TokenShards",
     "Tokenizer",

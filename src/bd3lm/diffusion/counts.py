@@ -51,6 +51,8 @@ class Counts(MaskingRule):
 
     kind = "counts"
 
+    draws_times = False
+
     proposal: tuple[float, ...] | None = None
     complementary: bool = False
     lean: float = 0.0
@@ -72,6 +74,14 @@ class Counts(MaskingRule):
                 f"proposal must not differ by more than {1 / _LEAST_SHARE:.0e} between counts, or some are "
                 f"never drawn, got {min(self.proposal)} and {max(self.proposal)}"
             )
+
+    @property
+    def order_lean(self) -> float:
+        return self.lean
+
+    @property
+    def variant(self) -> str:
+        return f", trained for lean {self.lean:g}" if self.lean else ""
 
     def copies(self, block_size: int) -> int:
         return 2 if self.complementary and block_size > 1 else 1
@@ -128,6 +138,8 @@ class LearnedCounts(MaskingRule):
     """
 
     kind = "learned_counts"
+
+    draws_times = False
 
     second_moments: tuple[float, ...] | None = None
     """Running estimates of E[S²] for each count, S the summed cross-entropy of a block; None before the

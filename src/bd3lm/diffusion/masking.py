@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -43,10 +43,28 @@ class MaskingRule(Kinded, ABC, family="masking rule"):
     By default a rule learns nothing.
     """
 
+    draws_times: ClassVar[bool] = True
+    """Whether it draws a noise level for each block, which a network that is told the level needs."""
+
     @property
     def covers_all_levels(self) -> bool:
         """Whether every noise level is drawn. A network that is told the level has a bound only if it is."""
         return True
+
+    @property
+    def order_lean(self) -> float:
+        """How much the order of reveal leans to the left that its masks are met in."""
+        return 0.0
+
+    @property
+    def mask_range(self) -> tuple[float, float] | None:
+        """The range that mask rates are drawn from, for a rule that has one."""
+        return None
+
+    @property
+    def variant(self) -> str:
+        """What sets a model apart that was trained with it, to follow the title; mostly nothing."""
+        return ""
 
     def copies(self, block_size: int) -> int:
         """How many noisy copies of a sequence the rule makes."""
@@ -235,6 +253,14 @@ class ClippedTimes(MaskingRule):
     @property
     def covers_all_levels(self) -> bool:
         return (self.low, self.high) == (0.0, 1.0)
+
+    @property
+    def mask_range(self) -> tuple[float, float]:
+        return self.low, self.high
+
+    @property
+    def variant(self) -> str:
+        return ", fully masked" if self.low == self.high == 1.0 else ""
 
     def in_range(self, low: float, high: float, *, to_compare: bool = False) -> Self:
         return replace(self, low=low, high=high, weight="reference" if to_compare else self.weight)

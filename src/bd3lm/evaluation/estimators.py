@@ -7,7 +7,7 @@ use, as for objectives, so that several draws of one text can be spread evenly.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,14 @@ class Figure:
 
 class Estimator(ABC):
     """−log p of each row of a batch, over its scored tokens."""
+
+    usual_draws: ClassVar[int] = 16
+    """How many draws of a text make an estimate, where nothing is said and it is random."""
+
+    @property
+    def passes(self) -> int:
+        """How many passes over a text it takes, the clean one aside."""
+        return 1
 
     @property
     @abstractmethod
@@ -114,6 +122,10 @@ class Enumerated(_OfBlocks):
         return "exact"
 
     @property
+    def passes(self) -> int:
+        return 2**self.reading.block_size - 1
+
+    @property
     def is_random(self) -> bool:
         return False
 
@@ -135,10 +147,15 @@ class ImportanceWeighted(_OfBlocks):
     """−log of the mean probability along `orders` random orders of each block: tighter than the NELBO."""
 
     orders: int
+    usual_draws = 1  # it draws all its orders itself
 
     @property
     def is_random(self) -> bool:
         return True
+
+    @property
+    def passes(self) -> int:
+        return self.orders * self.reading.block_size
 
     @property
     def name(self) -> str:

@@ -5,7 +5,6 @@ from typing import Unpack
 
 import torch
 
-from bd3lm.config import LanguageModelConfig
 from bd3lm.interop import lightning as _lightning
 from bd3lm.interop import native, reference
 from bd3lm.interop.lightning import LightningFacts
@@ -25,6 +24,7 @@ from bd3lm.interop.sources import (
     resolve,
 )
 from bd3lm.interop.weights import check_config, floating_dtype
+from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Transformer, pick_device
 
 __all__ = [

@@ -15,7 +15,6 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, SimplexMethod
 from bd3lm.diffusion import derive_seed
 from bd3lm.evaluation import Figure
 from bd3lm.lm import Gap, LanguageModel, Settings, build_estimator, load
@@ -89,8 +88,8 @@ class HarnessLM(LM):
             model.network, model.config, self.settings
         )  # refuses steps that the method does not take
         self._figure: Figure | None = None  # SSD-LM has none
-        if not isinstance(self.method, SimplexMethod) or estimator != "auto":
-            self._figure = build_estimator(model.network, model.config, estimator).figures(model.network)[0]
+        if self.method.no_likelihood is None or estimator != "auto":
+            self._figure = build_estimator(model.config, estimator).figures(model.network)[0]
         self._has_scored = self._has_written = False
 
     @property
@@ -238,7 +237,7 @@ class HarnessLM(LM):
         before. A piece ends where a block does: what is written in a block does not depend on later ones.
         """
         greedy, seen = [True] * len(texts), [text.given for text in texts]
-        size = self._piece_size()
+        size = self.method.piece(self.context)
         while going := [i for i, text in enumerate(texts) if greedy[i] and seen[i] < len(text.tokens)]:
             ends = {}
             for i in going:
@@ -248,25 +247,14 @@ class HarnessLM(LM):
                 [[*texts[i].tokens[: seen[i]], Gap(ends[i] - seen[i])] for i in going],
                 self.settings,
                 seeds=[self.seed] * len(going),
-                **self._greedily(),
+                **self.method.greedy,
             )
             for i, each in zip(going, written, strict=True):
                 greedy[i] = each.tokens == texts[i].tokens[: ends[i]]
                 seen[i] = ends[i]
         return greedy
 
-    def _piece_size(self) -> int:
-        """Tokens that are written together."""
-        if isinstance(self.method, AutoregressiveMethod):
-            return 1
-        return self.method.block_size if isinstance(self.method, BlockDiffusionMethod) else self.context
-
     # --- texts ---
-
-    def _greedily(self) -> dict[str, Any]:
-        if isinstance(self.method, SimplexMethod):
-            return {"projection": "greedy"}
-        return {"top_k": 1, "nucleus_p": 1.0}
 
     def _options(self, asked: Mapping[str, Any]) -> tuple[Settings, list[str], int]:
         """How to write, where to stop and how many tokens to write, from a task's options for generation."""
@@ -278,7 +266,7 @@ class HarnessLM(LM):
             raise ValueError(f"num_beams must be 1: there is no beam search here, got {options['num_beams']}")
         if options["max_gen_toks"] < 1:
             raise ValueError(f"max_gen_toks must be at least 1, got {options['max_gen_toks']}")
-        drawing, temperature = self._greedily(), options.get("temperature", 1.0)
+        drawing, temperature = dict(self.method.greedy), options.get("temperature", 1.0)
         if options["do_sample"] and temperature:
             drawing = {
                 "temperature": temperature,

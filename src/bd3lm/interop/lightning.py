@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.interop.reference import (
     BUFFERS,
     FREQUENCIES,
@@ -24,6 +23,7 @@ from bd3lm.interop.reference import (
     check_reference_shapes,
     reference_name,
 )
+from bd3lm.methods import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
 
 Weights = Literal["ema", "raw"]
@@ -193,9 +193,10 @@ def _config(state: Mapping[str, Tensor], facts: LightningFacts, *, where: str) -
                 rotary_base=ROTARY_BASE,
                 **shape,
             ),
-            method=AutoregressiveMethod(mask_id=vocab_size - 1)
+            method=AutoregressiveMethod()
             if facts.block_size is None
-            else BlockDiffusionMethod(mask_id=vocab_size - 1, block_size=facts.block_size),
+            else BlockDiffusionMethod(block_size=facts.block_size),
+            mask_id=vocab_size - 1,
         )
     except ValueError as error:
         raise ValueError(f"{where} with {facts} must describe a possible model: {error}") from error

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from bd3lm.config import LanguageModelConfig, config_from_dict, config_to_dict
 from bd3lm.interop.sources import CONFIG_NAME, WEIGHTS_NAME, read_config, weights_file
 from bd3lm.interop.weights import (
     build,
@@ -21,6 +20,7 @@ from bd3lm.interop.weights import (
     write_tensors,
 )
 from bd3lm.io.files import write_atomically
+from bd3lm.methods import LanguageModelConfig, config_from_dict, config_to_dict
 from bd3lm.models import Transformer
 
 FORMAT, VERSION = "bd3lm", 1

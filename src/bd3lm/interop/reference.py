@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bd3lm.config import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig, parse
 from bd3lm.interop.sources import CONFIG_NAME, WEIGHTS_NAME, read_config, weights_file
 from bd3lm.interop.weights import (
     Shape,
@@ -28,7 +27,9 @@ from bd3lm.interop.weights import (
     write_tensors,
 )
 from bd3lm.io.files import write_atomically
+from bd3lm.methods import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.parsing import parse
 
 ROTARY_BASE = 10000.0
 MLP_RATIO = 4
@@ -94,7 +95,9 @@ def from_reference_config(data: Mapping[str, Any], *, where: str = CONFIG_NAME) 
     names = [field.name for field in fields(ReferenceConfig)]
     theirs = parse(ReferenceConfig, {name: data[name] for name in names if name in data}, where=where)
     has_blocks = theirs.block_size is not None if theirs.cross_attn is None else theirs.cross_attn
-    mask_id = theirs.vocab_size - 1
+    method: AutoregressiveMethod | BlockDiffusionMethod = AutoregressiveMethod()
+    if not theirs.causal:
+        method = BlockDiffusionMethod(block_size=theirs.block_size if has_blocks else None)
     try:
         return LanguageModelConfig(
             network=TransformerConfig(
@@ -110,14 +113,8 @@ def from_reference_config(data: Mapping[str, Any], *, where: str = CONFIG_NAME) 
                 conditioning_dim=theirs.cond_dim,
                 rotary_base=ROTARY_BASE,
             ),
-            method=AutoregressiveMethod(mask_id=mask_id)
-            if theirs.causal
-            else BlockDiffusionMethod(
-                mask_id=mask_id,
-                block_size=theirs.model_length
-                if not has_blocks or theirs.block_size is None
-                else theirs.block_size,
-            ),
+            method=method,
+            mask_id=theirs.vocab_size - 1,
         )
     except ValueError as error:
         raise ValueError(f"{where} must describe a possible network: {error}") from error
@@ -125,32 +122,23 @@ def from_reference_config(data: Mapping[str, Any], *, where: str = CONFIG_NAME) 
 
 def to_reference_config(config: LanguageModelConfig) -> dict[str, Any]:
     """The reference's config.json for ours; what it cannot express is refused."""
-    network, method = config.network, config.method
+    network = config.network
+    of_method = config.method.in_reference(network.context)
     needed: dict[str, tuple[object, object]] = {
         "network.mlp_ratio": (network.mlp_ratio, MLP_RATIO),
         "network.rotary_base": (network.rotary_base, ROTARY_BASE),
         "network.head_bias": (network.head_bias, True),
-        "method.mask_id": (method.mask_id, network.vocab_size - 1),
-        "method.score_first": (method.score_first, False),
+        "mask_id": (config.mask_id, network.vocab_size - 1),
     }
-    if isinstance(method, BlockDiffusionMethod):
-        needed["method.causal_clean"] = (method.causal_clean, False)
-        needed["method.previous_token"] = (method.previous_token, False)
-        needed["method.lean"] = (method.lean, 0.0)
-    elif not isinstance(method, AutoregressiveMethod):
-        raise ValueError(
-            f"the reference's layout holds autoregressive and block diffusion models, got method.kind "
-            f"{method.kind}"
-        )
+    for field in fields(config.method):
+        if field.name in config.method.reference_lacks:
+            needed[f"method.{field.name}"] = (getattr(config.method, field.name), field.default)
     wrong = [f"{name} must be {must}, got {got}" for name, (got, must) in needed.items() if got != must]
     if wrong:
         raise ValueError(f"the reference's layout cannot hold this model: {'; '.join(wrong)}")
-    block_size = method.block_size if isinstance(method, BlockDiffusionMethod) else 1
     return {
         "model_type": "bd3lm",
-        "block_size": block_size,
-        "cross_attn": isinstance(method, BlockDiffusionMethod) and block_size < network.context,
-        "causal": isinstance(method, AutoregressiveMethod),
+        **of_method,
         "adaln": network.adaln,
         "attn_backend": "sdpa",
         "vocab_size": network.vocab_size,

@@ -8,9 +8,9 @@ from typing import Any, TypedDict, Unpack
 
 from huggingface_hub import snapshot_download
 
-from bd3lm.config import did_you_mean
 from bd3lm.io.files import local_path
 from bd3lm.io.hub import FILE_SUFFIXES, PICKLE_SUFFIXES, hub_reason, is_hub_id
+from bd3lm.parsing import did_you_mean
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"

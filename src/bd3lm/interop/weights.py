@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bd3lm.config import LanguageModelConfig
 from bd3lm.io.files import local_path, replacing
+from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
 
 Shape = tuple[int, ...]

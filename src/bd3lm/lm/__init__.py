@@ -1,9 +1,10 @@
 """A language model as users hold it: load it, let it write, ask it how likely a text is."""
 
-from bd3lm.lm.generation import Generation, Settings
+from bd3lm.lm.generation import Generation
 from bd3lm.lm.model import LanguageModel, load
 from bd3lm.lm.prompts import Gap
-from bd3lm.lm.scoring import TextLikelihood, block_loss, build_estimator, corruption_bound
+from bd3lm.lm.scoring import TextLikelihood, build_estimator
+from bd3lm.methods import Settings
 
 __all__ = [
     "Gap",
@@ -11,8 +12,6 @@ __all__ = [
     "LanguageModel",
     "Settings",
     "TextLikelihood",
-    "block_loss",
     "build_estimator",
-    "corruption_bound",
     "load",
 ]

@@ -8,22 +8,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from huggingface_hub import HfApi
+from torch import Tensor
 
 from bd3lm import interop
-from bd3lm.config import BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.data import Tokenizer, load_tokenizer, saved_tokenizer
 from bd3lm.data.tokenizers import TOKENIZER_FILE
-from bd3lm.diffusion import check_lean
 from bd3lm.interop import HubOptions, LightningFacts, check_config
 from bd3lm.io.files import local_path
-from bd3lm.lm.generation import Generation, Settings, build_writer
+from bd3lm.lm.generation import Generation, build_stopping, build_writer
 from bd3lm.lm.prompts import Prompt, build_requests, continued_tokens, listed, text_tokens
 from bd3lm.lm.scoring import TextLikelihood, score
+from bd3lm.methods import LanguageModelConfig, Settings, Training
 from bd3lm.models import Transformer, pick_device
+from bd3lm.objectives import Objective, TokenBatch
 from bd3lm.sampling import Event, Sample, Stopped, Writer, write
 
 
@@ -39,9 +40,9 @@ class LanguageModel:
                 f"tokenizer must have the network's {config.network.vocab_size} tokens, "
                 f"got {tokenizer.vocab_size}"
             )
-        if tokenizer is not None and tokenizer.mask_id != config.method.mask_id:
+        if tokenizer is not None and tokenizer.mask_id != config.mask_id:
             raise ValueError(
-                f"tokenizer must have the model's mask token {config.method.mask_id}, got {tokenizer.mask_id}"
+                f"tokenizer must have the model's mask token {config.mask_id}, got {tokenizer.mask_id}"
             )
         self.network, self.config, self.tokenizer = network, config, tokenizer
         self._last_writer: tuple[tuple[Settings, LanguageModelConfig], Writer] | None = None
@@ -56,19 +57,55 @@ class LanguageModel:
     def with_lean(self, lean: float) -> "LanguageModel":
         """The same network, writing and measured in another order of reveal: 0 is uniformly random, and with
         more the left of a block comes first. Nothing has to be trained for that."""
-        method = self.config.method
-        if not isinstance(method, BlockDiffusionMethod):
-            raise ValueError(f"lean is for block diffusion, whose order can be chosen, got {method.kind}")
-        check_lean(lean)
-        config = replace(self.config, method=replace(method, lean=float(lean)))  # as config.json can hold it
+        config = replace(self.config, method=self.config.method.with_lean(lean))
         return type(self)(self.network, config, self.tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return self.network.device
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None) -> Self:
+        """Move the network, or change the type of its weights, in place; returns the model."""
+        self.network.to(device=device, dtype=interop.floating_dtype(dtype))
+        self._last_writer = None  # what it keeps lies where the network was
+        return self
+
+    def objective(self, training: Training | None = None) -> Objective:
+        """What the model is trained with, so that it stays the model it is; `training` says how.
+
+        `bd3lm.methods` has the options of each method, such as `BlockDiffusionTraining(next_token=1.0)`.
+        """
+        method = self.config.method
+        training = method.Training() if training is None else training
+        if not isinstance(training, method.Training):
+            raise ValueError(
+                f"training must be a {method.Training.__name__} for method {method.kind}, got {training!r}"
+            )
+        return method.objective(training, self.config.frame)
+
+    def loss(
+        self,
+        batch: TokenBatch | Tensor,
+        training: Training | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The mean loss of a batch in nats per token, differentiable, for a training loop of one's own.
+
+        A tensor (rows, length) holds token ids, all of which are predicted but, unless the model predicts it
+        too, the first of each row.
+        """
+        if isinstance(batch, Tensor):
+            batch = TokenBatch.of(batch, score_first=self.config.method.score_first)
+        return self.objective(training)(self.network, batch, generator=generator).mean()
 
     @classmethod
     def from_pretrained(
         cls,
         source: str | Path,
         *,
-        device: torch.device | str | None = "cpu",
+        device: torch.device | str | None = None,
         dtype: torch.dtype | str | None = None,
         lightning: LightningFacts | None = None,
         tokenizer: str | Path | None = None,
@@ -77,9 +114,9 @@ class LanguageModel:
         """A saved model, in evaluation mode: a folder, a hub id "owner/name" or a Lightning `.ckpt` file.
 
         A training run's folder is one too, and "box" is the model that comes with this package. `lightning`
-        says what a `.ckpt` leaves open. The device None is a GPU where there is one. Without a dtype weights
-        keep theirs, but half precision becomes float32 on a CPU, where it is slow; one may be given by its
-        name. `tokenizer` names one for a model that was saved without.
+        says what a `.ckpt` leaves open. The default device is a GPU where there is one. Without a dtype
+        weights keep theirs, but half precision becomes float32 on a CPU, where it is slow; one may be given
+        by its name. `tokenizer` names one for a model that was saved without.
         """
         device, dtype = pick_device(device), interop.floating_dtype(dtype)  # before any download
         path = interop.resolve(source, **hub)
@@ -131,14 +168,14 @@ class LanguageModel:
                 f"seed is for texts without seeds of their own, got {changes['seed']!r} with seeds"
             )
         settings = Settings.of(settings, changes)
-        settings.check_stop(self.tokenizer)
+        stopping = build_stopping(settings, self.tokenizer)
         settings.check_floor(self.config.network.vocab_size)
         return write(
             self._writer(settings),
             build_requests(
                 listed(prompts), seeds, self.config, self.tokenizer, settings, max_new_tokens=max_new_tokens
             ),
-            stopping=settings.stopping(self.tokenizer),
+            stopping=stopping,
             batch_size=settings.batch_size,
             watch=watch,
         )

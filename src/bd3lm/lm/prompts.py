@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bd3lm.config import LanguageModelConfig
 from bd3lm.data import Tokenizer
 from bd3lm.diffusion import derive_seed, is_whole
-from bd3lm.lm.generation import Settings
+from bd3lm.methods import LanguageModelConfig, Settings
 from bd3lm.sampling import Request
 
 
@@ -90,7 +89,7 @@ def _request(
     max_new_tokens: int | None,
 ) -> Request:
     given = given_tokens(prompt, config, tokenizer)
-    mask_id, length = config.method.mask_id, settings.length
+    mask_id, length = config.mask_id, settings.length
     if max_new_tokens is not None:
         length = len(given) + max_new_tokens
     if length is None:
@@ -119,7 +118,7 @@ def given_tokens(
     Before a text stands the token that texts begin with, unless the network predicts first tokens itself, or
     the text only goes on (`begins` is False).
     """
-    mask_id, vocab_size = config.method.mask_id, config.network.vocab_size
+    mask_id, vocab_size = config.mask_id, config.network.vocab_size
     parts = _parts(prompt)
     if not isinstance(parts, Sequence) or isinstance(parts, bytes | bytearray):
         raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {prompt!r}")

@@ -4,37 +4,21 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import overload
 
 import torch
 from torch import Tensor
 
-from bd3lm.config import (
-    AutoregressiveMethod,
-    BlockDiffusionMethod,
-    D3PMMethod,
-    LanguageModelConfig,
-    ScoreEntropyMethod,
-    SimplexMethod,
-    did_you_mean,
-)
-from bd3lm.diffusion import Counts, Draws, MaskingRule, NoiseSchedule, Times, is_whole, named_process
-from bd3lm.evaluation import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled, perplexity
-from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
-from bd3lm.models import BlockReading, Transformer, require_evaluation_mode
-from bd3lm.objectives import (
-    D3PM,
-    Autoregressive,
-    BlockDiffusionLoss,
-    ScoreEntropy,
-    TokenBatch,
-)
+from bd3lm.diffusion import Draws, is_whole
+from bd3lm.evaluation import Estimator, Figure, perplexity
+from bd3lm.methods import LanguageModelConfig
+from bd3lm.models import Denoiser, require_evaluation_mode
+from bd3lm.objectives import TokenBatch
+from bd3lm.parsing import did_you_mean
 
+_NAMES = ("auto", "exact", "nelbo", "counts")
 ESTIMATORS = "auto, exact, nelbo, counts or iw:K"
 
-_LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
 _MOST_ORDERS = 1000  # for each a pass a token of a block; all are drawn beforehand
-_DRAWS = 16  # of each text, for an estimate that is drawn; one for iw:K, which draws K orders itself
 
 
 @dataclass(frozen=True)
@@ -69,96 +53,15 @@ class TextLikelihood:
         return perplexity(-self.log_p / self.tokens)
 
 
-def build_estimator(network: Transformer, config: LanguageModelConfig, name: str) -> Estimator:
+def build_estimator(config: LanguageModelConfig, name: str) -> Estimator:
     """The estimator that a user names; one that would not do for the model is refused with the reason."""
-    method = config.method
-    orders = _orders(name)
-    match method:
-        case SimplexMethod():
-            raise ValueError(
-                "SSD-LM (method kind simplex) has no likelihood, nor a bound on one, to be asked for"
-            )
-        case AutoregressiveMethod():
-            if name not in ("auto", "exact"):
-                raise ValueError(
-                    "estimator must be 'exact' for an autoregressive model, whose likelihood needs no bound, "
-                    f"got {name!r}"
-                )
-            return Sampled("exact", Autoregressive(mask_id=method.mask_id, score_first=method.score_first))
-        case ScoreEntropyMethod() | D3PMMethod():
-            if name not in ("auto", "nelbo"):
-                raise ValueError(
-                    f"estimator must be 'nelbo' for method kind {method.kind}, whose likelihood is only "
-                    f"bounded, got {name!r}"
-                )
-            return Sampled("nelbo", corruption_bound(method, config.network.vocab_size))
-        case BlockDiffusionMethod():
-            return _block_estimator(network, method, name, orders)
-
-
-def _block_estimator(
-    network: Transformer, method: BlockDiffusionMethod, name: str, orders: int | None
-) -> Estimator:
-    size = method.block_size
-    if network.uses_noise and name not in ("auto", "nelbo"):
-        raise ValueError(
-            f"estimator must be 'nelbo' for a network that is told the noise level, got {name!r}"
-        )
-    if name == "exact" and size > MAX_EXACT_BLOCK:
-        raise ValueError(
-            f"estimator 'exact' takes 2^block_size − 1 passes, for blocks of {size} therefore 2^{size} − 1; "
-            f"it is for blocks of at most {MAX_EXACT_BLOCK}. Use 'counts', a bound in one pass, or 'iw:K', a "
-            f"tighter one in {size}·K passes"
-        )
-    if name == "auto":
-        name = "nelbo" if network.uses_noise else "exact" if size <= _LARGEST_EXACT else "counts"
-    if name == "exact":
-        return Enumerated(reading=block_reading(method), lean=method.lean)
-    if orders is not None:
-        return ImportanceWeighted(reading=block_reading(method), lean=method.lean, orders=orders)
-    if name == "nelbo" and method.lean:
-        raise ValueError(
-            f"estimator must be exact, counts or iw:K for an order that leans (lean {method.lean:g}), got "
-            "'nelbo', whose times would need a schedule for each place; counts is the same bound"
-        )
-    return Sampled(name, block_loss(method, Counts(lean=method.lean) if name == "counts" else Times()))
-
-
-def block_loss(method: BlockDiffusionMethod, masking: MaskingRule) -> BlockDiffusionLoss:
-    """What masks drawn by some rule say of a model's likelihood."""
-    return BlockDiffusionLoss(reading=block_reading(method), masking=masking)
-
-
-def block_reading(method: BlockDiffusionMethod) -> BlockReading:
-    """What the network is shown of a block."""
-    return BlockReading(
-        block_size=method.block_size,
-        mask_id=method.mask_id,
-        causal_clean=method.causal_clean,
-        previous_token=method.previous_token,
-    )
-
-
-@overload
-def corruption_bound(method: ScoreEntropyMethod, vocab_size: int) -> ScoreEntropy: ...
-@overload
-def corruption_bound(method: D3PMMethod, vocab_size: int) -> D3PM: ...
-def corruption_bound(method: ScoreEntropyMethod | D3PMMethod, vocab_size: int) -> ScoreEntropy | D3PM:
-    """The objective whose mean is the bound of SEDD or D3PM."""
-    process = named_process(method.process, vocab_size=vocab_size, mask_id=method.mask_id)
-    if isinstance(method, ScoreEntropyMethod):
-        return ScoreEntropy(process=process, mask_id=method.mask_id, schedule=process.log_linear)
-    return D3PM(
-        process=process,
-        mask_id=method.mask_id,
-        steps=method.steps,
-        schedule=NoiseSchedule.members()[method.schedule](),
-    )
+    _check_name(name)
+    return config.method.estimator(name, config.frame)
 
 
 @torch.no_grad()
 def score(
-    network: Transformer,
+    network: Denoiser,
     config: LanguageModelConfig,
     texts: Sequence[Sequence[int]],
     *,
@@ -171,14 +74,14 @@ def score(
     """The likelihood of each text, given its first token unless the model predicts that too, or `given`."""
     _check_numbers(samples, batch_size, seed)
     require_evaluation_mode(network)
-    chosen = build_estimator(network, config, estimator)
+    chosen = build_estimator(config, estimator)
     if samples is not None and not chosen.is_random:
         raise ValueError(
             f"samples is for an estimate that is drawn, and {chosen.name!r} is not, got {samples}"
         )
     _check(texts, config)
     prompts = _prompts(texts, given, config)
-    device = network.embedding.weight.device
+    device = network.device
     figure, scores = chosen.figures(network)[0], []
     found: list[tuple[float, float | None, tuple[float, ...] | None]]
     # What is drawn for a text must not depend on its neighbours, so drawn estimates take one at a time.
@@ -186,7 +89,7 @@ def score(
     for start in range(0, len(texts), rows):
         batch = _padded(texts[start : start + rows], prompts[start : start + rows], config, device)
         if chosen.is_random:
-            draws = samples or (1 if isinstance(chosen, ImportanceWeighted) else _DRAWS)
+            draws = samples or chosen.usual_draws
             drawn = _each_draw(network, chosen, batch, draws, seed, batch_size)
             found = [(drawn.mean().item(), _standard_error(drawn), None)]
         else:
@@ -214,7 +117,7 @@ def _check_numbers(samples: int | None, batch_size: int, seed: int) -> None:
 
 
 def _each_draw(
-    network: Transformer, estimator: Estimator, batch: TokenBatch, draws: int, seed: int, batch_size: int
+    network: Denoiser, estimator: Estimator, batch: TokenBatch, draws: int, seed: int, batch_size: int
 ) -> Tensor:
     """An estimate for the one row from each draw; the same text in every row spreads the noise levels of its
     draws."""
@@ -246,16 +149,13 @@ def _of_blocks(parts: Tensor, scored: Tensor) -> list[tuple[float, ...]]:
     return [tuple((-row[own]).tolist()) for row, own in zip(parts, has, strict=True)]
 
 
-def _orders(name: str) -> int | None:
-    """K of iw:K; None for the other names."""
+def _check_name(name: str) -> None:
     if not isinstance(name, str):
         raise ValueError(f"estimator must be {ESTIMATORS}, got {name!r}")
-    if name in ("auto", "exact", "nelbo", "counts"):
-        return None
     found = re.fullmatch(r"iw:(\d{1,9})", name)
-    if found and 1 <= int(found[1]) <= _MOST_ORDERS:
-        return int(found[1])
-    hint = did_you_mean(name, ("auto", "exact", "nelbo", "counts"))
+    if name in _NAMES or (found and 1 <= int(found[1]) <= _MOST_ORDERS):
+        return
+    hint = did_you_mean(name, _NAMES)
     raise ValueError(f"estimator must be {ESTIMATORS} with K from 1 to {_MOST_ORDERS:,}, got {name!r}{hint}")
 
 
@@ -292,28 +192,23 @@ def _check(texts: Sequence[Sequence[int]], config: LanguageModelConfig) -> None:
                 f"text {index} must have {given + 1} to {context} tokens (the network's context; the token "
                 f"that texts begin with counts), got {len(text)}"
             )
-        if config.method.mask_id in text:
+        if config.mask_id in text:
             raise ValueError(f"text {index} must have no gaps")
-    method = config.method
-    if isinstance(method, ScoreEntropyMethod | D3PMMethod) and method.process == "uniform":
-        for index, text in enumerate(texts):  # the sampler writes whole contexts, and so must be asked
-            if len(text) != context:
-                raise ValueError(
-                    f"text {index} must have {context} tokens, the whole context, under uniform noise, which "
-                    f"knows no end of a text, got {len(text)}"
-                )
+    for index, text in enumerate(texts):
+        if config.method.scores_whole_contexts and len(text) != context:
+            raise ValueError(
+                f"text {index} must have {context} tokens, the whole context, under uniform noise, which "
+                f"knows no end of a text, got {len(text)}"
+            )
 
 
 def _padded(
     texts: Sequence[Sequence[int]], prompts: Sequence[int], config: LanguageModelConfig, device: torch.device
 ) -> TokenBatch:
     """Rows padded to whole blocks; what lies past a text's end is never seen."""
-    method = config.method
-    block = method.block_size if isinstance(method, BlockDiffusionMethod) else 1
-    if isinstance(method, ScoreEntropyMethod | D3PMMethod) and method.process == "absorbing":
-        block = config.network.context
+    block = config.method.scoring_unit(config.network.context)
     lengths = torch.tensor([len(text) for text in texts])
-    filler = 0 if method.mask_id else 1
+    filler = 0 if config.mask_id else 1
     tokens = torch.full((len(texts), -(-int(lengths.max()) // block) * block), filler)
     for row, text in enumerate(texts):
         tokens[row, : len(text)] = torch.tensor(text)

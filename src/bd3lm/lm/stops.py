@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -10,19 +9,6 @@ from bd3lm.data import Tokenizer
 
 _MARGIN = 8  # tokens that are decoded for what they do to those after them; characters to be on the safe side
 _STRIDE = 16  # tokens that are looked at before what stands far before them is left behind
-
-
-def stop_strings(stop: Any) -> tuple[str, ...]:
-    """One string, or several in a sequence, as a tuple."""
-    strings = [stop] if isinstance(stop, str) else stop.tolist() if hasattr(stop, "tolist") else stop
-    if not isinstance(strings, Sequence):
-        raise ValueError(f"stop must be a string or a sequence of strings, got {stop!r}")
-    for string in strings:
-        if not isinstance(string, str) or not string:
-            raise ValueError(f"stop must hold strings, none of them empty, got {string!r} in {stop!r}")
-        if not _is_unicode(string):  # half of a surrogate pair, as a broken argument of a command has it
-            raise ValueError(f"stop must be valid Unicode, got {string!r}")
-    return tuple(str(string) for string in strings)
 
 
 @dataclass(frozen=True)
@@ -89,11 +75,3 @@ def shared_start(one: str, other: str) -> int:
     """How many characters two texts have in common before they differ."""
     pairs = zip(one, other, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
-def _is_unicode(string: str) -> bool:
-    try:
-        string.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

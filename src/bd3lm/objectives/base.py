@@ -145,6 +145,11 @@ class Objective(ABC):
         """The objective with another range of mask rates: to train on, or `to_compare` with other ranges."""
         raise ValueError(f"{type(self).__name__} has no range of mask rates, got low {low} and high {high}")
 
+    @property
+    def order_lean(self) -> float:
+        """How much the order of reveal leans to the left that its figures are of."""
+        return 0.0
+
     def block_of(self, context: int) -> int:
         """How many tokens share a noise level: the blocks over which the loss's variance is measured."""
         return context

@@ -44,6 +44,10 @@ class BlockDiffusionLoss(Objective):
     def is_bound(self) -> bool:
         return self.masking.is_unbiased(self.reading.block_size) and self.levels.is_uniform
 
+    @property
+    def order_lean(self) -> float:
+        return self.masking.order_lean
+
     def bounds(self, model: Denoiser) -> bool:
         """Clipping changes the noise levels that a time-conditioned network is told."""
         return self.is_bound and (self.masking.covers_all_levels or not model.uses_noise)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from typing import Any
 
+from bd3lm.reports.readable import readable
 from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
 
 Step = Sequence[Any]
@@ -31,14 +32,25 @@ class Film:
     steps: Sequence[Step]
 
     @property
+    def pieces(self) -> list[str]:
+        """The text at the end, piece by piece."""
+        *_, last = self.states()
+        return [piece or "" for piece in last]
+
+    @property
     def text(self) -> str:
         """The text at the end."""
-        return "".join(piece or "" for piece in list(self.states())[-1])
+        return "".join(self.pieces)
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
         """Where blocks start and stop."""
         return [(step[1], step[2]) for step in self.steps if step[0] == "block"]
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether there are several, and of more than one token."""
+        return len(self.blocks) > 1 and any(stop - start > 1 for start, stop in self.blocks)
 
     def states(self) -> Iterator[Pieces]:
         """The pieces before the first step and after each."""
@@ -54,6 +66,11 @@ class Film:
             else:
                 del pieces[place:]
             yield list(pieces)
+
+    def readable(self) -> "Film":
+        """The same film in signs that can be shown."""
+        steps = [[*step[:2], *map(readable, step[2:])] if step[0] == "show" else step for step in self.steps]
+        return Film([None if piece is None else readable(piece) for piece in self.given], steps)
 
     def to_json(self) -> dict[str, Any]:
         return {"given": list(self.given), "steps": [list(step) for step in self.steps]}

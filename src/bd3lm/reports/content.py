@@ -1,11 +1,12 @@
 """What a report is made of, as plain values: runs with their recipes, training logs and measurements."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from bd3lm.reports.document import code
 from bd3lm.reports.numbers import leaning
 
 COMMANDS = {
@@ -37,6 +38,7 @@ class Run:
     title: str
     """The method, as a table names it."""
     recipe: Mapping[str, Any]
+    """As `recipe.yaml` has it. A report compares recipes, and knows no method by its name."""
     parameters: int
     steps: tuple[int, ...]
     """The steps of each run it started from, and then its own; `tokens` likewise."""
@@ -45,6 +47,24 @@ class Run:
     """The rows of metrics.csv."""
     train_is_bound: bool
     """Whether the logged training loss is exact or a bound, so that it may be compared with others."""
+    validation_is_exact: bool
+    """Whether the logged held-out loss is exact, not an estimate from one draw of masks or noise."""
+    has_likelihood: bool
+    """Whether its perplexity can be measured, so that it is missed where it was not."""
+    masks_by_rule: bool
+    """Whether its masks could be drawn by another rule, so that variances are missed where there are none."""
+    writes_in_order: bool
+    """Whether it writes token after token, which is then all that a table says of its sampler."""
+    writes_blocks: bool
+    """Whether it writes block after block by an unmasking rule, which tables name; its film goes first."""
+    uncovers: bool
+    """Whether it turns masks into tokens, so that a film shows them, and is missed where there is none."""
+    variant: str = ""
+    """What the title leaves out of the method, to follow it in a label, such as ", fully masked"."""
+    clip_range: tuple[float, float] | None = None
+    """The range of mask rates that training began with, where better ones are searched for."""
+    lean: float = 0.0
+    """How much the order leans in which it writes."""
     train_lean: float = 0.0
     """How much the order leans that the masks of training are drawn for."""
     valid_lean: float = 0.0
@@ -60,28 +80,18 @@ class Run:
     @property
     def held_out(self) -> list[Record]:
         """Perplexities of its own held-out data, in its own order."""
-        settings = [
-            (record, record["settings"])
+        return [
+            record
             for record in self.of_kind("perplexity")
             if self.lean_of(record) == self.lean
+            and record["settings"]["data"] == OWN
+            and record["settings"]["split"] in HELD_OUT
         ]
-        return [record for record, of in settings if of["data"] == OWN and of["split"] in HELD_OUT]
-
-    @property
-    def lean(self) -> float:
-        """How much the order leans in which it writes."""
-        return float(self.recipe["method"].get("lean", 0.0))
 
     def lean_of(self, record: Record) -> float:
-        """How much the order of a measurement leans.
-
-        Records without one are from before there was a choice: perplexities were then measured at lean 0,
-        everything else in the run's own order.
-        """
+        """How much the order of a measurement leans: as the run's own, unless it says something else."""
         lean = record["settings"].get("lean")
-        if lean is None:
-            return 0.0 if record["kind"] == "perplexity" else self.lean
-        return float(lean)
+        return self.lean if lean is None else float(lean)
 
     def other_order(self, record: Record) -> str:
         """The lean of a measurement, to follow the label of the run, if it is not the run's own."""
@@ -101,11 +111,9 @@ class Run:
         planned: int = self.recipe["train"]["steps"]
         return planned if self.steps[-1] < planned else None
 
-    @property
-    def method(self) -> str:
-        """Which kind of model it is."""
-        kind: str = self.recipe["method"]["kind"]
-        return kind
+
+Measured = tuple[Run, Record]
+"""A measurement and what was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,21 +144,29 @@ class Report:
         """Whether a run started from another model."""
         return any(len(run.steps) > 1 or run.start is not None for run in self.runs)
 
-    def of_kind(self, kind: str) -> list[tuple[Run, Record]]:
+    def of_kind(self, kind: str) -> list[Measured]:
         return [(run, record) for run in self.runs for record in run.of_kind(kind)]
 
     @property
     def unknown_starts(self) -> str:
         """A sentence that explains the "?" among the tokens seen; empty where there is none."""
-        starts = dict.fromkeys(f"`{run.start}`" for run in self.runs if run.start is not None)
-        return (
-            f" ? stands for the training of {' or '.join(starts)}, which is not known here." if starts else ""
-        )
+        starts = dict.fromkeys(code(run.start) for run in self.runs if run.start is not None)
+        known = " or ".join(starts)
+        return f" ? stands for the training of {known}, which is not known here." if starts else ""
+
+    def label(self, run: Run) -> str:
+        """What a run is called: its method, and as much more as is needed to tell it from the others."""
+        return self._labels[run.folder]
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of all runs: by their order things look the same in every plot."""
+        return list(self._labels.values())
 
     @cached_property
-    def labels(self) -> dict[str, str]:
-        """The name of each run, by folder: its method, and as much more as is needed to tell runs apart."""
-        methods = [run.title + _variant(run.recipe) for run in self.runs]
+    def _labels(self) -> dict[str, str]:
+        """By folder."""
+        methods = [run.title + run.variant for run in self.runs]
         names = _short_names([run.folder for run in self.runs])
         return {
             run.folder: method if methods.count(method) == 1 else f"{method}, {names[run.folder]}"
@@ -158,9 +174,16 @@ class Report:
         }
 
 
-def largest(records: Sequence[Record], size: Callable[[Record], Any]) -> Record:
-    """The largest measurement, the newest of several equally large ones."""
-    return max(reversed(records), key=size)
+def largest(
+    records: Iterable[Record], size: Callable[[Record], Any], alike: Callable[[Record], Any] = lambda _: None
+) -> list[Record]:
+    """The largest of those measurements that are `alike`; of several equally large ones the newest."""
+    found: dict[Any, Record] = {}
+    for record in records:
+        key = alike(record)
+        if key not in found or size(record) >= size(found[key]):
+            found[key] = record
+    return list(found.values())
 
 
 def differing(recipes: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -169,19 +192,6 @@ def differing(recipes: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     names = list(dict.fromkeys(name for each in flat for name in each))
     table = {name: [each.get(name) for each in flat] for name in names}
     return {name: values for name, values in table.items() if any(value != values[0] for value in values)}
-
-
-def _variant(recipe: Mapping[str, Any]) -> str:
-    """What the title of a method leaves out: the variants of the paper's case study, and a trained lean."""
-    method = recipe["method"]
-    masking = method.get("masking") or {}
-    if method.get("random_batch"):
-        return ", random batch size"
-    if masking.get("kind") == "clipped" and masking.get("low") == masking.get("high") == 1.0:
-        return ", fully masked"
-    if masking.get("lean"):
-        return f", trained for lean {masking['lean']:g}"
-    return ""
 
 
 def _short_names(folders: Sequence[str]) -> dict[str, str]:

@@ -1,11 +1,12 @@
 """A report as a sequence of parts, before it is HTML or Markdown.
 
-Prose may hold `code` between backticks and nothing else that is marked up.
+Prose may hold `code` between backticks, as in Markdown, and nothing else that is marked up.
 """
 
-import unicodedata
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bd3lm.reports.animation import Film
 
@@ -44,6 +45,11 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.headings):
                 raise ValueError(f"a row must have {len(self.headings)} cells, got {list(row)}")
+
+    @property
+    def words(self) -> set[int]:
+        """The columns that hold words."""
+        return {0, *self.text_columns}
 
 
 @dataclass(frozen=True)
@@ -98,10 +104,40 @@ class Document:
     colophon: str
 
 
-def readable(text: str) -> str:
-    """The text without control characters, and without invisible ones that change its direction.
+def kind(part: Part) -> str:
+    """What templates call it."""
+    return type(part).__name__.lower()
 
-    Joiners stay: some scripts, and some emoji, need them.
-    """
-    kept = "\n\t\u200c\u200d"
-    return "".join(sign for sign in text if sign in kept or unicodedata.category(sign) not in ("Cc", "Cf"))
+
+def fence(text: str, least: int = 1) -> str:
+    """More backticks than there are in a row in the text."""
+    return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
+
+
+def code(text: str) -> str:
+    """Any text as `code` in prose."""
+    around = fence(text)
+    space = " " if text.strip(" ") and {text[0], text[-1]} & {"`", " "} else ""
+    return f"{around}{space}{text}{space}{around}"
+
+
+class Piece(NamedTuple):
+    """A piece of prose."""
+
+    text: str
+    is_code: bool
+
+
+_CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
+
+
+def pieces(prose: str) -> Iterator[Piece]:
+    """What is code in prose, and what is not. As in Markdown, as many backticks end it as began it."""
+    place = 0
+    for found in _CODE.finditer(prose):
+        yield Piece(prose[place : found.start()], False)
+        inside = found[2]
+        is_spaced = inside.strip(" ") and inside[0] == inside[-1] == " "
+        yield Piece(inside[1:-1] if is_spaced else inside, True)
+        place = found.end()
+    yield Piece(prose[place:], False)

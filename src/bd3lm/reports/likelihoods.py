@@ -6,16 +6,16 @@ from pathlib import PurePath
 from typing import Any
 
 from bd3lm.reports import plots
-from bd3lm.reports.content import HELD_OUT, OWN, Record, Report, Run, largest
+from bd3lm.reports.content import HELD_OUT, OWN, Measured, Record, Report, Run, largest
 from bd3lm.reports.document import Part, Plot, Prose, Table
 from bd3lm.reports.numbers import SIGNS, chain, leaning, perplexity_text, plain
-from bd3lm.reports.reproduction import commands
+from bd3lm.reports.reproduction import measured_by
 
 _LEGEND = (
-    "Figures without a sign are exact; ≤ marks an upper bound, ≈ what is neither. ± is one standard error "
-    "over sequences, where neighbours, which are often from one document, do not count as independent."
+    "Figures without a sign are exact, ≤ marks an upper bound, and ≈ marks what is neither. ± is one "
+    "standard error over sequences; neighbours do not count as independent, because they are often from one "
+    "document."
 )
-Measured = tuple[Run, Record]
 Text = tuple[str, str, bool]
 """What tells texts apart: the fingerprint of the tokens, the split, whether end tokens follow documents."""
 
@@ -28,38 +28,40 @@ def perplexity_parts(report: Report) -> Iterator[Part]:
     yield Prose(
         "Perplexity tells how unsure a model is about the tokens of a text: at a perplexity of 50 it is as "
         "unsure as if it had to choose among 50 equally likely tokens each time. Lower is better. For "
-        "diffusion models papers print an upper bound (≤). For small blocks the exact figure can be computed "
-        "too, by going through every order in which a block can be uncovered; it is never above the bound."
+        "diffusion models, papers print an upper bound (≤). For small blocks the exact figure can be "
+        "computed too, by going through every order in which a block can be uncovered. It is never above the "
+        "bound."
     )
     own: dict[Text, list[Measured]] = {}
     for run, record in measured:
         if _is_own(record):
             own.setdefault(_text(record), []).append((run, record))
     for index, group in enumerate(sorted(own.values(), key=_trained_on)):
-        text = f"{'training' if _trained_on(group) else 'held-out'} text: {_data_name(group[0][0])}"
-        split = group[0][1]["settings"]["split"]
-        yield _table(report, group, f"{text}, split {split}")
-        yield from _unigram(report, group)
-        alike = _measured_alike(group)
-        dots = list(_dots(report, alike))
-        if len(dots) > 1:
-            others = [(run, record) for run, record in group if (run, record) not in alike]
-            yield _plot(dots, f"perplexities{index or ''}", text, _left_out(report, alike, others))
+        yield from _own_text_parts(report, group, f"perplexities{index or ''}")
     elsewhere = [(run, record) for run, record in measured if not _is_own(record)]
     if elsewhere:
         yield _other_texts(report, elsewhere)
 
 
+def _own_text_parts(report: Report, group: Sequence[Measured], plot_name: str) -> Iterator[Part]:
+    """All that was measured on one text."""
+    text = f"{'training' if _trained_on(group) else 'held-out'} text: {_data_name(group[0][0])}"
+    yield _table(report, group, f"{text}, split {group[0][1]['settings']['split']}")
+    yield from _unigram(report, group)
+    alike = _measured_alike(group)
+    dots = list(_dots(report, alike))
+    if len(dots) > 1:
+        others = [measured for measured in group if measured not in alike]
+        yield _plot(dots, plot_name, text, _left_out(report, alike, others))
+
+
 def _largest(run: Run) -> list[Record]:
     """One record for each text, order and estimator: the one with the most tokens, then the most draws."""
-    alike: dict[Any, list[Record]] = {}
-    for record in run.of_kind("perplexity"):
-        key = (_is_own(record), _text(record), run.lean_of(record), record["settings"]["estimator"])
-        alike.setdefault(key, []).append(record)
-    return [
-        largest(records, lambda record: (record["result"]["tokens"], record["settings"]["replicates"]))
-        for records in alike.values()
-    ]
+    return largest(
+        run.of_kind("perplexity"),
+        lambda record: (record["result"]["tokens"], record["settings"]["replicates"]),
+        lambda record: (_is_own(record), _text(record), run.lean_of(record), record["settings"]["estimator"]),
+    )
 
 
 def _is_own(record: Record) -> bool:
@@ -81,38 +83,47 @@ def _data_name(run: Run) -> str:
 
 
 def _table(report: Report, group: Sequence[Measured], text: str) -> Table:
-    """One row for each measurement."""
-    meanings = [
-        meaning
-        for meaning in SIGNS
-        if any(figure["meaning"] == meaning for _, record in group for figure in record["result"]["figures"])
+    """One row for each measurement; the number of tokens has a column where it is not the same for all."""
+    found = {figure["meaning"] for _, record in group for figure in record["result"]["figures"]}
+    meanings = [meaning for meaning in SIGNS if meaning in found]
+    same_size = len({_size(record) for _, record in group}) == 1
+    on = f" ({_size(group[0][1])} scored)" if same_size else ""
+    headings = [
+        "model",
+        "tokens seen",
+        *(_HEADINGS[meaning] for meaning in meanings),
+        "bits per byte",
+        "estimator",
     ]
-    names = {"exact": "perplexity, exact", "bound": "perplexity, bound", "neither": "neither"}
-    sizes = {(record["result"]["sequences"], record["result"]["tokens"]) for _, record in group}
-    rows = []
-    for run, record in group:
-        figures = record["result"]["figures"]
-        first = {figure["meaning"]: figure for figure in figures}
-        bits = figures[0]["bits_per_byte"]
-        rows.append(
+    return Table(
+        f"Perplexity per token of {text}{on}. {_LEGEND} Compare models with different tokenizers by bits per "
+        f"byte.{report.unknown_starts}{measured_by(group)}",
+        headings if same_size else [*headings, "scored tokens"],
+        [
             [
                 _label(report, run, record),
                 chain(run.tokens, run.start),
-                *(perplexity_text(first[meaning]) if meaning in first else "" for meaning in meanings),
-                "–" if bits is None else SIGNS[figures[0]["meaning"]] + plain(bits),
+                *_figures(record["result"]["figures"], meanings),
                 _estimator(record, _order(run, record)),
-                *([f"{record['result']['tokens']:,}"] if len(sizes) > 1 else []),
+                *([] if same_size else [f"{record['result']['tokens']:,}"]),
             ]
-        )
-    on = f" ({_size(group[0][1])} scored)" if len(sizes) == 1 else ""
-    return Table(
-        f"Perplexity per token of {text}{on}. {_LEGEND} Compare models with different tokenizers by bits per "
-        f"byte.{report.unknown_starts} Measured by {commands(group)}.",
-        ["model", "tokens seen", *(names[meaning] for meaning in meanings), "bits per byte", "estimator"]
-        + (["scored tokens"] if len(sizes) > 1 else []),
-        rows,
-        text_columns=[3 + len(meanings)],
+            for run, record in group
+        ],
+        text_columns=[headings.index("estimator")],
     )
+
+
+_HEADINGS = {"exact": "perplexity, exact", "bound": "perplexity, bound", "neither": "perplexity, neither"}
+
+
+def _figures(figures: Sequence[Any], meanings: Sequence[str]) -> list[str]:
+    """The perplexities of a record by what they mean, and the bits per byte of the first."""
+    by_meaning = {figure["meaning"]: perplexity_text(figure) for figure in figures}
+    bits, sign = figures[0]["bits_per_byte"], SIGNS[figures[0]["meaning"]]
+    return [
+        *(by_meaning.get(meaning, "") for meaning in meanings),
+        "–" if bits is None else sign + plain(bits),
+    ]
 
 
 def _unigram(report: Report, group: Sequence[Measured]) -> Iterator[Prose]:
@@ -121,8 +132,8 @@ def _unigram(report: Report, group: Sequence[Measured]) -> Iterator[Prose]:
     for _, record in report.of_kind("unigram"):
         if (*_of_split(record), record["result"]["tokens"]) in measured:
             yield Prose(
-                "To compare: token frequencies of the training text alone, whatever stands before a token, "
-                f"have a perplexity of {plain(record['result']['perplexity'])}."
+                "To compare: token frequencies of the training text alone, which ignore what stands "
+                f"before a token, have a perplexity of {plain(record['result']['perplexity'])}."
             )
             return
 
@@ -145,14 +156,14 @@ def _label(report: Report, run: Run, record: Record) -> str:
     """The name of a run. Where a record was measured at another lean, which stands beside the name, the name
     is without the run's own, and has its folder if runs are told apart by their leans alone."""
     if run.lean_of(record) == run.lean:
-        return report.labels[run.folder]
-    names = {each.folder: _without_lean(report, each) for each in report.runs}
-    name = names[run.folder]
-    return name if list(names.values()).count(name) == 1 else f"{name}, {run.folder}"
+        return report.label(run)
+    names = [_without_lean(report, each) for each in report.runs]
+    name = _without_lean(report, run)
+    return name if names.count(name) == 1 else f"{name}, {run.folder}"
 
 
 def _without_lean(report: Report, run: Run) -> str:
-    return run.title.removesuffix(leaning(run.lean)) + report.labels[run.folder].removeprefix(run.title)
+    return run.title.removesuffix(leaning(run.lean)) + report.label(run).removeprefix(run.title)
 
 
 def _measured_alike(group: Sequence[Measured]) -> list[Measured]:
@@ -161,8 +172,8 @@ def _measured_alike(group: Sequence[Measured]) -> list[Measured]:
     sets: dict[tuple[Any, ...], list[Measured]] = {}
     for run, record in group:
         settings, result = record["settings"], record["result"]
-        cut = (settings.get("context"), settings.get("bos_eos", False))
-        sets.setdefault((result["sequences"], result["tokens"], *cut), []).append((run, record))
+        cut = (result["sequences"], result["tokens"], settings["context"], settings.get("bos_eos", False))
+        sets.setdefault(cut, []).append((run, record))
     return max(sets.values(), key=lambda alike: (len(alike), alike[0][1]["result"]["tokens"]))
 
 
@@ -192,8 +203,8 @@ def _left_out(report: Report, shown: Sequence[Measured], others: Sequence[Measur
     group = [*shown, *others]
     names = "; ".join(f"{_row_name(report, group, run, record)} ({_size(record)})" for run, record in others)
     return (
-        f" All are of {_size(shown[0][1])}. Left out, because figures of other sequences do not compare with "
-        f"these: {names}."
+        f" All are of {_size(shown[0][1])}. Left out, because figures of other sequences cannot be compared "
+        f"with these: {names}."
     )
 
 
@@ -235,8 +246,8 @@ def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
         for name, size in zip(names, sizes.values(), strict=True)
     ]
     return Table(
-        f"Perplexity per token of other texts, with the number of tokens scored. {_LEGEND} Measured by "
-        f"{commands(group)}.",
+        f"Perplexity per token of other texts, with the number of tokens scored. {_LEGEND}"
+        f"{measured_by(group)}",
         ["model", "estimator", *headings],
         [
             [label, estimator, *(cell(found.get(text)) for text in texts)]

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from bd3lm.reports.colours import COLOURS, INK, SOFT
+from bd3lm.reports.readable import readable
 from bd3lm.reports.style import (
     figure_in_style,
     legend,
@@ -87,24 +89,26 @@ def training_curves(curves: Sequence[Curve], order: Sequence[str]) -> str:
             if window > 1:
                 axes.plot(x, raw, color=colour, alpha=0.25, linewidth=0.8)
             axes.plot(x, _thinned(_smooth(curve.train, window)), color=colour, linestyle=dashes)
-            style: dict[str, Any] = {
-                "color": colour,
-                "marker": marker,
-                "markeredgecolor": "white",
-                "markersize": 6.5,
-            }
-            axes.plot(curve.valid_tokens, curve.valid, linestyle="none", zorder=3, clip_on=False, **style)
+            axes.plot(
+                curve.valid_tokens,
+                curve.valid,
+                color=colour,
+                linestyle="none",
+                marker=marker,
+                markeredgecolor="white",
+                markersize=6.5,
+                zorder=3,
+                clip_on=False,
+            )
         # The fall at the start of a long run would leave no room for the differences at its end.
         late = [value for curve in curves for value in curve.train[len(curve.train) // 100 * 5 :]]
         late += [value for curve in curves for value in curve.valid]
         room = 0.05 * (max(late) - min(late) or 1)
         axes.set_ylim(min(late) - room, max(late) + room)
         axes.set_xlim(0, max(max(curve.tokens) for curve in curves) * 1.01)
-        axes.set_xlabel("tokens seen in training")
         axes.set_ylabel("loss, nats per token")
-        axes.xaxis.set_major_formatter(FuncFormatter(_in_units))
         axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.grid(visible=True, axis="y")
+        _over_tokens(axes)
         legend(figure, labels, order)
     return svg()
 
@@ -120,19 +124,28 @@ def clip_ranges(bands: Sequence[Band], order: Sequence[str]) -> str:
             for edge in (band.low, band.high):
                 axes.step(band.tokens, edge, where="post", color=colour, linestyle=dashes)
         axes.set_ylim(-0.02, 1.02)
-        axes.set_xlabel("tokens seen in training")
         axes.set_ylabel("mask rate")
-        axes.xaxis.set_major_formatter(FuncFormatter(_in_units))
-        axes.grid(visible=True, axis="y")
+        _over_tokens(axes)
         legend(figure, labels, order)
     return svg()
 
 
-_MEANINGS = {
-    "exact": ("o", "exact"),
-    "bound": ("<", "upper bound: the exact value is here or further left"),
-    "neither": ("x", "neither exact nor a bound"),
+def _over_tokens(axes: Axes) -> None:
+    axes.set_xlabel("tokens seen in training")
+    axes.xaxis.set_major_formatter(FuncFormatter(_in_units))
+    axes.grid(visible=True, axis="y")
+
+
+_BLUE: dict[str, Any] = {"color": COLOURS[0], "markersize": 6.5}
+_MEANINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "exact": ("exact", {**_BLUE, "color": INK, "marker": "o"}),
+    "bound": (
+        "upper bound: the exact value is here or further left",
+        {**_BLUE, "marker": "<", "markerfacecolor": "white"},
+    ),
+    "neither": ("neither exact nor a bound", {**_BLUE, "marker": "x"}),
 }
+"""What a figure means, in words and as a mark."""
 
 
 def perplexities(dots: Sequence[Dot], name: str = "perplexities") -> str:
@@ -141,41 +154,20 @@ def perplexities(dots: Sequence[Dot], name: str = "perplexities") -> str:
     with figure_in_style(name, height=0.75 + 0.36 * len(labels)) as (figure, svg):
         axes = figure.add_subplot()
         for dot in dots:
-            marker, _ = _MEANINGS[dot.meaning]
             beside = [other for other in dots if other.label == dot.label]
-            axes.errorbar(
-                dot.value,
-                labels.index(dot.label) + 0.22 * (beside.index(dot) - (len(beside) - 1) / 2),
-                xerr=dot.error,
-                color=INK if dot.meaning == "exact" else COLOURS[0],
-                marker=marker,
-                markerfacecolor="white" if dot.meaning == "bound" else None,
-                markersize=6.5,
-                elinewidth=1.1,
-                capsize=2.5,
-            )
+            row = labels.index(dot.label) + 0.22 * (beside.index(dot) - (len(beside) - 1) / 2)
+            _, mark = _MEANINGS[dot.meaning]
+            axes.errorbar(dot.value, row, xerr=dot.error, elinewidth=1.1, capsize=2.5, **mark)
         name_rows(axes, labels)
         logarithmic_if_wide(axes, "x", [dot.value for dot in dots])
         axes.set_xlabel("perplexity per token, lower is better")
-        used = [meaning for meaning in _MEANINGS if any(dot.meaning == meaning for dot in dots)]
-        handles = [_mark(meaning) for meaning in used]
+        handles = [
+            Line2D([], [], linestyle="none", label=words, **mark)
+            for meaning, (words, mark) in _MEANINGS.items()
+            if any(dot.meaning == meaning for dot in dots)
+        ]
         figure.legend(handles=handles, loc="outside upper left", handletextpad=0.2, handlelength=1.6)
     return svg()
-
-
-def _mark(meaning: str) -> Line2D:
-    marker, label = _MEANINGS[meaning]
-    exact = meaning == "exact"
-    face = "white" if meaning == "bound" else None
-    return Line2D(
-        [],
-        [],
-        color=INK if exact else COLOURS[0],
-        marker=marker,
-        markerfacecolor=face,
-        linestyle="none",
-        label=label,
-    )
 
 
 def variances(by_run: Mapping[str, Mapping[str, float]], biased: Sequence[str], order: Sequence[str]) -> str:
@@ -207,23 +199,13 @@ def length_histograms(found: Sequence[Lengths]) -> str:
         panels = figure.subplots(len(found), sharex=True, squeeze=False)[:, 0]
         for axes, each in zip(panels, found, strict=True):
             if each.training:
-                weights = np.full(len(each.training), 1 / len(each.training))
-                axes.hist(each.training, bins, weights=weights, color="#c9cdd2", label="training documents")
+                _histogram(axes, each.training, bins, color="#c9cdd2", label="training documents")
                 axes.axvline(float(np.median(each.training)), color="#8a8f96", linewidth=1.2)
-            weights = np.full(len(each.samples), 1 / len(each.samples))
-            axes.hist(
-                each.samples,
-                bins,
-                weights=weights,
-                histtype="step",
-                color=COLOURS[0],
-                linewidth=1.6,
-                label="texts it wrote",
-            )
-            axes.axvline(
-                float(np.median(each.samples)), color=COLOURS[0], linewidth=1.2, linestyle=(0, (4, 2))
-            )
-            axes.set_title(each.label, loc="left", fontsize=9, color=INK)
+            outline: dict[str, Any] = {"histtype": "step", "color": COLOURS[0], "linewidth": 1.6}
+            _histogram(axes, each.samples, bins, label="texts it wrote", **outline)
+            median = float(np.median(each.samples))
+            axes.axvline(median, color=COLOURS[0], linewidth=1.2, linestyle=(0, (4, 2)))
+            axes.set_title(readable(each.label), loc="left", fontsize=9, color=INK)
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(FuncFormatter(_in_units))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
@@ -234,6 +216,11 @@ def length_histograms(found: Sequence[Lengths]) -> str:
         figure.legend(handles, labels, loc="outside upper left", ncols=2)
         figure.supylabel("share of texts", fontsize=9, color=SOFT)
     return svg()
+
+
+def _histogram(axes: Axes, lengths: Sequence[int], bins: Any, **look: Any) -> None:
+    """Bars whose heights are shares of all."""
+    axes.hist(lengths, bins, weights=np.full(len(lengths), 1 / len(lengths)), **look)
 
 
 def quality_against_cost(points: Sequence[Point], order: Sequence[str], name: str = "judgements") -> str:
@@ -249,7 +236,7 @@ def quality_against_cost(points: Sequence[Point], order: Sequence[str], name: st
             )
             side = 1 if point.x <= middle else -1  # inwards, where there is room
             axes.annotate(
-                point.note,
+                readable(point.note),
                 (point.x, point.y),
                 xytext=(7 * side, 0),
                 textcoords="offset points",

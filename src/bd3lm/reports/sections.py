@@ -1,10 +1,11 @@
 """Makes a document of runs. Sections without measurements are left out, and named at the end."""
 
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
 from bd3lm.reports.content import COMMANDS, Report, Run, differing
-from bd3lm.reports.document import Document, Listing, Part, Prose, Section, Table
+from bd3lm.reports.document import Document, Listing, Part, Prose, Section, Table, code
 from bd3lm.reports.likelihoods import perplexity_parts
 from bd3lm.reports.numbers import capital, chain, shortened
 from bd3lm.reports.texts import film_parts, judgement_parts, length_parts, long_text_parts, sample_parts
@@ -18,9 +19,9 @@ _LEAD = (
     "random order, each time looking at everything that is there so far. With blocks of one token it is "
     "autoregressive; with one block as long as the text it is a diffusion model. The order inside a block "
     "may lean to the left: at lean 0 all orders are equally likely, and the larger the lean, the more often "
-    "tokens further left come first."
+    "tokens on the left come first."
 )
-_NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+_NUMBERS = dict(enumerate(("Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten"), 2))
 
 
 def build_document(report: Report) -> Document:
@@ -49,42 +50,39 @@ def build_document(report: Report) -> Document:
 def _title(report: Report) -> str:
     number = len(report.runs)
     if number == 1:
-        return capital(report.labels[report.runs[0].folder])
-    return f"{_NUMBERS[number] if number < len(_NUMBERS) else number} language models, measured"
+        return capital(report.label(report.runs[0]))
+    return f"{_NUMBERS.get(number, number)} language models, measured"
 
 
 def _colophon(report: Report) -> str:
     dates = sorted({record["measured"][:10] for run in report.runs for record in run.records})
+    measured = f"Measured {' to '.join(dates[:1] + dates[1:][-1:])}. " if dates else ""
     made_with = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    parts = [f"Measured {' to '.join(dates[:1] + dates[1:][-1:])}."] if dates else []
-    return " ".join([*parts, f"Page made with {made_with}."])
+    return f"{measured}Page made with {made_with}."
 
 
 def _models(report: Report) -> Iterator[Part]:
-    stages = (
-        " A sum means that training started from another model, whose own training comes first."
-        if report.has_stages
-        else ""
-    )
+    started = "A sum means that training started from another model, whose own training comes first."
+    stages = f" {started}" if report.has_stages else ""
     yield Table(
         f"Context is how many tokens a model sees at once.{stages}{report.unknown_starts}",
         ["model", "parameters", "context", "steps", "tokens seen", "folder"],
         [
             [
-                report.labels[run.folder],
+                report.label(run),
                 shortened(run.parameters),
                 f"{run.recipe['data']['context']:,}",
                 chain(run.steps, run.start)
                 + (f" of {run.stopped_before:,} (stopped)" if run.stopped_before else ""),
                 chain(run.tokens, run.start),
-                f"`{run.folder}`",
+                code(run.folder),
             ]
             for run in report.runs
         ],
         text_columns=[5],
     )
     if report.unfinished:
-        folders = ", ".join(f"`{folder}`" for folder in report.unfinished)
+        folders = ", ".join(map(code, report.unfinished))
         yield Prose(f"These runs are left out, because they have not trained a model yet: {folders}.")
 
 
@@ -93,8 +91,8 @@ def _recipes(report: Report) -> Iterator[Part]:
     if table:
         yield Table(
             "Settings that differ between the runs. All settings are in the `recipe.yaml` of each folder.",
-            ["setting", *report.labels.values()],
-            [[f"`{name}`", *map(_setting, values)] for name, values in table.items()],
+            ["setting", *report.labels],
+            [[code(name), *map(_setting, values)] for name, values in table.items()],
             text_columns=range(1, len(report.runs) + 1),
         )
 
@@ -120,22 +118,24 @@ def _missing(report: Report) -> Iterator[Part]:
     for kind, name in _NAMES.items():
         reasons: dict[str, list[Run]] = {}
         for run in report.runs:
-            found = run.held_out if kind == "perplexity" else run.of_kind(kind)
-            if not found and _applies(run, kind):
+            if _is_missed(run, kind):
                 reasons.setdefault(report.unmeasured.get((run.folder, kind), ""), []).append(run)
         for why, runs in reasons.items():
-            whose = "; ".join(report.labels[run.folder] for run in runs)
-            command = COMMANDS[kind].format(folders=" ".join(run.folder for run in runs))
-            items.append(f"{name} ({whose}){f', {why}' if why else ''}: `{command}`")
+            whose = "; ".join(map(report.label, runs))
+            command = COMMANDS[kind].format(folders=shlex.join(run.folder for run in runs))
+            items.append(f"{name} ({whose}){f', {why}' if why else ''}: {code(command)}")
     if items:
         yield Prose("These measurements are missing. Run the commands, and then `bd3lm report` again:")
         yield Listing([capital(item) for item in items])
 
 
-def _applies(run: Run, kind: str) -> bool:
-    """Whether a model of this kind can be measured in this way."""
-    return {
-        "perplexity": run.method != "simplex",
-        "variance": run.method == "block_diffusion",
-        "denoising": run.method != "simplex" and run.recipe["method"].get("process") != "uniform",
-    }.get(kind, True)
+def _is_missed(run: Run, kind: str) -> bool:
+    """Whether a run was not measured in this way, and could be."""
+    match kind:
+        case "perplexity":
+            return run.has_likelihood and not run.held_out
+        case "variance":
+            return run.masks_by_rule and not run.of_kind(kind)
+        case "denoising":
+            return run.uncovers and not run.of_kind(kind)
+    return not run.of_kind(kind)

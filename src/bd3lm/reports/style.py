@@ -5,7 +5,7 @@ kilobytes. matplotlib's own font, by which places are computed, is wider than mo
 """
 
 import io
-import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -17,12 +17,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bd3lm.reports.colours import COLOURS, INK, SOFT
+from bd3lm.reports.readable import readable
+from bd3lm.reports.svg import portable_svg
 
 _DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.3)), (0, (5, 1.4, 1.2, 1.4)), (0, (8, 1.6, 3, 1.6)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _WIDTH = 5.2  # inches; a page shows it about 1.5 times as large, a phone as it is
 _GRID = "#e4e4e0"
-_FONTS = "system-ui, 'Helvetica Neue', Arial, sans-serif"
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -57,25 +58,10 @@ def figure_in_style(name: str, *, height: float) -> Iterator[tuple[Figure, Any]]
     written = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        yield figure, lambda: _portable(written.getvalue(), name)
-        figure.savefig(written, format="svg", transparent=True, metadata=dict.fromkeys(_METADATA))
-
-
-_METADATA = ("Creator", "Date", "Format", "Type")
-
-
-def _portable(svg: str, name: str) -> str:
-    """The SVG without preamble and date, with the reader's fonts and with ids that are unique in a page."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"font-family: [^;\"]*", f"font-family: {_FONTS}", svg)
-    svg = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{name}-", svg)
-    return re.sub(r' d="[^"]*"', _rounded, svg)
-
-
-def _rounded(path: re.Match[str]) -> str:
-    """A path on one line, rounded to a hundredth of a point."""
-    return " " + re.sub(r"(\.\d\d)\d+", r"\1", " ".join(path.group().split()))
+        yield figure, lambda: portable_svg(written.getvalue(), name)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # from a font that no reader sees
+            figure.savefig(written, format="svg", transparent=True)
 
 
 def look(index: int) -> tuple[str, Any, str]:
@@ -91,7 +77,7 @@ def legend(figure: Figure, labels: Sequence[str], order: Sequence[str], *, marks
     for label in labels:
         colour, dashes, marker = look(order.index(label))
         line: dict[str, Any] = {"marker": marker, "linestyle": "none"} if marks else {"linestyle": dashes}
-        handles.append(Line2D([], [], color=colour, label=label, **line))
+        handles.append(Line2D([], [], color=colour, label=readable(label), **line))
     figure.legend(handles=handles, loc="outside upper left", ncols=_legend_columns(labels))
 
 
@@ -106,7 +92,7 @@ def legend_height(labels: Sequence[str]) -> float:
 
 def name_rows(axes: Axes, labels: Sequence[str]) -> None:
     """Names down the left side, first on top."""
-    axes.set_yticks(range(len(labels)), labels)
+    axes.set_yticks(range(len(labels)), list(map(readable, labels)))
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.spines["left"].set_visible(False)

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bd3lm.reports import plots
-from bd3lm.reports.content import Report, largest
+from bd3lm.reports.content import Measured, Report, largest
 from bd3lm.reports.document import Part, Plot, Prose, Table
 from bd3lm.reports.numbers import with_error
-from bd3lm.reports.reproduction import commands
+from bd3lm.reports.reproduction import measured_by
 
 # The ways of drawing masks, by their names in a record, whose loss has an infinite second moment. With a rate
 # of t^p near 0 it is the integral of p²·t^(p − 2), which converges only for p > 1: for the square and the
@@ -26,7 +26,7 @@ def curve_parts(report: Report) -> Iterator[Part]:
     for run in report.runs:
         tokens, train = run.column("train_nats")
         if train:
-            curves.append(plots.Curve(report.labels[run.folder], tokens, train, *run.column("valid_nats")))
+            curves.append(plots.Curve(report.label(run), tokens, train, *run.column("valid_nats")))
     if not curves:
         return
     marked = any(curve.valid for curve in curves)
@@ -39,26 +39,25 @@ def curve_parts(report: Report) -> Iterator[Part]:
         _no_bounds(report),
         _LOGGED,
     ]
+    last = "; ".join(f"{curve.label} {curve.train[-1]:.2f}" for curve in curves)
     yield Plot(
         "curves",
-        plots.training_curves(curves, list(report.labels.values())),
-        "Training loss over tokens seen. Last values in nats per token: "
-        + "; ".join(f"{curve.label} {curve.train[-1]:.2f}" for curve in curves)
-        + ".",
+        plots.training_curves(curves, report.labels),
+        f"Training loss over tokens seen. Last values in nats per token: {last}.",
         " ".join(filter(None, words)),
     )
 
 
 def _marks(report: Report) -> str:
-    drawn = any(run.method != "autoregressive" for run in report.runs)
-    how = ", which for diffusion models is estimated from one random draw of masks and so a little noisy"
-    return f"Single marks are the loss on held-out text{how if drawn else ''}."
+    is_drawn = not all(run.validation_is_exact for run in report.runs)
+    how = ", which for diffusion models is estimated from one random draw of masks and so is a little noisy"
+    return f"Single marks are the loss on held-out text{how if is_drawn else ''}."
 
 
 def _orders(report: Report) -> str:
     """Which models have their training loss and their held-out loss measured in different orders."""
     differ = [
-        f"{report.labels[run.folder]} (line at lean {run.train_lean:g}, marks at lean {run.valid_lean:g})"
+        f"{report.label(run)} (line at lean {run.train_lean:g}, marks at lean {run.valid_lean:g})"
         for run in report.runs
         if run.train_lean != run.valid_lean
     ]
@@ -71,7 +70,7 @@ def _orders(report: Report) -> str:
 
 
 def _no_bounds(report: Report) -> str:
-    labels = [report.labels[run.folder] for run in report.runs if not run.train_is_bound]
+    labels = [report.label(run) for run in report.runs if not run.train_is_bound]
     if not labels:
         return ""
     return (
@@ -85,84 +84,94 @@ def clip_parts(report: Report) -> Iterator[Part]:
     bands = []
     for run in report.runs:
         tokens, low = run.column("clip_low")
-        high = run.column("clip_high")[1]
-        if low:
-            first = run.recipe["method"]["masking"]
-            low, high = [first["low"], *low], [first["high"], *high]
-            tokens = [0.0, *tokens]
-            label, end = report.labels[run.folder], run.log[-1]["tokens"]
-            bands.append(plots.Band(label, [*tokens, end], [*low, low[-1]], [*high, high[-1]]))
+        _, high = run.column("clip_high")
+        if run.clip_range is not None and low:
+            first_low, first_high = run.clip_range
+            places = [0.0, *tokens, run.log[-1]["tokens"]]
+            bands.append(
+                plots.Band(
+                    report.label(run), places, [first_low, *low, low[-1]], [first_high, *high, high[-1]]
+                )
+            )
     if bands:
+        whose = _of([band.label for band in bands])
+        last = [f"{band.label}, {band.low[-1]:g} to {band.high[-1]:g}" for band in bands]
         yield Plot(
             "clips",
-            plots.clip_ranges(bands, list(report.labels.values())),
-            "Clip ranges over training. Last: "
-            + "; ".join(f"{band.label}, {band.low[-1]:g} to {band.high[-1]:g}" for band in bands)
-            + ".",
-            f"The range of mask rates that training draws from{_of([band.label for band in bands])}: at "
-            "first that of the recipe, then the one whose loss varies least over blocks, which is searched "
-            f"for again as training goes on. {_LOGGED}",
+            plots.clip_ranges(bands, report.labels),
+            f"Clip ranges over training. Last: {'; '.join(last)}.",
+            f"The range of mask rates that training draws from{whose}: at first that of the recipe, later "
+            "the one whose loss varies least over blocks, which is searched for again as training goes on. "
+            f"{_LOGGED}",
         )
 
 
 def variance_parts(report: Report) -> Iterator[Part]:
     """How much the loss varies, for each way of drawing masks."""
-    chosen = [
-        (run, largest(found, lambda record: (record["settings"]["batches"], record["settings"]["gradients"])))
+    measured = [
+        (run, record)
         for run in report.runs
-        if (found := run.of_kind("variance"))
+        for record in largest(
+            run.of_kind("variance"),
+            lambda record: (record["settings"]["batches"], record["settings"]["gradients"]),
+        )
     ]
-    if not chosen:
-        return
-    measured = {report.labels[run.folder]: record["result"]["rows"] for run, record in chosen}
-    yield Prose(
-        "A training step hides a random part of each block, so its loss is only a noisy estimate of the "
-        "bound. How noisy it is depends on how the masks are drawn. The less the estimate varies, the more "
-        "a step can learn from it."
-    )
-    rows = [row for found in measured.values() for row in found]
-    biased = sorted({row["masks"] for row in rows if not row["unbiased"]})
+    if measured:
+        rows = [row for _, record in measured for row in record["result"]["rows"]]
+        biased = sorted({row["masks"] for row in rows if not row["unbiased"]})
+        yield Prose(
+            "A training step masks a random part of each block, so its loss is only a noisy estimate of the "
+            "bound. How noisy it is depends on how the masks are drawn. The less the estimate varies, the "
+            "more a step can learn from it."
+        )
+        yield _variance_plot(report, measured, biased)
+        yield _variance_table(report, measured, biased)
+
+
+def _variance_plot(report: Report, measured: Sequence[Measured], biased: Sequence[str]) -> Plot:
     figures = {
-        label: {row["masks"]: row["loss"] for row in found if row["loss"]}
-        for label, found in measured.items()
+        report.label(run): {row["masks"]: row["loss"] for row in record["result"]["rows"] if row["loss"]}
+        for run, record in measured
     }
     unbiased = {
-        label: [row for row in found if row["unbiased"] and row["loss"]] for label, found in measured.items()
+        label: {masks: loss for masks, loss in found.items() if masks not in biased}
+        for label, found in figures.items()
     }
     least = [
-        f"{label}, {min(found, key=lambda row: float(row['loss']))['masks']}"
-        for label, found in unbiased.items()
-        if found
+        f"{label}, {min(found, key=lambda masks: found[masks])}" for label, found in unbiased.items() if found
     ]
-    yield Plot(
+    return Plot(
         "variances",
-        plots.variances(figures, biased, list(report.labels.values())),
+        plots.variances(figures, biased, report.labels),
         "Variance of the loss for each way of drawing masks."
         + (f" Least among the unbiased: {'; '.join(least)}." if least else ""),
         f"Variance of the loss over blocks{_of(list(figures))}. Filled marks are unbiased estimates of the "
         "bound; hollow ones estimate something else. Redrawn masks are clipped ones, drawn again until "
-        f"the share they hide lies in the range. Measured by {commands(chosen)}.",
+        f"the share of tokens they mask lies in the range.{measured_by(measured)}",
     )
-    asked = [["loss", *(["gradient"] if record["settings"]["gradients"] else [])] for _, record in chosen]
-    by_rule = [{row["masks"]: row for row in found} for found in measured.values()]
-    yield Table(
-        "The same in figures. The mean of an unbiased estimate is the bound; the mean of the others is not. "
-        f"The true variance of {', '.join(NO_FINITE_VARIANCE[:-1])} and {NO_FINITE_VARIANCE[-1]} is "
-        "infinite, because rare masks that hide very little have a huge weight; the table has the variance "
+
+
+def _variance_table(report: Report, measured: Sequence[Measured], biased: Sequence[str]) -> Table:
+    """A row for each way of drawing masks, a column for each model and what of it was measured."""
+    columns = [
+        (f"{report.label(run)}: {what}", what, {row["masks"]: row for row in record["result"]["rows"]})
+        for run, record in measured
+        for what in (["loss", "gradient"] if record["settings"]["gradients"] else ["loss"])
+    ]
+    rules = dict.fromkeys(rule for _, _, rows in columns for rule in rows)
+    return Table(
+        "The same figures in a table. The mean of an unbiased estimate is the bound; the mean of the others "
+        f"is not. The true variance of {', '.join(NO_FINITE_VARIANCE[:-1])} and {NO_FINITE_VARIANCE[-1]} is "
+        "infinite, because rare draws that mask very little have a huge weight; the table has the variance "
         "of this sample. ± is one standard error over batches, rough where a few large losses dominate.",
+        ["masks", "unbiased", *(heading for heading, _, _ in columns)],
         [
-            "masks",
-            "unbiased",
-            *(f"{label}: {what}" for label, whats in zip(measured, asked, strict=True) for what in whats),
-        ],
-        [
-            [rule, "no" if rule in biased else "yes"]
-            + [
-                _variance(each.get(rule), what)
-                for each, whats in zip(by_rule, asked, strict=True)
-                for what in whats
+            [
+                rule,
+                "no" if rule in biased else "yes",
+                *(_variance(rows.get(rule), what) for _, what, rows in columns),
             ]
-            for rule in dict.fromkeys(row["masks"] for row in rows)
+            for rule in rules
         ],
         text_columns=[1],
     )
@@ -170,7 +179,7 @@ def variance_parts(report: Report) -> Iterator[Part]:
 
 def _variance(row: Mapping[str, Any] | None, what: str) -> str:
     """A variance ± its error; in a record null stands for one that is not finite."""
-    return "–" if row is None else with_error(row[what], row.get(f"{what}_error"))
+    return "–" if row is None else with_error(row[what], row[f"{what}_error"])
 
 
 def _of(labels: Sequence[str]) -> str:

@@ -1,17 +1,16 @@
-"""From a recipe to a run: here, and for its method in `methods`, plain values become objects."""
+"""From a recipe to a run: a plan, which has been checked as a whole, and what it builds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
 
 import torch
 from rich.console import Console
 
 from bd3lm import interop
-from bd3lm.config import LanguageModelConfig
 from bd3lm.data import (
     BatchStream,
+    OrderedBatches,
     PydocCorpus,
     Tokenizer,
     TokenShards,
@@ -20,28 +19,16 @@ from bd3lm.data import (
     saved_tokenizer,
     train_bpe,
 )
+from bd3lm.data.shards import META_FILE
 from bd3lm.diffusion import derive_seed
 from bd3lm.interop import weights
 from bd3lm.interop.weights import Shape, parameter_shapes
+from bd3lm.io.extras import require
 from bd3lm.io.files import local_path
-from bd3lm.methods import build_method, build_objective, validation_objective
+from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
-from bd3lm.objectives import (
-    D3PM,
-    Autoregressive,
-    BlockDiffusionLoss,
-    Objective,
-    ScoreEntropy,
-    SimplexDiffusionLoss,
-)
 from bd3lm.runs.presets import network_config
-from bd3lm.runs.recipe import (
-    BlockDiffusionRecipe,
-    ClippedMasking,
-    DataRecipe,
-    Recipe,
-    recipe_to_dict,
-)
+from bd3lm.runs.recipe import BUILTIN, DataRecipe, Recipe, recipe_to_dict
 from bd3lm.training import (
     Callback,
     CheckpointStore,
@@ -99,124 +86,122 @@ class Run:
         return folder
 
 
-def build_run(
-    recipe: Recipe,
-    out: Path,
-    *,
-    engine: Engine,
-    data_folder: Path | None = None,
-    console: Console | None = None,
-    label: str = "training",
-    objective: Objective | None = None,
-) -> Run:
-    """Everything a recipe describes, writing under `out`; the built-in corpus goes to `data_folder`.
+@dataclass(frozen=True)
+class _Reading:
+    """The text of a run, and what reads it."""
 
-    An `objective` is trained with in place of the recipe's. It must be for the same model: the recipe says
-    which model is released. Checkpoints hold its repr, by which it is known again when the run is resumed.
-    """
-    _check_trackers(recipe, engine)
-    shards = open_data(recipe.data, data_folder or out / "data", engine)
-    context = recipe.data.context
-    store = open_store(recipe, out)
-    # A run that has a checkpoint goes on from it, and no longer needs what it started from.
-    network, config = _network(recipe, shards, recipe.start_from if store.latest() is None else None)
-    method = recipe.method
-    tokenizer = shards.tokenizer
-    of_recipe = build_objective(
-        method, context=context, mask_id=tokenizer.mask_id, vocab_size=tokenizer.vocab_size
-    )
-    record = recipe_to_dict(recipe)
-    if objective is not None:
-        _check_objective(objective, of_recipe)
-        record["method"] = {"kind": method.kind, "objective": repr(objective)}
-    trained = of_recipe if objective is None else objective
-    held_out = HeldOut(held_out_batches(recipe.data, shards), method.score_first)
-    trainer = Trainer(
-        network=network,
-        objective=trained,
-        data=_stream(recipe, shards),
-        settings=recipe.train,
-        optimizer=recipe.optimizer,
-        engine=engine,
-        store=store,
-        score_first=method.score_first,
-        validators=_validators(recipe, trained, held_out, shards),
-        callbacks=_callbacks(recipe, out, console, label),
-        run_state={
-            "recipe": record,
-            "objective": None if objective is None else repr(objective),
-            "data_fingerprint": shards.fingerprint,
-            "tokenizer_fingerprint": shards.tokenizer.fingerprint,
-        },
-    )
-    if engine.is_main:
-        out.mkdir(parents=True, exist_ok=True)
-    return Run(
-        trainer=trainer,
-        config=config,
-        shards=shards,
-        held_out=held_out,
-        out=out,
-        nothing_held_out=why_nothing_is_held_out(recipe.data, shards),
-    )
+    shards: TokenShards
+    config: LanguageModelConfig
+    stream: BatchStream
+    held_out: HeldOut
+    validators: list[Validator]
+    nothing_held_out: str | None
 
-
-_OBJECTIVES = (Autoregressive, BlockDiffusionLoss, D3PM, ScoreEntropy, SimplexDiffusionLoss)
-
-
-def _check_objective(objective: Objective, of_recipe: Objective) -> None:
-    """Refuse an objective that trains another model than the recipe's, or that could not be known again."""
-    if isinstance(objective, _OBJECTIVES) and not isinstance(objective, type(of_recipe)):
-        raise ValueError(
-            f"objective must train the method of the recipe, {type(of_recipe).__name__}, got "
-            f"{type(objective).__name__}"
+    @classmethod
+    def of(cls, recipe: Recipe, shards: TokenShards) -> "_Reading":
+        """All of it, checked against the recipe."""
+        config = _config(recipe, shards.tokenizer.vocab_size, shards.tokenizer.mask_id)
+        held_out = HeldOut(held_out_batches(recipe.data, shards), recipe.method.score_first)
+        nothing = why_nothing_is_held_out(recipe.data, shards)
+        return cls(
+            shards,
+            config,
+            _stream(recipe, shards),
+            held_out,
+            _validators(recipe, config, held_out, nothing),
+            nothing,
         )
-    for name in ("reading", "block_size", "mask_id", "score_first"):
-        own, expected = getattr(objective, name, None), getattr(of_recipe, name, None)
-        if own is not None and own != expected:
-            raise ValueError(
-                f"objective must be for the model of the recipe, whose {name} is {expected}, got {own}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that has been checked: what can be known before its network and its text are there."""
+
+    recipe: Recipe
+    out: Path
+    engine: Engine
+    store: CheckpointStore
+    reading: _Reading | None
+    """None for the built-in corpus, which is prepared when the run is built."""
+
+    def build(
+        self, *, data_folder: Path | None = None, console: Console | None = None, label: str = "training"
+    ) -> Run:
+        """The run, ready to start. The built-in corpus goes to `data_folder`, by default the run's own."""
+        recipe, engine = self.recipe, self.engine
+        reading = self.reading
+        if reading is None:
+            reading = _Reading.of(
+                recipe, prepare_builtin(recipe.data, data_folder or self.out / "data", engine)
             )
-    if " object at 0x" in repr(objective):
-        raise ValueError(
-            "objective must have a repr that says its settings, by which a checkpoint knows it again, got "
-            f"{objective!r}: make it, and all that it holds, dataclasses"
+        config, shards = reading.config, reading.shards
+        # A run that has a checkpoint goes on from it, and no longer needs what it started from.
+        start_from = recipe.start_from if self.store.latest() is None else None
+        trainer = Trainer(
+            network=_network(recipe, config, shards, start_from),
+            objective=recipe.method.objective(recipe.objective, config.frame),
+            data=reading.stream,
+            settings=recipe.train,
+            optimizer=recipe.optimizer,
+            engine=engine,
+            store=self.store,
+            score_first=recipe.method.score_first,
+            validators=reading.validators,
+            callbacks=_callbacks(recipe, self.out, console, label),
+            run_state={
+                "recipe": recipe_to_dict(recipe),
+                "data_fingerprint": shards.fingerprint,
+                "tokenizer_fingerprint": shards.tokenizer.fingerprint,
+            },
+        )
+        if engine.is_main:
+            self.out.mkdir(parents=True, exist_ok=True)
+        return Run(
+            trainer=trainer,
+            config=config,
+            shards=shards,
+            held_out=reading.held_out,
+            out=self.out,
+            nothing_held_out=reading.nothing_held_out,
         )
 
 
-def check_run(recipe: Recipe, out: Path, *, engine: Engine, before: Recipe | None = None) -> None:
-    """Run the checks of `build_run` that need neither the network nor prepared data.
+def plan_run(
+    recipe: Recipe, out: Path, *, engine: Engine | None = None, before: Recipe | None = None
+) -> Plan:
+    """Check a run that is to write under `out`, before anything is trained for it: mistakes cost hours.
 
-    A stage that starts from the model of `before` must also have its network and its tokenizer. Checking all
-    stages before the first is trained saves hours.
+    A stage that starts from the model of `before` must have its network and its tokenizer.
     """
+    engine = engine or Engine()
     rank_rows(recipe.train, engine)
     _check_trackers(recipe, engine)
-    open_store(recipe, out)
-    _callbacks(recipe, out, None, "")
-    data = recipe.data
-    shards = None if data.path == "builtin" else open_shards(data.path)
-    # The tokenizer of built-in text is trained later, but its size is known, and any mask id will do here.
-    vocabulary = data.builtin_vocabulary if shards is None else shards.tokenizer.vocab_size
-    mask_id = 0 if shards is None else shards.tokenizer.mask_id
-    config = _config(recipe, vocabulary, mask_id)
-    objective = build_objective(recipe.method, context=data.context, mask_id=mask_id, vocab_size=vocabulary)
-    if before is not None and (before.data.path == "builtin") == (shards is None):
-        size = before.data.builtin_vocabulary if shards is None else vocabulary
+    store = open_store(recipe, out)
+    shards = None if recipe.data.path == BUILTIN else open_shards(recipe.data.path)
+    if before is not None and (before.data.path == BUILTIN) == (shards is None):
+        ours, theirs = recipe.data.builtin_vocabulary, before.data.builtin_vocabulary
         if shards is not None:
             shards.require_tokenizer(open_shards(before.data.path).tokenizer)
+            ours = theirs = shards.tokenizer.vocab_size
         _require_same_network(
-            parameter_shapes(_shape(before, size)), parameter_shapes(config.network), recipe.start_from
+            parameter_shapes(_shape(before, theirs)),
+            parameter_shapes(_shape(recipe, ours)),
+            recipe.start_from,
         )
     if shards is not None:
-        _stream(recipe, shards)
-        held_out = HeldOut(held_out_batches(data, shards), recipe.method.score_first)
-        _validators(recipe, objective, held_out, shards)
+        return Plan(recipe, out, engine, store, _Reading.of(recipe, shards))
+    # The tokenizer of built-in text is trained later. Its size is known, and any mask id will do here.
+    _config(recipe, recipe.data.builtin_vocabulary, mask_id=0)
+    return Plan(recipe, out, engine, store, None)
 
 
 def _check_trackers(recipe: Recipe, engine: Engine) -> None:
     if recipe.trackers.gradient_variance_batches and engine.world > 1:
         raise ValueError("trackers.gradient_variance_batches needs a run of one process")
+    if recipe.trackers.tensorboard:
+        require("tensorboard", "tensorboard", "trackers.tensorboard")
+    if recipe.trackers.wandb_project:
+        require("wandb", "wandb", "trackers.wandb_project")
 
 
 def open_store(recipe: Recipe, out: Path) -> CheckpointStore:
@@ -233,16 +218,33 @@ def _stream(recipe: Recipe, shards: TokenShards) -> BatchStream:
     )
 
 
-def open_data(recipe: DataRecipe, builtin_folder: Path, engine: Engine) -> TokenShards:
-    """The shards a recipe names; the built-in corpus is prepared first, by one process."""
-    if recipe.path != "builtin":
-        return open_shards(recipe.path)
-    if engine.is_main:
+def prepare_builtin(recipe: DataRecipe, folder: Path, engine: Engine) -> TokenShards:
+    """The built-in corpus in a folder, where one process prepares it unless it is there."""
+    if engine.is_main and not _is_prepared(recipe, folder):
         corpus = PydocCorpus()
         tokenizer = train_bpe(corpus.documents("train"), recipe.builtin_vocabulary)
-        prepare(corpus, tokenizer, builtin_folder, progress=False)
+        prepare(corpus, tokenizer, folder, progress=False)
     engine.barrier()
-    return TokenShards(builtin_folder)
+    return TokenShards(folder)
+
+
+def _is_prepared(recipe: DataRecipe, folder: Path) -> bool:
+    return (folder / META_FILE).is_file() and TokenShards(
+        folder
+    ).tokenizer.vocab_size == recipe.builtin_vocabulary
+
+
+def run_data(recipe: DataRecipe, run: Path) -> TokenShards:
+    """The text that a run, or a stage of one, was trained on. Nothing is prepared again."""
+    if recipe.path != BUILTIN:
+        return open_shards(recipe.path)
+    for place in (run / "data", run.parent / "data"):
+        if (place / META_FILE).is_file():
+            return TokenShards(place)
+    raise ValueError(
+        f"{run} was trained on the built-in corpus, whose tokens must lie in {run / 'data'} or beside it, "
+        "got neither: say what to read with --data"
+    )
 
 
 def open_shards(path: str) -> TokenShards:
@@ -257,10 +259,9 @@ def open_shards(path: str) -> TokenShards:
 
 
 def _network(
-    recipe: Recipe, shards: TokenShards, start_from: str | None
-) -> tuple[Transformer, LanguageModelConfig]:
-    """A fresh network, or that of `start_from`, with the config its checkpoints are released with."""
-    config = _config(recipe, shards.tokenizer.vocab_size, shards.tokenizer.mask_id)
+    recipe: Recipe, config: LanguageModelConfig, shards: TokenShards, start_from: str | None
+) -> Transformer:
+    """A fresh network, or that of `start_from`."""
     with torch.random.fork_rng(devices=[]):  # weights are drawn on the CPU, whatever they are trained on
         torch.default_generator.manual_seed(derive_seed(recipe.train.seed, "weights"))
         network = Transformer(config.network)
@@ -268,12 +269,12 @@ def _network(
             network.start_as_identity()
     if start_from is not None:
         _start_from(network, start_from, shards)
-    return network, config
+    return network
 
 
 def _config(recipe: Recipe, vocab_size: int, mask_id: int) -> LanguageModelConfig:
-    method = build_method(recipe.method, context=recipe.data.context, mask_id=mask_id)
-    return LanguageModelConfig(network=_shape(recipe, vocab_size), method=method)
+    """What the checkpoints of a run are released with."""
+    return LanguageModelConfig(network=_shape(recipe, vocab_size), method=recipe.method, mask_id=mask_id)
 
 
 def _shape(recipe: Recipe, vocab_size: int) -> TransformerConfig:
@@ -320,7 +321,7 @@ def held_out_batches(recipe: DataRecipe, shards: TokenShards) -> Sequence[torch.
     if split is None:
         return ()
     sequences = WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)
-    return _HeldOutBatches(sequences, recipe.validation_sequences, recipe.validation_batch)
+    return OrderedBatches(sequences, rows=recipe.validation_batch, limit=recipe.validation_sequences)
 
 
 def why_nothing_is_held_out(recipe: DataRecipe, shards: TokenShards) -> str | None:
@@ -339,47 +340,18 @@ def _held_out_split(shards: TokenShards) -> str | None:
     return next((name for name in ("valid", "test") if name in shards.splits), None)
 
 
-class _HeldOutBatches(Sequence[torch.Tensor]):
-    """The first `limit` sequences in batches of `rows`, read from the shards when asked for."""
-
-    def __init__(self, sequences: WrappedTokens, limit: int | None, rows: int) -> None:
-        self._sequences, self._rows = sequences, rows
-        self._starts = range(len(sequences))[:limit:rows]
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    @overload
-    def __getitem__(self, index: int) -> torch.Tensor: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[torch.Tensor]: ...
-
-    def __getitem__(self, index: int | slice) -> torch.Tensor | list[torch.Tensor]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(len(self))[index]]
-        start = self._starts[index]
-        return torch.from_numpy(self._sequences[start : min(start + self._rows, self._starts.stop)])
-
-
 def _validators(
-    recipe: Recipe, objective: Objective, held_out: HeldOut, shards: TokenShards
+    recipe: Recipe, config: LanguageModelConfig, held_out: HeldOut, nothing_held_out: str | None
 ) -> list[Validator]:
-    seed, trackers = recipe.train.seed, recipe.trackers
-    masking = recipe.method.masking if isinstance(recipe.method, BlockDiffusionRecipe) else None
-    asked = masking.search if isinstance(masking, ClippedMasking) else None
-    search = objective.search
+    seed, trackers, search = recipe.train.seed, recipe.trackers, recipe.objective.search
     if not len(held_out.batches):
         if search is not None or trackers.gradient_variance_batches or trackers.nelbo_variance_batches:
             raise ValueError(
-                f"{why_nothing_is_held_out(recipe.data, shards)}, and the clip search and the variance "
-                "trackers need a sequence to validate on; prepare the data with --held-out"
+                f"{nothing_held_out}, and the clip search and the variance trackers need a sequence to "
+                "validate on; prepare the data with --held-out"
             )
         return []
-    if asked is not None and search is None:
-        raise ValueError(f"method.masking.search needs an objective that searches a range, got {objective}")
-    lean = recipe.method.lean if isinstance(recipe.method, BlockDiffusionRecipe) else 0.0
-    judge = validation_objective(objective, lean=lean, uses_noise=recipe.network.time_conditioning)
+    judge = recipe.method.validation(recipe.objective, config.frame)
     validators: list[Validator] = [LikelihoodValidator(held_out, judge, seed)]
     if search is not None:
         validators.append(ClipSearchValidator(held_out, seed))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from bd3lm.config import did_you_mean, parse
 from bd3lm.models import TransformerConfig
+from bd3lm.parsing import did_you_mean, parse
 from bd3lm.runs.recipe import merge
 
 SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
@@ -47,6 +47,8 @@ class Preset:
 
     description: str
     stages: tuple[Stage, ...]
+    report: bool = False
+    """Small enough to be measured as soon as it is trained: `bd3lm train` then writes a report."""
 
 
 def preset(name: str) -> Preset:
@@ -58,10 +60,11 @@ def preset(name: str) -> Preset:
 
 
 _AR = {"method": {"kind": "autoregressive"}}
-_MDLM = {"method": {"kind": "block_diffusion", "masking": {"kind": "times"}}}
-_COUNTS = {"method": {"kind": "block_diffusion", "masking": {"kind": "counts"}}}
+_MDLM = {"method": {"kind": "block_diffusion"}, "objective": {"masking": "times"}}
+_COUNTS = {"method": {"kind": "block_diffusion"}, "objective": {"masking": "counts"}}
 _SEARCHED = {
-    "method": {"kind": "block_diffusion", "masking": {"kind": "clipped", "redraw": True, "search": {}}}
+    "method": {"kind": "block_diffusion"},
+    "objective": {"masking": {"kind": "clipped", "redraw": True, "search": {}}},
 }
 # The baselines are told the time, as their authors' networks are.
 _TIMED = {"network": {"adaln": True, "time_conditioning": True}}
@@ -71,25 +74,25 @@ _SSD_LM = merge(_TIMED, {"method": {"kind": "simplex", "block_size": 25}})
 # The case study of single tokens (section 4.2): the four ways to train that its figure compares.
 _CASES: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "ar-random-batch": (
-        {"method": {"kind": "autoregressive", "random_batch": True}},
+        {"method": {"kind": "autoregressive"}, "objective": {"random_batch": True}},
         "autoregressive, with a random part of each batch",
     ),
     "bd3lm-1": (
-        {"method": {"kind": "block_diffusion", "block_size": 1, "masking": {"kind": "times"}}},
+        {"method": {"kind": "block_diffusion", "block_size": 1}, "objective": {"masking": "times"}},
         "block diffusion with blocks of 1, times drawn uniformly",
     ),
     "bd3lm-1-full": (
         {
-            "method": {
-                "kind": "block_diffusion",
-                "block_size": 1,
-                "masking": {"kind": "clipped", "low": 1.0, "high": 1.0},
-            }
+            "method": {"kind": "block_diffusion", "block_size": 1},
+            "objective": {"masking": {"kind": "clipped", "low": 1.0, "high": 1.0}},
         },
         "block diffusion with blocks of 1, fully masked",
     ),
 }
-_NEXT_TOKEN = {"method": {"kind": "block_diffusion", "causal_clean": True, "next_token": 1.0}}
+_NEXT_TOKEN = {
+    "method": {"kind": "block_diffusion", "causal_clean": True},
+    "objective": {"next_token": 1.0},
+}
 _PREVIOUS_TOKEN = {"method": {"kind": "block_diffusion", "previous_token": True}}
 
 
@@ -103,11 +106,11 @@ _RECOMMENDED = merge(
     _PREVIOUS_TOKEN,
     _TIED,
     {
-        "method": {
+        "method": {"lean": 4.0},
+        "objective": {
             "masking": {"kind": "counts", "complementary": True, "weight": "flat"},
             "next_token": 4.0,
-            "lean": 4.0,
-        }
+        },
     },
 )
 _MEASURED = (("wikipedia", 4), ("wikipedia", 16))
@@ -229,7 +232,7 @@ def _corpus_presets(name: str) -> dict[str, Preset]:
         start = corpus.ar if method["method"]["kind"] == "autoregressive" else {}
         presets[f"{name}-{case}"] = single(merge(method, start), f"{description}, on {name}")
     searched = {
-        "method": merge(_SEARCHED["method"], {"masking": {"search": corpus.search}}),
+        **merge(_SEARCHED, {"objective": {"masking": {"search": corpus.search}}}),
         "train": {"validate_every": corpus.search["every"]},
     }
     quarter = total // 4
@@ -345,6 +348,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                     ),
                 ),
             ),
+            report=True,
         ),
         "demo-paper": Preset(
             "the paper's two stages at the demo's size: one block, then blocks of 4 with the clip search",
@@ -356,11 +360,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                         _DEMO_TIED,
                         _steps(350, validate_every=100),
                         _SEARCHED,
-                        {"method": {"masking": {"search": {"every": 100, "batches": 4}}}},
+                        {"objective": {"masking": {"search": {"every": 100, "batches": 4}}}},
                         _block(4),
                     ),
                 ),
             ),
+            report=True,
         ),
         "demo-sedd": Preset(
             "SEDD, small, on the built-in corpus",

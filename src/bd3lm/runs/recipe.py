@@ -1,31 +1,33 @@
 """Everything a training run needs, as plain values: what a YAML file or a preset says.
 
-A recipe holds no objects, only numbers and names; `build` turns it into a run. Where a choice has options of
-its own (the method, how masks are drawn) it is a union told apart by `kind`, so that no option exists where
-it would do nothing.
+A recipe holds settings and builds nothing; `plan` turns it into a run. Where a choice has options of its own
+(the method, how masks are drawn) it is a member of a family, told by its `kind`, so that no option exists
+where it would do nothing.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import Discriminator
 
-from bd3lm.config import ProcessName, ScheduleName, lean_problems, parse, raise_problems
-from bd3lm.diffusion import ClipSearch
+from bd3lm.kinds import plain, plugins_of, spelt_out
+from bd3lm.methods import Frame, Method, Training
+from bd3lm.parsing import hints_of, parse, raise_problems, types_of
 from bd3lm.training import OptimizerSettings, TrainSettings
+
+BUILTIN = "builtin"
+"""The path of the corpus that every Python carries."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecipe:
     """Where the tokens are."""
 
-    path: str = "builtin"
+    path: str = BUILTIN
     """A folder that `bd3lm data prepare` wrote; or builtin, prepared on the way."""
     context: int = 1024
     bos_eos: bool = False
@@ -83,126 +85,6 @@ class NetworkRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimesMasking:
-    """Uniform times under a noise schedule."""
-
-    kind: Literal["times"] = "times"
-    schedule: ScheduleName = "linear"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DiscreteMasking:
-    """T discrete steps under a noise schedule."""
-
-    kind: Literal["discrete"] = "discrete"
-    steps: int
-    schedule: ScheduleName = "linear"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClippedMasking:
-    """Mask rates uniform on [low, high]; with `search`, the range of least variance, found as it goes."""
-
-    kind: Literal["clipped"] = "clipped"
-    low: float = 0.0
-    high: float = 1.0
-    weight: Literal["reference", "derivative", "paper", "flat"] = "reference"
-    redraw: bool = False
-    search: ClipSearch | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CountsMasking:
-    """Masks by how many tokens they hide."""
-
-    kind: Literal["counts"] = "counts"
-    complementary: bool = False
-    learn_proposal: bool = False
-    lean: float = 0.0
-    """Train for an order that leans to the left; 0 trains for all orders alike."""
-    weight: Literal["nelbo", "flat"] = "nelbo"
-    """The weight of a hidden token: that of the bound, or 1, which has less noise but gives no bound."""
-
-
-MaskingRecipe = Annotated[
-    TimesMasking | DiscreteMasking | ClippedMasking | CountsMasking, Discriminator("kind")
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoregressiveRecipe:
-    """Next-token prediction."""
-
-    kind: Literal["autoregressive"] = "autoregressive"
-    score_first: bool = False
-    random_batch: bool = False
-    """The paper's case study: keep each token's loss with a probability drawn for its sequence."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockDiffusionRecipe:
-    """Block diffusion; MDLM when no block size is given."""
-
-    kind: Literal["block_diffusion"] = "block_diffusion"
-    block_size: int | None = None
-    """Tokens in a block; by default the whole context is one block."""
-    masking: MaskingRecipe = field(default_factory=CountsMasking)
-    score_first: bool = False
-    causal_clean: bool = False
-    previous_token: bool = False
-    """Show the network a hidden token as the mask plus the token before it."""
-    lean: float = 0.0
-    """The order in which the trained model reveals a block when it writes and is measured, in validation too:
-    0 is uniformly random, with more the left comes first. Training itself has `masking.lean`."""
-    next_token: float = 0.0
-    """Weight of a next-token loss on the clean half, which must then be causal."""
-    algorithm: Literal["single_pass", "two_pass"] = "single_pass"
-    strata: Literal["permuted", "ordered", "none"] = "permuted"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoreEntropyRecipe:
-    """SEDD."""
-
-    kind: Literal["score_entropy"] = "score_entropy"
-    process: ProcessName = "absorbing"
-    score_first: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class D3PMRecipe:
-    """D3PM."""
-
-    kind: Literal["d3pm"] = "d3pm"
-    process: ProcessName = "absorbing"
-    steps: int = 1000
-    """T."""
-    schedule: ScheduleName = "linear"
-    auxiliary: float = 0.0
-    """λ, the weight of a cross-entropy beside the bound."""
-    score_first: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimplexRecipe:
-    """SSD-LM."""
-
-    kind: Literal["simplex"] = "simplex"
-    block_size: int = 25
-    """The last block of a sequence is cut where the sequence ends."""
-    steps: int = 5000
-    """How finely times are drawn in training."""
-    simplex_scale: float = 5.0
-    score_first: bool = False
-
-
-MethodRecipe = Annotated[
-    AutoregressiveRecipe | BlockDiffusionRecipe | ScoreEntropyRecipe | D3PMRecipe | SimplexRecipe,
-    Discriminator("kind"),
-]
-
-
-@dataclass(frozen=True, kw_only=True)
 class CheckpointRecipe:
     """How many checkpoints are kept."""
 
@@ -232,7 +114,10 @@ class Recipe:
     """A training run."""
 
     train: TrainSettings
-    method: MethodRecipe
+    method: Method
+    """What the model is; this is saved with it."""
+    objective: Training = field(default_factory=Training)
+    """How the method is trained, by its own options."""
     data: DataRecipe = field(default_factory=DataRecipe)
     network: NetworkRecipe = field(default_factory=NetworkRecipe)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -244,70 +129,57 @@ class Recipe:
     """A checkpoint whose (EMA) weights training starts from, with a fresh optimizer; also --from."""
 
     def __post_init__(self) -> None:
+        if type(self.objective) is Training:
+            object.__setattr__(self, "objective", self.method.Training())
         raise_problems(self._conflicts())
 
+    @classmethod
+    def types_for(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The options of training are those of the method; any mapping, where its kind is not known."""
+        said = spelt_out(data.get("method"))
+        kind = said.get("kind") if isinstance(said, Mapping) else None
+        member = Method.members().get(kind) if isinstance(kind, str) else None
+        return {"objective": dict if member is None else member.Training}
+
+    def frame(self, vocab_size: int, mask_id: int) -> Frame:
+        """What the method must know of the network."""
+        return Frame(
+            vocab_size=vocab_size,
+            context=self.data.context,
+            mask_id=mask_id,
+            told_noise=self.network.time_conditioning,
+        )
+
     def _conflicts(self) -> Iterator[str]:
-        method, context = self.method, self.data.context
+        method, training = self.method, self.objective
+        if not isinstance(training, method.Training):
+            needed = method.Training.__name__
+            yield f"objective must be a {needed} for method.kind {method.kind}, got {training}"
+            return
         if self.trackers.gradient_variance_batches == 1:
             yield "trackers.gradient_variance_batches must be 0 or at least 2, got 1"
-        if isinstance(method, AutoregressiveRecipe) and self.network.time_conditioning:
-            yield "network.time_conditioning must be false for an autoregressive method"
-        if isinstance(method, D3PMRecipe | SimplexRecipe) and method.steps < 1:
-            yield f"method.steps must be at least 1, got {method.steps}"
-        if isinstance(method, D3PMRecipe) and not 0.0 <= method.auxiliary < math.inf:
-            yield f"method.auxiliary must be finite and not negative, got {method.auxiliary}"
-        if isinstance(method, SimplexRecipe):
-            if not 1 <= method.block_size <= context:
-                yield f"method.block_size must lie in 1..data.context {context}, got {method.block_size}"
-            if not 0.0 < method.simplex_scale < math.inf:
-                yield f"method.simplex_scale must be positive and finite, got {method.simplex_scale}"
-            if self.trackers.nelbo_variance_batches:
-                yield "trackers.nelbo_variance_batches must be 0 for method.kind simplex, which has no NELBO"
-        if not isinstance(method, BlockDiffusionRecipe):
-            return
-        size = context if method.block_size is None else method.block_size
-        if size < 1 or context % size:
-            yield f"method.block_size must divide data.context {context}, got {size}"
-        if not 0.0 <= method.next_token < math.inf:
-            yield f"method.next_token must be finite and not negative, got {method.next_token}"
-        elif method.next_token and not method.causal_clean:
-            yield "method.next_token needs method.causal_clean: otherwise tokens see what they predict"
-        search = method.masking.search if isinstance(method.masking, ClippedMasking) else None
+        if method.no_likelihood and self.trackers.nelbo_variance_batches:
+            yield (
+                f"trackers.nelbo_variance_batches must be 0 for method.kind {method.kind}, which has no NELBO"
+            )
+        if self.parallel == "fsdp" and training.not_under_fsdp:
+            yield training.not_under_fsdp
+        search = training.search
         if search is not None and search.every % self.train.validate_every:
             yield (
-                f"method.masking.search.every must be a multiple of train.validate_every "
+                f"objective.masking.search.every must be a multiple of train.validate_every "
                 f"{self.train.validate_every}, when the search is made, got {search.every}"
             )
-        if method.algorithm == "two_pass" and self.parallel == "fsdp":
-            yield "method.algorithm two_pass does not run under parallel fsdp, which frees keys early"
-        told_noise = self.network.time_conditioning
-        yield from lean_problems(method.lean, name="method.lean", told_noise=told_noise)
-        if isinstance(method.masking, CountsMasking):
-            yield from _counts_problems(method.masking)
-            if told_noise:
-                yield (
-                    "network.time_conditioning needs masks drawn by time: method.masking.kind counts draws "
-                    "none"
-                )
-
-
-def _counts_problems(masking: CountsMasking) -> Iterator[str]:
-    """Options of masks by count that do not go together."""
-    if masking.lean:
-        yield from lean_problems(masking.lean, name="method.masking.lean")
-        for name in ("complementary", "learn_proposal"):
-            if getattr(masking, name):
-                yield f"method.masking.{name} needs method.masking.lean 0, got {masking.lean:g}"
-    if masking.learn_proposal and masking.complementary:
-        yield "method.masking.learn_proposal needs one noisy copy: method.masking.complementary must be false"
-    if masking.learn_proposal and masking.weight != "nelbo":
-        yield f"method.masking.learn_proposal needs method.masking.weight nelbo, got {masking.weight}"
+        frame = self.frame(vocab_size=2, mask_id=1)  # the data knows better; nothing here depends on these
+        yield from method.conflicts(frame)
+        yield from method.training_conflicts(training, frame)
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Plain values, ready for YAML."""
-    plain: dict[str, Any] = _plain(asdict(recipe))
-    return plain
+    """Plain values, ready for YAML, with the plugins that reading them takes."""
+    values: dict[str, Any] = plain(recipe)
+    plugins = plugins_of(recipe)
+    return {**values, "plugins": plugins} if plugins else values
 
 
 def recipe_from_dict(data: Mapping[str, Any], *, where: str) -> Recipe:
@@ -316,17 +188,31 @@ def recipe_from_dict(data: Mapping[str, Any], *, where: str) -> Recipe:
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts, later ones winning. A `kind` that changes drops the options of the kind before."""
+    """Nested dicts, later ones winning. A `kind` that changes drops the options of the kind before, and a
+    method that changes drops those of its training."""
     merged: dict[str, Any] = {}
     for layer in layers:
+        if _is_other(_kind(layer.get("method")), _kind(merged.get("method"))):
+            merged.pop("objective", None)
         for key, value in layer.items():
             before = merged.get(key)
-            if isinstance(value, Mapping) and isinstance(before, Mapping):
-                changed = "kind" in value and value["kind"] != before.get("kind")
-                merged[key] = merge({} if changed else before, value)
+            if isinstance(value, Mapping) and isinstance(before, Mapping | str):
+                changed = _is_other(_kind(value), _kind(before))
+                merged[key] = merge({} if changed else spelt_out(before), value)
             else:
                 merged[key] = merge(value) if isinstance(value, Mapping) else value
     return merged
+
+
+def _is_other(kind: Any, before: Any) -> bool:
+    """Whether a kind is said, and another than before."""
+    return kind is not None and before is not None and kind != before
+
+
+def _kind(value: Any) -> Any:
+    """The kind that is said of a member of a family; None where none is said."""
+    said = spelt_out(value)
+    return said.get("kind") if isinstance(said, Mapping) else None
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -413,14 +299,16 @@ def _load_yaml(text: str) -> Any:
 
 def _types_at(path: Sequence[str]) -> list[Any]:
     """The types that a field of a recipe may have, by its path of names; none if there is no such field."""
-    kinds: list[Any] = [Recipe]
+    types: list[Any] = [Recipe]
     for name in path:
-        hints = [get_type_hints(kind) for kind in kinds if is_dataclass(kind)]
-        found = [hint[name] for hint in hints if name in hint]
-        kinds = [
+        kinds = [kind for each in types for kind in types_of(each, None)]
+        if Training in kinds:
+            kinds += [member.Training for member in Method.members().values()]
+        found = [hints[name] for kind in kinds if name in (hints := hints_of(kind, None))]
+        types = [
             member for each in found for member in (get_args(each) if isinstance(each, UnionType) else [each])
         ]
-    return kinds
+    return types
 
 
 def _flag_value(text: str, types: Sequence[Any]) -> Any:
@@ -435,12 +323,3 @@ def _flag_value(text: str, types: Sequence[Any]) -> Any:
         return _load_yaml(text)
     except yaml.YAMLError:
         return text
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, so that YAML needs no tags."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value

@@ -11,8 +11,8 @@ from rich.console import Console
 from bd3lm import interop
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import only_writer
-from bd3lm.runs.plan import Run, build_run, check_run, open_store
-from bd3lm.runs.recipe import BlockDiffusionRecipe, ClippedMasking, Recipe, recipe_to_dict
+from bd3lm.runs.plan import Plan, Run, open_store, plan_run
+from bd3lm.runs.recipe import Recipe, recipe_to_dict
 from bd3lm.runs.stages import RECIPE_FILE, begun_stages, read_recipe, save_recipe, save_stages
 from bd3lm.training import Engine
 
@@ -43,13 +43,11 @@ def train_stages(
         Engine.from_environment(parallel="ddp" if parallel == "auto" else parallel, device=device) as engine,
         _only_trainer(out, engine),
     ):
-        checked = _checked(_plan(stages, out), resume, engine, console)
+        checked = _checked(_chained(stages, out), resume, engine, console)
         _on_main(engine, lambda: save_stages(out, stages))
-        for name, folder, recipe in checked:
-            run = build_run(
-                recipe, folder, engine=engine, data_folder=out / "data", console=console, label=name
-            )
-            _train(run, recipe, resume=resume, console=console)
+        for name, plan in checked:
+            run = plan.build(data_folder=out / "data", console=console, label=name)
+            _train(run, plan.recipe, resume=resume, console=console)
             runs.append(run)
             if run.trainer.stopped_by == "signal":
                 break
@@ -93,7 +91,7 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-class _Planned(NamedTuple):
+class _Stage(NamedTuple):
     """A stage, the folder it is trained in, and its recipe with what follows from the stage before it."""
 
     name: str
@@ -105,26 +103,28 @@ class _Planned(NamedTuple):
         return open_store(self.recipe, self.folder).latest() is not None
 
 
-def _plan(stages: Sequence[tuple[str, Recipe]], out: Path) -> list[_Planned]:
+def _chained(stages: Sequence[tuple[str, Recipe]], out: Path) -> list[_Stage]:
     """Each stage goes on from the model of the one before, in a folder of its own if there are several."""
-    planned: list[_Planned] = []
+    chained: list[_Stage] = []
     for name, recipe in stages:
-        if planned:
-            before = planned[-1]
+        if chained:
+            before = chained[-1]
             recipe = _after(before.recipe, recipe, start_from=str(before.folder / RUN_MODEL))
-        planned.append(_Planned(name, out / name if len(stages) > 1 else out, recipe))
-    return planned
+        chained.append(_Stage(name, out / name if len(stages) > 1 else out, recipe))
+    return chained
 
 
-def _checked(planned: Sequence[_Planned], resume: bool, engine: Engine, console: Console) -> list[_Planned]:
-    """The stages to train, all checked before the first is trained: mistakes in later ones cost hours.
+def _checked(
+    stages: Sequence[_Stage], resume: bool, engine: Engine, console: Console
+) -> list[tuple[str, Plan]]:
+    """The stages to train, all checked before the first is trained.
 
     An earlier stage without a checkpoint, where a later one has one, was finished and cleared away.
     """
     checked = []
-    for index, stage in enumerate(planned):
-        before = planned[index - 1].recipe if index else None
-        if resume and not stage.has_checkpoint and any(each.has_checkpoint for each in planned[index:]):
+    for index, stage in enumerate(stages):
+        before = stages[index - 1].recipe if index else None
+        if resume and not stage.has_checkpoint and any(each.has_checkpoint for each in stages[index:]):
             if (stage.folder / RECIPE_FILE).exists():
                 _require_same(stage.folder, stage.recipe)
             if engine.is_main:
@@ -134,8 +134,8 @@ def _checked(planned: Sequence[_Planned], resume: bool, engine: Engine, console:
                 )
             continue
         recipe = _check_folder(stage, resume=resume, chained=before is not None)
-        check_run(recipe, stage.folder, engine=engine, before=None if stage.has_checkpoint else before)
-        checked.append(stage._replace(recipe=recipe))
+        before = None if stage.has_checkpoint else before
+        checked.append((stage.name, plan_run(recipe, stage.folder, engine=engine, before=before)))
     return checked
 
 
@@ -212,7 +212,7 @@ def _way_out(run: Run) -> str:
     return f"Begin again, or from the model of step {run.trainer.step}: {command} [--from {run.out}]"
 
 
-def _check_folder(stage: _Planned, *, resume: bool, chained: bool) -> Recipe:
+def _check_folder(stage: _Stage, *, resume: bool, chained: bool) -> Recipe:
     """The recipe to train a folder's run with; anything that would replace something trained is refused.
 
     A run is resumed with a recipe that computes the same. It keeps the start of its own recipe, whatever is
@@ -275,11 +275,10 @@ def _may_change(recipe: Recipe) -> set[str]:
     """
     free = {"train.log_every", "train.checkpoint_every", "train.micro_batch", "train.compile"}
     free |= {"parallel", "checkpoint", "trackers", "data.path", "start_from"}
-    free.add("method.lean")  # it concerns only the released model
+    free |= {f"method.{name}" for name in recipe.method.concerns_release_only}
     if recipe.optimizer.decay == "constant":
         free.add("train.steps")
-    masking = recipe.method.masking if isinstance(recipe.method, BlockDiffusionRecipe) else None
-    if not (isinstance(masking, ClippedMasking) and masking.search is not None):
+    if recipe.objective.search is None:
         free |= {"train.validate_every", "data.validation_batch", "data.validation_sequences"}
     return free
 

@@ -302,13 +302,7 @@ class Trainer:
         return True
 
     def _require_same_inputs(self, before: Mapping[str, Any]) -> None:
-        """Refuse to go on with another objective, other data or another tokenizer than the checkpoint's."""
-        was, now_is = (state.get("objective") or "the recipe's" for state in (before, self.run_state))
-        if was != now_is:
-            raise ValueError(
-                f"the checkpoint in {self.store.folder} was trained with another objective: it was {was}, "
-                f"and is {now_is}; give build_run the same `objective`"
-            )
+        """Refuse to go on with other data or another tokenizer than the checkpoint's."""
         for name in ("data_fingerprint", "tokenizer_fingerprint"):
             then, now = before.get(name), self.run_state.get(name)
             if then != now:

@@ -1,0 +1,87 @@
+"""`bd3lm convert`: from other people's checkpoints to ours, and back."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import FlagCreatePairsOff, Positional
+
+from bd3lm.commands.shared.command import Command
+from bd3lm.commands.shared.flags import DTYPES, DType, NewFolder, OptionalInt, check_out_folder, named
+
+
+@dataclass(frozen=True)
+class Convert(Command):
+    """Rewrite a checkpoint (the reference implementation's, or our own) in this project's format."""
+
+    kind = "convert"
+
+    source: Positional[Annotated[str, named("SOURCE")]]
+    """A folder, a Lightning .ckpt file, or a hub id such as owner/name."""
+    out: NewFolder
+    """The folder to write, a new or empty one."""
+    context: OptionalInt = None
+    """Context length; a .ckpt file does not say, so give it there."""
+    block_size: OptionalInt = None
+    """Block size, for a .ckpt of a block diffusion model; by default one block (MDLM)."""
+    causal: bool = False
+    """Whether a .ckpt is of an autoregressive model."""
+    time_conditioning: Annotated[bool, FlagCreatePairsOff] = False
+    """The network of a .ckpt is told the noise level. A file with a noise embedding (sigma_map) does not say
+    so: give this flag or the next."""
+    no_time_conditioning: Annotated[bool, FlagCreatePairsOff] = False
+    """It is told a constant instead, as published models are."""
+    weights: Annotated[Literal["ema", "raw"] | None, named("{ema,raw}")] = None
+    """Which weights of a .ckpt to take; by default the EMA's where it has them."""
+    dtype: Annotated[DType | None, named(DTYPES)] = None
+    """Precision to write; by default that of the weights."""
+    to: Literal["bd3lm", "reference"] = "bd3lm"
+    """The layout to write: this project's, or that of the paper's published weights, for its own code."""
+
+    def run(self) -> int:
+        import torch
+
+        from bd3lm import interop
+        from bd3lm.commands.shared.subjects import one_model
+        from bd3lm.data import saved_tokenizer
+        from bd3lm.lm import LanguageModel
+
+        lightning = None
+        if self.source.endswith(".ckpt"):
+            if self.context is None:
+                raise ValueError("--context must be given for a .ckpt, which does not say it")
+            lightning = interop.LightningFacts(
+                context=self.context,
+                block_size=self.context if self.block_size is None and not self.causal else self.block_size,
+                causal=self.causal,
+                time_conditioning=self._is_told_the_noise(),
+                weights=self.weights,
+            )
+        elif self.causal or any(
+            given is not None
+            for given in (self.context, self.block_size, self._is_told_the_noise(), self.weights)
+        ):
+            raise ValueError(
+                "--context, --block-size, --causal, --[no-]time-conditioning and --weights are for a .ckpt "
+                f"file, got {self.source}"
+            )
+        check_out_folder(self.out)
+        path = interop.resolve(one_model(self.source))
+        # Not as a model to be used, which would compute in another precision than it is stored in.
+        dtype = getattr(torch, self.dtype) if self.dtype else None
+        network, config = interop.load(path, lightning=lightning, dtype=dtype)
+        tokenizer = saved_tokenizer(path)
+        if self.to == "reference":
+            interop.save_reference(network, config, self.out)
+            if tokenizer is not None:
+                tokenizer.save(self.out)
+        else:
+            LanguageModel(network, config, tokenizer).save_pretrained(self.out)
+        parameters = sum(p.numel() for p in network.parameters())
+        print(f"wrote {self.out}: {config.title}, {parameters:,} parameters")
+        return 0
+
+    def _is_told_the_noise(self) -> bool | None:
+        """What the two flags say; None where neither is given, which a pair of one field could not tell."""
+        if self.time_conditioning and self.no_time_conditioning:
+            raise ValueError("--time-conditioning and --no-time-conditioning must not both be given")
+        return self.time_conditioning if self.time_conditioning or self.no_time_conditioning else None

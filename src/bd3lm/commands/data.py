@@ -1,0 +1,136 @@
+"""`bd3lm data`: from text to what training reads."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import OmitArgPrefixes, Positional, subcommand
+
+from bd3lm.commands.shared.command import Command
+from bd3lm.commands.shared.flags import FieldFlag, NewFolder, OptionalFolder, check_out_folder, named
+
+if TYPE_CHECKING:
+    from bd3lm.data import Tokenizer
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Text to token shards: parallel, resumable, the same bytes every time."""
+
+    source: Positional[Annotated[str, named("SOURCE")]]
+    """A file or folder (txt, jsonl, parquet; also .gz .xz .zst), or a named corpus such as lm1b."""
+    out: NewFolder
+    """The folder to write."""
+    tokenizer: Annotated[str | None, named("TOKENIZER")] = None
+    """A folder with tokenizer.json, a name on the hub, or bytes; by default the paper's for the corpus."""
+    workers: int = 1
+    """Processes that tokenize."""
+    eos: bool = True
+    """Put an end-of-text token after every document."""
+    bos: bool = False
+    """Put a beginning-of-text token before every document."""
+    folder: OptionalFolder = None
+    """A local copy of a named corpus."""
+    field: FieldFlag = None
+    text_unit: Annotated[Literal["file", "line", "paragraph"] | None, named("{file,line,paragraph}")] = None
+    """What makes a document of a txt file: by default, in a folder of such files the whole file, else what
+    stands between blank lines."""
+    held_out: Annotated[int | float | None, named("SHARE|INT")] = None
+    """Share of the documents, the last ones, to hold out (below 1), or how many (1 is one document); 0.05 by
+    default where there is no validation or test file. Giving it reads all files as one text, 0 holds out
+    none."""
+
+    def run(self) -> int:
+        from bd3lm.data import load_corpus, prepare
+
+        corpus = load_corpus(
+            self.source,
+            folder=self.folder,
+            field=self.field,
+            text_unit=self.text_unit,
+            held_out=self.held_out,
+        )
+        shards = prepare(
+            corpus,
+            self._tokenizer(),
+            self.out,
+            workers=self.workers,
+            eos_between_documents=self.eos,
+            bos_before_documents=self.bos,
+        )
+        for name in shards.splits:
+            split = shards.split(name)
+            print(f"{name}: {split.documents:,} documents, {split.tokens:,} tokens")
+        held_out = sum(shards.split(name).documents for name in shards.splits if name != "train")
+        print(f"held out: {held_out:,} documents" if held_out else "held out: none")
+        print(f"wrote {self.out}")
+        return 0
+
+    def _tokenizer(self) -> "Tokenizer":
+        from bd3lm.data import load_tokenizer
+
+        if self.tokenizer is not None:
+            return load_tokenizer(self.tokenizer)
+        default = "bert-base-uncased" if self.source == "lm1b" else "gpt2"
+        try:
+            return load_tokenizer(default)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{error}. {default} is the default here: --tokenizer names another, such as bytes, or a "
+                "folder that `bd3lm data train-tokenizer` made"
+            ) from error
+
+
+@dataclass(frozen=True)
+class TrainTokenizer:
+    """Train a byte-level BPE on a corpus."""
+
+    source: Positional[Annotated[str, named("SOURCE")]]
+    """A file, a folder or a named corpus; its training split is used, a single document whole."""
+    out: NewFolder
+    """The folder to write: a new or empty one, or one with nothing but a tokenizer, which is replaced."""
+    vocabulary: int = 8192
+    """Number of tokens, the special ones included; fewer where the text is too small for so many."""
+    folder: OptionalFolder = None
+    """A local copy of a named corpus."""
+    field: FieldFlag = None
+
+    def run(self) -> int:
+        from bd3lm.data import FileCorpus, load_corpus, train_bpe
+        from bd3lm.data.tokenizers import CONFIG_FILE, SMALLEST_BPE, TOKENIZER_FILE
+
+        if self.vocabulary < SMALLEST_BPE:
+            raise ValueError(
+                f"--vocabulary must be at least {SMALLEST_BPE} (256 bytes and two special tokens), "
+                f"got {self.vocabulary}"
+            )
+        # Shards, and a model, are of no use with another tokenizer than theirs.
+        check_out_folder(self.out, may_hold=(TOKENIZER_FILE, CONFIG_FILE))
+        corpus = load_corpus(self.source, folder=self.folder, field=self.field)
+        if isinstance(corpus, FileCorpus) and corpus.too_small_to_share:
+            corpus = load_corpus(self.source, field=self.field, held_out=0)
+        tokenizer = train_bpe(corpus.documents("train"), self.vocabulary)
+        tokenizer.save(self.out)
+        fewer = ""
+        if tokenizer.vocab_size < self.vocabulary:
+            why = "no further pair of them occurs twice inside the words of the text"
+            fewer = f" of {self.vocabulary:,} asked for: {why}"
+        print(f"wrote {self.out}: {tokenizer.vocab_size:,} tokens{fewer}")
+        return 0
+
+
+Kinds = (
+    Annotated[Prepare, subcommand("prepare", prefix_name=False)]
+    | Annotated[TrainTokenizer, subcommand("train-tokenizer", prefix_name=False)]
+)
+
+
+@dataclass(frozen=True)
+class Data(Command):
+    """Prepare text for training."""
+
+    kind = "data"
+
+    command: OmitArgPrefixes[Kinds]
+
+    def run(self) -> int:
+        return self.command.run()

@@ -1,0 +1,200 @@
+"""What is shown when a small run has been trained: held-out perplexities, a text, and the report's page."""
+
+import math
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from bd3lm.commands.eval import Eval, measure_perplexity
+from bd3lm.commands.report import Report, make_report
+from bd3lm.commands.report.measuring import keep_texts
+from bd3lm.commands.shared.corpora import open_sequences
+from bd3lm.commands.shared.records import keep, new_record
+from bd3lm.commands.shared.subjects import Subject
+from bd3lm.lm import Settings, build_estimator
+from bd3lm.objectives import TokenBatch
+from bd3lm.reports import perplexity_text
+from bd3lm.reports.content import OWN
+from bd3lm.runs.plan import Run
+from bd3lm.runs.recipe import Recipe, recipe_from_dict
+from bd3lm.runs.stages import is_run, resolve_stages
+
+_DRAWS = 8  # of each text, for a bound that is estimated
+
+
+def show_results(runs: list[Run], out: Path, *, console: Console | None = None) -> None:
+    """Held-out perplexities of every stage beside the unigram's, a sample of the last, and report.html.
+
+    Without held-out text there is neither a perplexity nor the prompt of a sample.
+    """
+    console = console or Console()
+    run = runs[-1]
+    if without := [each.nothing_held_out for each in runs if each.nothing_held_out is not None]:
+        console.print(
+            f"{without[0]}, so nothing is measured: prepare the data with --held-out",
+            soft_wrap=True,
+            markup=False,
+        )
+    else:
+        _print_perplexities(runs, console)
+        _print_long_text(run, console)
+    with _doing("writing the report", console):
+        page = make_report(
+            Report(runs=(out,), device=str(run.trainer.engine.device)), console=Console(quiet=True)
+        )
+    console.print(
+        f"\n[bold]{page}[/] has the measurements, plots, and a text being written: open it in a browser.",
+        soft_wrap=True,
+    )
+    console.print(
+        f"[bold]Everything is in {out}[/]: recipes, metrics.csv, checkpoints, and the model in "
+        f"{run.out / 'model'}.",
+        soft_wrap=True,
+    )
+    trained = run.trainer.step > run.trainer.resumed_at  # else this was said before
+    if trained and (suggestions := _to_try(runs)):
+        console.print("\n".join(["To try next:", *suggestions]), soft_wrap=True)
+
+
+def _doing(what: str, console: Console) -> AbstractContextManager[object]:
+    """Says what takes a while: for as long as it takes on a terminal, once elsewhere."""
+    if console.is_terminal:
+        return console.status(what)
+    console.print(f"{what} ...")
+    return nullcontext()
+
+
+def _print_perplexities(runs: list[Run], console: Console) -> None:
+    """A table of every stage and, to compare, token frequencies."""
+    table = Table(title="Perplexity of held-out text (per token; lower is better)")
+    for heading in ("model", "steps", "exact", "bound"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    titles = " and ".join(each.config.title for each in runs)
+    console.print(f"measuring on held-out text: {titles} ...", soft_wrap=True)
+    table.add_row("unigram frequencies", "", f"{_unigram(runs[-1]):.1f}", "")
+    for index, each in enumerate(runs):
+        steps = " + ".join(str(earlier.trainer.step) for earlier in runs[: index + 1])
+        table.add_row(each.config.title, steps, *_perplexities(each, console))
+    console.print()
+    console.print(table)
+    if len(runs) > 1:
+        console.print("The last model went on from the one above it, and has read more text.")
+    if runs[-1].config.method.has_order:
+        console.print(
+            "Exact figures count every order in which a block can be uncovered; the bound is what papers "
+            "print; ± is one standard error.",
+            soft_wrap=True,
+        )
+
+
+def _to_try(runs: list[Run]) -> list[str]:
+    """Commands, a line each, for what no run in the folder it would be written to did.
+
+    They are for the demo as it is: with flags of the user's own, they could do something else, or fail.
+    """
+    if not _is_plain_demo(runs):
+        return []
+    ideas = (
+        ("other masks", "demo", "pairs", "--block.objective.masking.complementary true"),
+        ("larger blocks", "demo", "block8", f"--from {runs[0].out} --method.block_size 8"),
+        ("the paper's way", "demo-paper", "demo-paper", ""),
+    )
+    command = sys.argv[0] if Path(sys.argv[0]).name == "bd3lm" else "bd3lm"
+    return [
+        f"  {what + ':':17}{command} train {preset} --out runs/{out} {flags}".rstrip()
+        for what, preset, out, flags in ideas
+        if not is_run(Path("runs") / out)
+    ]
+
+
+def _is_plain_demo(runs: list[Run]) -> bool:
+    """Whether the runs are the stages of `demo`, apart from what follows from order and folder."""
+
+    def own(recipe: Recipe) -> Recipe:
+        return replace(recipe, start_from=None, data=replace(recipe.data, skip=None))
+
+    trained = [recipe_from_dict(run.trainer.run_state["recipe"], where=str(run.out)) for run in runs]
+    return list(map(own, trained)) == [own(recipe) for _, recipe in resolve_stages("demo")]
+
+
+def _unigram(run: Run) -> float:
+    """The unigram's perplexity, kept beside the run for its report."""
+    subject = _subject(run)
+    with open_sequences(subject, None, limit=_validated(subject)) as text:
+        settings = {"data": OWN, "text": text.fingerprint, "split": text.split}
+    found, tokens = unigram_perplexity(run)
+    record = new_record(subject, "unigram", settings=settings, result={"perplexity": found, "tokens": tokens})
+    keep(subject, "unigram", record)
+    return found
+
+
+def unigram_perplexity(run: Run) -> tuple[float, int]:
+    """Held-out perplexity of the training text's token frequencies, one added to each, and of how many
+    tokens it is."""
+    vocabulary = run.config.network.vocab_size
+    train = torch.from_numpy(run.shards.read("train", 0, run.shards.split("train").tokens).astype("int64"))
+    counts = torch.bincount(train, minlength=vocabulary).double() + 1
+    counts[run.config.mask_id] = 0
+    log_p = (counts / counts.sum()).log()
+    nats, tokens = 0.0, 0
+    for texts in run.held_out.batches:
+        batch = TokenBatch.of(texts, score_first=run.held_out.score_first)
+        nats -= log_p[batch.tokens[batch.scored]].sum().item()
+        tokens += int(batch.scored.sum())
+    return math.exp(nats / tokens), tokens
+
+
+def _perplexities(run: Run, console: Console) -> tuple[str, str]:
+    """(exact, bound) of the model the run released, on all of its held-out text, as the table prints them."""
+    config = run.config
+    if config.method.no_likelihood:
+        return "", "no likelihood"
+    subject = _subject(run)
+    drawn = build_estimator(config, "auto").is_random
+    record = measure_perplexity(
+        subject,
+        Eval(sequences=_validated(subject), replicates=_DRAWS if drawn else 1),
+        console=console,
+    )
+    figures = {figure["meaning"]: perplexity_text(figure) for figure in record["result"]["figures"]}
+    return figures.get("exact", ""), figures.get("bound", "")
+
+
+def _subject(run: Run) -> Subject:
+    """The model that the run released."""
+    return Subject.open(run.out, device=str(run.trainer.engine.device))
+
+
+def _validated(subject: Subject) -> int | None:
+    """How many held-out sequences the run validates on."""
+    return subject.recipe.data.validation_sequences if subject.recipe else None
+
+
+def _print_long_text(run: Run, console: Console, *, length_in_contexts: int = 2) -> None:
+    """Text past the training context, from a prompt of held-out text; kept for the report.
+
+    A method that does not write past its context fills one.
+    """
+    context = run.config.network.context
+    prompt = run.held_out.batches[0][0, : context // 8]
+    subject = _subject(run)
+    method = subject.model.config.method
+    if not method.writes_past_context:
+        length_in_contexts = 1
+    settings = method.settled(Settings(length=length_in_contexts * context, stop_at_eos=False, seed=7))
+    written = subject.model.generate([prompt], settings)
+    if length_in_contexts > 1:
+        keep_texts(subject, "long_text", settings, written)
+    console.print(
+        Panel(
+            f"[dim]{escape(run.tokenizer.decode(prompt))}[/dim] ▸ {escape(written[0].completion or '')}",
+            title=f"{length_in_contexts * context} tokens, {length_in_contexts} contexts (prompt ▸ sample)",
+        )
+    )

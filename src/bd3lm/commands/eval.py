@@ -1,0 +1,328 @@
+"""`bd3lm eval`: how likely a model finds text, with what the figure is worth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from bd3lm.commands.shared.command import Command
+from bd3lm.commands.shared.flags import (
+    DeviceFlag,
+    DTypeFlag,
+    EstimatorFlag,
+    FieldFlag,
+    LeanFlag,
+    Models,
+    OptionalFile,
+    OptionalInt,
+    Texts,
+    TokenizerFlag,
+    named,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bd3lm.commands.shared.subjects import Subject
+    from bd3lm.evaluation import CorpusLikelihood, Estimator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likelihoods(Command):
+    """What the commands that measure likelihoods have in common."""
+
+    models: Models = ()
+    """Runs, model folders or hub ids."""
+    estimator: EstimatorFlag = "auto"
+    lean: LeanFlag = None
+    replicates: int = 1
+    """Independent draws of a random estimate: with more there is less noise, and it is known how much."""
+    split: Annotated[str | None, named("SPLIT")] = None
+    """Of the data; by default valid, else test, else all there is."""
+    field: FieldFlag = None
+    sequences: OptionalInt = None
+    """Measure only this many, from the beginning."""
+    seed: int = 0
+    batch: int = 16
+    """Sequences side by side."""
+    tokenizer: TokenizerFlag = None
+    device: DeviceFlag = None
+    dtype: DTypeFlag = None
+    out: OptionalFile = None
+    """Write the records, all figures and settings, to this new JSON file too."""
+
+    def subjects(self) -> "list[Subject]":
+        from bd3lm.commands.shared.subjects import Subject, check_lean_is_for
+
+        if not self.models:
+            raise ValueError("models must name at least one run, model folder or hub id, got none")
+        subjects = [
+            Subject.open(
+                model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
+            )
+            for model in self.models
+        ]
+        check_lean_is_for(subjects, self.lean)
+        return subjects
+
+    def for_each(self, subjects: "Sequence[Subject]") -> list[Self]:
+        """The flags for each model. Replicates are of draws: a model that draws nothing is measured once
+        beside others that draw, and they are refused where no model draws."""
+        if self.replicates < 1:
+            raise ValueError(f"replicates must be at least 1, got {self.replicates}")
+        chosen = [_estimator(subject, self.estimator) for subject in subjects]
+        drawn = [each is None or each.is_random for each in chosen]
+        if self.replicates > 1 and subjects and not any(drawn):
+            raise ValueError(f"replicates must be 1 for exact, which draws nothing, got {self.replicates}")
+        return [self if random else replace(self, replicates=1) for random in drawn]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval(Likelihoods):
+    """Perplexity, bits per token and per byte, with standard errors: exact where it can be, else a bound."""
+
+    kind = "eval"
+
+    data: Texts = ()
+    """Texts to measure on: folders of token shards, files, folders of files or named corpora; by default what
+    each run held out."""
+    eos: bool = True
+    """Put an end-of-text token after every document, where --data is text. Shards already have it or not."""
+
+    def run(self) -> int:
+        from rich.console import Console
+
+        from bd3lm.commands.shared.records import check_new_file, write_records
+
+        check_new_file(self.out)
+        write_records(self.out, report_perplexities(self.subjects(), self, console=Console()))
+        return 0
+
+
+def measure_perplexity(
+    subject: "Subject",
+    flags: Likelihoods,
+    data: str | None = None,
+    *,
+    eos_between_documents: bool | None = None,
+    console: "Console | None" = None,
+) -> dict[str, Any]:
+    """The perplexity of one model on one text, by default its run's own, as a record kept beside the run."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from bd3lm.commands.shared.corpora import open_sequences
+    from bd3lm.commands.shared.records import keep, new_record, record_name
+    from bd3lm.evaluation import corpus_likelihood
+    from bd3lm.lm import build_estimator
+
+    if flags.batch < 1:
+        raise ValueError(f"batch must be at least 1, got {flags.batch}")
+    network = subject.model.network
+    chosen = build_estimator(subject.model.config, flags.estimator)
+    with open_sequences(
+        subject,
+        data,
+        split=flags.split,
+        field=flags.field,
+        eos_between_documents=eos_between_documents,
+        limit=flags.sequences,
+    ) as text:
+        screen = console or Console(stderr=True)
+        batches = track(
+            text.batches(subject, flags.batch),
+            f"{subject.title} on {text.name}",
+            total=-(-text.number // flags.batch),
+            console=screen,
+            transient=True,
+            disable=not screen.is_terminal,
+        )
+        found = corpus_likelihood(network, chosen, batches, seed=flags.seed, replicates=flags.replicates)
+        text_bytes = text.text_bytes(subject)
+        record = new_record(
+            subject,
+            "perplexity",
+            settings={
+                "data": _recorded(data),
+                "text": text.fingerprint,
+                "split": text.split,
+                "estimator": chosen.name,
+                "lean": subject.lean,
+                "replicates": flags.replicates,
+                "seed": flags.seed,
+                "eos_between_documents": text.eos_between_documents,
+                "context": text.rows.context,
+                "batch_size": flags.batch,
+                "dtype": subject.dtype,
+                "limit": flags.sequences,
+                **({"bos_eos": True} if text.bos_eos else {}),
+                **({} if flags.field is None else {"field": flags.field}),
+            },
+            result={
+                "sequences": found[0].sequences,
+                "tokens": found[0].tokens,
+                "bytes": text_bytes,
+                "figures": [figure_record(each, text_bytes) for each in found],
+            },
+        )
+    settings = record["settings"]
+    words = (settings["data"], settings["split"], chosen.name)
+    keep(subject, record_name("perplexity", settings, *words), record)
+    return record
+
+
+def report_perplexities(
+    subjects: "Sequence[Subject]", flags: Eval, *, console: "Console"
+) -> list[dict[str, Any]]:
+    """Measure every model on every text, and print a table of all figures."""
+    from rich.table import Table
+
+    from bd3lm.commands.shared.corpora import check_texts
+
+    each = flags.for_each(subjects)
+    sources = flags.data or (None,)
+    check_texts(sources, flags.field)
+    eos = None if flags.eos else False
+    records = [
+        measure_perplexity(subject, own, source, eos_between_documents=eos, console=console)
+        for source in sources
+        for subject, own in zip(subjects, each, strict=True)
+    ]
+    for title, group in _by_text(records):
+        table = Table(title=title)
+        table.add_column("model", overflow="fold")
+        drawn = any(figure["monte_carlo_error"] for record in group for figure in record["result"]["figures"])
+        for heading in ("estimator", "perplexity", *_of_draws(drawn), "bits/token", "bits/byte"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for record in group:
+            for index, figure in enumerate(record["result"]["figures"]):
+                table.add_row(
+                    "" if index else record["model"], *_cells(figure, record["settings"]["lean"], drawn)
+                )
+        console.print(table)
+    figures = [figure for record in records for figure in record["result"]["figures"]]
+    console.print(legend(subjects, records, figures), soft_wrap=True, markup=False)
+    return records
+
+
+def _estimator(subject: "Subject", name: str) -> "Estimator | None":
+    """An estimator for a model; None where the model has no such one, which measuring says in words."""
+    from bd3lm.lm import build_estimator
+
+    try:
+        return build_estimator(subject.model.config, name)
+    except ValueError:
+        return None
+
+
+def figure_record(found: "CorpusLikelihood", text_bytes: int | None) -> dict[str, Any]:
+    """A figure as records keep it; without the bytes of its text it has no bits a byte."""
+    return {
+        "name": found.figure.name,
+        "meaning": found.figure.meaning,
+        "nats": found.nats,
+        "standard_error": found.standard_error,
+        "monte_carlo_error": found.monte_carlo_error,
+        "perplexity": found.perplexity,
+        "perplexity_error": found.perplexity_error,
+        "bits_per_token": found.bits_per_token,
+        "bits_per_byte": None if not text_bytes else found.bits_per_byte(text_bytes),
+    }
+
+
+def _of_draws(drawn: bool, cell: str = "of draws") -> list[str]:
+    return [cell] if drawn else []
+
+
+def _cells(figure: dict[str, Any], lean: float, drawn: bool) -> list[str]:
+    """Of one row. Records have null for what is not finite, and for bits a byte that are not known."""
+    from bd3lm.reports import leaning, perplexity_text, plain
+
+    noise, bits = figure["monte_carlo_error"], figure["bits_per_token"]
+    known = figure["bits_per_byte"] is not None
+    return [
+        figure["name"] + leaning(lean),
+        perplexity_text(figure),
+        *_of_draws(
+            drawn, f"± {plain(noise * figure['perplexity'])}" if noise and figure["perplexity"] else ""
+        ),
+        "∞" if bits is None else f"{bits:.3f}",
+        f"{figure['bits_per_byte']:.3f}" if known else "",
+    ]
+
+
+def _less_noise(subjects: "Sequence[Subject]", records: Sequence[dict[str, Any]]) -> str:
+    """The advice to take counts instead of a drawn nelbo, for the models that may."""
+    drawn = {record["model"] for record in records if record["settings"]["estimator"] == "nelbo"}
+    allowed = {
+        subject.name: _estimator(subject, "counts") is not None
+        for subject in subjects
+        if subject.name in drawn
+    }
+    names = [name for name, has in allowed.items() if has]
+    if not names:
+        return ""
+    which = "" if all(allowed.values()) else f" for {', '.join(names)}"
+    return f"; counts is the same bound with less noise{which}"
+
+
+def legend(
+    subjects: "Sequence[Subject]", records: Sequence[dict[str, Any]], figures: Sequence[dict[str, Any]]
+) -> str:
+    """What the signs in a table of figures mean, as far as it has them; docs/evaluation.md says more."""
+    drawn = [figure for figure in figures if figure["monte_carlo_error"] != 0.0]
+    with_draws = ", noise of the draws included" if drawn else ""
+    words = [f"± one standard error (neighbouring sequences treated as dependent{with_draws})."]
+    met = {figure["meaning"] for figure in figures}
+    if "bound" in met:
+        words.append(f"≤ upper bound{', or an estimate of one' if drawn else ''}.")
+    if "neither" in met:
+        words.append("≈ neither exact nor a bound.")
+    if any(figure["monte_carlo_error"] is None for figure in figures):
+        words.append("--replicates 4 tells the part of the draws.")
+    if any(figure["name"] == "nelbo" for figure in drawn):
+        words.append(
+            f"nelbo has no finite variance, so its ± may be too small{_less_noise(subjects, records)}."
+        )
+    if any(record["settings"]["lean"] for record in records):
+        words.append("lean: docs/sampling.md.")
+    return " ".join(words)
+
+
+def _by_text(records: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(Title, records) for each text: runs that held out the same one stand in one table.
+
+    A title says how much was scored, so a table holds only models that were scored on as much: another
+    context, a first token that is scored, or BOS and EOS around each sequence makes another table, though it
+    may have the same name.
+    """
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for record in records:
+        settings, result = record["settings"], record["result"]
+        cut = (settings["context"], settings.get("bos_eos", False))
+        key = (settings["text"], settings["split"], *cut, result["sequences"], result["tokens"])
+        groups.setdefault(key, []).append(record)
+    return [(_title(group[0]), group) for group in groups.values()]
+
+
+def _title(record: dict[str, Any]) -> str:
+    settings, result = record["settings"], record["result"]
+    cut = f"{result['sequences']:,} sequences of {settings['context']:,}"
+    frame = " with BOS and EOS" if settings.get("bos_eos") else ""
+    return f"{_name(settings)}: {cut}{frame}, {result['tokens']:,} tokens scored"
+
+
+def _recorded(data: str | None) -> str:
+    """As a record names a text: a path is never the bare word that stands for the run's own data."""
+    from bd3lm.reports.content import OWN
+
+    return OWN if data is None else f"./{data}" if data == OWN else data
+
+
+def _name(settings: dict[str, Any]) -> str:
+    from bd3lm.reports.content import HELD_OUT, OWN
+
+    data = settings["data"]
+    split = "" if settings["split"] == "train" and Path(data).is_file() else f", split {settings['split']}"
+    own = "held-out text" if settings["split"] in HELD_OUT else "training text"
+    return f"{own if data == OWN else data}{split}"

@@ -1,0 +1,90 @@
+"""`bd3lm judge`: generative perplexity of a model's samples, or of samples in a file, under a judge."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import arg
+
+from bd3lm.commands.shared.command import Command
+from bd3lm.commands.shared.flags import (
+    DeviceFlag,
+    DType,
+    LeanFlag,
+    ModelsOrFiles,
+    NucleusFlag,
+    NucleusRuleFlag,
+    OptionalFile,
+    SamplingDTypeFlag,
+    StepsFlag,
+    TokenizerFlag,
+    check_sources,
+)
+
+_FOR_FILES = ("judge", "window", "stride", "judge_batch", "mauve", "out", "device", "judge_dtype")
+
+
+@dataclass(frozen=True)
+class Judge(Command):
+    """Generative perplexity: how likely samples are to another language model; by default as in the paper."""
+
+    kind = "judge"
+
+    sources: ModelsOrFiles = ()
+    """Runs, model folders or hub ids, from which samples are drawn; or files that are judged as they are: of
+    `bd3lm sample --out`, or texts of other code, .jsonl with a field text or .txt with blank lines
+    between. Where a text has a prompt, only what follows is scored, given the prompt."""
+    judge: Annotated[str, arg(metavar="MODEL")] = "gpt2-large"
+    """A causal language model: a local folder, a GGUF file, or a name on the hub, which is downloaded."""
+    count: int = 300
+    """Samples of each model and length."""
+    length: Annotated[tuple[int, ...], arg(metavar="INT ...")] = (1024, 2048)
+    """Tokens of a sample, end tokens or not; several lengths are judged one by one."""
+    nucleus: NucleusFlag = None
+    nucleus_rule: NucleusRuleFlag = "inclusive"
+    steps: StepsFlag = None
+    lean: LeanFlag = None
+    entropy_floor: float = 4.0
+    """Draw a sample again if its last 256 tokens have less entropy than this, in nats; 0 draws none again."""
+    redraws: int = 20
+    """How often to draw it again before it is cut short and counted."""
+    batch: int = 32
+    """Samples drawn side by side."""
+    seed: int = 0
+    tokenizer: TokenizerFlag = None
+    window: int = 1024
+    """Tokens that the judge reads at a time."""
+    stride: int = 512
+    """Tokens by which the window moves on in longer texts."""
+    judge_batch: int = 8
+    """Windows judged side by side."""
+    mauve: OptionalFile = None
+    """Also compute MAUVE against the human text in this file (.jsonl, .txt or .parquet)."""
+    out: OptionalFile = None
+    """Write the records, all figures and settings, to this new JSON file too."""
+    device: DeviceFlag = None
+    dtype: SamplingDTypeFlag = None
+    judge_dtype: DType = "float32"
+    """Precision of the judge."""
+
+    def run(self) -> int:
+        import torch
+        from rich.console import Console
+
+        from bd3lm.commands.judge.judging import check_flags, open_judge, run_judge
+        from bd3lm.commands.shared.records import check_new_file, write_records
+        from bd3lm.commands.shared.sample_files import open_sources
+        from bd3lm.models.devices import pick_device
+
+        check_sources(self, for_files=_FOR_FILES)
+        check_new_file(self.out)
+        check_flags(self)
+        records = run_judge(
+            open_sources(self),
+            self,
+            load_judge=lambda: open_judge(
+                self.judge, device=pick_device(self.device), dtype=getattr(torch, self.judge_dtype)
+            ),
+            notes=Console(stderr=True),
+        )
+        write_records(self.out, records)
+        return 0

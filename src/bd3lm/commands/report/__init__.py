@@ -1,0 +1,77 @@
+"""`bd3lm report`: measure what is missing and cheap, and write everything that is known as a page."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional
+
+from bd3lm.commands.shared.command import Command
+from bd3lm.commands.shared.flags import DeviceFlag, OptionalFolder, named
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Report(Command):
+    """One HTML page, and the same as Markdown, of all that is known of some runs.
+
+    Training curves, perplexities, variances, lengths, samples, and a text being written that can be watched.
+    """
+
+    kind = "report"
+
+    runs: Positional[Annotated[tuple[Path, ...], named("RUN ...")]] = ()
+    """Folders of runs, or a folder that holds runs. A run of several stages is reported stage by stage."""
+    out: OptionalFolder = None
+    """Where to write report.html, report.md and plots; by default into the run, or report for several."""
+    measure: bool = True
+    """Measure what is missing, where that takes less than a minute."""
+    samples: int = 3
+    """Texts of each model to show."""
+    device: DeviceFlag = None
+
+    def run(self) -> int:
+        print(f"wrote {make_report(self)}")
+        return 0
+
+
+def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
+    """Write report.html, and the same as Markdown; returns the path of the page.
+
+    A run of several stages is reported stage by stage, and a folder that holds runs stands for all of them.
+    With --measure what is missing and cheap is measured first, and kept in the folder of each run.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from bd3lm.commands.report.measuring import measure_missing
+    from bd3lm.commands.report.runs import check_different, check_out, content, open_run, runs_in, stages_of
+    from bd3lm.interop import check_folder
+    from bd3lm.reports import write_report
+
+    console = console or Console(stderr=True)
+    if not flags.runs:
+        raise ValueError("runs must name at least one run, got none")
+    if flags.samples < 1:
+        raise ValueError(f"samples must be at least 1, got {flags.samples}")
+    for folder in flags.runs:
+        check_folder("runs", folder)
+    out = flags.out or (flags.runs[0] if len(flags.runs) == 1 else Path("report"))
+    check_out(out)
+    stages = [stage for folder in flags.runs for run in runs_in(folder) for stage in stages_of(run)]
+    check_different([stage.folder for stage in stages])
+    unfinished = [str(stage.folder) for stage in stages if not stage.is_trained]
+    if len(unfinished) == len(stages):
+        raise ValueError(f"runs must hold a trained model, and these do not yet: {', '.join(unfinished)}")
+    for name in unfinished:
+        console.print(Text(f"{name}: training has not finished, so it is left out"), soft_wrap=True)
+    opened = [open_run(stage, flags.device) for stage in stages if stage.is_trained]
+    content(opened, {}, unfinished)  # raises what is wrong with the runs before anything is measured
+    unmeasured: dict[tuple[str, str], str] = {}
+    if flags.measure:
+        for each in opened:
+            for kind, why in measure_missing(each.subject, flags.samples, console).items():
+                unmeasured[each.subject.name, kind] = why
+    return write_report(content(opened, unmeasured, unfinished), out)

@@ -1,0 +1,231 @@
+"""What a report lacks and can be had in a minute: measured, and kept in the folder of the run."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from bd3lm.commands.eval import Eval, measure_perplexity
+from bd3lm.commands.shared.corpora import open_sequences
+from bd3lm.commands.shared.records import keep, kept, new_record
+from bd3lm.commands.shared.subjects import Subject
+from bd3lm.commands.shared.writing import settings_record
+from bd3lm.commands.variance import Variance, measurable_rules, measure_variances
+from bd3lm.data import Tokenizer
+from bd3lm.diffusion import Counts
+from bd3lm.evaluation import corpus_likelihood
+from bd3lm.lm import Generation, Settings, build_estimator
+from bd3lm.methods import Method
+from bd3lm.reports import record_film
+from bd3lm.reports.content import HELD_OUT, OWN
+
+_AFFORDABLE = 60.0  # seconds; what would take longer is left to its own command
+_FEWEST_SEQUENCES = 16  # for a perplexity with a meaningful error
+_AS_MUCH = 0.5  # share of the sequences there is time for that is enough: the time varies from run to run
+_SAMPLE_TOKENS, _FILM_TOKENS = 256, 128  # at most; both are for reading
+_STEPS = 64  # of the methods that by default take a thousand
+
+
+def measure_missing(subject: Subject, samples: int, console: Console) -> dict[str, str]:
+    """Measure what is missing; returns the reason for each kind that was left out."""
+    left_out: dict[str, str] = {}
+    if subject.model.config.method.no_likelihood is None:
+        left_out |= _measure_likelihoods(subject, console)
+    with _failing_alone(left_out, "samples"):
+        _draw_samples(subject, samples, console)
+    with _failing_alone(left_out, "denoising"):
+        _draw_film(subject, console)
+    return left_out
+
+
+def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
+    """Perplexity of the held-out text and, for block diffusion, the variances, if there is time for them."""
+    left_out: dict[str, str] = {}
+    of_held_out = [
+        record
+        for record in kept(subject, "perplexity")
+        if _is_held_out(record) and record["settings"].get("lean", 0.0) == subject.lean
+    ]
+    measured = max((record["result"]["sequences"] for record in of_held_out), default=0)
+    config = subject.model.config
+    masks_by_rule = config.method.judging(Counts(), config.frame) is not None
+    wants_variance = masks_by_rule and not kept(subject, "variance")
+    try:
+        sequences = _held_out_sequences(subject)
+        if measured >= sequences and not wants_variance:
+            return {}
+        speed = _Speed.measure(subject)
+    except (ValueError, OSError, FloatingPointError) as error:  # its data is gone, or its weights are NaN
+        return dict.fromkeys(("perplexity", "variance"), str(error))
+    affordable = min(sequences, int(_AFFORDABLE / speed.perplexity))
+    if affordable < min(_FEWEST_SEQUENCES, sequences):
+        left_out["perplexity"] = _too_long(speed.perplexity * sequences)
+    elif measured < sequences and measured < _AS_MUCH * affordable:
+        _say(console, subject, "perplexity of held-out text")
+        limit = _validation_sequences(subject) if affordable == sequences else affordable
+        with _failing_alone(left_out, "perplexity"):
+            measure_perplexity(subject, Eval(sequences=limit), console=_bars(console))
+    if wants_variance:
+        _say(console, subject, "variance of the loss")
+        affordable = min(Variance.batches, int(_AFFORDABLE / speed.variance))
+        if affordable < 1:
+            left_out["variance"] = _too_long(speed.variance * Variance.batches)
+        else:
+            with _failing_alone(left_out, "variance"):
+                measure_variances(subject, Variance(batches=affordable), console=_bars(console))
+    return left_out
+
+
+@contextmanager
+def _failing_alone(left_out: dict[str, str], kind: str) -> Iterator[None]:
+    """Leave out a measurement that fails, and note the reason, so that the others still make the page."""
+    try:
+        yield
+    except (ValueError, OSError, FloatingPointError, torch.OutOfMemoryError) as error:
+        left_out[kind] = " ".join(str(error).split())
+
+
+def _is_held_out(record: dict[str, Any]) -> bool:
+    return record["settings"]["data"] == OWN and record["settings"]["split"] in HELD_OUT
+
+
+def _held_out_sequences(subject: Subject) -> int:
+    """How many held-out sequences there are, at most as many as validation takes."""
+    with open_sequences(subject, None, limit=_validation_sequences(subject)) as text:
+        if text.split not in HELD_OUT:
+            raise ValueError(f"{text.name} has no split {' or '.join(HELD_OUT)}, which would be held out")
+        return text.number
+
+
+def _validation_sequences(subject: Subject) -> int | None:
+    return None if subject.recipe is None else subject.recipe.data.validation_sequences
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """How many seconds measuring takes on this machine, from one pass over a few sequences."""
+
+    perplexity: float  # of a sequence
+    variance: float  # of a batch
+
+    @classmethod
+    def measure(cls, subject: Subject, trial: int = 16) -> "_Speed":
+        network, config = subject.model.network, subject.model.config
+        if subject.recipe is None:
+            raise RuntimeError(f"{subject.name} was opened as a run")
+        data = subject.recipe.data
+        once = build_estimator(config, config.method.one_pass_estimator(config.frame))
+        with open_sequences(subject, None, limit=trial) as text:
+            few = next(text.batches(subject, trial))
+        trials = []
+        for _ in range(3):  # the first time everything is slower, and the machine may be busy with others
+            begun = time.perf_counter()
+            corpus_likelihood(network, once, [few])
+            trials.append((time.perf_counter() - begun) / len(few.tokens))
+        seconds = min(trials)
+        passes = build_estimator(config, "auto").passes
+        batch = len(measurable_rules(network)) * data.validation_batch
+        return cls(passes * seconds, batch * seconds)
+
+
+def _draw_samples(subject: Subject, samples: int, console: Console) -> None:
+    """Samples to be read, from the beginnings of held-out documents."""
+    method, tokenizer = subject.model.config.method, _reader(subject)
+    context = subject.model.config.network.context
+    if not any(len(record["result"]["texts"]) == samples for record in kept(subject, "samples")):
+        _say(console, subject, f"{samples} samples")
+        settings = method.settled(Settings(length=min(context, _SAMPLE_TOKENS), steps=_steps(method)))
+        written = subject.model.generate(_prompts(subject, tokenizer, samples), settings)
+        keep_texts(subject, "samples", settings, written)
+
+
+def _draw_film(subject: Subject, console: Console) -> None:
+    """A film to be watched, from the beginning of a held-out document."""
+    method, tokenizer = subject.model.config.method, _reader(subject)
+    context = subject.model.config.network.context
+    if method.uncovers and not kept(subject, "denoising"):
+        _say(console, subject, "a film of a text being written")
+        settings = Settings(length=min(context, _FILM_TOKENS), steps=_steps(method), stop_at_eos=False)
+        settings = method.settled(settings)
+        events = subject.model.stream(_prompts(subject, tokenizer, 1), settings)
+        film = record_film(events, tokenizer.decode, mask_id=subject.model.config.mask_id)
+        _keep(subject, "denoising", settings, film.to_json())
+
+
+def _reader(subject: Subject) -> Tokenizer:
+    """The tokenizer that makes what a model writes readable."""
+    if subject.model.tokenizer is None:
+        raise ValueError(f"{subject.name} was saved without a tokenizer, so what it writes cannot be read")
+    return subject.model.tokenizer
+
+
+def _steps(method: Method) -> int | None:
+    return None if method.default_steps is None else _STEPS
+
+
+def _sample(generation: Generation) -> dict[str, Any]:
+    sample, text, written = generation.sample, generation.text or "", generation.completion or ""
+    return {
+        "given": text[: len(text) - len(written)],
+        "written": written,
+        "tokens": sample.written,
+        "evaluations": sample.evaluations,
+        "stopped_by": sample.stopped_by,
+        "entropy": generation.entropy,
+        "seed": sample.seed,
+    }
+
+
+def keep_texts(subject: Subject, kind: str, settings: Settings, written: Sequence[Generation]) -> None:
+    """Texts for a report to show, kept beside the run of the model that wrote them."""
+    _keep(subject, kind, settings, {"texts": [_sample(text) for text in written]})
+
+
+def _keep(subject: Subject, kind: str, settings: Settings, result: dict[str, Any]) -> None:
+    used = ("length", "nucleus_p", "unmasking", "steps", "stop_at_eos", "seed")
+    plain = settings_record(settings)
+    record = new_record(subject, kind, settings={name: plain[name] for name in used}, result=result)
+    keep(subject, kind, record)
+
+
+def _prompts(subject: Subject, tokenizer: Tokenizer, count: int) -> list[str]:
+    """The first words of held-out documents; empty where there are none, as the report shows."""
+    try:
+        shards = subject.shards()
+        split = next(name for name in HELD_OUT if name in shards.splits)
+    except (ValueError, OSError, StopIteration):
+        return [""] * count
+    inputs = shards.meta.inputs
+    begins, ends = int(inputs.bos_before_documents), int(inputs.eos_between_documents)
+    size, place = subject.model.config.network.context // 8, 0
+    prompts: list[str] = []
+    for length in shards.lengths(split).tolist():
+        if len(prompts) == count:
+            break
+        if length >= 4 * size:
+            start = place + begins
+            words = tokenizer.decode(shards.read(split, start, start + size)).rstrip("\ufffd")  # half a sign
+            prompts += [words.rsplit(None, 1)[0] if len(words.split()) > 1 else words] if words else []
+        place += begins + length + ends
+    return [*prompts, *[""] * (count - len(prompts))]
+
+
+def _say(console: Console, subject: Subject, what: str) -> None:
+    console.print(Text(f"{subject.name} ({subject.title}): {what}"), soft_wrap=True)
+
+
+def _bars(console: Console) -> Console:
+    """Where progress bars go: to the console if it is a terminal, otherwise nowhere."""
+    return console if console.is_terminal else Console(quiet=True)
+
+
+def _too_long(seconds: float) -> str:
+    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            return f"about {seconds / unit:.0f} {name} here"
+    return f"about {seconds:.0f} seconds here"

@@ -1,0 +1,80 @@
+"""The command that measures a record again, made of the settings in the record."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bd3lm.commands.eval import Eval
+from bd3lm.commands.judge import Judge
+from bd3lm.commands.lengths import Lengths
+from bd3lm.commands.shared.command import Command, typed_parts
+from bd3lm.commands.variance import Variance
+from bd3lm.reports.content import OWN, Record
+from bd3lm.reports.reproduction import Typed, unmasking
+
+_OTHER_NAMES = {
+    "limit": "sequences",
+    "batch_size": "batch",
+    "nucleus_p": "nucleus",
+}
+"""The fields of commands that records call otherwise."""
+
+
+def repeatable(record: Record, recipe: Mapping[str, Any]) -> Record:
+    """A record of a run, with the command that measures it again where there is one."""
+    command = command_of(record, recipe)
+    if command is None:
+        return record
+    name, _, flags = typed_parts(command)
+    return {**record, "command": Typed(shlex.join(name), shlex.join(flags), _text(record))}
+
+
+def command_of(record: Record, recipe: Mapping[str, Any]) -> Command | None:
+    """The command without its models, and without the text of a perplexity: those that only differ there are
+    told as one."""
+    method, settings = recipe["method"], dict(record["settings"])
+    if settings.get("lean") == float(method.get("lean", 0.0)):
+        del settings["lean"]  # no flag for the run's own
+    settings["dtype"] = None if record["dtype"] == "float32" else record["dtype"]
+    if "entropy_floor" in settings and settings["entropy_floor"] is None:
+        settings |= {"entropy_floor": 0.0, "redraws": None}  # without a floor nothing is drawn again
+
+    def given(*names: str) -> dict[str, Any]:
+        """Those of the settings that the record has a value for, by the names of the command's fields."""
+        return {
+            _OTHER_NAMES.get(name, name): settings[name] for name in names if settings.get(name) is not None
+        }
+
+    match record["kind"]:
+        case "perplexity":
+            if settings["split"] == "valid":
+                del settings["split"]  # which is taken where there is one
+            eos = settings["eos_between_documents"] or not _text(record)
+            return Eval(**given(*_PERPLEXITY), eos=eos)
+        case "variance":
+            return Variance(**given("batches", "gradients", "seed"))
+        case "lengths":
+            return Lengths(**given("count", *_DRAWN, "entropy_window"), data=_path(settings.get("data")))
+        case "judgement":
+            if settings.get("unmasking") and settings.get("steps") is None:
+                settings["steps"] = unmasking(settings["unmasking"])[1].get("steps")
+            settings["length"] = (settings["length"],)
+            reference = _path(settings.get("mauve_reference"))
+            return Judge(**given("count", *_DRAWN, *_JUDGED), mauve=reference)
+    return None
+
+
+_PERPLEXITY = ("split", "field", "estimator", "lean", "replicates", "limit", "seed", "batch_size", "dtype")
+_DRAWN = ("lean", "length", "nucleus_p", "nucleus_rule", "entropy_floor", "seed", "dtype")
+_JUDGED = ("judge", "judge_dtype", "window", "stride", "steps", "redraws")
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _text(record: Record) -> str:
+    """The text that a perplexity was measured on, if it is not the run's own."""
+    data: str = record["settings"]["data"] if record["kind"] == "perplexity" else OWN
+    return "" if data == OWN else data

@@ -1,0 +1,191 @@
+"""The runs that a report is about: their stages, their logs, and what a report shows of them."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import bd3lm
+from bd3lm.commands.report.reproduction import repeatable
+from bd3lm.commands.shared.records import kept
+from bd3lm.commands.shared.subjects import Subject
+from bd3lm.diffusion import Counts
+from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME
+from bd3lm.lm import LanguageModel
+from bd3lm.reports import KINDS, MARKDOWN, PAGE, Report, Run
+from bd3lm.runs.recipe import Recipe, recipe_to_dict
+from bd3lm.runs.stages import RECIPE_FILE, begun_stages, is_run, read_recipe, run_stages
+from bd3lm.runs.train import STOPPED_FILE
+from bd3lm.training import CheckpointStore, CsvLog
+
+LOG_FILE = "metrics.csv"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The folder of one stage of a run; `before` are the folders of the stages before it."""
+
+    folder: Path
+    before: tuple[Path, ...]
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it has a model; one that was stopped before anything was logged does not count."""
+        stopped_at_once = (self.folder / STOPPED_FILE).exists() and not _log(self.folder)
+        return (self.folder / RUN_MODEL / WEIGHTS_NAME).is_file() and not stopped_at_once
+
+    def training(self) -> "Training":
+        """The training of this stage and of all that it started from, which is looked for where the recipe
+        says and, since a run may have been moved, among the stages before."""
+        done, start, seen = (
+            [_totals(self.folder)],
+            read_recipe(self.folder).start_from,
+            {self.folder.resolve()},
+        )
+        while start is not None:
+            source = Path(start).parent if Path(start).name == RUN_MODEL else Path(start)
+            places = [source, *(stage for stage in self.before if stage.name == source.name)]
+            found = [place for place in places if place.resolve() not in seen and _log(place)]
+            if not found:
+                break
+            done.insert(0, _totals(found[0]))
+            seen.add(found[0].resolve())
+            start = read_recipe(found[0]).start_from
+        return Training(tuple(steps for steps, _ in done), tuple(tokens for _, tokens in done), start)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Steps and tokens of one run after another; `start` is what the first started from, if anything."""
+
+    steps: tuple[int, ...]
+    tokens: tuple[int, ...]
+    start: str | None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A trained run with its log."""
+
+    subject: Subject
+    log: list[dict[str, float]]
+    training: Training
+
+
+def check_out(out: Path) -> None:
+    """Refuse a path that cannot be a folder, or does not look like one, before anything is measured."""
+    if out.is_dir():
+        return
+    if out.exists() or out.suffix[1:].isalpha():  # a folder may be called v1.2
+        raise ValueError(
+            f"--out must be the folder that {PAGE} and {MARKDOWN} go into, got a file's name, {out}"
+        )
+    if not out.parent.is_dir():
+        raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The run in a folder, or all of those in a folder of runs."""
+    if is_run(folder) or not folder.is_dir():
+        return [folder]
+    runs = [each for each in folder.iterdir() if is_run(each) or begun_stages(each)]
+    return sorted(runs) or [folder]
+
+
+def stages_of(folder: Path) -> list[Stage]:
+    folders = run_stages(folder)
+    return [Stage(each, tuple(folders[:index])) for index, each in enumerate(folders)]
+
+
+def check_different(folders: Sequence[Path]) -> None:
+    """A run under two names would be compared with itself."""
+    names: dict[Path, Path] = {}
+    for folder in folders:
+        first = names.setdefault(folder.resolve(), folder)
+        if first is not folder:
+            raise ValueError(f"runs must be different ones, got {first} and {folder}")
+
+
+def open_run(stage: Stage, device: str | None) -> Opened:
+    log = _log(stage.folder)
+    if not log:
+        raise ValueError(f"{stage.folder / LOG_FILE} must hold the log of a training run, got no rows")
+    return Opened(Subject.open(stage.folder, device=device), log, stage.training())
+
+
+def _log(folder: Path) -> list[dict[str, float]]:
+    """The rows of a run's log; none where there is no run."""
+    file = folder / LOG_FILE
+    if not (file.is_file() and (folder / RECIPE_FILE).is_file()):
+        return []
+    return [{name: float(value) for name, value in row.items()} for row in CsvLog(file).rows()]
+
+
+def _totals(folder: Path) -> tuple[int, int]:
+    """Steps and tokens, including those after the last log entry: a stopped run leaves a checkpoint."""
+    last = _log(folder)[-1]
+    step = int(last["step"])
+    made = max(step, CheckpointStore(folder / "checkpoints").latest() or 0)
+    return made, int(last["tokens"]) // step * made
+
+
+def content(
+    opened: Sequence[Opened], unmeasured: dict[tuple[str, str], str], unfinished: Sequence[str]
+) -> Report:
+    """What the page shows, as plain values."""
+    runs = []
+    for each in opened:
+        subject = each.subject
+        if subject.recipe is None:
+            raise RuntimeError(f"{subject.name} was opened as a run")
+        recipe = recipe_to_dict(subject.recipe)
+        runs.append(
+            Run(
+                folder=subject.name,
+                title=subject.title,
+                recipe=recipe,
+                parameters=sum(parameter.numel() for parameter in subject.model.network.parameters()),
+                steps=each.training.steps,
+                tokens=each.training.tokens,
+                start=each.training.start,
+                log=each.log,
+                records=[repeatable(record, recipe) for kind in KINDS for record in kept(subject, kind)],
+                **losses(subject.recipe, subject.model, each.log),
+                **shown(subject.recipe, subject.model),
+            )
+        )
+    versions = {"bd3lm": bd3lm.__version__, "Python": platform.python_version()}
+    versions |= {name: version(name) for name in ("torch", "matplotlib")}
+    return Report(runs=tuple(runs), unmeasured=unmeasured, unfinished=unfinished, versions=versions)
+
+
+def shown(recipe: Recipe, model: LanguageModel) -> dict[str, Any]:
+    """What a report shows of a model, as its method says."""
+    method, frame, context = recipe.method, model.config.frame, recipe.data.context
+    return {
+        "validation_is_exact": method.validation(recipe.objective, frame).is_exact(model.network),
+        "has_likelihood": method.no_likelihood is None,
+        "masks_by_rule": method.judging(Counts(), frame) is not None,
+        "writes_in_order": method.piece(context) == 1,
+        "writes_blocks": method.has_order,
+        "uncovers": method.uncovers,
+        "variant": recipe.objective.variant,
+        "clip_range": recipe.objective.mask_range if recipe.objective.search else None,
+        "lean": method.order_lean,
+    }
+
+
+def losses(recipe: Recipe, model: LanguageModel, log: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """What the logged losses of training and validation mean, as the objectives that gave them say."""
+    method, frame, network = recipe.method, model.config.frame, model.network
+    trained = method.objective(recipe.objective, frame)
+    searched = [  # a search has changed the range of rates since
+        trained.in_range(row["clip_low"], row["clip_high"]) for row in log if "clip_low" in row
+    ]
+    return {
+        "train_is_bound": all(objective.bounds(network) for objective in (trained, *searched)),
+        "train_lean": trained.order_lean,
+        "valid_lean": method.validation(recipe.objective, frame).order_lean,
+    }

@@ -1,0 +1,270 @@
+"""`bd3lm sample`: let a model write."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from bd3lm.commands.shared.command import Command
+from bd3lm.commands.shared.flags import (
+    DeviceFlag,
+    LeanFlag,
+    NucleusFlag,
+    NucleusRuleFlag,
+    OptionalFile,
+    OptionalFloat,
+    OptionalInt,
+    SamplingDTypeFlag,
+    StepsFlag,
+    TokenizerFlag,
+    named,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bd3lm.commands.shared.prompts import Template
+    from bd3lm.commands.shared.writing import Author
+    from bd3lm.lm import Generation, LanguageModel, Settings
+    from bd3lm.methods import Method
+
+_NO_FLAG = 'bd3lm sample takes prompts after the model, without a flag: bd3lm sample MODEL "Once upon"'
+
+
+@dataclass(frozen=True)
+class Sample(Command):
+    """Let a model write, one text for each prompt.
+
+    In a terminal one text is shown as it is uncovered; of several each is shown when it is finished, and
+    elsewhere in the order of the prompts.
+    """
+
+    kind = "sample"
+    mistakes = MappingProxyType({"--prompt": _NO_FLAG, "--prompts": _NO_FLAG})
+
+    model: Positional[Annotated[str | None, named("[MODEL]")]] = None
+    """A run, model folder or hub id; by default box, the model that comes with bd3lm."""
+    prompts: Positional[Annotated[tuple[str, ...], named("[PROMPT ...]")]] = ()
+    """Texts to continue; without any, one is written from nothing."""
+    prompts_from: Annotated[str | None, named("FILE")] = None
+    """Read prompts from this file: a line each, or .jsonl with a field prompt. - is standard input, of either
+    kind."""
+    template: Annotated[str | None, named("TEMPLATE")] = None
+    """Fill the gaps of a text instead: in "The {3} sat on the {2}." gaps of 3 and of 2 tokens. {{ and }} are
+    braces."""
+    count: int = 1
+    """Texts for each prompt."""
+    length: OptionalInt = None
+    """Tokens a text may reach, its prompt included; by default the network's context. It may be longer, but
+    for SEDD and D3PM with uniform noise."""
+    max_new_tokens: OptionalInt = None
+    """Tokens at most after each prompt, in place of --length."""
+    nucleus: NucleusFlag = None
+    nucleus_rule: NucleusRuleFlag = "inclusive"
+    temperature: float = 1.0
+    """Below 1 likely tokens become likelier; 0 always takes the likeliest."""
+    top_k: OptionalInt = None
+    """Draw from this many of the likeliest tokens."""
+    seed: int = 0
+    batch: int = 32
+    """Texts written side by side. It changes speed and memory, not the texts."""
+    steps: StepsFlag = None
+    projection: Literal["sampling", "greedy", "multi_hot"] = "sampling"
+    """How SSD-LM makes almost one-hot vectors of what its network says."""
+    remask: OptionalFloat = None
+    """With --steps: ReMDM's eta in [0, 1], the share of the tokens it may mask again that it does."""
+    lean: LeanFlag = None
+    tokens_per_pass: OptionalInt = None
+    """Reveal this many tokens at once, in random order. Faster, but no longer the model's distribution."""
+    confidence: OptionalFloat = None
+    """Reveal all tokens drawn with at least this probability. Not the model's distribution either."""
+    entropy_bound: OptionalFloat = None
+    """Reveal tokens together as long as their entropies bound the error by this many nats."""
+    unmasking: Annotated[tuple[str, ...], named("KIND [FIELD=VALUE ...]")] = ()
+    """Reveal tokens by a rule of this kind, with these fields; a --plugin may define it."""
+    eos: bool = True
+    """End a text at the end token."""
+    stop: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="STRING")]] = ()
+    """End a text before this string, where it stands after the prompt. May be given several times, each with
+    one string: a text ends before the first of them."""
+    entropy_floor: OptionalFloat = None
+    """End a text when its last tokens have less entropy than this, in nats; 4 in the paper."""
+    entropy_window: int = 256
+    """How many last tokens that is."""
+    redraws: int = 0
+    """Draw a text that falls below the floor again, up to this many times, before ending it."""
+    stride: OptionalInt = None
+    """Tokens written at a time past the context, for a model of one block; by default half a context."""
+    cache: bool = True
+    """Keep keys and values between passes."""
+    out: OptionalFile = None
+    """Write texts, tokens and costs as JSON lines to this new file, in the order of the prompts."""
+    film: OptionalFile = None
+    """Write how a single text was uncovered to this new .svg file, an animation for pages and slides."""
+    tokenizer: TokenizerFlag = None
+    device: DeviceFlag = None
+    dtype: SamplingDTypeFlag = None
+
+    def run(self) -> int:
+        import torch
+        from rich.console import Console
+
+        from bd3lm import interop
+        from bd3lm.commands.sample.display import check_film
+        from bd3lm.commands.sample.unmasking import check_ways
+        from bd3lm.commands.shared.records import weights_digest
+        from bd3lm.commands.shared.subjects import one_model
+        from bd3lm.commands.shared.writing import Author, check_out, sampling_dtype
+        from bd3lm.lm import load
+        from bd3lm.models.devices import pick_device
+
+        if self.count < 1:
+            raise ValueError(f"--count must be at least 1, got {self.count}")
+        check_ways(self)
+        self._check_numbers()
+        named = self.model or ""
+        if any(each.isspace() for each in named) and not Path(named).exists():
+            raise ValueError(
+                f"MODEL must be a run, model folder or hub id, got {named!r}; to continue a text, name "
+                f'the model first: bd3lm sample box "{named}"'
+            )
+        if self.out is not None:
+            check_out(self.out)
+        prompts = [prompt for prompt in self._given() for _ in range(self.count)]
+        check_film(self.film, len(prompts), self.out)
+        dtype = sampling_dtype(self.dtype, self.device)
+        source = interop.BOX if self.model is None else one_model(self.model)
+        path = interop.BOX_FOLDER if self.model is None else interop.resolve(source)
+        model = load(
+            path,
+            device=pick_device(self.device),
+            dtype=getattr(torch, dtype) if dtype else None,
+            tokenizer=self.tokenizer,
+        )
+        if self.lean is not None:
+            model = model.with_lean(self.lean)
+        run_sample(
+            model,
+            prompts,
+            self._settings(model.config.method),
+            author=Author(str(source), None if self.out is None else weights_digest(path)),
+            max_new_tokens=self.max_new_tokens,
+            out=self.out,
+            film=self.film,
+            notes=Console(stderr=True),
+        )
+        return 0
+
+    def _settings(self, method: "Method") -> "Settings":
+        from bd3lm.commands.sample.unmasking import how_to_unmask
+        from bd3lm.lm import Settings
+
+        return Settings(
+            length=self.length,
+            seed=self.seed,
+            batch_size=self.batch,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            nucleus_p=self.nucleus,
+            nucleus_rule=self.nucleus_rule,
+            **how_to_unmask(self, method),
+            projection=self.projection,
+            stop_at_eos=self.eos,
+            stop=self.stop,
+            entropy_floor=self.entropy_floor,
+            entropy_window=self.entropy_window,
+            redraws=self.redraws,
+            stride=self.stride,
+            cache=self.cache,
+        )
+
+    def _given(self) -> Sequence[Any]:
+        """Prompts, a template, or the empty prompt, which starts from nothing."""
+        from bd3lm.commands.shared.prompts import parse_template, read_prompts
+
+        sources = {"PROMPTS": self.prompts, "--prompts-from": self.prompts_from, "--template": self.template}
+        given = [name for name, value in sources.items() if value not in (None, ())]
+        if len(given) > 1:
+            raise ValueError(f"only one of {', '.join(sources)} may be given, got {' and '.join(given)}")
+        if self.template is not None:
+            return [parse_template(self.template)]
+        return self.prompts or ("",) if self.prompts_from is None else read_prompts(self.prompts_from)
+
+    def _check_numbers(self) -> None:
+        """In the words of the flags, where Python's arguments have other names."""
+        if self.length is not None and self.max_new_tokens is not None:
+            raise ValueError(
+                f"only one of --length and --max-new-tokens may be given, got {self.length} and "
+                f"{self.max_new_tokens}"
+            )
+        for name, count in (
+            ("--steps", self.steps),
+            ("--tokens-per-pass", self.tokens_per_pass),
+            ("--max-new-tokens", self.max_new_tokens),
+        ):
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
+        if self.batch < 1:
+            raise ValueError(f"--batch must be a whole number from 1 on, got {self.batch}")
+        for name, share in (("--nucleus", self.nucleus), ("--confidence", self.confidence)):
+            if share is not None and not 0.0 < share <= 1.0:
+                raise ValueError(f"{name} must lie in (0, 1], got {share}")
+        if self.remask is not None and not 0.0 <= self.remask <= 1.0:
+            raise ValueError(f"--remask must lie in [0, 1], got {self.remask}")
+        if self.entropy_bound is not None and not self.entropy_bound >= 0.0:
+            raise ValueError(f"--entropy-bound must not be negative, got {self.entropy_bound}")
+
+
+def run_sample(
+    model: "LanguageModel",
+    prompts: "Sequence[str | Template]",
+    settings: "Settings",
+    *,
+    author: "Author | None" = None,
+    max_new_tokens: int | None = None,
+    out: Path | None = None,
+    film: Path | None = None,
+    console: "Console | None" = None,
+    notes: "Console | None" = None,
+) -> "list[Generation]":
+    """Write a text for each prompt or template, show them, and say on `notes` how fast it went.
+
+    One text in a terminal is shown while it is written, masks and all; of several each is shown when it is
+    finished, and elsewhere than in a terminal once those before it are. How a single text was written goes
+    to `film`, an animated SVG.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from bd3lm.commands.sample.display import Animation, Film, Printer, check_film
+    from bd3lm.commands.shared.writing import UNNAMED, Bar, Display, write_texts
+
+    console = console or Console()
+    notes = notes or console
+    check_film(film, len(prompts), out)
+    tokenizer, mask_id = model.tokenizer, model.config.mask_id
+    displays: list[Display] = []
+    if len(prompts) == 1 and console.is_terminal and tokenizer is not None:
+        displays.append(Animation(console, tokenizer, mask_id))
+    else:
+        displays += [Bar(console, len(prompts)), Printer(console, len(prompts))]
+    filmed = None if film is None else Film(film)
+    if filmed is not None:
+        displays.append(filmed)
+    written = write_texts(
+        model,
+        prompts,
+        settings,
+        displays=displays,
+        notes=notes,
+        author=author or UNNAMED,
+        max_new_tokens=max_new_tokens,
+        out=out,
+    )
+    if filmed is not None and tokenizer is not None:
+        filmed.write(tokenizer, mask_id)
+        notes.print(Text(f"wrote {film}"), soft_wrap=True)
+    return written

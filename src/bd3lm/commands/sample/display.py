@@ -1,0 +1,148 @@
+"""What a terminal shows of texts while they are written: one as it is uncovered, several as they finish."""
+
+import time
+import unicodedata
+from itertools import groupby
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from bd3lm.commands.shared.records import check_new_file
+from bd3lm.commands.shared.writing import Display
+from bd3lm.data import Tokenizer
+from bd3lm.io.files import write_atomically
+from bd3lm.lm import Generation
+from bd3lm.reports import film_svg, record_film
+from bd3lm.sampling import BlockStarted, Event, Started, TokenHidden, TokenRevealed
+
+_MASK_SIGN = "░"
+_FRAMES_PER_SECOND = 20
+_SHOWN = 2000  # last tokens that an animation decodes: more than a screen holds
+
+
+class Animation(Display):
+    """The end of a text that is being written, redrawn as its tokens come; at last the text."""
+
+    watches = True
+
+    def __init__(self, console: Console, tokenizer: Tokenizer, mask_id: int) -> None:
+        self.console, self.tokenizer, self.mask_id = console, tokenizer, mask_id
+        self.live = Live(console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True)
+        self.tokens: list[int] = []
+        self.drawn = float("-inf")
+        self.finished: Generation | None = None
+
+    def __enter__(self) -> "Animation":
+        self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
+        if self.finished is not None:
+            print_text(self.console, self.finished, many=False)
+
+    def event(self, event: Event) -> None:
+        match event:
+            case Started(request=request):
+                self.tokens = request.given.tolist()
+            case BlockStarted(stop=stop):
+                self.tokens += [self.mask_id] * (stop - len(self.tokens))
+            case TokenRevealed(position=position, token=token):
+                self.tokens[position] = token
+            case TokenHidden(position=position):
+                self.tokens[position] = self.mask_id
+        if time.perf_counter() - self.drawn > 1 / _FRAMES_PER_SECOND:
+            self.drawn = time.perf_counter()
+            self.live.update(self._tail())
+
+    def text(self, text: Generation) -> None:
+        self.finished = text
+
+    def _tail(self) -> Text:
+        """As many of the last lines as the terminal has room for."""
+        shown = Text()
+        for masked, run in groupby(self.tokens[-_SHOWN:], lambda token: token == self.mask_id):
+            tokens = list(run)  # decoded together: a character may be several tokens
+            if masked:
+                shown.append(_MASK_SIGN * len(tokens), style="dim")
+            else:
+                shown.append(_printable(self.tokenizer.decode(tokens)))
+        lines = shown.wrap(self.console, self.console.width)
+        return Text("\n").join(lines[-max(self.console.height - 2, 1) :])
+
+
+class Printer(Display):
+    """Prints finished texts: in a terminal at once, elsewhere in the order of the prompts.
+
+    What a program reads must not depend on which text was finished first. Texts that still wait for an
+    earlier one when writing is interrupted are printed then.
+    """
+
+    def __init__(self, console: Console, texts: int) -> None:
+        self.console, self.many = console, texts > 1
+        self.waiting: dict[int, Generation] = {}
+        self.next = 0
+
+    def __exit__(self, *_: object) -> None:
+        for index in sorted(self.waiting):
+            print_text(self.console, self.waiting.pop(index), many=self.many)
+
+    def text(self, text: Generation) -> None:
+        if self.console.is_terminal:
+            print_text(self.console, text, many=self.many)
+            return
+        self.waiting[text.sample.index] = text
+        while self.next in self.waiting:
+            self.next += 1
+            print_text(self.console, self.waiting.pop(self.next - 1), many=self.many)
+
+
+class Film(Display):
+    """Keeps how a single text is written, for an animated SVG."""
+
+    watches = True
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.events: list[Event] = []
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
+    def write(self, tokenizer: Tokenizer, mask_id: int) -> None:
+        write_atomically(
+            self.file, film_svg(record_film(self.events, tokenizer.decode, mask_id=mask_id)).encode()
+        )
+
+
+def check_film(film: Path | None, texts: int, out: Path | None) -> None:
+    """Refuse a film of several texts, one that is not called .svg, and one that would overwrite a file."""
+    if film is None:
+        return
+    if film == out:
+        raise ValueError(f"--film and --out must be two files, got {film} for both")
+    if texts != 1:
+        raise ValueError(f"--film is of one text, got {texts}")
+    if film.suffix != ".svg":
+        raise ValueError(f"--film must be a file called .svg, got {film}")
+    check_new_file(film, "--film")
+
+
+def print_text(console: Console, generation: Generation, *, many: bool) -> None:
+    """A text as it is into a file or a pipe; in a terminal without what would steer the terminal."""
+    text, written = generation.text or "", generation.completion or ""
+    sample = generation.sample
+    if many:
+        title = f"text {sample.index}: {len(sample.tokens)} tokens, stopped by {sample.stopped_by}"
+        console.rule(f"[bold]{title}", align="left")
+    if not console.is_terminal:
+        console.file.write(text + "\n")
+        return
+    given = text[: len(text) - len(written)]
+    console.print(Text.assemble((_printable(given), "dim"), _printable(written)), soft_wrap=True)
+
+
+def _printable(text: str) -> str:
+    return "".join(c for c in text if c in "\n\t" or not unicodedata.category(c).startswith("C"))

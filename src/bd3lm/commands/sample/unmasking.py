@@ -1,0 +1,70 @@
+"""The order in which `bd3lm sample` reveals tokens: from its flags to a rule."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bd3lm.parsing import did_you_mean, parse
+from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, Remasking, UnmaskingRule
+
+if TYPE_CHECKING:
+    from bd3lm.commands.sample import Sample
+    from bd3lm.methods import Method
+
+
+def check_ways(flags: "Sample") -> None:
+    """Refuse flags that would contradict each other."""
+    if flags.remask is not None and flags.steps is None:
+        raise ValueError("--remask needs --steps, the number of steps for each block")
+    ways = {
+        "--steps": flags.steps,
+        "--tokens-per-pass": flags.tokens_per_pass,
+        "--confidence": flags.confidence,
+        "--entropy-bound": flags.entropy_bound,
+        "--unmasking": flags.unmasking or None,
+    }
+    chosen = [name for name, value in ways.items() if value is not None]
+    if len(chosen) > 1:
+        raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
+    if flags.lean and chosen and chosen != ["--tokens-per-pass"]:
+        raise ValueError(
+            f"--lean is for an order that is drawn, and {chosen[0]} has its own; only --lean 0 goes with it"
+        )
+
+
+def how_to_unmask(flags: "Sample", method: "Method") -> dict[str, Any]:
+    """The settings that the flags ask for: an unmasking rule, or steps of the method's own."""
+    if flags.unmasking:
+        return {"unmasking": named_rule(flags.unmasking, UnmaskingRule.members())}
+    if flags.remask is not None and flags.steps is not None:
+        return {"unmasking": Remasking(steps=flags.steps, eta=flags.remask)}
+    if flags.confidence is not None:
+        return {"unmasking": MostConfident(threshold=flags.confidence)}
+    if flags.entropy_bound is not None:
+        return {"unmasking": EntropyBound(flags.entropy_bound)}
+    if flags.tokens_per_pass is not None and (method.has_order or flags.tokens_per_pass > 1):
+        return {"unmasking": FirstHitting(flags.tokens_per_pass, method.order_lean)}
+    return method.in_steps(flags.steps)
+
+
+def named_rule(words: Sequence[str], kinds: Mapping[str, type[Any]], *, flag: str = "--unmasking") -> Any:
+    """The rule that KIND [field=value ...] asks for, of the rules by their kinds."""
+    kind, *rest = words
+    if kind not in kinds:
+        raise ValueError(
+            f"{flag} must name one of {', '.join(kinds)}, got {kind!r}{did_you_mean(kind, kinds)}"
+        )
+    values: dict[str, str] = {}
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(
+                f"{flag} takes KIND [field=value ...], got {word!r} after {kind}: a model and prompts go "
+                "before the flag"
+            )
+        if name in values:
+            raise ValueError(f"{flag} {kind}: {name} is given twice")
+        values[name] = value
+    try:
+        return parse(kinds[kind], values, where=f"{flag} {kind}")
+    except ValueError as error:
+        raise ValueError(" ".join(str(error).split())) from None

@@ -1,0 +1,156 @@
+"""The text that a model is measured on: its run's own, token shards, or any corpus, as wrapped sequences."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from bd3lm.commands.shared.subjects import Subject
+from bd3lm.data import CORPORA, OrderedBatches, TokenShards, WrappedTokens, load_corpus, prepare
+from bd3lm.data.files import find_files, split_by_name
+from bd3lm.data.shards import META_FILE
+from bd3lm.io.files import local_path
+from bd3lm.objectives import TokenBatch
+from bd3lm.reports.content import HELD_OUT
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Some text as sequences of the model's context; what is left after the last whole one is not in it."""
+
+    name: str
+    split: str
+    rows: WrappedTokens
+    number: int
+    eos_between_documents: bool
+    bos_eos: bool = False
+    """Whether each sequence stands between BOS and EOS, both of which take a place of the context."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the tokens: the same for runs that read the same data."""
+        return self.rows.shards.fingerprint
+
+    def batches(self, subject: Subject, batch_size: int) -> Iterator[TokenBatch]:
+        """On the model's device, scored as the model was trained."""
+        score_first = subject.model.config.method.score_first
+        for tokens in OrderedBatches(self.rows, rows=batch_size, limit=self.number):
+            yield TokenBatch.of(tokens.to(subject.device), score_first=score_first)
+
+    def text_bytes(self, subject: Subject) -> int | None:
+        """The bytes of what is scored; None without a tokenizer."""
+        tokenizer = subject.model.tokenizer
+        if tokenizer is None:
+            return None
+        first = int(not subject.model.config.method.score_first)
+        return sum(tokenizer.text_bytes(self.rows[[index]][:, first:]) for index in range(self.number))
+
+
+def check_texts(data: Iterable[str | None], field: str | None = None) -> None:
+    """Refuse paths that hold no text, before anything is measured on the texts before them; and a `field`
+    where no text comes from files, which alone have one."""
+    files = [source for source in data if source is not None and _is_of_files(source)]
+    for source in files:
+        load_corpus(source)  # finds the files and reads none
+    if field is not None and not files:
+        raise ValueError(f"--field is for text in files, and none is measured on, got {field!r}")
+
+
+def _is_of_files(data: str) -> bool:
+    return data not in CORPORA and not _is_shards(data)
+
+
+def _is_shards(data: str) -> bool:
+    return (local_path(data) / META_FILE).is_file()
+
+
+@contextmanager
+def open_sequences(
+    subject: Subject,
+    data: str | None,
+    *,
+    split: str | None = None,
+    field: str | None = None,
+    eos_between_documents: bool | None = None,
+    limit: int | None = None,
+) -> Iterator[Sequences]:
+    """The held-out text of a model's own run, or `data`: a folder of token shards, or a corpus as files or by
+    name, which is tokenized for the occasion, with EOS after each document unless told otherwise.
+
+    `split` is by default what was held out, else all there is; `field` names what holds the text in JSON
+    lines and parquet; `limit` takes the first sequences only.
+    A run that was trained on sequences between BOS and EOS is measured on such, whatever the text.
+    """
+    if limit is not None and limit < 1:
+        raise ValueError(f"sequences must be at least 1, got {limit}")
+    with TemporaryDirectory() as scratch:
+        if data is None:
+            shards = subject.shards()
+        elif _is_shards(data):
+            shards = TokenShards(data)
+        else:
+            eos = eos_between_documents is not False
+            shards, split = _tokenize(subject, data, split, field, eos, Path(scratch))
+        name = data or f"the data of {subject.name}"
+        _check_tokenizer(subject, shards, name)
+        _check_eos(shards, eos_between_documents, name)
+        split = split or next((each for each in HELD_OUT if each in shards.splits), shards.splits[0])
+        context = subject.model.config.network.context
+        bos_eos = subject.recipe is not None and subject.recipe.data.bos_eos
+        rows = WrappedTokens(shards, split, context, bos_eos=bos_eos)
+        if not len(rows):
+            frame = " less BOS and EOS" if bos_eos else ""
+            raise ValueError(
+                f"{name} must hold at least one sequence of {context - 2 * bos_eos} tokens, the network's "
+                f"context{frame}, got {shards.split(split).tokens} tokens in split {split!r}"
+            )
+        number = len(rows) if limit is None else min(limit, len(rows))
+        yield Sequences(name, split, rows, number, shards.meta.inputs.eos_between_documents, bos_eos)
+
+
+def _tokenize(
+    subject: Subject,
+    data: str,
+    split: str | None,
+    field: str | None,
+    eos_between_documents: bool,
+    folder: Path,
+) -> tuple[TokenShards, str]:
+    """One split of a corpus as shards; a file that is no split of anything is taken whole."""
+    tokenizer = subject.model.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
+    # Text that is not split by the names of its files is all to be measured on.
+    path = local_path(data)
+    whole = path.exists() and (path.is_file() or not split_by_name(path, find_files(path)))
+    corpus = load_corpus(data, field=field if _is_of_files(data) else None, held_out=0 if whole else None)
+    split = split or next((each for each in HELD_OUT if each in corpus.splits), corpus.splits[0])
+    shards = prepare(corpus, tokenizer, folder, splits=[split], eos_between_documents=eos_between_documents)
+    return shards, split
+
+
+def _check_eos(shards: TokenShards, wanted: bool | None, name: str) -> None:
+    """Shards were written with EOS or without, which can no longer be chosen."""
+    has = shards.meta.inputs.eos_between_documents
+    if wanted is not None and wanted != has:
+        raise ValueError(
+            f"{name} was prepared {'with' if has else 'without'} an end token after each document, and is to "
+            f"be measured {'with' if wanted else 'without'}: prepare it so, or give the text itself"
+        )
+
+
+def _check_tokenizer(subject: Subject, shards: TokenShards, name: str) -> None:
+    """The tokens of the text must mean to the model what they meant when the text was tokenized."""
+    tokenizer, inputs = subject.model.tokenizer, shards.meta.inputs
+    if tokenizer is not None:
+        try:
+            shards.require_tokenizer(tokenizer)
+        except ValueError as error:
+            raise ValueError(f"{subject.name} cannot be measured on {name}: {error}") from None
+    config = subject.model.config
+    if (inputs.vocab_size, inputs.mask_id) != (config.network.vocab_size, config.mask_id):
+        raise ValueError(
+            f"{subject.name} cannot be measured on {name}: its {config.network.vocab_size} tokens (mask "
+            f"{config.mask_id}) are not the {inputs.vocab_size} (mask {inputs.mask_id}) of the text"
+        )

@@ -1,0 +1,112 @@
+"""Flags that several commands take, each described once, and what stands for their values in a help text."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from bd3lm.commands.shared.command import flags_of
+
+DType = Literal["float32", "bfloat16", "float64"]
+DTYPES = "{float32,bfloat16,float64}"
+
+
+def named(metavar: str, help: str | None = None) -> Any:
+    """What stands for a value in a help text, where tyro would print its type and an empty default."""
+    return arg(metavar=metavar, help=help, help_behavior_hint="")
+
+
+OptionalInt = Annotated[int | None, named("INT")]
+OptionalFloat = Annotated[float | None, named("FLOAT")]
+OptionalFile = Annotated[Path | None, named("FILE")]
+OptionalFolder = Annotated[Path | None, named("FOLDER")]
+Model = Positional[Annotated[str, named("MODEL")]]
+Models = Positional[Annotated[tuple[str, ...], named("MODEL ...")]]
+ModelsOrFiles = Positional[Annotated[tuple[str, ...], named("MODEL|FILE ...")]]
+Texts = Annotated[tuple[str, ...], named("DATA ...")]
+NewFolder = Positional[Annotated[Path, named("OUT")]]
+
+DeviceFlag = Annotated[
+    str | None, named("DEVICE", help="cpu, cuda or cuda:1; by default a GPU where there is one.")
+]
+DTypeFlag = Annotated[
+    DType | None,
+    named(
+        DTYPES, help="Precision of the network; by default that of its weights, on a CPU at least float32."
+    ),
+]
+SamplingDTypeFlag = Annotated[
+    DType | None,
+    named(
+        DTYPES,
+        help="Precision of the network; by default bfloat16 on a GPU, elsewhere that of its weights, and at "
+        "least float32.",
+    ),
+]
+TokenizerFlag = Annotated[
+    str | None, named("TOKENIZER", help="For a model saved without one: a folder or a name on the hub.")
+]
+FieldFlag = Annotated[
+    str | None, named("NAME", help="The field that holds the text, in jsonl and parquet; text by default.")
+]
+EstimatorFlag = Annotated[
+    str,
+    arg(
+        metavar="ESTIMATOR",
+        help="exact (blocks of at most 12), nelbo (the paper's: a mask rate drawn for each block), counts "
+        "(the same bound with less noise), or iw:K (tighter, from K orders). By default exact up to blocks "
+        "of 8, else counts, and for networks that are told the noise level nelbo.",
+    ),
+]
+LeanFlag = Annotated[
+    float | None,
+    named(
+        "LEAN",
+        help="Reveal a block in an order that leans to the left: a token is e^LEAN times as likely to come "
+        "next as its right neighbour. 0 is uniformly random; by default what the model was made with.",
+    ),
+]
+NucleusFlag = Annotated[
+    float | None,
+    named(
+        "FLOAT",
+        help="Draw from the likeliest tokens that hold this much probability; 1 is the model itself. "
+        "By default 0.9, for SEDD 0.99, for SSD-LM 0.95.",
+    ),
+]
+NucleusRuleFlag = Annotated[
+    Literal["inclusive", "exclusive"],
+    arg(help="Whether the token that crosses --nucleus is kept; the reference implementation leaves it out."),
+]
+StepsFlag = Annotated[
+    int | None,
+    named(
+        "INT",
+        help="Ancestral steps for each block (5,000 in the paper) instead of first-hitting ones; for SEDD "
+        "and D3PM the steps of a text, for SSD-LM those of a block.",
+    ),
+]
+
+
+def check_sources(command: Any, *, for_files: Collection[str]) -> None:
+    """Refuse a missing source and, where all sources are files, flags that are not in `for_files`."""
+    from bd3lm.commands.shared.sample_files import is_file_of_samples
+
+    if not command.sources:
+        raise ValueError("a source must be given: a run, a model, or a file of samples")
+    if not all(map(is_file_of_samples, command.sources)):
+        return
+    for flag in flags_of(type(command)):
+        if flag.field not in ("sources", *for_files) and getattr(command, flag.field) != flag.default:
+            raise ValueError(f"{flag.name} is for models that write, and all sources are files of samples")
+
+
+def check_out_folder(out: Path, *, may_hold: Sequence[str] = ()) -> None:
+    """Refuse, before there is work to lose, an OUT that holds what would be overwritten or mixed up."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"OUT must be a folder, and {out} is a file")
+    others = sorted(each.name for each in out.iterdir() if each.name not in may_hold) if out.exists() else []
+    if others:
+        besides = ", or hold nothing but a tokenizer" if may_hold else ""
+        raise ValueError(f"OUT must be a new or empty folder{besides}, and {out} holds {others[0]}")

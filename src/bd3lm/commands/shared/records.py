@@ -1,0 +1,148 @@
+"""What was measured of a run, kept beside it: RUN/measured/NAME.json, one file a measurement.
+
+A record says on which weights it was measured, so one that a longer training has outdated is not taken for a
+measurement of the model that is there now.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any
+
+import bd3lm
+from bd3lm import interop
+from bd3lm.data.corpus import digest
+from bd3lm.io.files import write_atomically
+
+if TYPE_CHECKING:  # a subject brings all of training with it, for which `bd3lm sample` need not wait
+    from bd3lm.commands.shared.subjects import Subject
+
+FOLDER = "measured"
+
+
+def new_record(
+    of: "Subject | str",
+    kind: str,
+    *,
+    settings: Mapping[str, Any],
+    result: Mapping[str, Any],
+    weights: str | None = None,
+) -> dict[str, Any]:
+    """A measurement as JSON: what it is of, how it was made, and what came out.
+
+    It is of a model or, by its name, of a file; `weights` is the digest that a file has of its model's.
+    """
+    origin: dict[str, str | None]
+    if not isinstance(of, str):
+        origin = {"model": of.name, "title": of.title, "weights": of.weights, "dtype": of.dtype}
+    else:
+        origin = {"model": of, "title": None, "weights": weights, "dtype": settings.get("dtype")}
+    return {
+        "kind": kind,
+        **origin,
+        "bd3lm": bd3lm.__version__,
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+        "settings": plain_json(settings),
+        "result": plain_json(result),
+    }
+
+
+def weights_digest(path: Path) -> str:
+    """sha256 of the weights in a model folder, or of a file of them."""
+    file = path / interop.WEIGHTS_NAME if path.is_dir() else path
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def keep(of: "Subject | str", name: str, record: Mapping[str, Any]) -> Path | None:
+    """Write a record beside its run, in place of one of the same name; nothing for what has no run."""
+    if isinstance(of, str) or of.run is None:
+        return None
+    file = of.run / FOLDER / f"{name}.json"
+    file.parent.mkdir(exist_ok=True)
+    _write(file, record)
+    return file
+
+
+def check_new_file(out: Path | None, flag: str = "--out") -> None:
+    """Refuse, before anything is measured for it, a file that would be overwritten or cannot be written."""
+    if out is None:
+        return
+    if not out.parent.is_dir():
+        raise ValueError(f"{flag} must be in an existing folder, and {out.parent} is none")
+    if out.exists():
+        raise ValueError(f"{flag} must be a new file, and {out} exists")
+    try:
+        with TemporaryFile(dir=out.parent):  # permissions alone do not say it: read-only systems, root
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{flag} must be in a folder that can be written to, and {out.parent} cannot: {error.strerror}"
+        ) from None
+
+
+def write_records(out: Path | None, records: Sequence[Mapping[str, Any]]) -> None:
+    """What a command measured, as a JSON list, where --out asks for it."""
+    if out is not None:
+        _write(out, records)
+        print(f"wrote {out}")
+
+
+def model_and_title(record: Mapping[str, Any]) -> str:
+    """What a record is of, as a row of a table names it."""
+    return record["model"] if record["title"] is None else f"{record['model']} ({record['title']})"
+
+
+def kept(subject: "Subject", kind: str) -> list[dict[str, Any]]:
+    """The records of a kind that were measured on the weights the run has now, the newest last."""
+    if subject.run is None:
+        return []
+    found = [_read(file) for file in sorted((subject.run / FOLDER).glob("*.json"))]
+    records = [each for each in found if each.get("kind") == kind and each.get("weights") == subject.weights]
+    return sorted(records, key=lambda record: record["measured"])
+
+
+def record_name(kind: str, settings: Mapping[str, Any], *words: str) -> str:
+    """The name of a record: its kind, words for a reader, and a digest of its settings.
+
+    The same settings have the same name, so that a measurement replaces only one made in the same way.
+    """
+    return f"{_slug(kind, *words)}-{digest(plain_json(settings))[:8]}"
+
+
+def _slug(*parts: str) -> str:
+    """A name for a record: letters, digits and dots, the rest as dashes."""
+    return "-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") for part in parts)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A record; nothing for other JSON that lies there, such as the list that --out writes."""
+    try:
+        value = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} must be JSON, as measurements are kept, and is not: {error}") from None
+    names = {"kind", "weights", "measured", "settings", "result"}
+    is_record = isinstance(value, dict) and names <= value.keys() and isinstance(value["settings"], dict)
+    return value if is_record else {}
+
+
+def _write(file: Path, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    """As a JSON file, whole or not at all."""
+    text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    write_atomically(file, text.encode())
+
+
+def plain_json(value: Any) -> Any:
+    """As JSON has it: what is not finite becomes null, paths and the like their text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

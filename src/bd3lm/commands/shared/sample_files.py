@@ -1,0 +1,280 @@
+"""Samples to be measured: drawn from a model, or read from a file of `bd3lm sample --out` or other code."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+import bd3lm
+from bd3lm.commands.shared.partials import partial_of
+from bd3lm.commands.shared.records import FOLDER
+from bd3lm.commands.shared.subjects import Subject, check_lean_is_for
+from bd3lm.commands.shared.writing import (
+    Author,
+    Bar,
+    sample_record,
+    sampling_dtype,
+    settings_record,
+    write_texts,
+)
+from bd3lm.data import load_corpus
+from bd3lm.data.corpus import digest
+from bd3lm.io.files import local_path
+from bd3lm.kinds import spelt_out
+from bd3lm.lm import Settings
+
+SUFFIX = ".jsonl"
+PLAIN_TEXT = ".txt"
+
+# What is used of a line of `bd3lm sample --out`.
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "documents": list,
+    "length": int,
+    "given": int,
+    "evaluations": int,
+    "redraws": int,
+    "redrawn_passes": int,
+    "stopped_by": str,
+    "entropy": (int, float),
+    "dtype": str,
+    "settings": dict,
+}
+_MAY_DIFFER = ("seed", "batch_size")  # in a file put together from several
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Texts as `bd3lm sample --out` records them, and the model they were drawn from, where that is known.
+
+    Texts of other code have the same fields, all of them None but their documents.
+    """
+
+    name: str
+    records: Sequence[Mapping[str, Any]]
+    subject: Subject | None = None
+
+    @classmethod
+    def read(cls, file: Path) -> "Samples":
+        """The samples in a file, all of which must have been written in one way.
+
+        They are lines of `bd3lm sample --out`, or texts of other code: lines with a field `text`, or a .txt
+        file, whose texts blank lines separate as they do documents of a corpus.
+        """
+        if not file.is_file():
+            raise ValueError(f"there is no file {file}")
+        if file.name.endswith(PLAIN_TEXT):
+            texts = [_of_other_code(text) for text in load_corpus(file, held_out=0).documents("train")]
+            if not texts:
+                raise ValueError(f"{file} must hold at least one text, got none")
+            return cls(str(file), texts)
+        try:
+            with file.open(encoding="utf-8") as lines:
+                numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+            records = [_parse(line, f"{file} line {number}") for number, line in numbered]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} must be text, as `bd3lm sample --out` writes it: {error}") from None
+        if not records:
+            raise ValueError(f"{file} must hold at least one sample, got none")
+        ways = {json.dumps(_way(record), sort_keys=True) for record in records}
+        if len(ways) > 1:
+            raise ValueError(
+                f"{file} must hold samples written in one way, got {len(ways)} different settings or models"
+            )
+        return cls(str(file), records)
+
+    @classmethod
+    def draw(
+        cls, subject: Subject, count: int, settings: Settings, *, kind: str, notes: Console
+    ) -> "Samples":
+        """Let a model write from nothing. What a run writes is kept beside it, and drawn once.
+
+        The name of the file holds a digest of all that decides what is in it, so that other weights or
+        settings give another file, and none is ever written over.
+        """
+        model, file = subject.model, None
+        if subject.run is not None:
+            key = _key(subject, count, settings)
+            file = subject.run / FOLDER / f"{kind}-{key[:8]}{SUFFIX}"
+            if file.is_file():
+                notes.print(Text(f"measuring {file}, drawn before"), soft_wrap=True)
+                drawn = sorted(cls.read(file).records, key=lambda record: record["index"])
+                return cls(subject.name, drawn, subject)
+            file.parent.mkdir(exist_ok=True)
+            partial_of(file).unlink(missing_ok=True)  # what an interrupted drawing left of it
+        many = f"{count:,} texts" if count > 1 else "a text"
+        notes.print(
+            Text(f"writing {many} of up to {settings.length:,} tokens by {subject.name}"), soft_wrap=True
+        )
+        author = Author(subject.name, subject.weights)
+        texts = write_texts(
+            model, [""] * count, settings, author=author, out=file, displays=[Bar(notes, count)], notes=notes
+        )
+        records = [sample_record(text, "", settings, model, author) for text in texts]
+        return cls(subject.name, records, subject)
+
+    @property
+    def origin(self) -> Subject | str:
+        """What a record of them is of: the model, or the name of a file."""
+        return self.name if self.subject is None else self.subject
+
+    @property
+    def weights(self) -> str | None:
+        """The digest of the weights that wrote them; None where an older file does not say."""
+        weights: str | None = self.records[0].get("weights")
+        return weights
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of all; None for those in which they differ."""
+        first: Mapping[str, Any] = self.records[0]["settings"]
+        return {
+            name: value if all(record["settings"].get(name) == value for record in self.records) else None
+            for name, value in first.items()
+        }
+
+    @property
+    def is_of_other_code(self) -> bool:
+        """Whether only the texts are known, and not how they were written."""
+        return self.records[0].get("settings") == {} and self.records[0].get("length") is None
+
+    @property
+    def length(self) -> int | None:
+        """The length that was asked for, else that of the longest; None for texts of other code."""
+        if self.is_of_other_code:
+            return None
+        return self.settings.get("length") or max(self.values("length"))
+
+    @property
+    def lean(self) -> float | None:
+        """The lean of their unmasking rule; 0 for a rule without one, None for texts of other code."""
+        if self.is_of_other_code:
+            return None
+        rule = spelt_out(self.settings.get("unmasking")) or {}
+        return float(rule.get("lean", 0.0))
+
+    @property
+    def other_drawing(self) -> dict[str, Any]:
+        """The nucleus rule, temperature and top_k for a record, where they are not the usual ones.
+
+        Records of usual ones do not name them, so that they are the same as those from before they did.
+        """
+        usual = {"nucleus_rule": "inclusive", "temperature": 1.0, "top_k": None}
+        return {
+            name: value
+            for name, default in usual.items()
+            if (value := self.settings.get(name, default)) != default
+        }
+
+    def values(self, field: str) -> list[Any]:
+        return [record[field] for record in self.records]
+
+    def prompts(self) -> list[str]:
+        """What each text begins with that its model was given; empty for one written from nothing.
+
+        Refuses samples of which that is not known: what was given would be measured as if it had been
+        written.
+        """
+        return [self._prompt(index) for index in range(len(self.records))]
+
+    def _prompt(self, index: int) -> str:
+        record = self.records[index]
+        where, documents, prompt = f"sample {index} of {self.name}", record["documents"], record.get("prompt")
+        if record.get("template"):
+            raise ValueError(
+                f"{where} fills the gaps of a template, so that what was given stands between what was "
+                "written: judge texts that continue a prompt, or that were written from nothing"
+            )
+        text, written = record.get("text"), record.get("completion")
+        if isinstance(text, str) and isinstance(written, str):
+            prompt = text[: len(text) - len(written)]
+        elif (record["given"] or 0) > 1 and not prompt:
+            raise ValueError(
+                f"{where} was given {record['given']} tokens and does not say which: write it again, by "
+                "`bd3lm sample --out`"
+            )
+        if prompt and not (isinstance(prompt, str) and documents and documents[0].startswith(prompt)):
+            raise ValueError(f"{where} must begin with its prompt, {prompt!r:.80}, got {documents!r:.80}")
+        return prompt or ""
+
+    def require_from_nothing(self) -> None:
+        """Refuse samples with a prompt: what a model was given would be measured as if it had written it."""
+        for index, record in enumerate(self.records):
+            given = record["given"] or 0
+            if given > 1 or record.get("prompt"):
+                tokens = f"was given {given} tokens" if given else "has a prompt"
+                raise ValueError(
+                    f"sample {index} of {self.name} must be written from nothing, without a prompt, got one "
+                    f"that {tokens}"
+                )
+
+
+def is_file_of_samples(source: str) -> bool:
+    """Whether a source names a file of samples, rather than a model."""
+    return source.endswith((SUFFIX, PLAIN_TEXT))
+
+
+def open_source(source: str, **options: Any) -> Subject | Samples:
+    """A file of samples, or a model, which `options` are for."""
+    if is_file_of_samples(source):
+        return Samples.read(local_path(source))
+    if Path(source).is_file() and not source.endswith(".ckpt"):
+        raise ValueError(
+            f"sources must be runs, model folders, hub ids or files of texts, {SUFFIX} as `bd3lm sample "
+            f"--out` writes them or with a field text, or {PLAIN_TEXT}, got the file {source}"
+        )
+    return Subject.open(source, **options)
+
+
+def open_sources(flags: Any) -> list[Subject | Samples]:
+    """The sources of a command, models with its --device, --dtype, --tokenizer and --lean."""
+    dtype = sampling_dtype(flags.dtype, flags.device)
+    options = {"device": flags.device, "dtype": dtype, "tokenizer": flags.tokenizer, "lean": flags.lean}
+    sources = [open_source(source, **options) for source in flags.sources]
+    check_lean_is_for([each for each in sources if isinstance(each, Subject)], flags.lean)
+    return sources
+
+
+def _parse(line: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} must be JSON, as `bd3lm sample --out` writes it: {error}") from None
+    fields = record if isinstance(record, dict) else {}
+    if isinstance(fields.get("text"), str) and not fields.keys() & {"documents", "settings"}:
+        return _of_other_code(fields["text"], fields.get("prompt"))
+    if not fields.keys() & {"documents", "settings"}:
+        raise ValueError(
+            f"{where} must have a text in its field text, or be a line of `bd3lm sample --out`, got "
+            f"{line.strip():.80}"
+        )
+    wrong = [name for name, kind in _FIELDS.items() if not isinstance(fields.get(name), kind)]
+    if wrong or not all(isinstance(document, str) for document in fields["documents"]):
+        raise ValueError(
+            f"{where} must be a sample as `bd3lm sample --out` writes it; missing or of another kind: "
+            f"{', '.join(wrong) or 'documents'}"
+        )
+    return fields
+
+
+def _of_other_code(text: str, prompt: Any = None) -> dict[str, Any]:
+    """A text of which nothing else is known."""
+    unknown = dict.fromkeys(_FIELDS)
+    return {**unknown, "documents": [text], "prompt": prompt, "settings": {}}
+
+
+def _key(subject: Subject, count: int, settings: Settings) -> str:
+    """A digest of all that decides what a model writes; how many texts are written side by side does not."""
+    decides = {name: value for name, value in settings_record(settings).items() if name != "batch_size"}
+    tokenizer = subject.model.tokenizer
+    spoken = None if tokenizer is None else tokenizer.fingerprint
+    return digest([bd3lm.__version__, subject.weights, subject.dtype, spoken, count, decides])
+
+
+def _way(record: Mapping[str, Any]) -> list[Any]:
+    """How a sample was written, as far as samples measured together must agree."""
+    settings = {name: value for name, value in record["settings"].items() if name not in _MAY_DIFFER}
+    return [settings, record["dtype"], record.get("weights")]

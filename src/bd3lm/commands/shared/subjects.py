@@ -1,0 +1,125 @@
+"""The model that a command is about, and the run it came from where it came from one."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from bd3lm import interop
+from bd3lm.commands.shared.records import weights_digest
+from bd3lm.io.files import local_path
+from bd3lm.lm import LanguageModel, load
+from bd3lm.models.devices import pick_device
+
+if TYPE_CHECKING:  # a run brings all of training with it, for which `bd3lm sample box` need not wait
+    from bd3lm.data import TokenShards
+    from bd3lm.runs.recipe import Recipe
+
+
+def one_model(source: str | Path) -> str | Path:
+    """The source itself; for a run of several stages the last that has begun, which standard error tells."""
+    folder = local_path(source)
+    models = (folder, folder / interop.RUN_MODEL)
+    if source in ("", interop.BOX) or not folder.is_dir():
+        return source
+    if any((model / interop.CONFIG_NAME).is_file() for model in models):
+        return source
+    from bd3lm.runs.stages import STAGES_FILE, run_stages
+
+    if not (folder / STAGES_FILE).is_file():
+        return source
+    stage = run_stages(folder)[-1]
+    print(f"{source} is a run of several stages: taking the last that was begun, {stage}", file=sys.stderr)
+    return stage
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under a name; `run` is the folder of its run, with its recipe, or None."""
+
+    name: str
+    model: LanguageModel
+    folder: Path
+    run: Path | None
+
+    @classmethod
+    def open(
+        cls,
+        source: str | Path,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        tokenizer: str | Path | None = None,
+        lean: float | None = None,
+    ) -> "Subject":
+        """A run, model folder or hub id, ready to be measured; a `lean` replaces a block model's own.
+
+        A run of several stages is opened at its last one, under the name of that stage.
+        """
+        from bd3lm.runs.stages import RECIPE_FILE
+
+        source = one_model(source)
+        folder = interop.resolve(source)
+        model = load(
+            folder,
+            device=pick_device(device),
+            dtype=getattr(torch, dtype) if dtype else None,
+            tokenizer=tokenizer,
+        )
+        if lean is not None and model.config.method.has_order:
+            model = model.with_lean(lean)
+        is_run = folder.name == interop.RUN_MODEL and (folder.parent / RECIPE_FILE).is_file()
+        return cls(str(source), model, folder, folder.parent if is_run else None)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> str:
+        return str(self.model.network.embedding.weight.dtype).removeprefix("torch.")
+
+    @property
+    def lean(self) -> float:
+        """Of the order in which it reveals a block; 0 for a method without one."""
+        return self.model.config.method.order_lean
+
+    @property
+    def title(self) -> str:
+        """The method, as a table names it."""
+        return self.model.config.title
+
+    @cached_property
+    def weights(self) -> str:
+        """sha256 of the weights: what a record says it was measured on."""
+        return weights_digest(self.folder)
+
+    @cached_property
+    def recipe(self) -> "Recipe | None":
+        """The recipe of its run."""
+        from bd3lm.runs.stages import read_recipe
+
+        return None if self.run is None else read_recipe(self.run)
+
+    def shards(self) -> "TokenShards":
+        """The data its run trained on."""
+        from bd3lm.runs.plan import run_data
+
+        if self.run is None or self.recipe is None:
+            raise ValueError(
+                f"{self.name} is no training run, so its data is not known: say which with --data"
+            )
+        return run_data(self.recipe.data, self.run)
+
+
+def check_lean_is_for(subjects: Iterable[Subject], lean: float | None) -> None:
+    """Refuse a --lean that would change none of the models."""
+    if lean is not None and not any(subject.model.config.method.has_order for subject in subjects):
+        raise ValueError(
+            f"--lean is for block diffusion, whose order can be chosen, and no model here is of that kind, "
+            f"got {lean:g}"
+        )

@@ -1,0 +1,272 @@
+"""Let a model write: texts, and records of them in a file that appears when all are there."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+import bd3lm
+from bd3lm.commands.shared.partials import partial_of
+from bd3lm.commands.shared.prompts import Template, template_text
+from bd3lm.commands.shared.records import check_new_file
+from bd3lm.data import Tokenizer
+from bd3lm.evaluation import stop_counts
+from bd3lm.io.files import write_atomically
+from bd3lm.kinds import plain
+from bd3lm.lm import Generation, LanguageModel, Settings
+from bd3lm.models.devices import pick_device
+from bd3lm.sampling import Event, Stopped
+
+_SMALL = 20_000_000  # parameters
+
+
+@dataclass(frozen=True)
+class Author:
+    """The model that writes: its name as it was given, and the digest of its weights."""
+
+    name: str | None = None
+    weights: str | None = None
+
+
+UNNAMED = Author()
+
+
+class Display:
+    """Shows how texts are being written; this one shows nothing."""
+
+    watches = False
+    """Whether it wants every event, or only the texts' beginnings and ends."""
+
+    def __enter__(self) -> "Display":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def event(self, event: Event) -> None:
+        """Called as it happens."""
+
+    def text(self, text: Generation) -> None:
+        """Called when a text is finished and recorded."""
+
+
+class Bar(Display):
+    """How many texts are finished, in a terminal; nothing elsewhere."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.progress = Progress(
+            TextColumn("writing"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total} texts"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.progress.add_task("writing", total=total)
+
+    def __enter__(self) -> "Bar":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def event(self, event: Event) -> None:
+        if isinstance(event, Stopped):
+            self.progress.advance(self.task)
+
+
+def write_texts(
+    model: LanguageModel,
+    prompts: Sequence[str | Template],
+    settings: Settings,
+    *,
+    displays: Sequence[Display],
+    notes: Console,
+    author: Author = UNNAMED,
+    max_new_tokens: int | None = None,
+    out: Path | None = None,
+) -> list[Generation]:
+    """A text for each prompt or template, in their order; `notes` is told how fast it went.
+
+    Records are written as texts are finished. `out` appears when all are, in the order of the prompts.
+    """
+    settings = model.config.method.settled(settings)  # what is recorded is what was used
+    if model.tokenizer is None:
+        raise ValueError("the model was saved without a tokenizer; name one with --tokenizer")
+    partial = None if out is None else check_out(out)
+    watch = any(display.watches for display in displays)
+    begun = time.perf_counter()
+    # complains before anything is written
+    events = model.stream(prompts, settings, max_new_tokens=max_new_tokens, watch=watch)
+    done: list[Generation] = []
+    alone = min(len(prompts), settings.batch_size) == 1
+    with ExitStack() as stack:
+        file = stack.enter_context(partial.open("w", encoding="utf-8")) if partial else None
+        stack.enter_context(_threads(model, alone))
+        for display in displays:
+            stack.enter_context(display)
+        for event in events:
+            for display in displays:
+                display.event(event)
+            if isinstance(event, Stopped):
+                generation = model.generation(event.sample)
+                done.append(generation)
+                if file is not None:  # first of all, in case it cannot be shown
+                    prompt = prompts[event.index]
+                    record = sample_record(generation, prompt, settings, model, author, max_new_tokens)
+                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                    file.flush()
+                for display in displays:
+                    display.text(generation)
+    seconds = time.perf_counter() - begun
+    if partial is not None and out is not None:
+        _put_in_order(partial, [generation.sample.index for generation in done])
+        partial.replace(out)
+    notes.print(Text(summary(done, seconds)), soft_wrap=True)
+    if out is not None:
+        notes.print(Text(f"wrote {out}"), soft_wrap=True)
+    return sorted(done, key=lambda generation: generation.sample.index)
+
+
+def sampling_dtype(asked: str | None, device: str | None) -> str | None:
+    """The precision to sample in: the one asked for, else bfloat16 on a GPU that has it, else as saved."""
+    if asked or pick_device(device).type != "cuda":
+        return asked
+    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else None
+
+
+@contextmanager
+def _threads(model: LanguageModel, alone: bool) -> Iterator[None]:
+    """One thread on a CPU for one text of a small network, unless OMP_NUM_THREADS says how many.
+
+    Its matrices are too small to gain from threads, and on busy cores the threads wait for each other: a text
+    of 8 layers x 256 then took three times as long.
+    """
+    network = model.network
+    small = network.device.type == "cpu" and sum(p.numel() for p in network.parameters()) < _SMALL
+    if not (alone and small) or "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def check_out(out: Path) -> Path:
+    """Where records go until all are there; refuses what would be overwritten or cannot be written."""
+    check_new_file(out)
+    partial = partial_of(out)
+    if partial.exists():
+        raise ValueError(f"--out {out} was begun before: move away {partial}, which holds what was written")
+    return partial
+
+
+def _put_in_order(file: Path, indices: Sequence[int]) -> None:
+    """Sort lines by their indices; texts with less to write are finished before earlier ones."""
+    if indices == sorted(indices):
+        return
+    lines = file.read_bytes().splitlines(keepends=True)  # text would also be split where JSON is not
+    ordered = sorted(zip(indices, lines, strict=True))
+    write_atomically(file, b"".join(line for _, line in ordered))
+
+
+def sample_record(
+    generation: Generation,
+    prompt: str | Template,
+    settings: Settings,
+    model: LanguageModel,
+    author: Author = UNNAMED,
+    max_new_tokens: int | None = None,
+) -> dict[str, Any]:
+    """A text, what it cost, how it was written and by what: a line of --out."""
+    sample = generation.sample
+    recorded = settings_record(settings)
+    if max_new_tokens is not None:
+        recorded["max_new_tokens"] = max_new_tokens
+    return {
+        "index": sample.index,
+        "prompt": prompt if isinstance(prompt, str) else "",
+        "template": None if isinstance(prompt, str) else template_text(prompt),
+        "text": generation.text,
+        "completion": generation.completion,
+        "documents": _documents(generation, model.tokenizer),
+        "tokens": generation.tokens,
+        "length": len(sample.tokens),
+        "given": sample.given,
+        "evaluations": sample.evaluations,
+        "fill_passes": sample.fill_passes,
+        "stopped_by": sample.stopped_by,
+        "redraws": sample.redraws,
+        "redrawn_passes": sample.redrawn_passes,
+        "entropy": round(generation.entropy, 6),
+        "seed": sample.seed,
+        "model": author.name,
+        "weights": author.weights,
+        "bd3lm": bd3lm.__version__,
+        "dtype": str(model.network.embedding.weight.dtype).removeprefix("torch."),
+        "settings": recorded,
+    }
+
+
+def settings_record(settings: Settings) -> dict[str, Any]:
+    """Settings as JSON has them."""
+    return {
+        **asdict(settings),
+        "unmasking": plain(settings.unmasking),
+        "stop": list(settings.stop),
+    }
+
+
+def _documents(generation: Generation, tokenizer: Tokenizer | None) -> list[str]:
+    """The text cut at its end tokens, which the text itself does not show."""
+    if tokenizer is None or generation.text is None:
+        return []
+    tokens = generation.tokens
+    ends = [place for place, token in enumerate(tokens) if token == tokenizer.eos_id]
+    pieces = (tokens[start + 1 : stop] for start, stop in pairwise([-1, *ends, len(tokens)]))
+    documents = [document for piece in pieces if (document := tokenizer.decode(piece))]
+    left_off = len(tokenizer.decode(tokens)) - len(generation.text)  # from a stop string on
+    while left_off and documents:
+        last = documents.pop()
+        if len(last) > left_off:
+            documents.append(last[:-left_off])
+        left_off -= min(left_off, len(last))
+    return documents
+
+
+def summary(done: Sequence[Generation], seconds: float) -> str:
+    """How fast it went: only what is left of what was written counts, not prompts, dropped ends or redrawn
+    texts; the time is all of it, with reading prompts, showing and recording."""
+    samples = [generation.sample for generation in done]
+    written = sum(sample.written for sample in samples)
+    evaluations = sum(sample.evaluations for sample in samples)
+    fills = sum(sample.fill_passes for sample in samples)
+    reasons = stop_counts([sample.stopped_by for sample in samples])
+    ends = ", ".join(f"{count} by {reason}" for reason, count in reasons.items() if count)
+    redraws, wasted = (sum(getattr(s, name) for s in samples) for name in ("redraws", "redrawn_passes"))
+    again = f"; {redraws} drawn again, {_number(wasted, 'pass', 'passes')} for nothing" if redraws else ""
+    reading = f", and {_number(fills, 'pass', 'passes')} to read what was given" if fills else ""
+    tokens, network = _number(written, "token", "tokens"), _number(evaluations, "evaluation", "evaluations")
+    return (
+        f"{tokens} written in {seconds:.1f} s: {written / seconds:,.1f} tokens/s. "
+        f"{network} of the network{reading}. Stopped: {ends}{again}."
+    )
+
+
+def _number(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"

@@ -1,0 +1,130 @@
+"""`bd3lm train`: train a preset, or a recipe of one's own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, Suppress, arg
+
+from bd3lm.commands.shared.command import Command, flags_of
+from bd3lm.commands.shared.flags import DeviceFlag, OptionalFile, OptionalFolder, named
+
+if TYPE_CHECKING:
+    from bd3lm.runs.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Train(Command):
+    """Train a preset, or a recipe of your own. `--any.field value` sets any field of the recipe.
+
+    Under torchrun it trains on all processes. `bd3lm train PRESET --show` prints the resolved recipe.
+    """
+
+    kind = "train"
+
+    preset: Positional[Annotated[str | None, named("[PRESET]")]] = None
+    """A named run; `bd3lm presets` lists them. Without one --config must say everything."""
+    out: OptionalFolder = None
+    """The folder of the run; by default runs/PRESET."""
+    config: OptionalFile = None
+    """A YAML file with what differs from the preset. Without a preset it holds a whole recipe, or several
+    under the names of their stages."""
+    resume: bool = False
+    """Continue the run in --out: by its own recipe, or by a preset that computes the same."""
+    start_from: Annotated[str | None, named("MODEL"), arg(name="from")] = None
+    """A run, model folder or hub id whose weights to start from, with a fresh optimizer."""
+    device: DeviceFlag = None
+    show: bool = False
+    """Print the resolved recipe and stop."""
+    overrides: Suppress[tuple[str, ...]] = ()
+    """The words --any.field value, which tyro does not see."""
+
+    @classmethod
+    def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Its own flags for tyro; the --any.field value pairs, wherever they stand, for `overrides`."""
+        flags = flags_of(cls)
+        opposites = [f"--no-{each.name.removeprefix('--')}" for each in flags if each.has_opposite]
+        own = {"--help", *(each.name for each in flags), *opposites}
+        kept: list[str] = []
+        overrides: list[str] = []
+        rest = list(words)
+        while rest:
+            word = rest.pop(0)
+            if not word.startswith("--") or word.partition("=")[0] in own:
+                kept.append(word)
+                continue
+            overrides.append(word)
+            if "=" not in word and rest and not rest[0].startswith("--"):
+                overrides.append(rest.pop(0))
+        return kept, {"overrides": tuple(overrides)}
+
+    def run(self) -> int:
+        from bd3lm.runs.recipe import parse_overrides
+        from bd3lm.runs.stages import begun_stages, is_run
+        from bd3lm.runs.train import train_stages
+
+        stages = self._stages(parse_overrides(self.overrides))
+        _check_later_stages(stages)
+        if self.show:
+            _show(stages)
+            return 0
+        out = self.out or Path("runs") / (self.preset or (self.config.stem if self.config else "run"))
+        if self.resume and not (is_run(out) or begun_stages(out)):
+            raise ValueError(f"--resume needs a run to continue, and {out} holds none")
+        runs = train_stages(stages, out, resume=self.resume, device=self.device)
+        last = runs[-1].trainer
+        if last.stopped_by == "signal":
+            return 130
+        if last.engine.is_main:
+            print(f"wrote {runs[-1].out / 'model'}")
+            if self._wants_report():
+                from bd3lm.commands.demo.results import show_results
+
+                show_results(runs, out)
+        return 0
+
+    def _wants_report(self) -> bool:
+        from bd3lm.runs.presets import preset
+
+        return self.preset is not None and preset(self.preset).report
+
+    def _stages(self, overrides: Mapping[str, Any]) -> "list[tuple[str, Recipe]]":
+        from bd3lm.commands.shared.subjects import one_model
+        from bd3lm.runs.stages import resolve_stages, saved_stages
+
+        if self.preset is None and self.config is None:
+            if not self.resume or self.out is None:
+                raise ValueError(
+                    "a preset or --config must be given, or --resume and the --out of a run; `bd3lm presets` "
+                    "lists the presets"
+                )
+            if self.start_from is not None:
+                raise ValueError(f"--from is for a new run, which {self.out} is not with --resume")
+            return saved_stages(self.out, overrides)
+        start = None if self.start_from is None else str(one_model(self.start_from))
+        return resolve_stages(self.preset, config=self.config, overrides=overrides, start_from=start)
+
+
+def _check_later_stages(stages: "Sequence[tuple[str, Recipe]]") -> None:
+    """Refuse what stages after the first would ignore: a start, and other processes."""
+    (first, one), *later = stages
+    for name, recipe in later:
+        if recipe.start_from not in (None, one.start_from):
+            raise ValueError(
+                f"{name}.start_from is not for a stage that starts from the one before it, got "
+                f"{recipe.start_from}; --from {recipe.start_from} runs the last stage alone, from there"
+            )
+        if recipe.parallel != one.parallel:
+            raise ValueError(
+                f"parallel must be the same for all stages, which share their processes, got {one.parallel} "
+                f"for {first} and {recipe.parallel} for {name}: give --parallel, without a stage"
+            )
+
+
+def _show(stages: "Sequence[tuple[str, Recipe]]") -> None:
+    import yaml
+
+    from bd3lm.runs.stages import stages_to_dict
+
+    print(yaml.safe_dump(stages_to_dict(stages), sort_keys=False), end="")

@@ -1,0 +1,259 @@
+"""`bd3lm variance`: how noisy each way of drawing masks is on trained models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bd3lm.commands.shared.command import Command
+from bd3lm.commands.shared.flags import (
+    DeviceFlag,
+    FieldFlag,
+    Models,
+    OptionalFile,
+    OptionalInt,
+    TokenizerFlag,
+    named,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bd3lm.commands.shared.subjects import Subject
+    from bd3lm.diffusion import MaskingRule
+    from bd3lm.models import Transformer
+    from bd3lm.objectives import TokenBatch
+
+
+@dataclass(frozen=True)
+class Variance(Command):
+    """How noisy each way of drawing masks is on trained block diffusion models, by block size."""
+
+    kind = "variance"
+
+    models: Models = ()
+    """Runs, model folders or hub ids."""
+    data: Annotated[str | None, named("DATA")] = None
+    """Text to measure on: a folder of token shards, a file, a folder of files or a named corpus; by default
+    what each run held out."""
+    field: FieldFlag = None
+    batches: int = 20
+    """Held-out batches to measure the loss on."""
+    gradients: int = 0
+    """Held-out batches to measure the gradient on; 0 does not."""
+    batch: OptionalInt = None
+    """Sequences a batch, on which the gradient's variance depends; by default data.validation_batch of the
+    run, else 16."""
+    seed: int = 0
+    tokenizer: TokenizerFlag = None
+    device: DeviceFlag = None
+    out: OptionalFile = None
+    """Write the records, all figures and settings, to this new JSON file too."""
+
+    def run(self) -> int:
+        from bd3lm.commands.shared.records import check_new_file, write_records
+
+        check_new_file(self.out)
+        write_records(self.out, report_variances(self))
+        return 0
+
+
+@cache
+def rules() -> "dict[str, MaskingRule]":
+    """By name: the rows of the paper's tables of mask ranges and of noise schedules, and ours."""
+    from bd3lm.diffusion import (
+        ClippedTimes,
+        Cosine,
+        Counts,
+        Logarithmic,
+        Square,
+        SquareRoot,
+        Times,
+    )
+
+    found: dict[str, MaskingRule] = {"counts": Counts()}
+    # A range as in section 5.2, and with masks drawn again until their own rate lies in it as well, which is
+    # how the reference implementation and our presets of the paper's runs train.
+    for low, high in ((0.45, 0.95), (0.5, 1.0), (0.3, 0.8), (0.0, 0.5)):
+        rule, rates = ClippedTimes(low=low, high=high), f"U[{low:g}, {high:g}]"
+        found |= {f"clipped {rates}": rule, f"redrawn {rates}": replace(rule, redraw=True)}
+    return found | {
+        "fully masked": ClippedTimes(low=1.0, high=1.0),
+        "linear U[0, 1]": Times(),
+        "logarithmic": Times(Logarithmic()),
+        "square root": Times(SquareRoot()),
+        "square": Times(Square()),
+        "cosine": Times(Cosine()),
+    }
+
+
+def measurable_rules(network: "Transformer") -> "dict[str, MaskingRule]":
+    """The rules whose masks a network can be asked about: one that is told the noise level needs rules that
+    draw a time, and counts draw none."""
+    from bd3lm.diffusion import Counts
+
+    return {
+        name: rule for name, rule in rules().items() if not (network.uses_noise and isinstance(rule, Counts))
+    }
+
+
+def measure_variances(
+    subject: "Subject", flags: Variance, *, console: "Console | None" = None
+) -> dict[str, Any]:
+    """The variance of the loss over blocks and of the gradient over batches (eq. 10), as a record; it has a
+    row for each of `measurable_rules`.
+
+    It is measured on what a run held out, and then kept beside the run, or on --data. By default a batch is
+    as large as those that the run validates on.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from bd3lm.commands.shared.records import keep, new_record, record_name
+    from bd3lm.diffusion import Counts
+    from bd3lm.evaluation import gradient_variance, nelbo_variance
+    from bd3lm.runs.recipe import DataRecipe
+
+    batches, gradients, data = flags.batches, flags.gradients, flags.data
+    if batches < 1 or gradients < 0 or gradients == 1:
+        raise ValueError(
+            f"batches must be at least 1 and gradients 0 or at least 2, got {batches}, {gradients}"
+        )
+    if flags.batch is not None and flags.batch < 1:
+        raise ValueError(f"batch must be at least 1, got {flags.batch}")
+    config, network = subject.model.config, subject.model.network
+    if config.method.judging(Counts(), config.frame) is None:
+        raise ValueError(f"{subject.name} must hold a block diffusion model, got {config.method.kind}")
+    block_size = config.method.piece(config.network.context)
+    validated = DataRecipe() if subject.recipe is None else subject.recipe.data
+    rows = flags.batch or validated.validation_batch
+    some = _batches(subject, data, flags.field, rows, max(batches, gradients))
+    # A gradient over fewer sequences varies more, so the last batch does not count where it is smaller.
+    full = [batch for batch in some[:gradients] if len(batch.tokens) == rows]
+    if gradients and len(full) < 2:
+        raise ValueError(
+            f"{data or f'the data of {subject.name}'} must have at least 2 batches of {rows} sequences to "
+            f"measure gradients on, got {len(full)}; --batch says how many sequences a batch has, by default "
+            "data.validation_batch of a run, else 16"
+        )
+    found = []
+    measurable = measurable_rules(network)
+    for name, rule in track(measurable.items(), subject.title, console=console or Console(), transient=True):
+        objective = config.method.judging(rule, config.frame)
+        assert objective is not None
+        loss = nelbo_variance(network, objective, some[:batches], block_size=block_size, seed=flags.seed)
+        gradient = gradient_variance(network, objective, full, seed=flags.seed) if gradients else None
+        found.append(
+            {
+                "masks": name,
+                "loss": loss.variance,
+                "loss_error": loss.error,
+                "gradient": gradient and gradient.variance,
+                "gradient_error": gradient and gradient.error,
+                "unbiased": objective.bounds(network),
+            }
+        )
+    settings = {
+        "block_size": block_size,
+        "batches": len(some[:batches]),
+        "gradients": len(full),  # 0: not asked for
+        "batch_size": rows,
+        "sequences": sum(len(batch.tokens) for batch in some[:batches]),
+        "seed": flags.seed,
+        **({} if data is None else {"data": data}),
+        **({} if flags.field is None else {"field": flags.field}),
+    }
+    record = new_record(subject, "variance", settings=settings, result={"rows": found})
+    if data is None:  # a report compares runs on what they held out
+        keep(subject, record_name("variance", settings), record)
+    return record
+
+
+def _batches(
+    subject: "Subject", data: str | None, field: str | None, rows: int, number: int
+) -> "list[TokenBatch]":
+    """At most so many batches of `rows` sequences of `data`, or of what the subject's run held out."""
+    from bd3lm.commands.shared.corpora import open_sequences
+    from bd3lm.objectives import TokenBatch
+    from bd3lm.runs.plan import held_out_batches
+
+    if data is not None:
+        with open_sequences(subject, data, field=field, limit=rows * number) as text:
+            return list(text.batches(subject, rows))
+    shards = subject.shards()  # an error where there is no run
+    assert subject.recipe is not None
+    held_out = held_out_batches(replace(subject.recipe.data, validation_batch=rows), shards)
+    if not len(held_out):
+        raise ValueError(f"the data of {subject.name} has no sequence held out to measure on")
+    score_first = subject.model.config.method.score_first
+    return [
+        TokenBatch.of(held_out[index].to(subject.device), score_first=score_first)
+        for index in range(min(number, len(held_out)))
+    ]
+
+
+def report_variances(flags: Variance, *, console: "Console | None" = None) -> list[dict[str, Any]]:
+    """Measure each model, and print a row for each way of drawing masks, a column for each model."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from bd3lm.commands.shared.corpora import check_texts
+    from bd3lm.commands.shared.subjects import Subject
+    from bd3lm.reports import with_error
+
+    console = console or Console()
+    if not flags.models:
+        raise ValueError("models must name at least one run, model folder or hub id, got none")
+    subjects = [Subject.open(model, tokenizer=flags.tokenizer, device=flags.device) for model in flags.models]
+    check_texts([flags.data], flags.field)
+    records = [measure_variances(subject, flags, console=console) for subject in subjects]
+    table = Table(title=f"Variance, seed {flags.seed}")
+    table.add_column("masks", no_wrap=True)
+    for record in records:
+        settings = record["settings"]
+        name = Text(f"{record['model']}\nblocks of {settings['block_size']}\n")
+        table.add_column(name + Text(f"loss of {settings['sequences']:,} sequences"), justify="right")
+        if flags.gradients:
+            of = f"gradient of {settings['gradients']} × {settings['batch_size']} sequences"
+            table.add_column(name + Text(of), justify="right")
+    table.add_column("unbiased")
+    has_errors = False
+    by_rule = [{row["masks"]: row for row in record["result"]["rows"]} for record in records]
+    for masks in rules():
+        rows = [found.get(masks) for found in by_rule]
+        cells = [
+            "–" if row is None else with_error(row[what], row[f"{what}_error"])
+            for row in rows
+            for what in ("loss", *(("gradient",) if flags.gradients else ()))
+        ]
+        has_errors |= any("±" in cell for cell in cells)
+        table.add_row(masks, *cells, _unbiased([row for row in rows if row is not None]))
+    console.print(table)
+    if any(len(found) < len(rules()) for found in by_rule):
+        console.print("–: counts draw no time, which a network that is told the noise level needs.")
+    console.print(_note(errors=has_errors, gradients=bool(flags.gradients)), soft_wrap=True)
+    return records
+
+
+def _note(*, errors: bool, gradients: bool) -> str:
+    """What the figures are, as far as the table has them."""
+    from bd3lm.reports.trainings import NO_FINITE_VARIANCE
+
+    over = "Redrawn: a clipped range whose masks are drawn again until their own rate lies in it. "
+    over += "Variance over blocks"
+    if gradients:
+        over += " for the loss, over batches for the gradient, where it depends on the size of a batch"
+    error = " ± is one standard error over batches, a rough one." if errors else ""
+    theirs = "that of this sample" + (", and so is its error" if errors else "")
+    return (
+        f"{over}; lower is quieter.{error} These have no finite variance, since rates near 0 weigh too much: "
+        f"{', '.join(NO_FINITE_VARIANCE)}. Theirs is {theirs}."
+    )
+
+
+def _unbiased(rows: Sequence[dict[str, Any]]) -> str:
+    """Whether a rule's loss has the bound as its mean on all the runs that it was measured on."""
+    if not rows:
+        return "–"
+    return "yes" if all(row["unbiased"] for row in rows) else "no"

@@ -1,0 +1,112 @@
+"""`bd3lm zeroshot`: models against corpora that they were not trained on."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bd3lm.commands.eval import Likelihoods, legend, measure_perplexity
+from bd3lm.commands.shared.flags import Texts
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bd3lm.commands.shared.subjects import Subject
+
+# The paper's corpora, in its order.
+CORPORA = ("ptb", "wikitext103", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
+_MISSING = "–"  # in place of a figure that could not be had
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShot(Likelihoods):
+    """Perplexity on corpora the models were not trained on: a table of models against corpora.
+
+    Documents are wrapped to the context without an end-of-text token between them, as the paper does. The
+    status is 1 if a figure could not be measured; the others are shown and written all the same.
+    """
+
+    kind = "zeroshot"
+
+    data: Texts = ()
+    """Corpora: names, files or folders; by default the paper's seven, from the hub."""
+
+    def run(self) -> int:
+        from rich.console import Console
+
+        from bd3lm.commands.shared.records import check_new_file, write_records
+
+        check_new_file(self.out)
+        subjects = self.subjects()
+        records = report_zero_shot(subjects, self, console=Console())
+        write_records(self.out, records)
+        asked = len(subjects) * len(set(self.data or CORPORA))
+        if missing := asked - len(records):
+            print(f"bd3lm: {missing} of {asked} figures could not be measured", file=sys.stderr)
+        return int(missing > 0)
+
+
+def report_zero_shot(
+    subjects: "Sequence[Subject]", flags: ZeroShot, *, console: "Console"
+) -> list[dict[str, Any]]:
+    """Models against corpora, sequences wrapped to the context and no EOS between them (Suppl. C.4).
+
+    A path that holds no text is an error before anything is measured. What else cannot be measured is a dash
+    in the table, with the reason below it, and costs no other figure; it is an error only where there is no
+    figure at all.
+    """
+    from bd3lm.commands.shared.corpora import check_texts
+
+    each = flags.for_each(subjects)
+    data = list(dict.fromkeys(flags.data or CORPORA))
+    check_texts(data, flags.field)
+    measured: dict[tuple[str, int], dict[str, Any]] = {}
+    problems: dict[tuple[str, str], list[str]] = {}  # by corpus and reason: the models
+    for source in data:
+        for index, subject in enumerate(subjects):
+            try:
+                measured[source, index] = measure_perplexity(
+                    subject, each[index], source, eos_between_documents=False, console=console
+                )
+            except (ValueError, OSError, FloatingPointError) as error:
+                reason = " ".join(str(error).split())  # one line
+                problems.setdefault((source, reason), []).append(subject.name)
+    reasons = list(dict.fromkeys(reason for _, reason in problems))
+    lines = [f"{', '.join(names)} on {source}: {reason}" for (source, reason), names in problems.items()]
+    if problems and not measured:
+        raise ValueError(reasons[0] if len(reasons) == 1 else "; ".join(lines))
+    if measured:
+        _print_table(subjects, data, measured, console)
+    for line in lines:
+        console.print(f"{_MISSING} {line}", soft_wrap=True, markup=False, highlight=False)
+    return list(measured.values())
+
+
+def _print_table(
+    subjects: "Sequence[Subject]",
+    data: Sequence[str],
+    measured: Mapping[tuple[str, int], dict[str, Any]],
+    console: "Console",
+) -> None:
+    from rich.table import Table
+
+    from bd3lm.reports import leaning, perplexity_text
+
+    table = Table(title="Zero-shot perplexity")
+    table.add_column("model", overflow="fold")
+    table.add_column("estimator")
+    names = [Path(source).name.partition(".")[0] or source for source in data]
+    for source, name in zip(data, names, strict=True):
+        table.add_column(name if names.count(name) == 1 else source, justify="right", overflow="fold")
+    for index, subject in enumerate(subjects):
+        mine = [measured.get((source, index)) for source in data]
+        cells = [perplexity_text(each["result"]["figures"][0]) if each else _MISSING for each in mine]
+        ways = [each["settings"]["estimator"] + leaning(subject.lean) for each in mine if each]
+        table.add_row(f"{subject.name} ({subject.title})", ways[0] if ways else _MISSING, *cells)
+        scored = [f"{each['result']['tokens']:,}" if each else _MISSING for each in mine]
+        table.add_row("  tokens scored", "", *scored, style="dim")
+    console.print(table)
+    every = list(measured.values())
+    shown = [record["result"]["figures"][0] for record in every]
+    console.print(legend(subjects, every, shown), soft_wrap=True, markup=False)

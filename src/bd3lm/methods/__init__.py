@@ -1,0 +1,30 @@
+"""Methods of training and of writing: one file a method, and what a saved model is."""
+
+from bd3lm.methods.autoregressive import AutoregressiveMethod, AutoregressiveTraining
+from bd3lm.methods.base import Frame, Method, Training
+from bd3lm.methods.block_diffusion import BlockDiffusionMethod, BlockDiffusionTraining
+from bd3lm.methods.config import LanguageModelConfig, config_from_dict, config_to_dict, frame_of
+from bd3lm.methods.d3pm import D3PMMethod, D3PMTraining
+from bd3lm.methods.score_entropy import ScoreEntropyMethod
+from bd3lm.methods.settings import Settings
+from bd3lm.methods.simplex import SimplexMethod, SimplexTraining
+
+__all__ = [
+    "AutoregressiveMethod",
+    "AutoregressiveTraining",
+    "BlockDiffusionMethod",
+    "BlockDiffusionTraining",
+    "D3PMMethod",
+    "D3PMTraining",
+    "Frame",
+    "LanguageModelConfig",
+    "Method",
+    "ScoreEntropyMethod",
+    "Settings",
+    "SimplexMethod",
+    "SimplexTraining",
+    "Training",
+    "config_from_dict",
+    "config_to_dict",
+    "frame_of",
+]

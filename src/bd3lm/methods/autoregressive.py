@@ -1,0 +1,72 @@
+"""Next-token prediction (eq. 1)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bd3lm.evaluation import Estimator, Sampled
+from bd3lm.methods.base import Frame, Method, Training, only_estimator
+from bd3lm.methods.settings import Settings
+from bd3lm.models import Denoiser
+from bd3lm.objectives import Autoregressive
+from bd3lm.sampling import AutoregressiveWriter, Writer
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoregressiveTraining(Training):
+    """How next-token prediction is trained."""
+
+    random_batch: bool = False
+    """The paper's case study: keep each token's loss with a probability drawn for its sequence."""
+
+    @property
+    def variant(self) -> str:
+        return ", random batch size" if self.random_batch else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoregressiveMethod(Method):
+    """Next-token prediction. The mask token is never predicted."""
+
+    kind = "autoregressive"
+    title = "autoregressive"
+    Training = AutoregressiveTraining
+
+    def conflicts(self, frame: Frame) -> Iterator[str]:
+        if frame.told_noise:
+            yield "network.time_conditioning must be false for an autoregressive method, which has no noise"
+
+    def objective(self, training: AutoregressiveTraining, frame: Frame) -> Autoregressive:
+        return Autoregressive(
+            mask_id=frame.mask_id, score_first=self.score_first, random_batch=training.random_batch
+        )
+
+    def validation(self, training: AutoregressiveTraining, frame: Frame) -> Autoregressive:
+        return Autoregressive(mask_id=frame.mask_id, score_first=self.score_first)
+
+    def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
+        settings.refuse(
+            "unmasking",
+            "stride",
+            "steps",
+            "projection",
+            why="an autoregressive model writes token after token",
+        )
+        return AutoregressiveWriter(
+            network,
+            mask_id=frame.mask_id,
+            context=frame.context,
+            score_first=self.score_first,
+            sharpening=settings.sharpening(),
+            cache=settings.cache,
+        )
+
+    def estimator(self, name: str, frame: Frame) -> Estimator:
+        only_estimator("exact", name, "an autoregressive model, whose likelihood needs no bound")
+        return Sampled("exact", self.validation(AutoregressiveTraining(), frame))
+
+    def piece(self, context: int) -> int:
+        return 1
+
+    def in_reference(self, context: int) -> dict[str, Any]:
+        return {"block_size": 1, "cross_attn": False, "causal": True}

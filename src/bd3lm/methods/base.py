@@ -1,0 +1,214 @@
+"""What a method is: the record saved beside the weights, and all that follows from it.
+
+One file a method. A method of one's own is a frozen dataclass with a `kind` of its own, in any package or
+file: it trains, is saved, writes, is measured and is reported without a change here. Where methods differ,
+others ask the method; nothing outside this room looks at its class.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+from bd3lm.diffusion import ClipSearch, MaskingRule, is_whole
+from bd3lm.evaluation import Estimator
+from bd3lm.kinds import Kinded
+from bd3lm.methods.settings import Settings
+from bd3lm.models import Denoiser
+from bd3lm.objectives import Objective
+from bd3lm.parsing import raise_problems
+from bd3lm.sampling import Writer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What a method must know of the network that it is for."""
+
+    vocab_size: int
+    """How many token ids there are, the mask among them."""
+    context: int
+    mask_id: int
+    told_noise: bool = False
+    """Whether the network is told the noise level."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a method is trained, as far as that is its own affair. Nothing of it is saved with the model.
+
+    This one is for methods without options of their own.
+    """
+
+    def __post_init__(self) -> None:
+        raise_problems(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with these values, whatever the method and the network."""
+        yield from ()
+
+    @property
+    def search(self) -> ClipSearch | None:
+        """The search for a range of mask rates that training makes as it goes, if it makes one."""
+        return None
+
+    @property
+    def mask_range(self) -> tuple[float, float] | None:
+        """The range of mask rates that it begins with, for masks drawn from one."""
+        return None
+
+    @property
+    def not_under_fsdp(self) -> str | None:
+        """What of this FSDP cannot do, if anything."""
+        return None
+
+    @property
+    def variant(self) -> str:
+        """What sets this training apart from the method's usual one, to follow its title; mostly nothing."""
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Kinded, ABC, family="method"):
+    """A method of training and of writing, as plain values."""
+
+    score_first: bool = False
+    """Whether the first token of a text is predicted too."""
+
+    title: ClassVar[str]
+    """What tables call it."""
+    Training: ClassVar[type[Any]] = Training
+    """Its own options of training, a frozen dataclass."""
+    default_nucleus: ClassVar[float] = 0.9
+    """The paper's, for texts whose settings name none (Suppl. C.5)."""
+    default_steps: ClassVar[int | None] = None
+    """Steps that its sampler takes where settings name none; None for a sampler without steps of its own."""
+    greedy: ClassVar[Mapping[str, Any]] = MappingProxyType({"top_k": 1, "nucleus_p": 1.0})
+    """Settings that take the likeliest token at every place."""
+    no_likelihood: ClassVar[str | None] = None
+    """Why it has no likelihood, nor a bound on one, to be asked for; None where it has."""
+    has_order: ClassVar[bool] = False
+    """Whether a pass reveals some masks of several, in an order that an unmasking rule decides."""
+    concerns_release_only: ClassVar[frozenset[str]] = frozenset()
+    """Its fields that change nothing of how it is trained, so that a resumed run may change them."""
+    reference_lacks: ClassVar[frozenset[str]] = frozenset({"score_first"})
+    """Its fields that the reference implementation does not have, and that must be as by default there."""
+
+    def __post_init__(self) -> None:
+        raise_problems(self.problems())
+
+    # --- what fits ---
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with these values, whatever the network."""
+        yield from ()
+
+    def conflicts(self, frame: Frame) -> Iterator[str]:
+        """What keeps it from working with a network."""
+        yield from ()
+
+    def training_conflicts(self, training: Any, frame: Frame) -> Iterator[str]:
+        """What keeps it from being trained so, in the names of a recipe's sections."""
+        yield from ()
+
+    def resolved(self, context: int) -> Self:
+        """The method with what it leaves to the network's context filled in."""
+        return self
+
+    # --- what it is made of ---
+
+    @abstractmethod
+    def objective(self, training: Any, frame: Frame) -> Objective:
+        """What it is trained with."""
+
+    def validation(self, training: Any, frame: Frame) -> Objective:
+        """What it is judged by while it trains: its likelihood, or a bound, whatever it is trained with."""
+        return self.objective(training, frame)
+
+    @abstractmethod
+    def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
+        """What writes its texts. A setting that would do nothing is refused."""
+
+    @abstractmethod
+    def estimator(self, name: str, frame: Frame) -> Estimator:
+        """The estimator of its likelihood by that name, "auto" for the best that is quick enough; one that
+        would not do is refused with the reason."""
+
+    def one_pass_estimator(self, frame: Frame) -> str:
+        """The name of an estimator that takes one pass over a text."""
+        return "auto"
+
+    def judging(self, masking: MaskingRule, frame: Frame) -> Objective | None:
+        """What masks drawn by a rule say of its likelihood; None for a method that masks by no rule."""
+        return None
+
+    # --- how it writes ---
+
+    def in_steps(self, steps: int | None) -> dict[str, Any]:
+        """The settings that write in so many steps, of whatever kind the method has."""
+        return {"steps": steps}
+
+    def settled(self, settings: Settings) -> Settings:
+        """The settings with what they leave open filled in: the order and the nucleus of the method."""
+        if settings.nucleus_p is not None:
+            return settings
+        return replace(settings, nucleus_p=self.default_nucleus)
+
+    def piece(self, context: int) -> int:
+        """How many tokens are written together, and cannot depend on later ones."""
+        return context
+
+    @property
+    def writes_past_context(self) -> bool:
+        """Whether its texts may be longer than the network's context."""
+        return True
+
+    @property
+    def uncovers(self) -> bool:
+        """Whether writing uncovers masks one after another, which makes a film."""
+        return True
+
+    @property
+    def order_lean(self) -> float:
+        """How much the order in which it reveals a block leans to the left."""
+        return 0.0
+
+    def with_lean(self, lean: float) -> Self:
+        """The same with another lean."""
+        raise ValueError(f"lean is for block diffusion, whose order can be chosen, got {self.kind}")
+
+    # --- how texts are scored ---
+
+    def scoring_unit(self, context: int) -> int:
+        """Texts are padded to a multiple of so many tokens."""
+        return 1
+
+    @property
+    def scores_whole_contexts(self) -> bool:
+        """Whether only texts of exactly one context have a likelihood."""
+        return False
+
+    # --- how others say it ---
+
+    def title_for(self, context: int) -> str:
+        """Its title, with what tells it from its like."""
+        return self.title
+
+    def in_reference(self, context: int) -> dict[str, Any]:
+        """Its fields in the config.json of the reference implementation."""
+        raise ValueError(
+            "the reference's layout holds autoregressive and block diffusion models, got method.kind "
+            f"{self.kind}"
+        )
+
+
+def at_least_one(name: str, value: object) -> Iterator[str]:
+    """What is wrong with a number that counts something."""
+    if not is_whole(value) or value < 1:  # type: ignore[operator]
+        yield f"{name} must be at least 1, got {value!r}"
+
+
+def only_estimator(only: str, name: str, why: str) -> None:
+    """Refuse another estimator than the one that a method has."""
+    if name not in ("auto", only):
+        raise ValueError(f"estimator must be {only!r} for {why}, got {name!r}")

@@ -1,0 +1,233 @@
+"""Masked diffusion within blocks, autoregression between them (eq. 8). One block of the context is MDLM."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
+
+from bd3lm.diffusion import ClipSearch, Counts, DiscreteTimes, LevelSampler, MaskingRule, Times, check_lean
+from bd3lm.evaluation import Enumerated, Estimator, ImportanceWeighted, Sampled
+from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
+from bd3lm.methods.base import Frame, Method, Training
+from bd3lm.methods.settings import Settings
+from bd3lm.methods.whole_context import whole_context_writer
+from bd3lm.models import BlockReading, Denoiser
+from bd3lm.objectives import BlockDiffusionLoss
+from bd3lm.objectives.denoising import Algorithm
+from bd3lm.sampling import Ancestral, BlockWriter, FirstHitting, Writer
+
+_LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDiffusionTraining(Training):
+    """How block diffusion is trained."""
+
+    masking: MaskingRule = field(default_factory=Counts)
+    """How masks are drawn and weighed."""
+    next_token: float = 0.0
+    """Weight of a next-token loss on the clean half, which must then be causal."""
+    algorithm: Algorithm = "single_pass"
+    strata: Literal["permuted", "ordered", "none"] = "permuted"
+    """How noise levels are spread over the blocks of a batch."""
+
+    def problems(self) -> Iterator[str]:
+        if not 0.0 <= self.next_token < math.inf:
+            yield f"next_token must be finite and not negative, got {self.next_token}"
+
+    @property
+    def levels(self) -> LevelSampler:
+        return (
+            LevelSampler(stratified=False) if self.strata == "none" else LevelSampler(assignment=self.strata)
+        )
+
+    @property
+    def search(self) -> ClipSearch | None:
+        return self.masking.search
+
+    @property
+    def mask_range(self) -> tuple[float, float] | None:
+        return self.masking.mask_range
+
+    @property
+    def not_under_fsdp(self) -> str | None:
+        two_pass = "objective.algorithm two_pass does not run under parallel fsdp, which frees keys early"
+        return two_pass if self.algorithm == "two_pass" else None
+
+    @property
+    def variant(self) -> str:
+        return self.masking.variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDiffusionMethod(Method):
+    """Masked diffusion within blocks, autoregression between them."""
+
+    kind = "block_diffusion"
+    title = "block diffusion"
+    Training = BlockDiffusionTraining
+    has_order = True
+    concerns_release_only = frozenset({"lean"})
+    reference_lacks = frozenset({"score_first", "causal_clean", "previous_token", "lean"})
+
+    block_size: int | None = None
+    """Tokens in a block; None is one block of the whole context (MDLM)."""
+    causal_clean: bool = False
+    """Whether clean tokens attend causally rather than block-causally."""
+    previous_token: bool = False
+    """Whether the network is shown a masked token as the mask plus the token before it."""
+    lean: float = 0.0
+    """How much the order in which a block is revealed leans to the left: a token is e^lean times as likely to
+    come next as its right neighbour. 0 is the paper's, uniformly random. Texts are written and likelihoods
+    are measured in this order, in validation too; how masks are drawn in training is the masking rule's."""
+
+    def problems(self) -> Iterator[str]:
+        if self.block_size is not None and self.block_size < 1:
+            yield f"block_size must be at least 1, got {self.block_size}"
+        try:
+            check_lean(self.lean)
+        except ValueError as error:
+            yield str(error)
+
+    def conflicts(self, frame: Frame) -> Iterator[str]:
+        if frame.context % self._size(frame):
+            yield f"method.block_size must divide the context {frame.context}, got {self.block_size}"
+        if self.lean and frame.told_noise:
+            yield (
+                "method.lean must be 0 for a network that is told the noise level, since an order that leans "
+                f"has none that all places share, got {self.lean:g}"
+            )
+
+    def training_conflicts(self, training: BlockDiffusionTraining, frame: Frame) -> Iterator[str]:
+        if training.next_token and not self.causal_clean:
+            yield "objective.next_token needs method.causal_clean: otherwise tokens see what they predict"
+        if frame.told_noise and not training.masking.draws_times:
+            yield (
+                "network.time_conditioning needs masks drawn by time: objective.masking.kind "
+                f"{training.masking.kind} draws none"
+            )
+
+    def resolved(self, context: int) -> Self:
+        return replace(self, block_size=context) if self.block_size is None else self
+
+    def _size(self, frame: Frame) -> int:
+        return frame.context if self.block_size is None else self.block_size
+
+    def reading(self, frame: Frame) -> BlockReading:
+        """How its network reads a text in blocks."""
+        return BlockReading(
+            block_size=self._size(frame),
+            mask_id=frame.mask_id,
+            causal_clean=self.causal_clean,
+            previous_token=self.previous_token,
+        )
+
+    # --- what it is made of ---
+
+    def objective(self, training: BlockDiffusionTraining, frame: Frame) -> BlockDiffusionLoss:
+        return BlockDiffusionLoss(
+            reading=self.reading(frame),
+            masking=training.masking,
+            levels=training.levels,
+            algorithm=training.algorithm,
+            next_token=training.next_token,
+        )
+
+    def validation(self, training: BlockDiffusionTraining, frame: Frame) -> BlockDiffusionLoss:
+        """The paper's bound, of the order in which the model writes, whatever masks it is trained with.
+
+        It is drawn by counts: mask rates drawn uniformly have the same mean and an infinite variance, and
+        which checkpoint is kept as the best would be a matter of luck. A network that is told the noise level
+        must be told a rate, and one trained in T steps is judged in them.
+        """
+        if isinstance(training.masking, DiscreteTimes):
+            return self.judging(training.masking, frame)
+        return self.judging(Times() if frame.told_noise else Counts(lean=self.lean), frame)
+
+    def judging(self, masking: MaskingRule, frame: Frame) -> BlockDiffusionLoss:
+        return BlockDiffusionLoss(reading=self.reading(frame), masking=masking)
+
+    def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
+        settings.refuse("projection", why="it is SSD-LM's")
+        settings.refuse("steps", why="block diffusion takes unmasking=Ancestral(steps)")
+        unmasking = settings.unmasking
+        if self.lean and not hasattr(unmasking, "lean"):
+            raise ValueError(
+                f"unmasking {unmasking} has no order that leans, and the model's lean is {self.lean:g}: use "
+                "with_lean(0), or --lean 0"
+            )
+        reading = self.reading(frame)
+        if reading.block_size == frame.context:
+            return whole_context_writer(network, reading, settings, unmasking)
+        settings.refuse("stride", why=f"this model writes blocks of {reading.block_size}")
+        return BlockWriter(
+            network,
+            reading=reading,
+            context=frame.context,
+            unmasking=unmasking,
+            sharpening=settings.sharpening(),
+            cache=settings.cache,
+        )
+
+    def estimator(self, name: str, frame: Frame) -> Estimator:
+        size = self._size(frame)
+        if frame.told_noise and name not in ("auto", "nelbo"):
+            raise ValueError(
+                f"estimator must be 'nelbo' for a network that is told the noise level, got {name!r}"
+            )
+        if name == "exact" and size > MAX_EXACT_BLOCK:
+            raise ValueError(
+                f"estimator 'exact' takes 2^block_size − 1 passes, for blocks of {size} therefore "
+                f"2^{size} − 1; it is for blocks of at most {MAX_EXACT_BLOCK}. Use 'counts', a bound in one "
+                f"pass, or 'iw:K', a tighter one in {size}·K passes"
+            )
+        if name == "auto":
+            name = "nelbo" if frame.told_noise else "exact" if size <= _LARGEST_EXACT else "counts"
+        if name == "exact":
+            return Enumerated(reading=self.reading(frame), lean=self.lean)
+        if (orders := re.fullmatch(r"iw:(\d+)", name)) is not None:
+            return ImportanceWeighted(reading=self.reading(frame), lean=self.lean, orders=int(orders[1]))
+        if name == "nelbo" and self.lean:
+            raise ValueError(
+                f"estimator must be exact, counts or iw:K for an order that leans (lean {self.lean:g}), got "
+                "'nelbo', whose times would need a schedule for each place; counts is the same bound"
+            )
+        return Sampled(name, self.judging(Counts(lean=self.lean) if name == "counts" else Times(), frame))
+
+    def one_pass_estimator(self, frame: Frame) -> str:
+        return "nelbo" if frame.told_noise else "counts"
+
+    # --- how it writes, is scored, and is called ---
+
+    def in_steps(self, steps: int | None) -> dict[str, Any]:
+        return {} if steps is None else {"unmasking": Ancestral(steps)}
+
+    def settled(self, settings: Settings) -> Settings:
+        if settings.unmasking is None:
+            settings = replace(settings, unmasking=FirstHitting(lean=self.lean))
+        return super().settled(settings)
+
+    def piece(self, context: int) -> int:
+        return context if self.block_size is None else self.block_size
+
+    @property
+    def order_lean(self) -> float:
+        return self.lean
+
+    def with_lean(self, lean: float) -> Self:
+        check_lean(lean)
+        return replace(self, lean=float(lean))  # as config.json can hold it
+
+    def scoring_unit(self, context: int) -> int:
+        return self.piece(context)
+
+    def title_for(self, context: int) -> str:
+        leaning = f", lean {self.lean:g}" if self.lean else ""
+        if self.piece(context) == context:
+            return f"diffusion, one block (MDLM){leaning}"
+        return f"{self.title}, blocks of {self.block_size}{leaning}"
+
+    def in_reference(self, context: int) -> dict[str, Any]:
+        size = self.piece(context)
+        return {"block_size": size, "cross_attn": size < context, "causal": False}

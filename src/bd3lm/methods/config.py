@@ -1,0 +1,61 @@
+"""What a language model is, as plain values: its network, its method, and which token is the mask."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bd3lm.kinds import plain, plugins_of
+from bd3lm.methods.base import Frame, Method
+from bd3lm.models import TransformerConfig
+from bd3lm.parsing import parse, raise_problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig:
+    """A network and the method it is trained and sampled by."""
+
+    network: TransformerConfig
+    method: Method
+    mask_id: int
+    """The token that stands for what is not known yet."""
+
+    def __post_init__(self) -> None:
+        raise_problems(self._problems())
+        object.__setattr__(self, "method", self.method.resolved(self.network.context))
+
+    def _problems(self) -> Iterator[str]:
+        if not 0 <= self.mask_id < self.network.vocab_size:
+            yield f"mask_id must lie in 0..{self.network.vocab_size - 1}, got {self.mask_id}"
+        yield from self.method.conflicts(self.frame)
+
+    @property
+    def frame(self) -> Frame:
+        """What the method must know of the network."""
+        return frame_of(self.network, self.mask_id)
+
+    @property
+    def title(self) -> str:
+        """What tables call the model."""
+        return self.method.title_for(self.network.context)
+
+
+def frame_of(network: TransformerConfig, mask_id: int) -> Frame:
+    """What a method must know of a network."""
+    return Frame(
+        vocab_size=network.vocab_size,
+        context=network.context,
+        mask_id=mask_id,
+        told_noise=network.time_conditioning,
+    )
+
+
+def config_to_dict(config: LanguageModelConfig) -> dict[str, Any]:
+    """The config as plain values, ready for JSON or YAML, with the plugins that reading it takes."""
+    values: dict[str, Any] = plain(config)
+    plugins = plugins_of(config)
+    return {**values, "plugins": plugins} if plugins else values
+
+
+def config_from_dict(data: Mapping[str, Any], *, where: str = "config") -> LanguageModelConfig:
+    """The config that `config_to_dict` gave; `where` names the data's origin in errors."""
+    return parse(LanguageModelConfig, data, where=where)

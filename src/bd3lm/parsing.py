@@ -1,0 +1,206 @@
+"""From plain values to dataclasses: what files, flags and presets say, checked as a whole.
+
+Plain values come from files that people write by hand, so all that is wrong is said at once, with the nearest
+valid name for a misspelt one.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from bd3lm.kinds import Kinded, spelt_out
+
+T = TypeVar("T")
+
+
+class SettingsError(ValueError):
+    """All that is wrong with some settings, and which of their keys nothing takes."""
+
+    def __init__(self, message: str, unknown_keys: Collection[str]) -> None:
+        super().__init__(message)
+        self.unknown_keys = frozenset(unknown_keys)
+        """With dots, from the outermost: method.maskng."""
+
+
+def parse(kind: type[T], data: Mapping[str, Any], *, where: str) -> T:
+    """A dataclass from plain values, nested ones included; one SettingsError says all that is wrong.
+
+    A field may be a dataclass, a family of which `kind` names a member, or None. A dataclass with a class
+    method `types_for` says the types of fields that depend on what other fields hold. `plugins` beside the
+    fields says where kinds come from that may be missing here.
+    """
+    data, plugins = _without_plugins(data)
+    found = list(_key_problems(kind, data, "", plugins))
+    problems = [f"{problem.place}: {problem.what}" for problem in found]
+    errors: list[dict[str, Any]] = []
+    values = dict(data) if isinstance(data, Mapping) else data
+    for name, chosen in _chosen_types(kind, data).items():
+        if isinstance(value := values.get(name), Mapping):
+            try:
+                values[name] = TypeAdapter(chosen).validate_python(value)
+            except ValidationError as error:
+                del values[name]
+                errors += [{**each, "loc": (name, *each["loc"])} for each in _details(error)]
+    try:
+        parsed = TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        errors += _details(error)
+    problems += [_describe(details, data) for details in errors if not _told(details)]
+    if problems:
+        count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise SettingsError(
+            "\n  ".join([f"{where} has {count}:", *problems]),
+            [problem.place for problem in found if problem.is_unknown_key],
+        )
+    return parsed
+
+
+def _without_plugins(data: Any) -> tuple[Any, Mapping[str, Any]]:
+    """What is said, and where the kinds in it come from that may be missing here."""
+    plugins = data.get("plugins") if isinstance(data, Mapping) else None
+    if not isinstance(plugins, Mapping):
+        return data, {}
+    return {key: value for key, value in data.items() if key != "plugins"}, plugins
+
+
+def types_of(kind: Any, value: object) -> list[Any]:
+    """The dataclasses that a field of some type may hold, given what is said of it."""
+    kinds = [each for each in (get_args(kind) if isinstance(kind, UnionType) else (kind,)) if is_class(each)]
+    chosen: list[Any] = []
+    for each in kinds:
+        if not is_family(each):
+            chosen += [each] if is_dataclass(each) else []
+            continue
+        said = spelt_out(value)
+        named = said.get("kind") if isinstance(said, Mapping) else None
+        members = each.members()
+        chosen += [members[named]] if isinstance(named, str) and named in members else members.values()
+    return chosen
+
+
+def is_class(kind: Any) -> bool:
+    return isinstance(kind, type)
+
+
+def is_family(kind: Any) -> bool:
+    """Whether a type is a family, of which `kind` names a member."""
+    return isinstance(kind, type) and issubclass(kind, Kinded) and "kind" not in kind.__dict__
+
+
+def hints_of(kind: Any, data: object) -> dict[str, Any]:
+    """The types of a dataclass's fields, those included that depend on other fields."""
+    hints = get_type_hints(kind)
+    names = {each.name for each in fields(kind)}
+    return {**{name: hint for name, hint in hints.items() if name in names}, **_chosen_types(kind, data)}
+
+
+def _chosen_types(kind: Any, data: object) -> Mapping[str, Any]:
+    """The types of fields that depend on what other fields hold."""
+    types_for = getattr(kind, "types_for", None)
+    return types_for(data) if types_for is not None and isinstance(data, Mapping) else {}
+
+
+def _details(error: ValidationError) -> list[dict[str, Any]]:
+    return [dict(details) for details in error.errors(include_url=False)]
+
+
+def did_you_mean(word: object, options: Collection[str]) -> str:
+    """A question with the nearest of the options, or nothing when none is near."""
+    near = difflib.get_close_matches(str(word), options, n=1)
+    return f", did you mean {near[0]!r}?" if near else ""
+
+
+def raise_problems(problems: Iterator[str]) -> None:
+    """Raise one ValueError with all the problems, if there are any."""
+    if found := list(problems):
+        raise ValueError("; ".join(found))
+
+
+class _Problem(NamedTuple):
+    """Something wrong at a place in the settings."""
+
+    place: str
+    what: str
+    is_unknown_key: bool = False
+
+
+def _key_problems(kind: Any, data: object, path: str, plugins: Mapping[str, Any]) -> Iterator[_Problem]:
+    """Keys that no field takes and unknown kinds, about which pydantic says nothing or too little."""
+    families = [each for each in (get_args(kind) or (kind,)) if is_family(each)]
+    for family in families:
+        said, members = spelt_out(data), family.members()
+        if not isinstance(said, Mapping):
+            return
+        given = said.get("kind")
+        if given not in list(members):
+            found = f"got {given!r}" if "kind" in said else "but is missing"
+            plugin = plugins.get(given) if isinstance(given, str) else None
+            if plugin:
+                found += f"; {given} is of the plugin {plugin}: give --plugin {plugin}"
+            elif "kind" in said:
+                found += did_you_mean(given, members)
+            place = f"{path}kind" if isinstance(data, Mapping) else path.removesuffix(".")
+            yield _Problem(place, f"must be one of {', '.join(map(repr, members))}, {found}")
+            return
+    choices = types_of(kind, data)
+    if not isinstance(data, Mapping) or not choices:
+        return
+    hints = hints_of(choices[0], data)
+    names = [*(["kind"] if families else []), *hints]
+    for key, value in data.items():
+        if key in hints:
+            yield from _number_problems(hints[key], value, f"{path}{key}")
+            yield from _key_problems(hints[key], value, f"{path}{key}.", plugins)
+        elif key not in names:
+            suggestion = did_you_mean(key, names) or ","
+            allowed = f"allowed are {', '.join(names)}" if names else "no option is allowed here"
+            what = f"unknown key{suggestion} {allowed}"
+            yield _Problem(f"{path}{key}", what, is_unknown_key=True)
+
+
+def _number_problems(kind: Any, value: object, place: str) -> Iterator[_Problem]:
+    """Values that may not be the number they look like: pydantic takes true for 1, and octal 010 for 10."""
+    if not any(member in (int, float) for member in get_args(kind) or (kind,)):
+        return
+    for each in value if isinstance(value, list | tuple) else (value,):
+        octal = isinstance(each, str) and re.fullmatch(r"[-+]?0[0-9_]+(\.[0-9_]*)?", each)
+        if isinstance(each, bool) or octal:
+            yield _Problem(place, f"must be a decimal number, got {each!r}")
+
+
+def _told(error: Mapping[str, Any]) -> bool:
+    """Whether `_key_problems` has said it better: a mapping whose `kind` is missing or unknown."""
+    return error["type"] in ("union_tag_invalid", "union_tag_not_found") and isinstance(
+        error["input"], Mapping
+    )
+
+
+def _describe(error: Mapping[str, Any], data: object) -> str:
+    """One of pydantic's errors as `field: what is allowed, what was given`."""
+    place = ".".join(_path(error["loc"], data))
+    place = f"{place}: " if place else ""
+    match error["type"]:
+        case "missing":
+            return f"{place}must be given, but is missing"
+        case "value_error":  # from a __post_init__, which names the field and the value
+            return f"{place}{error['ctx']['error']}"
+        case "union_tag_invalid" | "union_tag_not_found":
+            return f"{place}must be a kind, or a mapping with one, got {error['input']!r}"
+    return f"{place}{error['msg'][:1].lower()}{error['msg'][1:]}, got {error['input']!r}"
+
+
+def _path(location: tuple[int | str, ...], data: object) -> list[str]:
+    """The keys that lead to an error: pydantic's location without the names of chosen union members."""
+    path = []
+    for index, part in enumerate(location):
+        if part == (data.get("kind") if isinstance(data, Mapping) else data):
+            continue
+        path.append(str(part))
+        if isinstance(data, Mapping) and index < len(location) - 1:
+            data = data.get(part)
+    return path

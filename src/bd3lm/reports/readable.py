@@ -1,0 +1,37 @@
+"""Texts from outside as signs that can be seen, and that every page and file can hold."""
+
+import unicodedata
+
+_KEPT = "\n\t\u200c\u200d"  # joiners too: some scripts, and some emoji, need them
+_PICTURES = 0x2400  # ␀, and after it the pictures of the other control characters
+
+
+class _Shown(dict[int, str]):
+    """What is shown for each code point, found when it is first met."""
+
+    def __missing__(self, code: int) -> str:
+        self[code] = _shown(code)
+        return self[code]
+
+
+def readable(text: str) -> str:
+    """The text with control characters shown, as ␛ or \\x9b, and without invisible ones that turn it around.
+
+    What neither XML nor UTF-8 can hold becomes the replacement character.
+    """
+    return text.replace("\r\n", "\n").translate(_SHOWN)
+
+
+def _shown(code: int) -> str:
+    sign = chr(code)
+    category = unicodedata.category(sign)
+    if sign in _KEPT:
+        return sign
+    if category == "Cc":
+        return chr(_PICTURES + code) if code < 0x20 else "␡" if code == 0x7F else f"\\x{code:02x}"
+    if category == "Cf":
+        return ""
+    return "\ufffd" if category == "Cs" or code in (0xFFFE, 0xFFFF) else sign
+
+
+_SHOWN = _Shown()

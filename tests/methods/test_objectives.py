@@ -1,0 +1,124 @@
+"""What each method trains with and is judged by."""
+
+import pytest
+
+from bd3lm import diffusion
+from bd3lm.diffusion import (
+    Absorbing,
+    ClippedTimes,
+    Counts,
+    DiscreteTimes,
+    Floored,
+    LearnedCounts,
+    LevelSampler,
+    Times,
+    Uniform,
+)
+from bd3lm.methods import (
+    AutoregressiveMethod,
+    AutoregressiveTraining,
+    BlockDiffusionMethod,
+    BlockDiffusionTraining,
+    D3PMMethod,
+    D3PMTraining,
+    Frame,
+    Method,
+    ScoreEntropyMethod,
+    SimplexMethod,
+    SimplexTraining,
+    Training,
+)
+from bd3lm.models import BlockReading
+from bd3lm.objectives import (
+    D3PM,
+    Autoregressive,
+    BlockDiffusionLoss,
+    Objective,
+    ScoreEntropy,
+    SimplexDiffusionLoss,
+)
+
+FRAME = Frame(vocab_size=12, context=16, mask_id=9)
+TOLD = Frame(vocab_size=12, context=16, mask_id=9, told_noise=True)
+BLOCKS = BlockDiffusionMethod(block_size=4)
+READING = BlockReading(block_size=4, mask_id=9)
+JOINT = BlockDiffusionMethod(block_size=4, causal_clean=True, previous_token=True)
+JOINT_READING = BlockReading(block_size=4, mask_id=9, causal_clean=True, previous_token=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "training", "expected"),
+    [
+        (AutoregressiveMethod(), AutoregressiveTraining(), Autoregressive(mask_id=9)),
+        (
+            AutoregressiveMethod(score_first=True),
+            AutoregressiveTraining(random_batch=True),
+            Autoregressive(mask_id=9, score_first=True, random_batch=True),
+        ),
+        (
+            BlockDiffusionMethod(),
+            BlockDiffusionTraining(),
+            BlockDiffusionLoss(reading=BlockReading(block_size=16, mask_id=9)),
+        ),
+        (
+            BlockDiffusionMethod(block_size=4, lean=2.0),
+            BlockDiffusionTraining(),
+            BlockDiffusionLoss(reading=READING),
+        ),
+        (
+            BLOCKS,
+            BlockDiffusionTraining(strata="none", algorithm="two_pass"),
+            BlockDiffusionLoss(reading=READING, levels=LevelSampler(stratified=False), algorithm="two_pass"),
+        ),
+        (
+            JOINT,
+            BlockDiffusionTraining(strata="ordered", next_token=0.5),
+            BlockDiffusionLoss(
+                reading=JOINT_READING, levels=LevelSampler(assignment="ordered"), next_token=0.5
+            ),
+        ),
+        (
+            BLOCKS,
+            BlockDiffusionTraining(masking=LearnedCounts()),
+            BlockDiffusionLoss(reading=READING, masking=LearnedCounts()),
+        ),
+        (ScoreEntropyMethod(), Training(), ScoreEntropy(process=Absorbing(12, 9), mask_id=9)),
+        (
+            ScoreEntropyMethod(process="uniform"),
+            Training(),
+            ScoreEntropy(process=Uniform(12), mask_id=9, schedule=Floored(diffusion.Linear())),
+        ),
+        (D3PMMethod(), D3PMTraining(), D3PM(process=Absorbing(12, 9), mask_id=9, steps=1000)),
+        (
+            D3PMMethod(process="uniform", steps=7, schedule=diffusion.Cosine()),
+            D3PMTraining(auxiliary=0.01),
+            D3PM(process=Uniform(12), mask_id=9, steps=7, schedule=diffusion.Cosine(), auxiliary=0.01),
+        ),
+        (SimplexMethod(), SimplexTraining(), SimplexDiffusionLoss(block_size=25, mask_id=9)),
+        (
+            SimplexMethod(block_size=5, simplex_scale=3.0),
+            SimplexTraining(steps=50),
+            SimplexDiffusionLoss(block_size=5, mask_id=9, steps=50, simplex_scale=3.0),
+        ),
+    ],
+)
+def test_each_method_has_its_objective(method: Method, training: Training, expected: Objective) -> None:
+    assert method.objective(training, FRAME) == expected
+
+
+def test_models_are_judged_by_the_papers_bound_whatever_trained_them() -> None:
+    clipped = BlockDiffusionTraining(masking=ClippedTimes(low=0.3, high=0.8), next_token=1.0)
+    assert JOINT.validation(clipped, FRAME) == BlockDiffusionLoss(reading=JOINT_READING, masking=Counts())
+    assert JOINT.validation(clipped, TOLD).masking == Times()
+    assert JOINT.with_lean(2.0).validation(clipped, FRAME).masking == Counts(lean=2.0)
+    discrete = BlockDiffusionTraining(masking=DiscreteTimes(steps=5))
+    judged = BLOCKS.validation(discrete, FRAME)
+    assert judged == BlockDiffusionLoss(reading=READING, masking=DiscreteTimes(steps=5))
+    simplex = SimplexMethod(block_size=5)
+    assert simplex.validation(SimplexTraining(), FRAME) == SimplexDiffusionLoss(
+        block_size=5, mask_id=9, pure_noise=True
+    )
+    ar = AutoregressiveMethod(score_first=True)
+    exact = ar.validation(AutoregressiveTraining(random_batch=True), FRAME)
+    assert exact == Autoregressive(mask_id=9, score_first=True)
+    assert all(each.is_bound for each in (judged, exact, JOINT.validation(clipped, FRAME)))
