@@ -139,7 +139,7 @@ class FileCorpus(Corpus):
     def _row_count(self) -> int:
         """Counting reads all files once more; keeping the last rows back instead would cost their memory.
 
-        The first document is read before: what is wrong with it is not to be blamed on how rows are split.
+        The first document is read first, so that an error in it is not reported as one of the split.
         """
         if not any(row.strip() for row in self._rows(self._files)):
             if any(file.stat().st_size for file in self._files):

@@ -69,12 +69,14 @@ def prepare(
 ) -> TokenShards:
     """Tokenize the `splits` of a corpus (all of them) into shards in the folder `out`, and open it.
 
-    EOS follows every document, BOS precedes it where asked for. On a folder that is finished, from the same
-    inputs, nothing is done, but for a tokenizer that is missing or another one, which is written again; on
-    one that was interrupted, or whose shards are missing or cut off, the work goes on; from other inputs it
-    is an error once a shard is finished. With more than one worker processes are spawned, so a script needs
-    the `if __name__ == "__main__":` of multiprocessing. `progress` shows a bar, by default on a terminal
-    only.
+    EOS follows every document, and BOS precedes it if asked for.
+
+    A folder that was finished from the same inputs is left alone; only a tokenizer that is missing or differs
+    is written again. Where the work was interrupted, or shards are missing or cut off, it goes on. Other
+    inputs than those of a finished shard are an error.
+
+    More than one worker spawns processes, so a script needs multiprocessing's `if __name__ == "__main__":`.
+    `progress` shows a bar, by default on a terminal only.
     """
     splits = tuple(corpus.splits if splits is None else splits)
     for split in splits:

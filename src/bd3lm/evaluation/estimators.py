@@ -1,7 +1,7 @@
 """The ways to find −log p of a text: by the chain rule, by enumeration, from drawn masks, from drawn orders.
 
 An estimator says what its figures mean. An "exact" figure is −log p itself; a "bound" is at least −log p in
-expectation; about a figure that is "neither" nothing is known. The random numbers are drawn apart from their
+expectation; a figure that is "neither" may lie on either side. The random numbers are drawn apart from their
 use, as for objectives, so that several draws of one text can be spread evenly.
 """
 

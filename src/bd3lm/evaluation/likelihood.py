@@ -70,8 +70,7 @@ def corpus_likelihood(
 
     A replicate draws afresh for every batch, within which noise levels are spread evenly. Batches come in the
     order of the text: that is how sequences are known to be neighbours. The network must be in evaluation
-    mode. NaN, as a network whose training diverged gives it, raises a FloatingPointError at the first batch
-    that has one.
+    mode. NaN, which a diverged network gives, raises a FloatingPointError at the first batch that has one.
     """
     require_evaluation_mode(model)
     if replicates < 1:

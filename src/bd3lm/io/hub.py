@@ -14,7 +14,7 @@ _ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 def is_hub_id(text: str, *, needs_owner: bool = False) -> bool:
     """Whether this can be an id of the hub, "owner/name" or, unless it needs an owner, "name".
 
-    What ends as a file of weights does is a path that leads nowhere.
+    A name that ends like a file of weights is a wrong path, not an id.
     """
     if needs_owner and "/" not in text:
         return False

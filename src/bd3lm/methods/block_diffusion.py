@@ -152,7 +152,7 @@ class BlockDiffusionMethod(Method):
         settings.refuse("projection", why="it is SSD-LM's")
         settings.refuse("steps", why="block diffusion takes unmasking=Ancestral(steps)")
         unmasking = settings.unmasking
-        if self.lean and not hasattr(unmasking, "lean"):
+        if self.lean and unmasking is not None and not unmasking.can_lean:
             raise ValueError(
                 f"unmasking {unmasking} has no order that leans, and the model's lean is {self.lean:g}: use "
                 "with_lean(0), or --lean 0"

@@ -14,7 +14,7 @@ from bd3lm.models.layouts import Layout, Span
 
 
 class KVStore(Protocol):
-    """What the network asks of anything that keeps keys and values."""
+    """What the network needs of a store of keys and values."""
 
     def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
         """Rotary positions of the tokens of this pass: (segment,) or (rows, segment)."""
@@ -27,7 +27,7 @@ class KVStore(Protocol):
 
 
 def check_fills(layout: Layout, tokens: Tensor) -> None:
-    """Refuse tokens that are not as many as the layout has positions."""
+    """Refuse tokens whose number differs from the layout's positions."""
     if tokens.shape[1] != layout.size:
         raise ValueError(f"tokens must have {layout.size} positions for {layout}, got {tokens.shape[1]}")
 
@@ -136,7 +136,7 @@ class KVCache:
 
     @property
     def kind(self) -> dict[str, object]:
-        """All that two caches must share for rows of one to take the place of rows of the other."""
+        """What two caches must have in common to exchange rows."""
         layers, _, heads, _, head_dim = self.keys.shape
         return {
             "layers": layers,
@@ -223,13 +223,13 @@ class KVCache:
         torch.maximum(self.starts, self.ends - self.window, out=self.starts)
 
     def keep_rows(self, rows: Tensor) -> None:
-        """Go on with some rows only, in the order given."""
+        """Keep only these rows, in the order given."""
         self.keys, self.values = self.keys[:, rows], self.values[:, rows]
         self.starts, self.ends = self.starts[rows], self.ends[rows]
         self._slots = None
 
     def put_rows(self, rows: Tensor, other: "KVCache") -> None:
-        """Let the rows of another cache of the same kind take the place of some of these."""
+        """Replace some rows by those of another cache of the same kind."""
         if other.kind != self.kind or len(rows) != other.rows:
             raise ValueError(
                 f"other must have {_described(self.kind)} and {len(rows)} rows, got "

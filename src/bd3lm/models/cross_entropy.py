@@ -48,7 +48,7 @@ def weighted_cross_entropy(
 
 
 def check_targets(targets: Tensor, vocabulary: int) -> None:
-    """Refuse ids that no token has; an accelerator, which looking would stall, traps by itself."""
+    """Refuse token ids outside the vocabulary. On a GPU a check would stall; its kernels trap."""
     if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= vocabulary:
@@ -116,7 +116,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 def _padded(
     weight: Tensor, bias: Tensor | None, excluded: int, compute: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The head with rows added up to a round number, and its bias: −∞ where no token may be."""
+    """The head, padded to a round number of rows, and its bias: −∞ where no token is allowed."""
     vocabulary = weight.shape[0]
     padding = -vocabulary % _ALIGNMENT
     matrix = F.pad(weight.to(compute), (0, 0, 0, padding))

@@ -130,7 +130,7 @@ class _Stream:
 
 
 def _flat(x: Tensor) -> Tensor:
-    """(tokens, features), for kernels that know no strides: some positions of a pass may still be a view."""
+    """(tokens, features) in one piece: the kernels take no strides, and a part of a pass may be a view."""
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
@@ -188,7 +188,7 @@ _ADAPTIVE: "WeakKeyDictionary[KVCache, _Norms]" = WeakKeyDictionary()
 def _norms(network: "Transformer", cache: KVCache) -> _Norms:
     """All norms. Adaptive ones see a constant here: what they make of it is kept as long as the cache.
 
-    No longer, because nothing tells that weights have changed: fused optimizers write past torch's counters.
+    No longer, because a change of the weights cannot be noticed: fused optimizers bypass torch's counters.
     """
     layers = [cast("Layer", layer) for layer in network.layers]
     if network.noise_embedding is None or network.final_modulation is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """A tensor on a device, without waiting for the device: from a CPU to a GPU through pinned memory.
 
-    Only a copy to the host is waited for, which would otherwise read it before it has come.
+    Only a copy to the host waits: without that the host would read it too early.
     """
     device = torch.device(device)
     if tensor.device.type == "cpu" and device.type == "cuda":

@@ -44,7 +44,7 @@ def dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """`dropout` while training; in evaluation mode, or at rate 0, nothing, and no seed is needed."""
+    """`dropout` while training. In evaluation mode, or at rate 0, it does nothing and needs no seed."""
 
     def __init__(self, p: float) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 In a chain of small kernels most of the time is spent between them. A kernel that is launched with `overlap`,
 calls `start` first and `wait` before it touches anything but weights may begin as soon as all programs of the
-one before it have begun. After `wait` all earlier kernels are done: the one before it has waited in its turn.
+one before it have begun. After `wait` all earlier kernels are done, since each waits for the one before it.
 Weights are what no such kernel writes; what torch's own kernels wrote is there, as they let nothing overtake.
 """
 

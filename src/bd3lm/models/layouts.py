@@ -21,7 +21,7 @@ MASK_GRANULARITY = 128  # FlexAttention's own
 class Layout(ABC):
     """The attention pattern of one pass over `length` text positions.
 
-    The last layer computes nothing but keys and values for positions outside `read`. A pass that only fills
+    For positions outside `read` the last layer computes only keys and values. A pass that only fills
     a cache is `keys_only`: nothing reads its outputs.
     """
 

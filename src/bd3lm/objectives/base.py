@@ -114,8 +114,8 @@ class TokenLoss:
 class Objective(ABC):
     """A training objective: a network and a batch to nats per token.
 
-    Chance is drawn beforehand, for the whole global batch, by `draw`; a rank or a micro-batch takes its rows
-    of it. An objective without chance ignores the draws.
+    Random numbers are drawn beforehand, for the whole global batch, by `draw`; a rank or a micro-batch takes
+    its rows of them. An objective that is not random ignores them.
     """
 
     @property
@@ -151,7 +151,7 @@ class Objective(ABC):
         return 0.0
 
     def block_of(self, context: int) -> int:
-        """How many tokens of a text share a noise level: of so many the variance of the loss is told."""
+        """How many tokens share a noise level: the blocks over which the loss's variance is measured."""
         return context
 
     @abstractmethod
@@ -195,7 +195,7 @@ class Objective(ABC):
 
 
 def check_scored(batch: TokenBatch, mask_id: int) -> None:
-    """Refuse a text to predict that holds the mask, which no network predicts: its loss would be infinite."""
+    """Refuse a scored mask token: no network predicts the mask, so its loss would be infinite."""
     tokens = batch.tokens
     if tokens.device.type == "cpu" and ((tokens == mask_id) & batch.scored).any():
         raise ValueError(f"tokens to be predicted must not be the mask {mask_id}")

@@ -124,7 +124,7 @@ class ContextWriter(Writer):
         return logits
 
     def _draw(self, log_p: Tensor, moved: Tensor, seeds: Tensor, positions: Tensor, step: int) -> Tensor:
-        """What becomes of the tokens that move, (moved,)."""
+        """The new values of the tokens that change, (moved,)."""
         row = moved.nonzero()[:, 0]
         log_moved = log_p[moved].unsqueeze(1)
         places = positions[moved].unsqueeze(1)

@@ -90,7 +90,7 @@ def write(
     """Write all texts, and yield events as they happen; without `watch` only `Redrawn` and `Stopped`.
 
     A text depends on its own request alone: neither on the batch it is written in nor on when a seat became
-    free. Watching asks the device after every pass what it revealed; otherwise once a piece.
+    free. With `watch` the device is asked after every pass what it revealed, otherwise once a piece.
     """
     _check(writer, requests, batch_size)
     table = _Table(writer, requests, stopping or Stopping(), batch_size, watch)
@@ -98,7 +98,7 @@ def write(
 
 
 class _Table:
-    """The rows being written, who sits in them, and who waits."""
+    """The rows being written, the texts in them, and the texts that wait for one."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Table:
                 self.rows.replays.forget()
 
     def _seat_waiting(self) -> Iterator[Event]:
-        """Give empty seats to those who wait, and take away the seats that stay empty."""
+        """Give empty seats to waiting texts, and remove seats that stay empty."""
         empty = [place for place, seat in enumerate(self.seats) if seat is None]
         entering: list[_Seat] = []
         while self.waiting and len(entering) < len(empty):

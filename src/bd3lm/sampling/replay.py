@@ -19,7 +19,7 @@ _recording = True
 
 @contextmanager
 def without_replays() -> Iterator[None]:
-    """Inside, every pass is launched kernel by kernel: to find a fault, or to see what replays are worth."""
+    """Inside, every pass is launched kernel by kernel: to debug, or to measure what replays gain."""
     global _recording
     before, _recording = _recording, False
     try:
@@ -102,7 +102,7 @@ class Replays:
         return self._known[name](function, *inputs)
 
     def forget(self) -> None:
-        """Nothing recorded is valid any more, and nothing of it is held any longer."""
+        """Drop all recordings: they are no longer valid."""
         self._known.clear()
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
 

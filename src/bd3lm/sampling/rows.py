@@ -272,9 +272,9 @@ def _reads_whole_chunks(inputs: Tensor) -> bool:
 
 
 def _state(model: Denoiser) -> object:
-    """What recorded passes depend on: the place of the weights and the kernels. None if on anything else too.
+    """What recorded passes depend on: where the weights are, and the kernels. None if also on anything else.
 
-    Weights themselves are read in place, except through adaptive norms, which are computed once a cache.
+    Weights are read in place, except by adaptive norms, which are computed once per cache.
     """
     if not isinstance(model, Transformer) or model.config.adaln:
         return None
@@ -299,7 +299,7 @@ def fill_cache(
 ) -> Tensor:
     """Write the first counts[r] tokens of each row into the cache, and say in how many passes (rows,).
 
-    `inputs` are on the device, `counts` and the answer on the host. What is too much in a pass is not kept.
+    `inputs` are on the device, `counts` and the result on the host. A pass may read more than is kept.
     """
     longest = int(counts.max())
     whole = _reads_whole_chunks(inputs)

@@ -107,7 +107,7 @@ class SimplexWriter(BlockwiseWriter):
     def _fixed(self, block: Tensor) -> Tensor:
         """What stands for the tokens that are not written: almost one-hot given ones, and masks past the end.
 
-        Hidden tokens are masks here too; noise takes their place.
+        Tokens to be written are masks here too; noise takes their place.
         """
         given = almost_one_hot(block, self.model.vocab_size, self.simplex_scale).softmax(-1)
         is_mask = (block == self.mask_id).unsqueeze(-1)

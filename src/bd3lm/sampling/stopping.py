@@ -42,8 +42,8 @@ class Stopping:
       entropy in nats of the token frequencies of the last `entropy_window` of them must not be strictly
       below the floor (4 in the paper); otherwise those of them that were written are dropped, and the text
       ends.
-    - `redraws`: so often a text that fell below the floor is thrown away and drawn again from a new seed, as
-      the paper does to collect samples of one length.
+    - `redraws`: how often a text below the floor is thrown away and drawn again from a new seed, as the paper
+      does to collect samples of one length.
     """
 
     eos_id: int | None = None

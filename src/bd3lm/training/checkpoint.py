@@ -252,7 +252,7 @@ def _score(folder: Path) -> float | None:
 
 
 def _problem(folder: Path, engine: Engine) -> str | None:
-    """What is wrong with a checkpoint, the same answer everywhere; each process reads some of the files."""
+    """What is wrong with a checkpoint, the same answer on every process; each checks some of the files."""
 
     def look() -> str | None:
         try:

@@ -115,7 +115,7 @@ def apply_gradients(
     """Scale all gradients by `factor`, clip them, step, and drop them; the norm before clipping is returned.
 
     Scaling and clipping are one multiplication, and everything stays on the device: the host does not wait.
-    A norm that is not finite spoils the parameters; whoever saves them must look at it first.
+    A norm that is not finite spoils the parameters; check it before saving them.
     """
     norm = engine.grad_norm(parameters) * factor.abs()
     if clip_norm is not None:

@@ -44,7 +44,7 @@ def stop_requests(answer: Callable[[], str]) -> Iterator[Callable[[], bool]]:
 
 
 def _write(text: str) -> None:
-    """Past Python's buffers, which the signal may have interrupted in the middle of a write."""
+    """Write without Python's buffers, which the signal may have interrupted."""
     if text:
         before = "\n" if os.isatty(_STDERR) else ""  # a progress bar may stand there
         with suppress(OSError):

@@ -84,7 +84,7 @@ class Batches(Protocol):
 
 
 class Callback(Protocol):
-    """Somebody who watches a run. Called on every rank; write on the main one only."""
+    """Watches a run. Called on every rank; write files on the main one only."""
 
     def on_start(self, trainer: "Trainer") -> None:
         """Before the first step, after a checkpoint was restored."""
@@ -182,7 +182,7 @@ class Trainer:
                     callback.on_end(self)
 
     def _answer_to_signal(self) -> str:
-        """What is said when a signal asks to stop, by one process for all."""
+        """The answer to a signal that asks to stop, printed by one process for all."""
         if not self.engine.is_main:
             return ""
         step = min(self.step + 1, self.settings.steps)
