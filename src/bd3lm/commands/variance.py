@@ -90,11 +90,8 @@ def rules() -> "dict[str, MaskingRule]":
 def measurable_rules(network: "Transformer") -> "dict[str, MaskingRule]":
     """The rules whose masks a network can be asked about: one that is told the noise level needs rules that
     draw a time, and counts draw none."""
-    from bd3lm.diffusion import Counts
 
-    return {
-        name: rule for name, rule in rules().items() if not (network.uses_noise and isinstance(rule, Counts))
-    }
+    return {name: rule for name, rule in rules().items() if not (network.uses_noise and not rule.draws_times)}
 
 
 def measure_variances(

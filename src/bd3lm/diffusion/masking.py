@@ -46,6 +46,9 @@ class MaskingRule(Kinded, ABC, family="masking rule"):
     draws_times: ClassVar[bool] = True
     """Whether it draws a noise level for each block, which a network that is told the level needs."""
 
+    in_discrete_steps: ClassVar[bool] = False
+    """Whether its noise levels are T steps, in which a network trained so is judged too."""
+
     @property
     def covers_all_levels(self) -> bool:
         """Whether every noise level is drawn. A network that is told the level has a bound only if it is."""
@@ -139,6 +142,7 @@ class DiscreteTimes(MaskingRule):
     """
 
     kind = "discrete"
+    in_discrete_steps = True
 
     steps: int
     schedule: NoiseSchedule = field(default_factory=Linear)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-from bd3lm.diffusion import ClipSearch, Counts, DiscreteTimes, LevelSampler, MaskingRule, Times, check_lean
+from bd3lm.diffusion import ClipSearch, Counts, LevelSampler, MaskingRule, Times, check_lean
 from bd3lm.evaluation import Enumerated, Estimator, ImportanceWeighted, Sampled
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
 from bd3lm.methods.base import Frame, Method, Training
@@ -141,7 +141,7 @@ class BlockDiffusionMethod(Method):
         which checkpoint is kept as the best would be a matter of luck. A network that is told the noise level
         must be told a rate, and one trained in T steps is judged in them.
         """
-        if isinstance(training.masking, DiscreteTimes):
+        if training.masking.in_discrete_steps:
             return self.judging(training.masking, frame)
         return self.judging(Times() if frame.told_noise else Counts(lean=self.lean), frame)
 
