@@ -86,6 +86,10 @@ class MaskingRule(Kinded, ABC, family="masking rule"):
         """
         raise ValueError(f"{type(self).__name__} has no range of mask rates, got low {low} and high {high}")
 
+    def check_blocks(self, block_size: int) -> None:
+        """Refuse blocks of a size that it is not made for."""
+        return
+
     @abstractmethod
     def is_unbiased(self, block_size: int) -> bool:
         """Whether the expected loss is the NELBO. Only then may a figure be called a bound."""
@@ -125,7 +129,8 @@ class Times(MaskingRule):
     schedule: NoiseSchedule = field(default_factory=Linear)
 
     def is_unbiased(self, block_size: int) -> bool:
-        return True
+        """Unless the schedule ends before all is masked: what it leaves is in no term of the sum."""
+        return self.schedule.last_alpha == 0.0
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
         t = draws.levels
@@ -152,8 +157,9 @@ class DiscreteTimes(MaskingRule):
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
     def is_unbiased(self, block_size: int) -> bool:
-        """Unbiased for the T-step NELBO, a bound on the negative log-likelihood of the T-step sampler."""
-        return True
+        """Unbiased for the T-step NELBO, a bound on the negative log-likelihood of the T-step sampler, unless
+        the schedule ends before all is masked."""
+        return self.schedule.last_alpha == 0.0
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
         j = (draws.levels * self.steps).ceil().clamp(1, self.steps)
