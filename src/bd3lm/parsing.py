@@ -68,8 +68,8 @@ def with_plugins(kind: type[T], data: Any, *, where: str) -> T:
         return parse(kind, data, where=where)
     if not isinstance(plugins, Mapping) or not all(isinstance(each, str) for each in plugins.values()):
         raise ValueError(
-            f"{where}: plugins must say for each kind its file or module, as a run writes it, got {plugins!r}; "
-            "to load a plugin give --plugin"
+            f"{where}: plugins must say for each kind its file or module, as a run writes it, got "
+            f"{plugins!r}; to load a plugin give --plugin"
         )
     rest = {key: value for key, value in data.items() if key != "plugins"}
     return parse(kind, rest, where=where, plugins=plugins)

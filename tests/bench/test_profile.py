@@ -221,7 +221,8 @@ def test_a_profile_of_training_on_a_cpu_has_all_its_operators(method, watched):
     assert list(profile.groups.values()) == sorted(profile.groups.values(), reverse=True)
     assert len(profile.kernels[:10]) == 10  # and what else is of no group
     assert all(kernel.group == OTHER for kernel in profile.kernels[10:])
-    assert profile.groups.get(OTHER, 0.0) < 0.2 * sum(profile.groups.values())
+    # On idle cores a tenth; other work beside it may hold up any one operator.
+    assert profile.groups.get(OTHER, 0.0) < 0.6 * sum(profile.groups.values())
     assert list(profile.kernels) == sorted(profile.kernels, key=lambda kernel: -kernel.seconds)
 
 

@@ -93,6 +93,7 @@ class _Reading:
 
     shards: TokenShards
     config: LanguageModelConfig
+    objective: Objective
     stream: BatchStream
     held_out: HeldOut
     validators: list[Validator]
@@ -102,12 +103,13 @@ class _Reading:
     def of(cls, recipe: Recipe, shards: TokenShards) -> "_Reading":
         """All of it, checked against the recipe."""
         config = _config(recipe, shards.tokenizer.vocab_size, shards.tokenizer.mask_id)
-        _objective(recipe, config)
+        objective = _objective(recipe, config)
         held_out = HeldOut(held_out_batches(recipe.data, shards), recipe.method.score_first)
         nothing = why_nothing_is_held_out(recipe.data, shards)
         return cls(
             shards,
             config,
+            objective,
             _stream(recipe, shards),
             held_out,
             _validators(recipe, config, held_out, nothing),
@@ -141,7 +143,7 @@ class Plan:
         start_from = recipe.start_from if self.store.latest() is None else None
         trainer = Trainer(
             network=_network(recipe, config, shards, start_from),
-            objective=_objective(recipe, config),
+            objective=reading.objective,
             data=reading.stream,
             settings=recipe.train,
             optimizer=recipe.optimizer,
