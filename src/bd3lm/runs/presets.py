@@ -190,7 +190,11 @@ _EXPERIMENTS = {
     },
 }
 _CORPORA = {
-    "lm1b": _Corpus(common=merge(_PAPER, {"data": {"path": "data/lm1b", "context": 128}}), **_PAPERS_STAGES),
+    # [CLS], 126 tokens, [SEP]: the paper leaves them out on OpenWebText only (Suppl. C.1).
+    "lm1b": _Corpus(
+        common=merge(_PAPER, {"data": {"path": "data/lm1b", "context": 128, "bos_eos": True}}),
+        **_PAPERS_STAGES,
+    ),
     "owt": _Corpus(
         common=merge(
             _PAPER,
