@@ -4,9 +4,14 @@ import importlib
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
-from dataclasses import replace
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -14,13 +19,16 @@ import bd3lm
 from bd3lm import cli
 from bd3lm.commands import every_command
 from bd3lm.commands.train import Train
+from bd3lm.runs.recipe import Recipe, _types_at
 from tests.lm import of_bytes
 
 pytestmark = pytest.mark.sweep(3)
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = Path(bd3lm.__file__).parent
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 BOX = ROOT / "src" / "bd3lm" / "box" / "README.md"
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md", BOX]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", CONTRIBUTING, BOX]
 WITH_COMMANDS = [
     ROOT / "README.md",
     BOX,
@@ -64,7 +72,8 @@ def understand(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     """Read a command as `bd3lm` does, and stop before it does anything; a recipe is resolved."""
 
     def show(self: Train) -> int:
-        return run(replace(self, show=True)) if self.preset else 0  # without one it needs a run to resume
+        known = self.preset or self.show  # else it needs a run to resume, or a file
+        return run(replace(self, show=True)) if known else 0
 
     run = Train.run
     for each in every_command().values():
@@ -141,9 +150,113 @@ def test_code_named_in_a_page_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_fields_of_recipes_named_in_a_page_exist(page: Path) -> None:
+    """Of some kind, as flags or in backquotes; but for those that the page about extensions adds."""
+    parts = {each.name for each in fields(Recipe)}
+    for flag, name in re.findall(r"--((?:\w+\.)+\w+)|`((?:\w+\.)+\w+)`", page.read_text(encoding="utf-8")):
+        path = (flag or name).split(".")
+        first = 0 if path[0] in parts else 1  # after a stage's name
+        part, *field = path[first:]
+        if part in parts and field and field not in (["masking", "least"], ["jsonl"]):
+            *family, last = field
+            assert _types_at([part, *family] if last == "kind" else [part, *field]), ".".join(path)
+
+
+def test_recipes_of_the_quickstart_are_understood(
+    understand: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipes = _blocks(ROOT / "docs" / "quickstart.md", "yaml")
+    assert recipes
+    for recipe in recipes:
+        Path("recipe.yaml").write_text(recipe, encoding="utf-8")
+        understand(["train", "--config", "recipe.yaml", "--show"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
+
+
+def test_rooms_are_those_of_the_contract() -> None:
+    table = CONTRIBUTING.read_text(encoding="utf-8").partition("| rooms |")[2].partition("\n\n")[0]
+    rows = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines()[2:]]
+    assert rows == _rooms()
+
+
+TINY = """
+method: {kind: block_diffusion, block_size: 4}
+train: {steps: 1, global_batch: 2}
+network: {layers: 1, hidden: 16, heads: 2}
+data: {context: 16, builtin_vocabulary: 300, validation_sequences: 2}
+"""
+
+
+def test_the_walks_are_as_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Functions are first called in the order of the page, by none from a room below."""
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.yaml").write_text(TINY, encoding="utf-8")
+    model = tmp_path / "runs" / "recipe"
+    typed = (
+        ["train", "--config", "recipe.yaml", "--device", "cpu"],
+        ["sample", str(model), "The import statement", "--device", "cpu"],
+        ["eval", str(model), "--device", "cpu"],
+    )
+    depth = {room: row for row, rooms in enumerate(_rooms()) for room in rooms}
+    for (title, walk), words in zip(_walks().items(), typed, strict=True):
+        with _first_calls(walk) as calls:
+            assert cli.main(words) == 0, capsys.readouterr().err
+        assert [call for call, _ in calls] == walk, title
+        for (file, function), (from_file, _) in calls[1:]:
+            above, below = (depth[Path(each).parts[0].removesuffix(".py")] for each in (from_file, file))
+            assert above <= below, f"{title}: {file} {function} is called from {from_file}"
+
+
+def _rooms() -> list[list[str]]:
+    """The rooms in the order of the contract, those of a row side by side."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contract = settings["tool"]["importlinter"]["contracts"][0]
+    return [layer.split(" | ") for layer in contract["layers"]]
+
+
+def _walks() -> dict[str, list[tuple[str, str]]]:
+    """The functions of each walk by its title: (file, name)."""
+    text = CONTRIBUTING.read_text(encoding="utf-8").partition("## The three walks")[2].partition("\n## ")[0]
+    sections = (each.partition("\n") for each in text.split("\n### ")[1:])
+    return {
+        title: re.findall(r"^\| `([\w/.]+)` \| `([\w.]+)` \|", rows, flags=re.MULTILINE)
+        for title, _, rows in sections
+    }
+
+
+@contextmanager
+def _first_calls(
+    wanted: Sequence[tuple[str, str]],
+) -> Iterator[list[tuple[tuple[str, str], tuple[str, str]]]]:
+    """The first call of each function, with the nearest of the others that it is called by (or itself)."""
+    left, calls = set(wanted), []
+
+    def of(frame: FrameType) -> tuple[str, str]:
+        return frame.f_code.co_filename.removeprefix(f"{PACKAGE}/"), frame.f_code.co_qualname
+
+    def seen(frame: FrameType, event: str, _: Any) -> None:
+        if event != "call" or (name := of(frame)) not in left:
+            return
+        left.remove(name)
+        above, by = frame.f_back, name
+        while above is not None and by == name:
+            by = of(above) if of(above) in wanted else name
+            above = above.f_back
+        calls.append((name, by))
+
+    sys.setprofile(seen)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
 
 
 def _exists(dotted: str) -> bool:

@@ -1,6 +1,8 @@
 """Families of dataclasses by kind: what files may say, what is saved, and members from elsewhere."""
 
+import importlib
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bd3lm.kinds import Kinded, load_plugin, plain, plugins_of
+from bd3lm.kinds import Kinded, load_installed, load_plugin, plain, plugins_of
 from bd3lm.parsing import parse
 
 
@@ -130,7 +132,7 @@ def test_a_file_adds_members(tmp_path: Path, forgotten: None) -> None:
     with pytest.raises(
         ValueError, match=r"got 'star'; star is of the plugin my_shapes.py: give --plugin my_shapes.py"
     ):
-        parse(Drawing, {**saved, "plugins": {"star": "my_shapes.py"}}, where="it")
+        parse(Drawing, saved, where="it", plugins={"star": "my_shapes.py"})
     load_plugin(file)
     load_plugin(file)  # once more does nothing
     drawing = parse(Drawing, saved, where="it")
@@ -142,10 +144,74 @@ def test_a_file_adds_members(tmp_path: Path, forgotten: None) -> None:
 def test_plugins_that_cannot_be_loaded(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0")
+    leaving = tmp_path / "leaving.py"
+    leaving.write_text("import sys; sys.exit(0)")
     for source, complaint in [
         (tmp_path / "none.py", "none.py, which does not exist"),
+        (tmp_path, "must be a .py file or a module, got .*, which is a folder"),
         (broken, "could not be loaded: ZeroDivisionError: division by zero"),
-        ("no.such.module", "must be a .py file or a module that can be imported, got 'no.such.module'"),
+        (leaving, "could not be loaded: SystemExit: 0"),
+        ("no.such.module", "no.such.module could not be loaded: ModuleNotFoundError"),
+        (".", "could not be loaded|which is a folder"),
     ]:
         with pytest.raises(ValueError, match=complaint):
             load_plugin(source)
+
+
+def test_two_files_of_one_name_do_not_replace_each_other(tmp_path: Path, forgotten: None) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "my_shapes.py").write_text(PLUGIN)
+    load_plugin(tmp_path / "a" / "my_shapes.py")
+    with pytest.raises(
+        ValueError, match=r"kind 'star' is taken among shapes by Star of bd3lm_plugin_.*_my_shapes"
+    ):
+        load_plugin(tmp_path / "b" / "my_shapes.py")
+
+
+def test_a_file_that_was_imported_is_not_loaded_again(
+    tmp_path: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "shapes_of_a_test.py"
+    file.write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("shapes_of_a_test")
+    load_plugin(file)
+    assert Shape.members()["star"] is module.Star
+    assert plugins_of(module.Star()) == {"star": "shapes_of_a_test.py"}  # which --plugin finds again
+
+
+def test_a_member_that_is_abstract_is_told(forgotten: None) -> None:
+    class Blob(Shape, ABC):
+        kind = "blob"
+
+        @abstractmethod
+        def area(self) -> float: ...
+
+    with pytest.raises(ValueError, match=r"shape: 'blob' of tests\.test_kinds lacks area"):
+        parse(Drawing, {"shape": "blob"}, where="it")
+
+
+def test_what_is_learned_is_neither_said_nor_kept() -> None:
+    @dataclass(frozen=True)
+    class Pupil(Shape):
+        kind = "pupil"
+        learned = frozenset({"notes"})
+        age: int = 7
+        notes: tuple[int, ...] = ()
+
+    assert plain(Pupil(notes=(1, 2))) == {"kind": "pupil", "age": 7}
+    with pytest.raises(ValueError, match=r"shape\.notes: unknown key"):
+        parse(Drawing, {"shape": {"kind": "pupil", "notes": [1]}}, where="it")
+
+
+def test_a_broken_package_keeps_nobody_from_working(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        name, value = "broken", "broken_module"
+
+        def load(self) -> None:
+            raise RuntimeError("no driver")
+
+    monkeypatch.setattr("bd3lm.kinds.entry_points", lambda group: [Broken()])
+    with pytest.warns(UserWarning, match=r"the plugin broken \(broken_module\) is left out, .*: no driver"):
+        load_installed("a.group.of.the.test")

@@ -140,7 +140,6 @@ def _variance(what: Variance, run: Run, model: LanguageModel, place: Place) -> d
     found, size = {}, method.piece(model.config.network.context)
     for name in what.rules:
         objective = method.judging(rules()[name], model.config.frame)
-        assert objective is not None
         found[name] = asdict(nelbo_variance(model.network, objective, batches, block_size=size))
     return {"block_size": size, "rules": found}
 

@@ -8,10 +8,14 @@ loaded by name.
 
 import importlib.util
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
-from importlib.metadata import entry_points
+from hashlib import sha256
+from importlib.metadata import entry_points, packages_distributions
+from inspect import isabstract
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -30,6 +34,8 @@ class Kinded:
     """What files and flags call it."""
     family: ClassVar[str]
     """What errors call the family."""
+    learned: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a member fills in as it goes: no file says them, and none keeps them."""
     group: ClassVar[str]
     """The entry points of installed packages that name modules with members."""
     _members: ClassVar[dict[str, type[Any]]]
@@ -59,10 +65,19 @@ class Kinded:
         if "kind" in cls.__dict__:
             return handler(source)
         choices: dict[str, CoreSchema] = {
-            kind: handler.generate_schema(member) for kind, member in cls.members().items()
+            kind: handler.generate_schema(member)
+            for kind, member in cls.members().items()
+            if why_unusable(member) is None
         }
         chosen = core_schema.tagged_union_schema(choices, discriminator=_kind_of)
         return core_schema.no_info_before_validator_function(spelt_out, chosen)
+
+
+def why_unusable(member: type[Any]) -> str | None:
+    """Why nothing can be made of a member, if so."""
+    if isabstract(member):
+        return f"lacks {', '.join(sorted(member.__abstractmethods__))}"
+    return None if is_dataclass(member) else "is no dataclass"
 
 
 def spelt_out(value: Any) -> Any:
@@ -87,7 +102,8 @@ def plain(value: Any) -> Any:
             )
         if not is_dataclass(value):
             raise ValueError(f"{type(value).__qualname__} must be a dataclass to be saved, got {value!r}")
-        held = {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        said = [each.name for each in fields(value) if each.name not in value.learned]
+        held = {name: plain(getattr(value, name)) for name in said}
         return {"kind": value.kind, **held} if held else value.kind
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
@@ -99,14 +115,15 @@ def plain(value: Any) -> Any:
 
 
 def plugins_of(value: Any) -> dict[str, str]:
-    """Where the members come from that a value holds and bd3lm does not have: the module by the kind."""
+    """Where the members come from that a value holds and bd3lm does not have, by their kinds: what --plugin
+    takes, a file's name or a module."""
     found = {}
     for each in _within(value):
         module = type(each).__module__
         if isinstance(each, Kinded) and module.partition(".")[0] != _OWN:
             file = getattr(sys.modules.get(module), "__file__", None)
-            is_file = module.startswith(_FILE_MODULE) and file is not None
-            found[each.kind] = Path(str(file)).name if is_file else module
+            of_package = "." in module or module in packages_distributions()
+            found[each.kind] = module if file is None or of_package else Path(file).name
     return found
 
 
@@ -123,47 +140,53 @@ def _within(value: Any) -> Iterator[Any]:
 
 @cache
 def load_installed(group: str) -> None:
-    """Import what installed packages name in a group of entry points, once."""
+    """Import what installed packages name in a group of entry points, once. One that is broken is told, and
+    keeps nobody from working without it."""
     for entry in entry_points(group=group):
         try:
             entry.load()
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise ImportError(
-                f"the plugin {entry.name} ({entry.value}) could not be imported: {what}"
-            ) from error
-
-
-_FILE_MODULE = "bd3lm_plugin_"
+        except (Exception, SystemExit) as error:
+            warnings.warn(
+                f"the plugin {entry.name} ({entry.value}) is left out, since it could not be imported: "
+                f"{type(error).__name__}: {error}",
+                stacklevel=2,
+            )
 
 
 def load_plugin(source: str | Path) -> None:
     """Import a file, or a module by name, for the members that it defines. A file is imported once."""
     path = Path(source).expanduser()
-    if path.suffix != ".py":
-        try:
+    if path.suffix != ".py" and not path.is_dir():
+        with _explained(f"plugin {source}"):
             importlib.import_module(str(source))
-        except ImportError as error:
-            raise ValueError(
-                f"plugin must be a .py file or a module that can be imported, got {str(source)!r}: {error}"
-            ) from error
         return
     if not path.is_file():
-        raise ValueError(f"plugin must be a .py file or a module, got {path}, which does not exist")
-    name = _FILE_MODULE + path.stem
-    loaded = sys.modules.get(name)
-    if loaded is not None and loaded.__file__ == str(path.resolve()):
+        wrong = "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"plugin must be a .py file or a module, got {path}, which {wrong}")
+    file = str(path.resolve())
+    if any(getattr(module, "__file__", None) == file for module in list(sys.modules.values())):
         return
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    name = f"bd3lm_plugin_{sha256(file.encode()).hexdigest()[:12]}_{path.stem}"  # of two files, one each
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ValueError(f"plugin must be a .py file, got {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        with _explained(f"plugin {path}"):
+            spec.loader.exec_module(module)
+    except ValueError:
         del sys.modules[name]
-        raise ValueError(f"plugin {path} could not be loaded: {type(error).__name__}: {error}") from error
+        raise
+
+
+@contextmanager
+def _explained(plugin: str) -> Iterator[None]:
+    """Whatever a plugin raises as one line."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{plugin} could not be loaded: {type(error).__name__}: {error}") from error
 
 
 def _place(member: type[Any]) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from bd3lm.kinds import Kinded, spelt_out
+from bd3lm.kinds import Kinded, spelt_out, why_unusable
 
 T = TypeVar("T")
 
@@ -27,15 +27,16 @@ class SettingsError(ValueError):
         """With dots, from the outermost: method.maskng."""
 
 
-def parse(kind: type[T], data: Mapping[str, Any], *, where: str) -> T:
+def parse(
+    kind: type[T], data: Mapping[str, Any], *, where: str, plugins: Mapping[str, str] | None = None
+) -> T:
     """A dataclass from plain values, nested ones included; one SettingsError says all that is wrong.
 
     A field may be a dataclass, a family of which `kind` names a member, or None. A dataclass with a class
-    method `types_for` says the types of fields that depend on what other fields hold. `plugins` beside the
-    fields says where kinds come from that may be missing here.
+    method `types_for` says the types of fields that depend on what other fields hold. `plugins` says where
+    kinds come from that may be missing here.
     """
-    data, plugins = _without_plugins(data)
-    found = list(_key_problems(kind, data, "", plugins))
+    found = list(_key_problems(kind, data, "", plugins or {}))
     problems = [f"{problem.place}: {problem.what}" for problem in found]
     errors: list[dict[str, Any]] = []
     values = dict(data) if isinstance(data, Mapping) else data
@@ -60,12 +61,18 @@ def parse(kind: type[T], data: Mapping[str, Any], *, where: str) -> T:
     return parsed
 
 
-def _without_plugins(data: Any) -> tuple[Any, Mapping[str, Any]]:
-    """What is said, and where the kinds in it come from that may be missing here."""
+def with_plugins(kind: type[T], data: Any, *, where: str) -> T:
+    """`parse` for what may say, under `plugins`, of which file or module a kind is."""
     plugins = data.get("plugins") if isinstance(data, Mapping) else None
-    if not isinstance(plugins, Mapping):
-        return data, {}
-    return {key: value for key, value in data.items() if key != "plugins"}, plugins
+    if plugins is None:
+        return parse(kind, data, where=where)
+    if not isinstance(plugins, Mapping) or not all(isinstance(each, str) for each in plugins.values()):
+        raise ValueError(
+            f"{where}: plugins must say for each kind its file or module, as a run writes it, got {plugins!r}; "
+            "to load a plugin give --plugin"
+        )
+    rest = {key: value for key, value in data.items() if key != "plugins"}
+    return parse(kind, rest, where=where, plugins=plugins)
 
 
 def types_of(kind: Any, value: object) -> list[Any]:
@@ -96,7 +103,10 @@ def hints_of(kind: Any, data: object) -> dict[str, Any]:
     """The types of a dataclass's fields, those included that depend on other fields."""
     hints = get_type_hints(kind)
     names = {each.name for each in fields(kind)}
-    return {**{name: hint for name, hint in hints.items() if name in names}, **_chosen_types(kind, data)}
+    said = {
+        name: hint for name, hint in hints.items() if name in names - getattr(kind, "learned", frozenset())
+    }
+    return {**said, **_chosen_types(kind, data)}
 
 
 def _chosen_types(kind: Any, data: object) -> Mapping[str, Any]:
@@ -140,12 +150,17 @@ def _key_problems(kind: Any, data: object, path: str, plugins: Mapping[str, Any]
         if given not in list(members):
             found = f"got {given!r}" if "kind" in said else "but is missing"
             plugin = plugins.get(given) if isinstance(given, str) else None
-            if plugin:
-                found += f"; {given} is of the plugin {plugin}: give --plugin {plugin}"
+            if plugin == "__main__":
+                found += f"; {given} was defined in a script or a notebook: define it there first"
+            elif plugin:
+                found += f"; {given} is of the plugin {plugin}: give --plugin {plugin}, or import it first"
             elif "kind" in said:
                 found += did_you_mean(given, members)
             place = f"{path}kind" if isinstance(data, Mapping) else path.removesuffix(".")
             yield _Problem(place, f"must be one of {', '.join(map(repr, members))}, {found}")
+            return
+        if (why := why_unusable(members[given])) is not None:
+            yield _Problem(path.removesuffix("."), f"{given!r} of {members[given].__module__} {why}")
             return
     choices = types_of(kind, data)
     if not isinstance(data, Mapping) or not choices:

@@ -53,7 +53,7 @@ MEMBERS = [
         Counts(proposal=(1.0, 2.0), lean=0.5),
         {"kind": "counts", "proposal": [1.0, 2.0], "complementary": False, "lean": 0.5, "weight": "nelbo"},
     ),
-    (MaskingRule, LearnedCounts(), {"kind": "learned_counts", "second_moments": None}),
+    (MaskingRule, LearnedCounts(), "learned_counts"),
     (Projection, GreedyProjection(), "greedy"),
     (Projection, SamplingProjection(), {"kind": "sampling", "nucleus_p": 0.95}),
     (Projection, MultiHotProjection(0.5), {"kind": "multi_hot", "nucleus_p": 0.5}),

@@ -18,6 +18,7 @@ from bd3lm.diffusion import (
     Counts,
     DiscreteTimes,
     Draws,
+    Floored,
     LevelSampler,
     Linear,
     Logarithmic,
@@ -572,3 +573,10 @@ def test_set_weights_helper_notices_a_wrong_weight() -> None:
     np.testing.assert_allclose(weights[1:], 2 * nelbo_set_weights(2)[1:], rtol=FLOAT32)
     draws = product_draws(midpoints(2), every_order(2))
     np.testing.assert_allclose(set_weights(Counts()(draws, everything(draws)))[1:], nelbo_set_weights(2)[1:])
+
+
+@pytest.mark.parametrize("rule", [Times, lambda schedule: DiscreteTimes(steps=3, schedule=schedule)])
+def test_a_schedule_that_ends_early_bounds_nothing(rule):
+    """What α(1) > 0 leaves of a text is in no term of the sum, which so may fall below the entropy."""
+    assert rule(Linear()).is_unbiased(4)
+    assert not rule(Floored(Linear(), 0.9)).is_unbiased(4)

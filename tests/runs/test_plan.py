@@ -313,3 +313,14 @@ def test_what_only_one_process_can_measure_is_refused_before_training(data, tmp_
     builtin = replace(recipe, data=replace(recipe.data, path="builtin"))
     with pytest.raises(ValueError, match="gradient_variance_batches needs a run of one process"):
         plan_run(builtin, tmp_path, engine=Engine(world=2))
+
+
+@pytest.mark.parametrize("path", ["builtin", None])
+def test_options_of_training_that_cannot_work_are_refused_before_training(path, data, tmp_path):
+    """As those of a second stage they would end a run after hours."""
+    change = {} if path is None else {"data": {"path": path}}
+    recipe = tiny_recipe(
+        data, BLOCK, {"objective": {"masking": {"kind": "counts", "proposal": [1, 2]}}}, change
+    )
+    with pytest.raises(ValueError, match=r"proposal must have one entry for each count 1\.\.4"):
+        plan_run(recipe, tmp_path)

@@ -326,6 +326,8 @@ def test_negative_numbers_are_values():
         (["--train.steps"], "--train.steps needs a value, got none"),
         (["--train.steps", "--show"], "--train.steps needs a value, got none"),
         (["--train", "3", "--train.steps", "3"], "--train.steps sets a part of something"),
+        (["--train.steps", "3", "--train", "3"], "--train sets whole something of which another flag sets"),
+        (["--plugins.a", "b"], "to load a plugin give --plugin"),
         (["--"], "expected --any.field value"),
     ],
 )
@@ -505,3 +507,15 @@ def test_ssd_lm_has_no_nelbo_whose_variance_could_be_tracked():
     }
     with pytest.raises(ValueError, match=r"nelbo_variance_batches must be 0 for method\.kind simplex"):
         recipe_from_dict(recipe, where="here")
+
+
+@pytest.mark.parametrize("plugins", [["a.py"], {"tails": 3}, "a.py"])
+def test_what_a_recipe_may_say_of_plugins(plugins):
+    with pytest.raises(ValueError, match="plugins must say for each kind its file or module"):
+        recipe_from_dict({**SMALLEST, "plugins": plugins}, where="recipe")
+
+
+def test_options_of_another_method_are_refused_from_python_too():
+    recipe = parse({"method": "score_entropy"})
+    with pytest.raises(ValueError, match=r"objective must be a Training for method\.kind score_entropy"):
+        replace(recipe, objective=BlockDiffusionTraining())

@@ -68,7 +68,7 @@ class Shape:
 
         A layer has 12·d² weights. BD3-LM passes the text twice, except that the last layer computes only
         keys and values of the clean half; attention is counted where the mask lets it be, and the head at
-        hidden tokens: on average (n + 1)/2 of a block's n, and half of MDLM's.
+        masked tokens: on average (n + 1)/2 of a block's n, and half of MDLM's.
         """
         d, length, layers = self.hidden, self.context, self.layers
         weights = 12 * d * d

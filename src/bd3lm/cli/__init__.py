@@ -63,6 +63,7 @@ def _main(words: list[str]) -> int:
         return 0
     try:
         words, plugins = _without_plugins(words)
+        every_command()  # ours first: a plugin that takes one of their names is told so
         for source in plugins:
             load_plugin(source)
         command = _parsed(words, every_command(), debug=debug)

@@ -34,8 +34,12 @@ COMMANDS = (
 def every_command() -> "dict[str, type[Command]]":
     """By the words that are typed: ours, and then those of plugins."""
     from bd3lm.commands.shared.command import Command
+    from bd3lm.kinds import why_unusable
 
     for name in COMMANDS:
         import_module(f"{__name__}.{name}")
     members = Command.members()
+    for name, member in members.items():
+        if (why := why_unusable(member)) is not None:
+            raise ValueError(f"the command {name} of {member.__module__} {why}")
     return {name: members[name] for name in COMMANDS} | dict(members)

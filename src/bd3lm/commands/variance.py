@@ -90,11 +90,8 @@ def rules() -> "dict[str, MaskingRule]":
 def measurable_rules(network: "Transformer") -> "dict[str, MaskingRule]":
     """The rules whose masks a network can be asked about: one that is told the noise level needs rules that
     draw a time, and counts draw none."""
-    from bd3lm.diffusion import Counts
 
-    return {
-        name: rule for name, rule in rules().items() if not (network.uses_noise and isinstance(rule, Counts))
-    }
+    return {name: rule for name, rule in rules().items() if not (network.uses_noise and not rule.draws_times)}
 
 
 def measure_variances(
@@ -110,7 +107,6 @@ def measure_variances(
     from rich.progress import track
 
     from bd3lm.commands.shared.records import keep, new_record, record_name
-    from bd3lm.diffusion import Counts
     from bd3lm.evaluation import gradient_variance, nelbo_variance
     from bd3lm.runs.recipe import DataRecipe
 
@@ -122,7 +118,7 @@ def measure_variances(
     if flags.batch is not None and flags.batch < 1:
         raise ValueError(f"batch must be at least 1, got {flags.batch}")
     config, network = subject.model.config, subject.model.network
-    if config.method.judging(Counts(), config.frame) is None:
+    if not config.method.masks_by_rule:
         raise ValueError(f"{subject.name} must hold a block diffusion model, got {config.method.kind}")
     block_size = config.method.piece(config.network.context)
     validated = DataRecipe() if subject.recipe is None else subject.recipe.data
@@ -140,7 +136,6 @@ def measure_variances(
     measurable = measurable_rules(network)
     for name, rule in track(measurable.items(), subject.title, console=console or Console(), transient=True):
         objective = config.method.judging(rule, config.frame)
-        assert objective is not None
         loss = nelbo_variance(network, objective, some[:batches], block_size=block_size, seed=flags.seed)
         gradient = gradient_variance(network, objective, full, seed=flags.seed) if gradients else None
         found.append(

@@ -83,6 +83,13 @@ class Counts(MaskingRule):
     def variant(self) -> str:
         return f", trained for lean {self.lean:g}" if self.lean else ""
 
+    def check_blocks(self, block_size: int) -> None:
+        if self.proposal is not None and len(self.proposal) != block_size:
+            raise ValueError(
+                f"proposal must have one entry for each count 1..{block_size} (the block size), "
+                f"got {len(self.proposal)}"
+            )
+
     def copies(self, block_size: int) -> int:
         return 2 if self.complementary and block_size > 1 else 1
 
@@ -111,12 +118,8 @@ class Counts(MaskingRule):
 
     def _cumulative(self, draws: Draws) -> Tensor:
         """Q(k) = q(1) + … + q(k) for k = 0..block_size, unnormalised."""
+        self.check_blocks(draws.block_size)
         proposal = (1.0,) * draws.block_size if self.proposal is None else self.proposal
-        if len(proposal) != draws.block_size:
-            raise ValueError(
-                f"proposal must have one entry for each count 1..{draws.block_size} (the block size), "
-                f"got {len(proposal)}"
-            )
         q = torch.tensor((0.0, *proposal), dtype=torch.float64, device=draws.levels.device)
         return (q / q.max()).cumsum(0)
 
@@ -138,6 +141,7 @@ class LearnedCounts(MaskingRule):
     """
 
     kind = "learned_counts"
+    learned = frozenset({"second_moments"})
 
     draws_times = False
 

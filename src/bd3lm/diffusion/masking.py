@@ -46,6 +46,9 @@ class MaskingRule(Kinded, ABC, family="masking rule"):
     draws_times: ClassVar[bool] = True
     """Whether it draws a noise level for each block, which a network that is told the level needs."""
 
+    in_discrete_steps: ClassVar[bool] = False
+    """Whether its noise levels are T steps, in which a network trained so is judged too."""
+
     @property
     def covers_all_levels(self) -> bool:
         """Whether every noise level is drawn. A network that is told the level has a bound only if it is."""
@@ -82,6 +85,10 @@ class MaskingRule(Kinded, ABC, family="masking rule"):
         look quiet. For rules without a range it is an error.
         """
         raise ValueError(f"{type(self).__name__} has no range of mask rates, got low {low} and high {high}")
+
+    def check_blocks(self, block_size: int) -> None:
+        """Refuse blocks of a size that it is not made for."""
+        return
 
     @abstractmethod
     def is_unbiased(self, block_size: int) -> bool:
@@ -122,7 +129,8 @@ class Times(MaskingRule):
     schedule: NoiseSchedule = field(default_factory=Linear)
 
     def is_unbiased(self, block_size: int) -> bool:
-        return True
+        """Unless the schedule ends before all is masked: what it leaves is in no term of the sum."""
+        return self.schedule.last_alpha == 0.0
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
         t = draws.levels
@@ -139,6 +147,7 @@ class DiscreteTimes(MaskingRule):
     """
 
     kind = "discrete"
+    in_discrete_steps = True
 
     steps: int
     schedule: NoiseSchedule = field(default_factory=Linear)
@@ -148,8 +157,9 @@ class DiscreteTimes(MaskingRule):
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
     def is_unbiased(self, block_size: int) -> bool:
-        """Unbiased for the T-step NELBO, a bound on the negative log-likelihood of the T-step sampler."""
-        return True
+        """Unbiased for the T-step NELBO, a bound on the negative log-likelihood of the T-step sampler, unless
+        the schedule ends before all is masked."""
+        return self.schedule.last_alpha == 0.0
 
     def __call__(self, draws: Draws, maskable: Tensor) -> Masks:
         j = (draws.levels * self.steps).ceil().clamp(1, self.steps)

@@ -19,7 +19,7 @@ from bd3lm.diffusion import derive_seed
 from bd3lm.evaluation import Figure
 from bd3lm.lm import Gap, LanguageModel, Settings, build_estimator, load
 from bd3lm.lm.generation import build_writer
-from bd3lm.training import pick_device
+from bd3lm.models import pick_device
 
 try:
     from lm_eval.api.instance import Instance

@@ -78,7 +78,7 @@ class LanguageModel:
         """
         method = self.config.method
         training = method.Training() if training is None else training
-        if not isinstance(training, method.Training):
+        if type(training) is not method.Training:
             raise ValueError(
                 f"training must be a {method.Training.__name__} for method {method.kind}, got {training!r}"
             )

@@ -87,6 +87,8 @@ class Method(Kinded, ABC, family="method"):
     """Settings that take the likeliest token at every place."""
     no_likelihood: ClassVar[str | None] = None
     """Why it has no likelihood, nor a bound on one, to be asked for; None where it has."""
+    masks_by_rule: ClassVar[bool] = False
+    """Whether masking rules draw its masks, so that they can be compared on a trained model."""
     has_order: ClassVar[bool] = False
     """Whether a pass reveals some masks of several, in an order that an unmasking rule decides."""
     concerns_release_only: ClassVar[frozenset[str]] = frozenset()
@@ -138,9 +140,9 @@ class Method(Kinded, ABC, family="method"):
         """The name of an estimator that takes one pass over a text."""
         return "auto"
 
-    def judging(self, masking: MaskingRule, frame: Frame) -> Objective | None:
-        """What masks drawn by a rule say of its likelihood; None for a method that masks by no rule."""
-        return None
+    def judging(self, masking: MaskingRule, frame: Frame) -> Objective:
+        """What masks drawn by a rule say of its likelihood, for a method that `masks_by_rule`."""
+        raise ValueError(f"{self.title} draws no masks by a masking rule, got {masking}")
 
     # --- how it writes ---
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-from bd3lm.diffusion import ClipSearch, Counts, DiscreteTimes, LevelSampler, MaskingRule, Times, check_lean
+from bd3lm.diffusion import ClipSearch, Counts, LevelSampler, MaskingRule, Times, check_lean
 from bd3lm.evaluation import Enumerated, Estimator, ImportanceWeighted, Sampled
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
 from bd3lm.methods.base import Frame, Method, Training
@@ -67,6 +67,7 @@ class BlockDiffusionMethod(Method):
     kind = "block_diffusion"
     title = "block diffusion"
     Training = BlockDiffusionTraining
+    masks_by_rule = True
     has_order = True
     concerns_release_only = frozenset({"lean"})
     reference_lacks = frozenset({"score_first", "causal_clean", "previous_token", "lean"})
@@ -141,7 +142,7 @@ class BlockDiffusionMethod(Method):
         which checkpoint is kept as the best would be a matter of luck. A network that is told the noise level
         must be told a rate, and one trained in T steps is judged in them.
         """
-        if isinstance(training.masking, DiscreteTimes):
+        if training.masking.in_discrete_steps:
             return self.judging(training.masking, frame)
         return self.judging(Times() if frame.told_noise else Counts(lean=self.lean), frame)
 
@@ -152,7 +153,7 @@ class BlockDiffusionMethod(Method):
         settings.refuse("projection", why="it is SSD-LM's")
         settings.refuse("steps", why="block diffusion takes unmasking=Ancestral(steps)")
         unmasking = settings.unmasking
-        if self.lean and not hasattr(unmasking, "lean"):
+        if self.lean and unmasking is not None and not unmasking.can_lean:
             raise ValueError(
                 f"unmasking {unmasking} has no order that leans, and the model's lean is {self.lean:g}: use "
                 "with_lean(0), or --lean 0"

@@ -7,7 +7,7 @@ from typing import Any
 from bd3lm.kinds import plain, plugins_of
 from bd3lm.methods.base import Frame, Method
 from bd3lm.models import TransformerConfig
-from bd3lm.parsing import parse, raise_problems
+from bd3lm.parsing import raise_problems, with_plugins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,4 +58,4 @@ def config_to_dict(config: LanguageModelConfig) -> dict[str, Any]:
 
 def config_from_dict(data: Mapping[str, Any], *, where: str = "config") -> LanguageModelConfig:
     """The config that `config_to_dict` gave; `where` names the data's origin in errors."""
-    return parse(LanguageModelConfig, data, where=where)
+    return with_plugins(LanguageModelConfig, data, where=where)

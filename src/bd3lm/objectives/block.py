@@ -37,6 +37,7 @@ class BlockDiffusionLoss(Objective):
             raise ValueError(
                 "next_token needs causal_clean=True: a clean token that sees its block sees the next"
             )
+        self.masking.check_blocks(self.reading.block_size)
         if self.algorithm not in ("single_pass", "two_pass"):
             raise ValueError(f"algorithm must be 'single_pass' or 'two_pass', got {self.algorithm!r}")
 

@@ -27,6 +27,7 @@ from bd3lm.io.extras import require
 from bd3lm.io.files import local_path
 from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.objectives import Objective
 from bd3lm.runs.presets import network_config
 from bd3lm.runs.recipe import BUILTIN, DataRecipe, Recipe, recipe_to_dict
 from bd3lm.training import (
@@ -101,6 +102,7 @@ class _Reading:
     def of(cls, recipe: Recipe, shards: TokenShards) -> "_Reading":
         """All of it, checked against the recipe."""
         config = _config(recipe, shards.tokenizer.vocab_size, shards.tokenizer.mask_id)
+        _objective(recipe, config)
         held_out = HeldOut(held_out_batches(recipe.data, shards), recipe.method.score_first)
         nothing = why_nothing_is_held_out(recipe.data, shards)
         return cls(
@@ -139,7 +141,7 @@ class Plan:
         start_from = recipe.start_from if self.store.latest() is None else None
         trainer = Trainer(
             network=_network(recipe, config, shards, start_from),
-            objective=recipe.method.objective(recipe.objective, config.frame),
+            objective=_objective(recipe, config),
             data=reading.stream,
             settings=recipe.train,
             optimizer=recipe.optimizer,
@@ -191,7 +193,7 @@ def plan_run(
     if shards is not None:
         return Plan(recipe, out, engine, store, _Reading.of(recipe, shards))
     # The tokenizer of built-in text is trained later. Its size is known, and any mask id will do here.
-    _config(recipe, recipe.data.builtin_vocabulary, mask_id=0)
+    _objective(recipe, _config(recipe, recipe.data.builtin_vocabulary, mask_id=0))
     return Plan(recipe, out, engine, store, None)
 
 
@@ -275,6 +277,11 @@ def _network(
 def _config(recipe: Recipe, vocab_size: int, mask_id: int) -> LanguageModelConfig:
     """What the checkpoints of a run are released with."""
     return LanguageModelConfig(network=_shape(recipe, vocab_size), method=recipe.method, mask_id=mask_id)
+
+
+def _objective(recipe: Recipe, config: LanguageModelConfig) -> Objective:
+    """What a run is trained with; options that do not fit together are refused."""
+    return recipe.method.objective(recipe.objective, config.frame)
 
 
 def _shape(recipe: Recipe, vocab_size: int) -> TransformerConfig:

@@ -98,7 +98,7 @@ _PREVIOUS_TOKEN = {"method": {"kind": "block_diffusion", "previous_token": True}
 
 # The best of the ways to train blocks in docs/results.md, in uniform order and in those that lean: from a
 # model that was autoregressive for a quarter of the steps, two complementary copies of masks by count with
-# weight 1 for every hidden token, four times the next-token loss, the token before hidden ones shown, tied
+# weight 1 for every masked token, four times the next-token loss, the token before masked ones shown, tied
 # embeddings in both stages, texts in an order that leans to the left. Compared at 33 M tokens.
 _TIED = {"network": {"tied": True}}
 _RECOMMENDED = merge(
@@ -343,7 +343,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "demo": Preset(
             "autoregressive, then block diffusion from it by counts, a next-token loss and the token before "
-            "hidden ones shown, written in an order that leans to the left; built-in corpus",
+            "masked ones shown, written in an order that leans to the left; built-in corpus",
             (
                 Stage("ar", merge(_DEMO, _steps(420), _AR)),
                 Stage(
@@ -408,7 +408,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     | {
         "box": Preset(
             "small enough to be shipped: autoregressive, then blocks of 4 from it, a next-token loss "
-            "and the token before hidden ones shown; written in an order that leans to the left",
+            "and the token before masked ones shown; written in an order that leans to the left",
             (
                 Stage("ar", merge(_BOX, _steps(1500), _AR)),
                 Stage(

@@ -16,7 +16,7 @@ import yaml
 
 from bd3lm.kinds import plain, plugins_of, spelt_out
 from bd3lm.methods import Frame, Method, Training
-from bd3lm.parsing import hints_of, parse, raise_problems, types_of
+from bd3lm.parsing import hints_of, raise_problems, types_of, with_plugins
 from bd3lm.training import OptimizerSettings, TrainSettings
 
 BUILTIN = "builtin"
@@ -152,7 +152,7 @@ class Recipe:
 
     def _conflicts(self) -> Iterator[str]:
         method, training = self.method, self.objective
-        if not isinstance(training, method.Training):
+        if type(training) is not method.Training:
             needed = method.Training.__name__
             yield f"objective must be a {needed} for method.kind {method.kind}, got {training}"
             return
@@ -184,7 +184,7 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
 
 def recipe_from_dict(data: Mapping[str, Any], *, where: str) -> Recipe:
     """A recipe from plain values; one ValueError says all that is wrong."""
-    return parse(Recipe, data, where=where)
+    return with_plugins(Recipe, data, where=where)
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,11 +231,15 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
             text = rest.pop(0)
         target = overrides
         path = name.replace("-", "_").split(".")
+        if path[0] == "plugins":
+            raise ValueError(f"--{name} is not for flags: a run writes it; to load a plugin give --plugin")
         *parents, leaf = path
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
                 raise ValueError(f"--{name} sets a part of something that another flag sets whole")
+        if isinstance(target.get(leaf), dict):
+            raise ValueError(f"--{name} sets whole something of which another flag sets a part")
         try:
             target[leaf] = _flag_value(text, _types_at(path) or _types_at(path[1:]))  # after a stage's name
         except ValueError as error:

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,9 @@ class Pass:
 
 class UnmaskingRule(Kinded, ABC, family="unmasking rule"):
     """Which masked tokens of a block each pass reveals: a `Planned` rule, or an `Adaptive` one."""
+
+    can_lean: ClassVar[bool] = False
+    """Whether its order can lean to the left, so that a model that leans may be written with it."""
 
 
 class Planned(UnmaskingRule):
@@ -83,6 +87,8 @@ class FirstHitting(Planned):
     """
 
     kind = "first_hitting"
+
+    can_lean = True
 
     tokens_per_pass: int = 1
     lean: float = 0.0

@@ -17,7 +17,6 @@ from bd3lm.commands.shared.subjects import Subject
 from bd3lm.commands.shared.writing import settings_record
 from bd3lm.commands.variance import Variance, measurable_rules, measure_variances
 from bd3lm.data import Tokenizer
-from bd3lm.diffusion import Counts
 from bd3lm.evaluation import corpus_likelihood
 from bd3lm.lm import Generation, Settings, build_estimator
 from bd3lm.methods import Method
@@ -53,8 +52,7 @@ def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
     ]
     measured = max((record["result"]["sequences"] for record in of_held_out), default=0)
     config = subject.model.config
-    masks_by_rule = config.method.judging(Counts(), config.frame) is not None
-    wants_variance = masks_by_rule and not kept(subject, "variance")
+    wants_variance = config.method.masks_by_rule and not kept(subject, "variance")
     try:
         sequences = _held_out_sequences(subject)
         if measured >= sequences and not wants_variance:

@@ -11,7 +11,6 @@ import bd3lm
 from bd3lm.commands.report.reproduction import repeatable
 from bd3lm.commands.shared.records import kept
 from bd3lm.commands.shared.subjects import Subject
-from bd3lm.diffusion import Counts
 from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME
 from bd3lm.lm import LanguageModel
 from bd3lm.reports import KINDS, MARKDOWN, PAGE, Report, Run
@@ -167,7 +166,7 @@ def shown(recipe: Recipe, model: LanguageModel) -> dict[str, Any]:
     return {
         "validation_is_exact": method.validation(recipe.objective, frame).is_exact(model.network),
         "has_likelihood": method.no_likelihood is None,
-        "masks_by_rule": method.judging(Counts(), frame) is not None,
+        "masks_by_rule": method.masks_by_rule,
         "writes_in_order": method.piece(context) == 1,
         "writes_blocks": method.has_order,
         "uncovers": method.uncovers,

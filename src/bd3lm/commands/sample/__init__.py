@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -72,8 +72,8 @@ class Sample(Command):
     batch: int = 32
     """Texts written side by side. It changes speed and memory, not the texts."""
     steps: StepsFlag = None
-    projection: Literal["sampling", "greedy", "multi_hot"] = "sampling"
-    """How SSD-LM makes almost one-hot vectors of what its network says."""
+    projection: Annotated[str, named("KIND")] = "sampling"
+    """How SSD-LM makes almost one-hot vectors of what its network says: sampling, greedy or multi_hot."""
     remask: OptionalFloat = None
     """With --steps: ReMDM's eta in [0, 1], the share of the tokens it may mask again that it does."""
     lean: LeanFlag = None

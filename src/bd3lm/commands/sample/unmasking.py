@@ -1,6 +1,7 @@
 """The order in which `bd3lm sample` reveals tokens: from its flags to a rule."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bd3lm.parsing import did_you_mean, parse
@@ -34,7 +35,11 @@ def check_ways(flags: "Sample") -> None:
 def how_to_unmask(flags: "Sample", method: "Method") -> dict[str, Any]:
     """The settings that the flags ask for: an unmasking rule, or steps of the method's own."""
     if flags.unmasking:
-        return {"unmasking": named_rule(flags.unmasking, UnmaskingRule.members())}
+        rule = named_rule(flags.unmasking, UnmaskingRule.members())
+        says_lean = any(word.startswith("lean=") for word in flags.unmasking)
+        return {
+            "unmasking": rule if says_lean or not rule.can_lean else replace(rule, lean=method.order_lean)
+        }
     if flags.remask is not None and flags.steps is not None:
         return {"unmasking": Remasking(steps=flags.steps, eta=flags.remask)}
     if flags.confidence is not None:
