@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bd3lm.bench import Timing, attention, sampling, training
+from bd3lm.bench import Timing, attention, forward, sampling, training
 
 
 @pytest.fixture
@@ -16,6 +16,6 @@ def timed(monkeypatch) -> list[Callable[[], object]]:
         calls.append(call)
         return Timing((1.0,) * repeats, None)
 
-    for module in (attention, sampling, training):
+    for module in (attention, forward, sampling, training):
         monkeypatch.setattr(module, "time_calls", remember)
     return calls

@@ -13,7 +13,12 @@ import bd3lm
 from bd3lm.bench import AttentionCase, Kernel, Profile, SamplingCase, Shape, Timing, TrainingCase
 from bd3lm.cli import main
 from bd3lm.commands.bench import timing
-from bd3lm.commands.bench.timing import bench_attention, bench_sampling, bench_training
+from bd3lm.commands.bench.timing import (
+    bench_attention,
+    bench_forward,
+    bench_sampling,
+    bench_training,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SHAPE = {"hidden": 16, "heads": 2, "context": 8}
@@ -35,7 +40,7 @@ def measured(monkeypatch) -> list:
         n = float(len(cases))
         return Timing((n, n + 0.5, n - 0.5), 2**31 if device.type == "cuda" else None)
 
-    for name in ("measure_training", "measure_sampling", "measure_attention"):
+    for name in ("measure_training", "measure_forward", "measure_sampling", "measure_attention"):
         monkeypatch.setattr(timing, name, measure)
     monkeypatch.setattr(timing, "matrix_rate", lambda device: 1e9)
     return cases
@@ -203,6 +208,7 @@ def test_the_columns_are_explained(measured, console, monkeypatch):
         (bench_training, TrainingCase(compile=False), ["eager", "dense"], 1, "dense is left out: on"),
         (bench_training, TrainingCase(compile=True), ["eager", "dense"], 2, None),
         (bench_attention, AttentionCase(), ["auto", "dense"], 2, "same computation as auto."),
+        (bench_forward, TrainingCase(), None, 2, "dense is left out: on this device it is the same"),
         (bench_attention, AttentionCase(shape=Shape(method="ar")), ["auto", "dense"], 4, None),
     ],
 )
@@ -357,8 +363,42 @@ def test_the_command_times_attention(capsys):
 
 
 @pytest.mark.parametrize(
+    ("method", "variants"),
+    [("bd3lm", ["single-pass", "two-pass"]), ("ar", ["single-pass", "dense"])],
+)
+def test_the_command_times_forward_passes(capsys, tmp_path, method, variants):
+    out = tmp_path / "bench.jsonl"
+    given = words(**SHAPE, **NETWORK, method=method, batch=2, repeats=2, device="cpu", out=out)
+    assert main(["bench", "forward", *given]) == 0
+    kept = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert [(each["bench"], each["variant"], each["repeats"]) for each in kept] == [
+        ("forward", variant, 2) for variant in variants
+    ]
+    assert "Forward pass, " in capsys.readouterr().out
+
+
+def test_forward_passes_on_a_gpu_are_the_papers(measured, console, monkeypatch):
+    """One pass against two, and against the same with a dense mask, 16 texts of 1,024 tokens."""
+    on_a("Some GPU", monkeypatch)
+    bench_forward(TrainingCase(batch=16), device=CUDA, console=console)
+    assert [(each.algorithm, each.attention) for each in measured] == [
+        ("single_pass", "auto"),
+        ("two_pass", "auto"),
+        ("single_pass", "dense"),
+    ]
+    assert cells(console)["dense"][:4] == ["3000.00", "2500.00, 3500.00", "5,461", "x 3.00"]
+
+
+@pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
+        ("forward", ["--variants", "eager"], "must be among single-pass, two-pass, dense, got 'eager'"),
+        ("forward", ["--repeats", "0"], "repeats at least 1, got 3 and 0"),
+        (
+            "forward",
+            ["--method", "mdlm", "--variants", "two-pass"],
+            "variants of MDLM must be among single-pass, dense, got 'two-pass'",
+        ),
         (
             "train",
             ["--variants", "faster"],
@@ -404,7 +444,12 @@ def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, kind, options, mes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(timing, "matrix_rate", lambda device: 1e9)
     network = {} if kind == "attention" else NETWORK
-    default = {"train": "eager", "sample": "cached", "attention": "dense"}[kind]
+    default = {
+        "train": "eager",
+        "forward": "single-pass",
+        "sample": "cached",
+        "attention": "dense",
+    }[kind]
     given = words(**SHAPE, **network, device="cpu")
     if "--variants" not in options:
         given += ["--variants", default]

@@ -12,8 +12,8 @@ from bd3lm.data import load_tokenizer
 from bd3lm.interop import load
 from tests.commands import fails
 from tests.data_room.documents import contents
-from tests.interop.small import CONTEXT, small_model
-from tests.interop.test_lightning import checkpoint
+from tests.interop.small import CONTEXT, VOCABULARY, small_model
+from tests.interop.test_lightning import checkpoint, omegaconf
 from tests.lm import BYTES, of_bytes
 
 PARITY = Path(__file__).parents[1] / "data" / "parity"
@@ -23,8 +23,10 @@ PARITY = Path(__file__).parents[1] / "data" / "parity"
 def convert(tmp_path, capsys):
     """Converts a checkpoint into a new folder; returns its config, or what was said on failure."""
 
-    def run(*words, **network):
-        torch.save(checkpoint(small_model(**network)[0]), tmp_path / "model.ckpt")
+    def run(*words, said=None, **network):
+        with omegaconf() as wrapped:
+            more = {} if said is None else {"hyper_parameters": {"config": wrapped(said)}}
+            torch.save(checkpoint(small_model(**network)[0], **more), tmp_path / "model.ckpt")
         out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
         command = ["convert", str(tmp_path / "model.ckpt"), str(out), "--context", str(CONTEXT), *words]
         failed = main(command)
@@ -36,20 +38,36 @@ def convert(tmp_path, capsys):
 
 
 def test_a_ckpt_with_a_noise_embedding_needs_to_be_told_what_it_is_fed(convert):
-    assert "--time-conditioning or --no-time-conditioning" in convert(adaln=True)
-    assert convert("--time-conditioning", adaln=True)["network"]["time_conditioning"] is True
-    assert convert("--no-time-conditioning", adaln=True)["network"]["time_conditioning"] is False
-    assert convert()["network"]["time_conditioning"] is False
+    size = ("--block-size", "4")
+    assert "--time-conditioning or --no-time-conditioning" in convert(*size, adaln=True)
+    assert convert(*size, "--time-conditioning", adaln=True)["network"]["time_conditioning"] is True
+    assert convert(*size, "--no-time-conditioning", adaln=True)["network"]["time_conditioning"] is False
+    assert convert(*size)["network"]["time_conditioning"] is False
     assert "must not both be given" in convert("--time-conditioning", "--no-time-conditioning", adaln=True)
 
 
 def test_a_causal_ckpt_has_no_block_size(convert):
     assert convert("--causal")["method"]["kind"] == "autoregressive"
     assert convert("--block-size", "4")["method"]["block_size"] == 4
-    assert convert()["method"]["block_size"] == CONTEXT
-    said = "either block_size must be given (the context for MDLM) or causal=True"
+    said = "only one of block_size (the context for MDLM), causal=True (autoregressive) and sedd=True"
     assert said in convert("--causal", "--block-size", "4")
     assert "block_size must" in convert("--block-size", "0")
+
+
+def test_a_ckpt_is_never_guessed_to_be_mdlm_or_sedd(convert):
+    assert "with --block-size (the context for MDLM), --causal or --sedd" in convert()
+    assert convert("--sedd")["method"]["kind"] == "score_entropy"
+    mdlm = convert(said={"parameterization": "subs"})["method"]
+    assert (mdlm["kind"], mdlm["block_size"]) == ("block_diffusion", CONTEXT)
+    assert convert(said={"algo": {"parameterization": "sedd"}})["method"]["kind"] == "score_entropy"
+    assert "parameterization 'sedd', got 'ar'" in convert("--causal", said={"parameterization": "sedd"})
+    assert "sedd or ar, which can be read, got 'd3pm'" in convert(said={"parameterization": "d3pm"})
+
+
+def test_the_mask_of_a_ckpt_may_be_named(convert):
+    assert convert("--sedd")["mask_id"] == VOCABULARY - 1
+    assert convert("--sedd", "--mask-id", "4")["mask_id"] == 4
+    assert f"mask_id must lie in 0..{VOCABULARY - 1}" in convert("--sedd", "--mask-id", "99")
 
 
 def test_facts_of_a_ckpt_are_not_for_folders_and_one_is_needed(tmp_path, capsys):

@@ -169,20 +169,24 @@ def test_lines_without_a_title_are_one_article(lines: list[str]) -> None:
 class Hub:
     """Stands for `load_dataset` and `HfApi`, and keeps what it was asked."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, rows: int = 10) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, rows: int = 10, files: Sequence[str] = (), field: str = "text"
+    ) -> None:
         self.loaded: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.revisions: list[str | None] = []
-        self.rows = rows
+        self.rows, self.files, self.field = rows, files, field
         monkeypatch.setattr(datasets, "load_dataset", self.load)
         monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=self.info))
 
     def info(self, repo: str, revision: str | None) -> SimpleNamespace:
         self.revisions.append(revision)
-        return SimpleNamespace(sha="c0ffee")
+        return SimpleNamespace(
+            sha="c0ffee", siblings=[SimpleNamespace(rfilename=file) for file in self.files]
+        )
 
     def load(self, *arguments: Any, **options: Any) -> Any:
         self.loaded.append((arguments, options))
-        rows = datasets.Dataset.from_dict({"text": [f"row {i}" for i in range(self.rows)]})
+        rows = datasets.Dataset.from_dict({self.field: [f"row {i}" for i in range(self.rows)]})
         streamed = rows.to_iterable_dataset()
         split = datasets.SplitInfo(name=options["split"], num_examples=self.rows)
         streamed.info.splits = datasets.SplitDict({options["split"]: split})
@@ -190,7 +194,7 @@ class Hub:
 
 
 def test_a_script_is_read_from_its_converted_revision(monkeypatch: pytest.MonkeyPatch) -> None:
-    imitation = Hub(monkeypatch)
+    imitation = Hub(monkeypatch, files=["plain_text/train/0000.parquet", "plain_text/test/0000.parquet"])
     corpus = NamedCorpus("lm1b")
     assert len(list(corpus.documents("valid"))) == 10
     (arguments, options), *_ = imitation.loaded
@@ -198,6 +202,50 @@ def test_a_script_is_read_from_its_converted_revision(monkeypatch: pytest.Monkey
     pattern = "hf://datasets/billion-word-benchmark/lm1b@c0ffee/plain_text/test/*.parquet"
     assert options == {"data_files": {"test": pattern}, "split": "test", "streaming": True}
     assert imitation.revisions == ["refs/convert/parquet"]
+
+
+# The files of the hub's conversions: arXiv, whose train is above 5 GB, has all its splits in partial folders.
+CONVERSIONS = {
+    "lm1b": ["plain_text/train/0000.parquet", "plain_text/test/0000.parquet"],
+    "ptb": [f"penn_treebank/{split}/0000.parquet" for split in ("train", "validation", "test")],
+    "pubmed": [
+        f"{config}{split}/0000.parquet"
+        for config in ("arxiv/partial-", "pubmed/")
+        for split in ("train", "validation", "test")
+    ],
+}
+CONVERSIONS["arxiv"] = CONVERSIONS["pubmed"]
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.script])
+def test_every_split_of_a_conversion_is_found_whole_or_partial(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imitation = Hub(monkeypatch, files=[".gitattributes", *CONVERSIONS[name]], field=RECIPES[name].field)
+    corpus = NamedCorpus(name)
+    for split in corpus.splits:
+        assert len(list(corpus.documents(split))) == 10
+    for theirs, (_, options) in zip(RECIPES[name].splits.values(), imitation.loaded, strict=True):
+        where, pattern = options["data_files"][theirs].split("@c0ffee/")
+        assert where == f"hf://datasets/{RECIPES[name].repo}"
+        assert pattern.replace("*", "0000") in CONVERSIONS[name]
+        assert ("partial-" in pattern) == (name == "arxiv")
+
+
+def test_a_whole_split_goes_before_a_partial_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ["plain_text/partial-test/0000.parquet", "plain_text/test/0000.parquet"]
+    imitation = Hub(monkeypatch, files=files)
+    list(NamedCorpus("lm1b").documents("test"))
+    assert imitation.loaded[0][1]["data_files"]["test"].endswith("/plain_text/test/*.parquet")
+
+
+def test_a_conversion_without_the_split_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    Hub(monkeypatch, files=["plain_text/train/0000.parquet", "plain_text/test/index.duckdb"])
+    message = (
+        "holds no parquet files in plain_text/test or plain_text/partial-test, only in plain_text/train$"
+    )
+    with pytest.raises(FileNotFoundError, match=message):
+        list(NamedCorpus("lm1b").documents("test"))
 
 
 def test_others_are_read_at_the_commit_of_their_main_revision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +271,9 @@ def test_the_commit_is_in_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> No
     imitation = Hub(monkeypatch)
     first = NamedCorpus("lm1b").fingerprint
     assert NamedCorpus("lm1b").fingerprint == first
-    imitation.info = lambda repo, revision: SimpleNamespace(sha="another")  # type: ignore[method-assign]
+    imitation.info = lambda repo, revision: SimpleNamespace(  # type: ignore[method-assign]
+        sha="another", siblings=None
+    )
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=imitation.info))
     assert NamedCorpus("lm1b").fingerprint != first
 

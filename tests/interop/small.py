@@ -16,14 +16,14 @@ def small_model(
     seed: int = 0, *, causal: bool = False, block_size: int = BLOCK, **network: Any
 ) -> tuple[Transformer, LanguageModelConfig]:
     shape = {"layers": 2, "hidden": 16, "heads": 2, "conditioning_dim": 8} | network
-    config = TransformerConfig(vocab_size=VOCABULARY, context=CONTEXT, **shape)
+    config = TransformerConfig(**{"vocab_size": VOCABULARY, "context": CONTEXT, **shape})
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
     method = AutoregressiveMethod() if causal else BlockDiffusionMethod(block_size=block_size)
-    return model, LanguageModelConfig(network=config, method=method, mask_id=VOCABULARY - 1)
+    return model, LanguageModelConfig(network=config, method=method, mask_id=config.vocab_size - 1)
 
 
 def assert_same(model: Transformer, other: Transformer) -> None:

@@ -1,6 +1,7 @@
 """Lightning checkpoints: what they hold is found, and nothing they ask for is done."""
 
 import builtins
+import math
 import os
 import pickle
 import shutil
@@ -9,6 +10,7 @@ import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from bd3lm.diffusion import conditioning_noise, sedd
 from bd3lm.interop import LightningFacts, load
 from bd3lm.interop.lightning import read
 from bd3lm.interop.reference import to_reference_state
-from bd3lm.methods import AutoregressiveMethod, BlockDiffusionMethod
-from bd3lm.models import Transformer
-from tests.interop.small import CONTEXT, assert_same, small_model
+from bd3lm.methods import AutoregressiveMethod, BlockDiffusionMethod, ScoreEntropyMethod
+from bd3lm.models import Bidirectional, Transformer
+from tests.interop.small import CONTEXT, VOCABULARY, assert_same, small_model
 
 FACTS = LightningFacts(context=CONTEXT, block_size=4, time_conditioning=False)
 
@@ -77,6 +80,140 @@ def hyper_parameters() -> Iterator[Any]:
     sys.modules[module.__name__] = module
     yield {"config": Node({"a": [Node(1), Node("b")]}), "flag": Flag(2), "type": Node, "any": Any}
     sys.modules.pop(module.__name__, None)
+
+
+@contextmanager
+def omegaconf() -> Iterator[Callable[[Any], Any]]:
+    """Wraps plain values in objects with the state that omegaconf's have, of a module that then goes away."""
+    module = types.ModuleType("made_up_omegaconf")
+
+    class DictConfig:
+        def __init__(self, values: dict[str, Any]) -> None:
+            self._metadata, self._parent = AnyNode(None), None
+            self._content = {name: wrapped(value) for name, value in values.items()}
+            for child in self._content.values():
+                child._parent = self
+
+    class AnyNode:
+        def __init__(self, value: Any) -> None:
+            self._parent: Any = None
+            self._val = value
+
+    def wrapped(value: Any) -> Any:
+        return DictConfig(value) if isinstance(value, dict) else AnyNode(value)
+
+    for kind in (DictConfig, AnyNode):
+        kind.__module__, kind.__qualname__ = module.__name__, kind.__name__
+        setattr(module, kind.__name__, kind)
+    sys.modules[module.__name__] = module
+    yield wrapped
+    del sys.modules[module.__name__]
+
+
+BD3LM = {"algo": {"name": "bd3lm", "parameterization": "subs", "cross_attn": True}}
+
+
+class TestMethod:
+    """What the hyper-parameters say goes, and where they say nothing somebody must."""
+
+    @pytest.fixture
+    def method(self, file: Path) -> Callable[..., Any]:
+        def found(config: dict[str, Any] | None, *, adaln: bool = False, **facts: Any) -> Any:
+            with omegaconf() as wrapped:
+                more = {} if config is None else {"hyper_parameters": {"config": wrapped(config)}}
+                torch.save(checkpoint(small_model(adaln=adaln)[0], **more), file)
+            return load(file, lightning=LightningFacts(context=CONTEXT, **facts))[1].method
+
+        return found
+
+    @pytest.mark.parametrize(
+        ("config", "expected"),
+        [
+            ({"parameterization": "subs"}, BlockDiffusionMethod(block_size=CONTEXT)),  # MDLM's own code
+            ({"algo": {"parameterization": "subs"}}, BlockDiffusionMethod(block_size=CONTEXT)),
+            (
+                {"algo": {"parameterization": "subs"}, "block_size": 4},
+                BlockDiffusionMethod(block_size=CONTEXT),
+            ),
+            (BD3LM | {"block_size": 4}, BlockDiffusionMethod(block_size=4)),
+            (BD3LM | {"block_size": "${model.length}"}, BlockDiffusionMethod(block_size=CONTEXT)),
+            ({"parameterization": "sedd"}, ScoreEntropyMethod()),
+            ({"algo": {"parameterization": "sedd"}, "parameterization": "subs"}, ScoreEntropyMethod()),
+            ({"algo": {"parameterization": "ar"}}, AutoregressiveMethod()),
+        ],
+    )
+    def test_it_is_what_the_file_says(
+        self, method: Callable[..., Any], config: dict[str, Any], expected: object
+    ) -> None:
+        assert method(config) == expected
+
+    @pytest.mark.parametrize(
+        ("facts", "expected"),
+        [
+            ({"sedd": True}, ScoreEntropyMethod()),
+            ({"causal": True}, AutoregressiveMethod()),
+            ({"block_size": 4}, BlockDiffusionMethod(block_size=4)),
+        ],
+    )
+    @pytest.mark.parametrize("config", [None, {}, {"parameterization": "${algo.parameterization}"}])
+    def test_where_the_file_says_nothing_it_must_be_given(
+        self,
+        method: Callable[..., Any],
+        config: dict[str, Any] | None,
+        facts: dict[str, Any],
+        expected: object,
+    ) -> None:
+        assert method(config, **facts) == expected
+        with pytest.raises(ValueError, match=r"the method must be given for .*model\.ckpt, whose hyper-par"):
+            method(config)
+
+    def test_what_is_given_must_agree(self, method: Callable[..., Any]) -> None:
+        assert method({"parameterization": "sedd"}, sedd=True) == ScoreEntropyMethod()
+        assert method(BD3LM, block_size=8) == BlockDiffusionMethod(block_size=8)
+        for config, facts in (
+            ({"parameterization": "sedd"}, {"block_size": CONTEXT}),
+            ({"parameterization": "subs"}, {"sedd": True}),
+            ({"parameterization": "ar"}, {"sedd": True}),
+        ):
+            with pytest.raises(ValueError, match=f"parameterization '{config['parameterization']}', got"):
+                method(config, **facts)
+
+    def test_what_cannot_be_read_is_refused_by_name(self, method: Callable[..., Any]) -> None:
+        for facts in ({}, {"block_size": CONTEXT}):
+            with pytest.raises(ValueError, match=r"subs .*, sedd or ar, which can be read, got 'd3pm'"):
+                method({"parameterization": "d3pm"}, **facts)
+        with pytest.raises(ValueError, match=r"block_size must be given for .*, a block diffusion model"):
+            method(BD3LM | {"block_size": "${blocks}"})
+
+    def test_sedd_is_told_the_noise_where_its_network_can_be(
+        self, method: Callable[..., Any], file: Path
+    ) -> None:
+        for adaln in (False, True):
+            method({"parameterization": "sedd"}, adaln=adaln)
+            network, config = load(file, lightning=LightningFacts(context=CONTEXT))
+            assert network.uses_noise == config.network.time_conditioning == adaln
+
+    def test_the_scores_are_the_references(self, method: Callable[..., Any], file: Path) -> None:
+        """log s = f(x, σ) − log(e^σ − 1) − log(V − 1), and 0 at the token itself; σ = −log α."""
+        method({"parameterization": "sedd"}, adaln=True)
+        network, config = load(file, lightning=LightningFacts(context=CONTEXT))
+        mask, alpha = config.mask_id, torch.tensor([[0.3]])
+        tokens = torch.arange(CONTEXT).remainder(mask)[None]
+        tokens[:, ::2] = mask
+        sigma = conditioning_noise(1.0 - alpha).squeeze(1)
+        assert sigma.item() == pytest.approx(-math.log(0.3))
+        with torch.no_grad():
+            logits = network.head(network(tokens, layout=Bidirectional(CONTEXT), noise=sigma))
+        theirs = logits - torch.expm1(sigma).log() - math.log(VOCABULARY - 1)
+        theirs = theirs.scatter(-1, tokens[..., None], 0.0)
+        torch.testing.assert_close(sedd(logits, tokens, alpha), theirs)
+
+    def test_the_mask_of_bert_is_not_the_last_token(self, file: Path) -> None:
+        model, _ = small_model(vocab_size=30_522, layers=1)
+        torch.save(checkpoint(model), file)
+        with pytest.raises(ValueError, match=r"mask_id must be given for .*: 103 for bert-base-uncased"):
+            load(file, lightning=LightningFacts(context=CONTEXT, sedd=True))
+        assert load(file, lightning=LightningFacts(context=CONTEXT, sedd=True, mask_id=103))[1].mask_id == 103
 
 
 class TestWeights:
@@ -225,9 +362,12 @@ class TestFacts:
         torch.save(checkpoint(small_model()[0]), file)
         assert not load(file, lightning=facts)[0].uses_noise
 
-    @pytest.mark.parametrize("arguments", [{}, {"block_size": 4, "causal": True}])
+    @pytest.mark.parametrize(
+        "arguments",
+        [{"block_size": 4, "causal": True}, {"block_size": 4, "sedd": True}, {"causal": True, "sedd": True}],
+    )
     def test_the_method_is_named_once(self, arguments: dict[str, Any]) -> None:
-        with pytest.raises(ValueError, match=r"either block_size must be given .* or causal=True"):
+        with pytest.raises(ValueError, match=r"only one of block_size .* may be given, got"):
             LightningFacts(context=CONTEXT, **arguments)
 
     def test_bad_values(self, file: Path) -> None:

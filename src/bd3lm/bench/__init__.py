@@ -1,6 +1,7 @@
-"""What `bd3lm bench` times: training steps, sampling and attention, each variant beside its baseline."""
+"""What `bd3lm bench` times: training, forward passes, sampling and attention, each beside a baseline."""
 
 from bd3lm.bench.attention import AttentionCase, measure_attention
+from bd3lm.bench.forward import measure_forward
 from bd3lm.bench.profile import Kernel, Profile
 from bd3lm.bench.records import device_name, timing_record, training_record
 from bd3lm.bench.sampling import SamplingCase, measure_sampling
@@ -20,6 +21,7 @@ __all__ = [
     "device_name",
     "matrix_rate",
     "measure_attention",
+    "measure_forward",
     "measure_sampling",
     "measure_training",
     "timing_record",

@@ -59,11 +59,16 @@ class _RandomTokens:
 
     def __init__(self, rows: int, shape: Shape) -> None:
         self.context = shape.context
-        generator = torch.Generator().manual_seed(0)
-        self._tokens = torch.randint(0, shape.vocabulary - 1, (rows, shape.context), generator=generator)
+        self._tokens = random_tokens(rows, shape)
 
     def batch(self, step: int, rows: slice | None = None) -> Tensor:
         return self._tokens[rows or slice(None)]
+
+
+def random_tokens(rows: int, shape: Shape) -> Tensor:
+    """Tokens (rows, context) of every kind but the mask, always the same ones."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, shape.vocabulary - 1, (rows, shape.context), generator=generator)
 
 
 def measure_training(

@@ -22,9 +22,14 @@ class Convert(Command):
     context: OptionalInt = None
     """Context length; a .ckpt file does not say, so give it there."""
     block_size: OptionalInt = None
-    """Block size, for a .ckpt of a block diffusion model; by default one block (MDLM)."""
+    """Block size, for a .ckpt of a block diffusion model; that of the context for MDLM. This and the next two
+    are needed only where the file does not say its method."""
     causal: bool = False
     """Whether a .ckpt is of an autoregressive model."""
+    sedd: bool = False
+    """Whether a .ckpt is of SEDD, whose tensors are as MDLM's."""
+    mask_id: OptionalInt = None
+    """The mask of a .ckpt's vocabulary; by default the last id. 103 for bert-base-uncased."""
     time_conditioning: Annotated[bool, FlagCreatePairsOff] = False
     """The network of a .ckpt is told the noise level. A file with a noise embedding (sigma_map) does not say
     so: give this flag or the next."""
@@ -51,18 +56,30 @@ class Convert(Command):
                 raise ValueError("--context must be given for a .ckpt, which does not say it")
             lightning = interop.LightningFacts(
                 context=self.context,
-                block_size=self.context if self.block_size is None and not self.causal else self.block_size,
+                block_size=self.block_size,
                 causal=self.causal,
+                sedd=self.sedd,
+                mask_id=self.mask_id,
                 time_conditioning=self._is_told_the_noise(),
                 weights=self.weights,
             )
-        elif self.causal or any(
-            given is not None
-            for given in (self.context, self.block_size, self._is_told_the_noise(), self.weights)
+        elif (
+            self.causal
+            or self.sedd
+            or any(
+                given is not None
+                for given in (
+                    self.context,
+                    self.block_size,
+                    self.mask_id,
+                    self._is_told_the_noise(),
+                    self.weights,
+                )
+            )
         ):
             raise ValueError(
-                "--context, --block-size, --causal, --[no-]time-conditioning and --weights are for a .ckpt "
-                f"file, got {self.source}"
+                "--context, --block-size, --causal, --sedd, --mask-id, --[no-]time-conditioning and "
+                f"--weights are for a .ckpt file, got {self.source}"
             )
         check_out_folder(self.out)
         path = interop.resolve(one_model(self.source))

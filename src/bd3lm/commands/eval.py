@@ -40,6 +40,9 @@ class Likelihoods(Command):
     split: Annotated[str | None, named("SPLIT")] = None
     """Of the data; by default valid, else test, else all there is."""
     field: FieldFlag = None
+    bos_eos: bool = False
+    """Put BOS and EOS at the ends of each sequence, for models trained so that came without their run, as the
+    paper's for LM1B. A run knows how it was trained."""
     sequences: OptionalInt = None
     """Measure only this many, from the beginning."""
     seed: int = 0
@@ -126,6 +129,7 @@ def measure_perplexity(
         split=flags.split,
         field=flags.field,
         eos_between_documents=eos_between_documents,
+        bos_eos=flags.bos_eos,
         limit=flags.sequences,
     ) as text:
         screen = console or Console(stderr=True)

@@ -1,8 +1,18 @@
 """The corpora of the paper by name, through Hugging Face `datasets`, read as their papers read them.
 
 `datasets` runs no scripts any more, so a data set whose main revision is a script is read from the parquet
-files that the hub makes of it (revision refs/convert/parquet, where they lie under configuration/split/). All
-are streamed, and pinned to a commit, which the fingerprint holds.
+files that the hub makes of it (revision refs/convert/parquet). They lie under configuration/split/, or under
+configuration/partial-split/ for all splits of a configuration of which one is larger than the hub converts
+(5 GB). All are streamed, and pinned to a commit, which the fingerprint holds.
+
+What the hub's pages and public code that reads it say of the files, looked up in 2026:
+
+- lm1b, ptb: plain_text/{train,test}/ and penn_treebank/{train,validation,test}/ of the converted revision.
+- pubmed: not partial, its splits being below 5 GB. arxiv: arxiv/partial-{train,validation,test}/ (renamed so
+  by the commit 80db6a9 of that revision), so validation and test are whole and **train ends after 5 GB**.
+- openwebtext: plain_text/train-*-of-00080.parquet on main, which was a script until late in 2025. Its
+  converted revision is partial and must not be read: that would be the first 5 GB of 40.
+- wikitext103, ag_news, lambada: parquet on main (wikitext-103-raw-v1/, data/, default/test/).
 
 **Untested against the hub**: these loaders are tested on small local files of the same schemas. To read a
 copy of your own, give its `folder` of parquet files, named or foldered by split; it goes the same way.
@@ -26,6 +36,7 @@ from bd3lm.io.hub import hub_reason
 
 _READING = 1  # to be raised when the code below makes other documents from the same rows and recipe
 CONVERTED = "refs/convert/parquet"
+PARTIAL = "partial-"
 _THREE = {"train": "train", "valid": "validation", "test": "test"}
 
 
@@ -175,7 +186,7 @@ class NamedCorpus(Corpus):
         if self._folder is not None:
             where = {"data_files": {theirs: [str(file) for file in self._local_files(theirs)]}}
         elif recipe.script:
-            folder = f"hf://datasets/{recipe.repo}@{self._commit}/{recipe.config}/{theirs}"
+            folder = f"hf://datasets/{recipe.repo}@{self._commit}/{self._converted(theirs)}"
             where = {"data_files": {theirs: f"{folder}/*.parquet"}}
         else:
             what, where = (recipe.repo, recipe.config), {"revision": self._commit}
@@ -198,19 +209,40 @@ class NamedCorpus(Corpus):
             raise FileNotFoundError(f"{self._folder} holds no parquet file whose name says {theirs}")
         return by_split[ours]
 
-    @cached_property
+    def _converted(self, theirs: str) -> str:
+        """The folder of a split in the converted revision, whole or partial."""
+        recipe = self._recipe
+        tried = [f"{recipe.config}/{theirs}", f"{recipe.config}/{PARTIAL}{theirs}"]
+        _, files = self._state
+        folders = {file.rpartition("/")[0] for file in files if file.endswith(".parquet")}
+        for folder in tried:
+            if folder in folders:
+                return folder
+        raise FileNotFoundError(
+            f"corpus {self.name!r} could not be read from {recipe.repo} on the Hugging Face hub: {CONVERTED} "
+            f"holds no parquet files in {' or '.join(tried)}, only in {', '.join(sorted(folders)) or 'none'}"
+        )
+
+    @property
     def _commit(self) -> str:
-        """The commit the revision stands for now, so that one preparation reads one state of the data set."""
+        return self._state[0]
+
+    @cached_property
+    def _state(self) -> tuple[str, tuple[str, ...]]:
+        """The commit the revision stands for now, and the paths of its files.
+
+        Asked for once, so that one preparation reads one state of the data set.
+        """
         from huggingface_hub import HfApi
 
         revision = CONVERTED if self._recipe.script else None
         try:
-            commit = HfApi().dataset_info(self._recipe.repo, revision=revision).sha
+            info = HfApi().dataset_info(self._recipe.repo, revision=revision)
         except Exception as error:  # not all errors of the network are OSErrors
             raise self._unreachable(error) from error
-        if commit is None:
+        if info.sha is None:
             raise FileNotFoundError(f"the hub names no commit of {self._recipe.repo}")
-        return commit
+        return info.sha, tuple(file.rfilename for file in info.siblings or ())
 
     def _unreachable(self, error: Exception) -> FileNotFoundError:
         where = self._folder or f"{self._recipe.repo} on the Hugging Face hub"

@@ -4,6 +4,10 @@ Such a file is a pickle. Beside the weights it holds hyper-parameters and a toke
 need not even be installed. torch's restricted unpickler (weights_only=True) refuses those; here each class or
 function it would refuse is replaced, by name, by one that does nothing, so that whatever the file asks to
 be called or restored, nothing happens. What even so cannot be read is refused.
+
+What such an object would have been restored from is plain data, and kept. So the hyper-parameters can still
+be read where they are omegaconf's, as the reference's are: they name the parameterization, which the weights
+do not show, since MDLM, SEDD and D3PM have one network.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +27,13 @@ from bd3lm.interop.reference import (
     check_reference_shapes,
     reference_name,
 )
-from bd3lm.methods import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig
+from bd3lm.methods import (
+    AutoregressiveMethod,
+    BlockDiffusionMethod,
+    LanguageModelConfig,
+    Method,
+    ScoreEntropyMethod,
+)
 from bd3lm.models import Transformer, TransformerConfig
 
 Weights = Literal["ema", "raw"]
@@ -33,23 +43,27 @@ Weights = Literal["ema", "raw"]
 class LightningFacts:
     """What a Lightning checkpoint does not say of its model.
 
-    A model is either `causal`, an autoregressive one, or has a `block_size`: that of the context for MDLM.
-    `time_conditioning` must be given where the network has a noise embedding, which is fed the noise level in
-    some models and a constant in others, with tensors of the same names and shapes.
+    A model is `causal`, an autoregressive one, or `sedd`, or has a `block_size`, for MDLM the context.
+    None of these need be given where the file's hyper-parameters tell. `time_conditioning` must be given
+    where the network has a noise embedding, which is fed the noise level in some models and a constant in
+    others, with tensors of the same names and shapes; the reference's SEDD is always fed the level.
     """
 
     context: int
     block_size: int | None = None
     causal: bool = False
+    sedd: bool = False
     time_conditioning: bool | None = None
+    mask_id: int | None = None
+    """By default the last id, as with a tokenizer that has no mask of its own."""
     weights: Weights | None = None
     """The moving average or the raw weights; by default the average where there is one."""
 
     def __post_init__(self) -> None:
-        if self.causal == (self.block_size is not None):
+        if self.causal + self.sedd + (self.block_size is not None) > 1:
             raise ValueError(
-                "either block_size must be given (the context for MDLM) or causal=True (autoregressive), "
-                f"got block_size={self.block_size} and causal={self.causal}"
+                "only one of block_size (the context for MDLM), causal=True (autoregressive) and sedd=True "
+                f"may be given, got block_size={self.block_size}, causal={self.causal} and sedd={self.sedd}"
             )
         if self.weights not in ("ema", "raw", None):
             raise ValueError(f"weights must be 'ema', 'raw' or None, got {self.weights!r}")
@@ -67,10 +81,13 @@ def load(
         raise ValueError(
             f"lightning must be given for {path}, which does not say its context or its method: "
             "run `bd3lm convert` first, and name the folder that it writes; or in Python "
-            "lightning=LightningFacts(context=..., block_size=...), or causal=True instead of block_size"
+            "lightning=LightningFacts(context=..., block_size=...), or causal=True or sedd=True instead of "
+            "block_size"
         )
-    state = _weights(read(path), facts.weights, where=str(path))
-    config = _config(state, facts, where=str(path))
+    checkpoint = read(path)
+    method = _method(facts, stated(checkpoint), where=str(path))
+    state = _weights(checkpoint, facts.weights, where=str(path))
+    config = _config(state, method, facts, where=str(path))
     check_reference_shapes(
         {name: tuple(t.shape) for name, t in state.items()}, config.network, where=str(path)
     )
@@ -95,7 +112,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 class _Inert:
-    """Stands in for any class or function: takes every argument and every state, and does nothing."""
+    """Stands in for any class or function: takes every argument, keeps a state as it is, and does nothing."""
+
+    state: object = None
 
     def __new__(cls, *args: object, **kwargs: object) -> "_Inert":
         return super().__new__(cls)
@@ -104,7 +123,7 @@ class _Inert:
         pass
 
     def __setstate__(self, state: object) -> None:
-        pass
+        self.state = state
 
 
 def _reason(error: Exception) -> str:
@@ -120,6 +139,84 @@ def _empty_dict(*args: object) -> dict[object, object]:
 
 def _stand_in(name: str) -> Callable[..., object]:
     return _empty_dict if name == "collections.defaultdict" else _Inert
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What the hyper-parameters of a checkpoint say of its method; None for what they do not."""
+
+    parameterization: str | None = None
+    """subs (MDLM, and BD3-LM), sedd, d3pm or ar."""
+    block_size: int | None = None
+    cross_attn: bool = False
+    """Whether blocks see the clean text before them. If not, a text is one block."""
+
+
+def stated(checkpoint: Mapping[str, Any]) -> Stated:
+    """What a checkpoint says of its method, in the configuration that the reference trained it with."""
+    config = _entries(_entries(checkpoint.get("hyper_parameters")).get("config"))
+    algo = _entries(config.get("algo"))  # the reference's; MDLM's own code has the same one level up
+    name = _value(algo.get("parameterization", config.get("parameterization")))
+    size = _value(config.get("block_size"))
+    return Stated(
+        # "${...}" is a reference to another entry, which is resolved by code that is not run here.
+        parameterization=name if isinstance(name, str) and not name.startswith("${") else None,
+        block_size=size if isinstance(size, int) and not isinstance(size, bool) else None,
+        cross_attn=_value(algo.get("cross_attn")) is True and size != _WHOLE_CONTEXT,
+    )
+
+
+_WHOLE_CONTEXT = "${model.length}"  # the reference's block size by default
+
+
+def _entries(node: object) -> Mapping[str, Any]:
+    """Those of a dict, or of what stands in for one of omegaconf's; none of anything else."""
+    if isinstance(node, _Inert) and isinstance(node.state, Mapping):
+        node = node.state.get("_content")
+    return node if isinstance(node, Mapping) else {}
+
+
+def _value(node: object) -> object:
+    """A plain value, or the one that stands in omegaconf's node."""
+    if isinstance(node, _Inert) and isinstance(node.state, Mapping):
+        return node.state.get("_val")
+    return node
+
+
+_GIVEN = "--block-size (the context for MDLM), --causal or --sedd of `bd3lm convert`"
+
+
+def _method(facts: LightningFacts, file: Stated, *, where: str) -> Method:
+    """The method that is given or that the file states; an error where they differ, or neither says."""
+    size, name = facts.block_size, file.parameterization
+    given = "ar" if facts.causal else "sedd" if facts.sedd else None if size is None else "subs"
+    if name not in ("subs", "sedd", "ar", None):
+        raise ValueError(
+            f"parameterization in the hyper-parameters of {where} must be subs (MDLM, BD3-LM), sedd or ar, "
+            f"which can be read, got {name!r}"
+        )
+    if given is None and name is None:
+        raise ValueError(
+            f"the method must be given for {where}, whose hyper-parameters do not say it (MDLM and SEDD have "
+            f"the same tensors): with {_GIVEN}, in Python as fields of LightningFacts"
+        )
+    if given is not None and name not in (given, None):
+        raise ValueError(
+            f"the method given for {where} must be that of its hyper-parameters, parameterization {name!r}, "
+            f"got {given!r}; leave it out ({_GIVEN})"
+        )
+    if (given or name) == "ar":
+        return AutoregressiveMethod()
+    if (given or name) == "sedd":
+        return ScoreEntropyMethod()
+    if size is None and file.cross_attn and file.block_size is None:
+        raise ValueError(
+            f"block_size must be given for {where}, a block diffusion model whose hyper-parameters do not "
+            "say it as a number: with --block-size of `bd3lm convert`"
+        )
+    if size is None:
+        size = file.block_size if file.cross_attn else facts.context
+    return BlockDiffusionMethod(block_size=size)
 
 
 def _weights(checkpoint: Mapping[str, Any], which: Weights | None, *, where: str) -> dict[str, Tensor]:
@@ -152,7 +249,12 @@ def _weights(checkpoint: Mapping[str, Any], which: Weights | None, *, where: str
     return {**state, **dict(zip(names, shadow, strict=True))}
 
 
-def _config(state: Mapping[str, Tensor], facts: LightningFacts, *, where: str) -> LanguageModelConfig:
+_BERT = 30_522  # entries of the vocabulary of bert-base-uncased, with the mask at 103
+
+
+def _config(
+    state: Mapping[str, Tensor], method: Method, facts: LightningFacts, *, where: str
+) -> LanguageModelConfig:
     """The config of the network whose tensors these are."""
 
     def dimensions(name: str, count: int) -> list[int]:
@@ -167,11 +269,19 @@ def _config(state: Mapping[str, Tensor], facts: LightningFacts, *, where: str) -
         raise ValueError(f"{FREQUENCIES} in {where} must have half a head of the {hidden} units, got {pairs}")
     mlp, _ = dimensions(reference_name("layers.0.mlp_in.weight"), 2)
     noise = reference_name("noise_embedding.first.weight")
-    if noise in state and facts.time_conditioning is None:
+    told = facts.time_conditioning
+    if told is None and isinstance(method, ScoreEntropyMethod):
+        told = noise in state  # at a constant level of 0 the reference's scores would all be infinite
+    if noise in state and told is None:
         raise ValueError(
             f"time_conditioning must be given for {where}, which has a noise embedding ({noise}) and does "
             "not say whether it is fed the noise level or a constant: True or False, with `bd3lm convert` "
             "--time-conditioning or --no-time-conditioning (published models are of a constant)"
+        )
+    if vocab_size == _BERT and facts.mask_id is None:
+        raise ValueError(
+            f"mask_id must be given for {where}, whose vocabulary has the size of BERT's, where the mask is "
+            "not the last: 103 for bert-base-uncased, with --mask-id of `bd3lm convert`"
         )
     block_prefix = f"{PREFIX}blocks."
     blocks = {
@@ -189,14 +299,12 @@ def _config(state: Mapping[str, Tensor], facts: LightningFacts, *, where: str) -
                 heads=hidden // (2 * pairs),
                 mlp_ratio=mlp // hidden,
                 context=facts.context,
-                time_conditioning=bool(facts.time_conditioning),
+                time_conditioning=bool(told),
                 rotary_base=ROTARY_BASE,
                 **shape,
             ),
-            method=AutoregressiveMethod()
-            if facts.block_size is None
-            else BlockDiffusionMethod(block_size=facts.block_size),
-            mask_id=vocab_size - 1,
+            method=method,
+            mask_id=vocab_size - 1 if facts.mask_id is None else facts.mask_id,
         )
     except ValueError as error:
         raise ValueError(f"{where} with {facts} must describe a possible model: {error}") from error

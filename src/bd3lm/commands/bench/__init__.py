@@ -68,6 +68,34 @@ class BenchTrain(_Bench):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BenchForward(_Bench):
+    """The forward pass of a training step alone, without a backward pass or an optimizer."""
+
+    layers: int = 12
+    vocabulary: int = 50258
+    batch: int = 16
+    """Texts side by side; by default as in the paper (Suppl. B.7)."""
+    repeats: int = 20
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether the network is compiled; auto is on a GPU."""
+    variants: Annotated[tuple[str, ...] | None, named("VARIANT ...")] = None
+    """Any of single-pass, two-pass, dense (one pass, with a dense mask), by default all that the method has;
+    the others are compared with the first. On a CPU a dense mask is what BD3-LM has anyway."""
+
+    def run(self) -> int:
+        from bd3lm.bench import TrainingCase
+        from bd3lm.commands.bench.timing import bench_forward
+
+        options = self._options()
+        on_gpu = options["device"].type == "cuda"
+        compile = on_gpu if self.compile == "auto" else self.compile == "on"
+        shape = self._shape(layers=self.layers, vocabulary=self.vocabulary, dropout=0.0)
+        case = TrainingCase(shape=shape, batch=self.batch, compile=compile, ema=False)
+        bench_forward(case, self.variants, repeats=self.repeats, **options)
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchSample(_Bench):
     """Writing texts side by side by first-hitting, with random weights."""
 
@@ -123,6 +151,7 @@ class BenchAttention(_Bench):
 
 Kinds = (
     Annotated[BenchTrain, subcommand("train", prefix_name=False)]
+    | Annotated[BenchForward, subcommand("forward", prefix_name=False)]
     | Annotated[BenchSample, subcommand("sample", prefix_name=False)]
     | Annotated[BenchAttention, subcommand("attention", prefix_name=False)]
 )

@@ -19,13 +19,14 @@ from bd3lm.bench import (
     device_name,
     matrix_rate,
     measure_attention,
+    measure_forward,
     measure_sampling,
     measure_training,
     timing_record,
     training_record,
 )
 from bd3lm.bench.reference import CARD, PROVENANCE, sampling_reference, training_reference
-from bd3lm.commands.bench import BenchAttention, BenchSample, BenchTrain
+from bd3lm.commands.bench import BenchAttention, BenchForward, BenchSample, BenchTrain
 
 Case = TypeVar("Case", TrainingCase, SamplingCase, AttentionCase)
 _TRAINING: dict[str, Callable[[TrainingCase], TrainingCase]] = {
@@ -35,6 +36,13 @@ _TRAINING: dict[str, Callable[[TrainingCase], TrainingCase]] = {
     "two-pass": lambda case: replace(case, algorithm="two_pass"),
     "no-ema": lambda case: replace(case, ema=False),
 }
+_FORWARD: dict[str, Callable[[TrainingCase], TrainingCase]] = {
+    "single-pass": lambda case: case,
+    "two-pass": _TRAINING["two-pass"],
+    "dense": _TRAINING["dense"],
+}
+# A text of one block, or one that is written from left to right, is read in one pass whatever is done.
+_FORWARD_ONE_PASS = {name: _FORWARD[name] for name in ("single-pass", "dense")}
 _SAMPLING: dict[str, Callable[[SamplingCase], SamplingCase]] = {
     "cached": lambda case: case,
     "unreplayed": lambda case: replace(case, replayed=False),
@@ -90,6 +98,35 @@ def bench_training(
         f"{rate / 1e12:,.3g} TFLOP/s that one large product reached in this run",
     )
     _print_profiles(console, rows, device, "step", f"{PROFILED_STEPS} more steps of each variant")
+    return rows
+
+
+def bench_forward(
+    case: TrainingCase,
+    variants: Sequence[str] | None = None,
+    *,
+    device: torch.device,
+    repeats: int = BenchForward.repeats,
+    out: Path | None = None,
+    console: Console | None = None,
+) -> list[dict[str, Any]]:
+    """Forward passes of training in several variants, by default in all that the method has."""
+    console = console or Console()
+    one_pass = case.shape.method == "ar" or case.shape.one_block
+    known = _FORWARD_ONE_PASS if one_pass else _FORWARD
+    chosen = _choose(list(known) if variants is None else variants, known, case)
+    _check_folder(out)
+    chosen = _without_repetitions(chosen, device, console)
+    rows = []
+    for name, variant in chosen.items():
+        with console.status(f"forward: {case.shape.title}, {name}"):
+            timing = measure_forward(variant, device=device, repeats=repeats)
+        record = timing_record("forward", name, variant, timing, device)
+        record |= {"tokens_per_second": case.batch * case.shape.context / timing.median}
+        _keep(out, record)
+        rows.append(record)
+    _print(console, f"Forward pass, {case.shape.title}, batch {case.batch}", rows, [], device)
+    _explain(console, rows, [], timed="call", tokens="those of the texts")
     return rows
 
 

@@ -73,6 +73,7 @@ def open_sequences(
     split: str | None = None,
     field: str | None = None,
     eos_between_documents: bool | None = None,
+    bos_eos: bool = False,
     limit: int | None = None,
 ) -> Iterator[Sequences]:
     """The held-out text of a model's own run, or `data`: a folder of token shards, or a corpus as files or by
@@ -80,7 +81,8 @@ def open_sequences(
 
     `split` is by default what was held out, else all there is; `field` names what holds the text in JSON
     lines and parquet; `limit` takes the first sequences only.
-    A run that was trained on sequences between BOS and EOS is measured on such, whatever the text.
+    A run that was trained on sequences between BOS and EOS is measured on such, whatever the text. A model
+    that came without its run does not know how it was trained: `bos_eos` says that it was so.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"sequences must be at least 1, got {limit}")
@@ -97,7 +99,7 @@ def open_sequences(
         _check_eos(shards, eos_between_documents, name)
         split = split or next((each for each in HELD_OUT if each in shards.splits), shards.splits[0])
         context = subject.model.config.network.context
-        bos_eos = subject.recipe is not None and subject.recipe.data.bos_eos
+        bos_eos = bos_eos or (subject.recipe is not None and subject.recipe.data.bos_eos)
         rows = WrappedTokens(shards, split, context, bos_eos=bos_eos)
         if not len(rows):
             frame = " less BOS and EOS" if bos_eos else ""

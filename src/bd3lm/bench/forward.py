@@ -1,0 +1,41 @@
+"""The forward pass of a training step, network and loss, with nothing kept for a backward pass."""
+
+import torch
+
+from bd3lm.bench.timing import Timing, time_calls
+from bd3lm.bench.training import TrainingCase, random_tokens
+from bd3lm.models import Transformer
+from bd3lm.objectives import TokenBatch
+from bd3lm.training.step import NetworkRunner, training_sums
+
+
+def measure_forward(
+    case: TrainingCase, *, device: torch.device, warmup: int = 3, repeats: int = 20
+) -> Timing:
+    """Seconds of each pass over the same tokens and masks, in bfloat16 on a GPU and float32 elsewhere.
+
+    Dropout is off. Of what a case says, the average of the weights has no part in it.
+    """
+    torch.manual_seed(0)
+    network = Transformer(case.shape.config().network).to(device).eval()
+    network.attention_backend = case.attention
+    if case.compile:
+        network.compile_trunk()
+    runner = NetworkRunner(network, autocast=torch.bfloat16 if device.type == "cuda" else None)
+    objective = case.objective()
+    batch = TokenBatch.of(random_tokens(case.batch, case.shape), score_first=False)
+    generator = torch.Generator().manual_seed(0)
+    draws = objective.draw(case.batch, case.shape.context, generator=generator, device="cpu")
+    losses: list[torch.Tensor] = []
+
+    def once() -> None:
+        with torch.no_grad():
+            sums = runner(lambda network: training_sums(network, objective, batch, draws))
+        losses[:] = [sums.loss]
+
+    timing = time_calls(once, device=device, warmup=warmup, repeats=repeats)
+    if losses and not losses[0].isfinite():
+        raise FloatingPointError(
+            f"the loss of {case.shape.title} is not finite: what a broken pass takes is no speed"
+        )
+    return timing
