@@ -437,7 +437,7 @@ def test_only_a_bound_is_known(method, estimator):
         baseline(method).log_likelihood("ab", estimator=estimator)
 
 
-@pytest.mark.parametrize("estimator", ["auto", "exact", "nelbo", "counts", "iw:2"])
+@pytest.mark.parametrize("estimator", ["auto", "paper", "exact", "nelbo", "counts", "iw:2"])
 def test_ssd_lm_has_no_likelihood(estimator):
     with pytest.raises(
         ValueError, match=r"SSD-LM \(method kind simplex\) has no likelihood, nor a bound on one"

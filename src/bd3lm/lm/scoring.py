@@ -15,8 +15,9 @@ from bd3lm.models import Denoiser, require_evaluation_mode
 from bd3lm.objectives import TokenBatch
 from bd3lm.parsing import did_you_mean
 
-_NAMES = ("auto", "exact", "nelbo", "counts")
-ESTIMATORS = "auto, exact, nelbo, counts or iw:K"
+PAPER = "paper"
+_NAMES = ("auto", PAPER, "exact", "nelbo", "counts")
+ESTIMATORS = f"{', '.join(_NAMES)} or iw:K"
 
 _MOST_ORDERS = 1000  # for each a pass a token of a block; all are drawn beforehand
 
@@ -54,9 +55,12 @@ class TextLikelihood:
 
 
 def build_estimator(config: LanguageModelConfig, name: str) -> Estimator:
-    """The estimator that a user names; one that would not do for the model is refused with the reason."""
+    """The estimator that a user names; one that would not do for the model is refused with the reason.
+
+    "paper" is the one whose figure the paper prints for the method, under its own name."""
     _check_name(name)
-    return config.method.estimator(name, config.frame)
+    method = config.method
+    return method.estimator(method.paper_estimator if name == PAPER else name, config.frame)
 
 
 @torch.no_grad()

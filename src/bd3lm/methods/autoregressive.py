@@ -31,6 +31,7 @@ class AutoregressiveMethod(Method):
     kind = "autoregressive"
     title = "autoregressive"
     Training = AutoregressiveTraining
+    paper_estimator = "exact"
 
     def conflicts(self, frame: Frame) -> Iterator[str]:
         if frame.told_noise:

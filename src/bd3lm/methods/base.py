@@ -85,6 +85,8 @@ class Method(Kinded, ABC, family="method"):
     """Steps that its sampler takes where settings name none; None for a sampler without steps of its own."""
     greedy: ClassVar[Mapping[str, Any]] = MappingProxyType({"top_k": 1, "nucleus_p": 1.0})
     """Settings that take the likeliest token at every place."""
+    paper_estimator: ClassVar[str] = "auto"
+    """The name of the estimator whose figure the paper prints; "auto" for a method that is not in it."""
     no_likelihood: ClassVar[str | None] = None
     """Why it has no likelihood, nor a bound on one, to be asked for; None where it has."""
     has_order: ClassVar[bool] = False

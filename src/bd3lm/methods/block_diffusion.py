@@ -67,6 +67,7 @@ class BlockDiffusionMethod(Method):
     kind = "block_diffusion"
     title = "block diffusion"
     Training = BlockDiffusionTraining
+    paper_estimator = "nelbo"
     has_order = True
     concerns_release_only = frozenset({"lean"})
     reference_lacks = frozenset({"score_first", "causal_clean", "previous_token", "lean"})

@@ -32,6 +32,8 @@ def whole_context_writer(
 class CorruptionMethod(Method):
     """What SEDD and D3PM share: a whole context under noise that masks tokens or replaces them."""
 
+    paper_estimator = "nelbo"
+
     process: ProcessName = "absorbing"
     """Whether noise masks tokens or replaces them by random ones."""
 
