@@ -1,13 +1,16 @@
-"""The commands of docs/reproduce.md for tables 3, 4 and 5, run as they stand: only the models are tiny."""
+"""Commands of docs/reproduce.md, run as they stand: only the models and the judge are tiny."""
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bd3lm.cli import main
 from tests.commands import documents
+from tests.evaluation.judges import save_judge
 from tests.test_docs import ROOT, _commands
 from tests.tiny_recipes import prepared
 
@@ -26,12 +29,12 @@ TINY = {
 FEW = ["--sequences", "4", "--device", "cpu"]
 
 
-def section(title: str) -> str:
-    """The commands of a section of the page."""
+def section(title: str, index: int = 0) -> str:
+    """A block of commands of a section of the page."""
     page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
     (text,) = re.findall(rf"^## {title}.*?(?=^## )", page, flags=re.DOTALL | re.MULTILINE)
-    (block,) = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
-    return block
+    blocks: list[str] = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    return blocks[index]
 
 
 def figures(file: Path) -> dict[str, list[tuple[str, str]]]:
@@ -82,3 +85,42 @@ def test_tables_3_4_and_5_are_one_command_each(
     assert figures(Path("table-5.json")) == baselines | {"owt-bd3lm-4/finetune": bound + exact + bound}
     for row in (r"exact, the paper's │ \d", r"nelbo, the paper's │ ≤ \d", r"│ exact │ \d"):
         assert re.search(row, printed)
+
+
+def test_samples_of_ssd_lm_as_other_code_writes_them_are_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of made-up texts, in the shapes of the reference's script and of the authors' code."""
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    texts = [f"text {number} about the sea</s>and another" for number in range(3)]
+    (tmp_path / "generated_samples").mkdir()
+    for seed, pair in enumerate((texts[:2], texts[2:]), 1):
+        samples = [
+            {"sampled_sequences": text, "context_sequences": "<s>", "total_seq_time": 1.5} for text in pair
+        ]
+        written = {
+            "seed": seed,
+            "generated_samples": [{f"sample_{i}": each} for i, each in enumerate(samples)],
+        }
+        file = tmp_path / "generated_samples" / f"samples_openwebtext-valid_bs25_l1025_t1000_SEED{seed}"
+        file.write_text(json.dumps(written, indent=2), encoding="utf-8")
+    line = {"context_len": 1, "context_string": "<s>", "tokens": [[1], [2], [3]], "string": texts}
+    (tmp_path / "ssdlm-decoded.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+
+    block = section("Table 7", 1)
+    convert, _, judge = block.partition("bd3lm judge")
+    subprocess.run(["bash", "-ec", f'python() {{ "{sys.executable}" "$@"; }}\n{convert}'], check=True)
+    tiny = ["--judge", str(save_judge(tmp_path / "judge")), "--window", "32", "--stride", "16"]
+    results = []
+    for number, words in enumerate(_commands(f"bd3lm judge{judge}", tmp_path)):
+        assert main([*words, *tiny, "--device", "cpu", "--out", f"{number}.json"]) == 0
+        (record,) = json.loads((tmp_path / f"{number}.json").read_text(encoding="utf-8"))
+        results.append(record["result"])
+    assert [(each["samples"], each["characters"]) for each in results] == [(3, sum(map(len, texts)))] * 2
+    assert results[0] == results[1]
+    capsys.readouterr()
+    assert main(["judge", "ssdlm-decoded.jsonl", "--field", "strings", *tiny]) == 1
+    assert "line 1 must have a text in its field strings" in capsys.readouterr().err
+    assert main(["judge", "nothing.txt", "--field", "string", *tiny]) == 1
+    assert "--field is for texts in .jsonl files, and no source is one" in capsys.readouterr().err
