@@ -85,6 +85,9 @@ def test_tables_3_4_and_5_are_one_command_each(
     assert figures(Path("table-5.json")) == baselines | {"owt-bd3lm-4/finetune": bound + exact + bound}
     for row in (r"exact, the paper's │ \d", r"nelbo, the paper's │ ≤ \d", r"│ exact │ \d"):
         assert re.search(row, printed)
+    words = [word for word in words if word != "paper" and "owt-ar" not in word]
+    assert main([*words, "nelbo:ordered", "--data", str(news), *FEW]) == 0
+    assert re.search(r"nelbo:ordered │ ≈ \d", capsys.readouterr().out)
 
 
 def test_samples_of_ssd_lm_as_other_code_writes_them_are_judged(

@@ -63,7 +63,7 @@ class AutoregressiveMethod(Method):
         )
 
     def estimator(self, name: str, frame: Frame) -> Estimator:
-        only_estimator("exact", name, "an autoregressive model, whose likelihood needs no bound")
+        only_estimator(["exact"], name, "an autoregressive model, whose likelihood needs no bound")
         return Sampled("exact", self.validation(AutoregressiveTraining(), frame))
 
     def piece(self, context: int) -> int:

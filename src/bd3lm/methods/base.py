@@ -6,12 +6,12 @@ others ask the method; nothing outside this room looks at its class.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-from bd3lm.diffusion import ClipSearch, MaskingRule, is_whole
+from bd3lm.diffusion import ClipSearch, LevelSampler, MaskingRule, Strata, is_whole
 from bd3lm.evaluation import Estimator
 from bd3lm.kinds import Kinded
 from bd3lm.methods.settings import Settings
@@ -66,6 +66,19 @@ class Training:
     def variant(self) -> str:
         """What sets this training apart from the method's usual one, to follow its title; mostly nothing."""
         return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisedTraining(Training):
+    """What methods that draw noise levels have in common."""
+
+    strata: Strata = "permuted"
+    """How noise levels are spread over the blocks of a batch: evenly, handed out at random or in the order of
+    the batch (the paper's way), or drawn one by one."""
+
+    @property
+    def levels(self) -> LevelSampler:
+        return LevelSampler.spread(self.strata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +223,12 @@ def at_least_one(name: str, value: object) -> Iterator[str]:
         yield f"{name} must be at least 1, got {value!r}"
 
 
-def only_estimator(only: str, name: str, why: str) -> None:
-    """Refuse another estimator than the one that a method has."""
-    if name not in ("auto", only):
-        raise ValueError(f"estimator must be {only!r} for {why}, got {name!r}")
+NELBOS: Mapping[str, Strata] = MappingProxyType({"nelbo": "permuted", "nelbo:ordered": "ordered"})
+"""The estimators that draw noise levels, and how they spread them over a batch."""
+
+
+def only_estimator(only: Collection[str], name: str, why: str) -> None:
+    """Refuse another estimator than those that a method has."""
+    if name not in ("auto", *only):
+        allowed = " or ".join(repr(each) for each in only)
+        raise ValueError(f"estimator must be {allowed} for {why}, got {name!r}")

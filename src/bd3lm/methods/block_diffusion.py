@@ -4,12 +4,12 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from bd3lm.diffusion import ClipSearch, Counts, DiscreteTimes, LevelSampler, MaskingRule, Times, check_lean
 from bd3lm.evaluation import Enumerated, Estimator, ImportanceWeighted, Sampled
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
-from bd3lm.methods.base import Frame, Method, Training
+from bd3lm.methods.base import NELBOS, Frame, Method, NoisedTraining, only_estimator
 from bd3lm.methods.settings import Settings
 from bd3lm.methods.whole_context import whole_context_writer
 from bd3lm.models import BlockReading, Denoiser
@@ -21,7 +21,7 @@ _LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockDiffusionTraining(Training):
+class BlockDiffusionTraining(NoisedTraining):
     """How block diffusion is trained."""
 
     masking: MaskingRule = field(default_factory=Counts)
@@ -29,18 +29,10 @@ class BlockDiffusionTraining(Training):
     next_token: float = 0.0
     """Weight of a next-token loss on the clean half, which must then be causal."""
     algorithm: Algorithm = "single_pass"
-    strata: Literal["permuted", "ordered", "none"] = "permuted"
-    """How noise levels are spread over the blocks of a batch."""
 
     def problems(self) -> Iterator[str]:
         if not 0.0 <= self.next_token < math.inf:
             yield f"next_token must be finite and not negative, got {self.next_token}"
-
-    @property
-    def levels(self) -> LevelSampler:
-        return (
-            LevelSampler(stratified=False) if self.strata == "none" else LevelSampler(assignment=self.strata)
-        )
 
     @property
     def search(self) -> ClipSearch | None:
@@ -173,10 +165,8 @@ class BlockDiffusionMethod(Method):
 
     def estimator(self, name: str, frame: Frame) -> Estimator:
         size = self._size(frame)
-        if frame.told_noise and name not in ("auto", "nelbo"):
-            raise ValueError(
-                f"estimator must be 'nelbo' for a network that is told the noise level, got {name!r}"
-            )
+        if frame.told_noise:
+            only_estimator(NELBOS, name, "a network that is told the noise level")
         if name == "exact" and size > MAX_EXACT_BLOCK:
             raise ValueError(
                 f"estimator 'exact' takes 2^block_size − 1 passes, for blocks of {size} therefore "
@@ -189,12 +179,15 @@ class BlockDiffusionMethod(Method):
             return Enumerated(reading=self.reading(frame), lean=self.lean)
         if (orders := re.fullmatch(r"iw:(\d+)", name)) is not None:
             return ImportanceWeighted(reading=self.reading(frame), lean=self.lean, orders=int(orders[1]))
-        if name == "nelbo" and self.lean:
+        if name == "counts":
+            return Sampled(name, self.judging(Counts(lean=self.lean), frame))
+        if self.lean:
             raise ValueError(
                 f"estimator must be exact, counts or iw:K for an order that leans (lean {self.lean:g}), got "
-                "'nelbo', whose times would need a schedule for each place; counts is the same bound"
+                f"{name!r}, whose times would need a schedule for each place; counts is the same bound"
             )
-        return Sampled(name, self.judging(Counts(lean=self.lean) if name == "counts" else Times(), frame))
+        levels = LevelSampler.spread(NELBOS[name])
+        return Sampled(name, replace(self.judging(Times(), frame), levels=levels))
 
     def one_pass_estimator(self, frame: Frame) -> str:
         return "nelbo" if frame.told_noise else "counts"
