@@ -142,6 +142,9 @@ def test_models_are_judged_by_the_papers_bound_whatever_trained_them() -> None:
     clipped = BlockDiffusionTraining(masking=ClippedTimes(low=0.3, high=0.8), next_token=1.0)
     assert JOINT.validation(clipped, FRAME) == BlockDiffusionLoss(reading=JOINT_READING, masking=Counts())
     assert JOINT.validation(clipped, TOLD).masking == Times()
+    assert JOINT.validation(replace(clipped, validation="times"), FRAME).masking == Times()
+    (said,) = JOINT.with_lean(2.0).training_conflicts(replace(clipped, validation="times"), FRAME)
+    assert "objective.validation must be counts for an order that leans" in said
     assert JOINT.with_lean(2.0).validation(clipped, FRAME).masking == Counts(lean=2.0)
     discrete = BlockDiffusionTraining(masking=DiscreteTimes(steps=5))
     judged = BLOCKS.validation(discrete, FRAME)

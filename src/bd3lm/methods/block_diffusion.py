@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from bd3lm.diffusion import ClipSearch, Counts, DiscreteTimes, LevelSampler, MaskingRule, Times, check_lean
 from bd3lm.evaluation import Enumerated, Estimator, ImportanceWeighted, Sampled
@@ -29,6 +29,9 @@ class BlockDiffusionTraining(NoisedTraining):
     next_token: float = 0.0
     """Weight of a next-token loss on the clean half, which must then be causal."""
     algorithm: Algorithm = "single_pass"
+    validation: Literal["counts", "times"] = "counts"
+    """How masks are drawn to validate, and so which checkpoint is the best: by count, or at uniformly drawn
+    mask rates as in the paper, which is the same bound with more noise."""
 
     def problems(self) -> Iterator[str]:
         if not 0.0 <= self.next_token < math.inf:
@@ -95,6 +98,11 @@ class BlockDiffusionMethod(Method):
     def training_conflicts(self, training: BlockDiffusionTraining, frame: Frame) -> Iterator[str]:
         if training.next_token and not self.causal_clean:
             yield "objective.next_token needs method.causal_clean: otherwise tokens see what they predict"
+        if self.lean and training.validation == "times":
+            yield (
+                "objective.validation must be counts for an order that leans, which has no mask rate that "
+                f"all places share, got times with method.lean {self.lean:g}"
+            )
         if frame.told_noise and not training.masking.draws_times:
             yield (
                 "network.time_conditioning needs masks drawn by time: objective.masking.kind "
@@ -130,13 +138,14 @@ class BlockDiffusionMethod(Method):
     def validation(self, training: BlockDiffusionTraining, frame: Frame) -> BlockDiffusionLoss:
         """The paper's bound, of the order in which the model writes, whatever masks it is trained with.
 
-        It is drawn by counts: mask rates drawn uniformly have the same mean and an infinite variance, and
-        which checkpoint is kept as the best would be a matter of luck. A network that is told the noise level
-        must be told a rate, and one trained in T steps is judged in them.
+        It is drawn by counts unless asked otherwise: mask rates drawn uniformly have the same mean and an
+        infinite variance, and which checkpoint is kept as the best would be a matter of luck. A network that
+        is told the noise level must be told a rate, and one trained in T steps is judged in them.
         """
         if isinstance(training.masking, DiscreteTimes):
             return self.judging(training.masking, frame)
-        return self.judging(Times() if frame.told_noise else Counts(lean=self.lean), frame)
+        by_times = frame.told_noise or training.validation == "times"
+        return self.judging(Times() if by_times else Counts(lean=self.lean), frame)
 
     def judging(self, masking: MaskingRule, frame: Frame) -> BlockDiffusionLoss:
         return BlockDiffusionLoss(reading=self.reading(frame), masking=masking)
