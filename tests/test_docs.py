@@ -100,6 +100,22 @@ def test_commands_of_a_page_are_understood(
         understand(words)
 
 
+def test_what_differs_from_the_paper_can_be_had_as_it_is_there(
+    understand: Callable[..., None], tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## Where ours differs\n(.*?)^## ", page, flags=re.DOTALL | re.MULTILINE)
+    rows = section[section.index("as they do |") :].splitlines()[2:]
+    rows = [row for row in rows if row.startswith("|")]
+    assert len(rows) >= 11
+    for row in rows:
+        calls = re.findall(r"`(bd3lm [^`]+)`", row.split("|")[4])
+        assert calls, row
+        for call in calls:
+            (words,) = _commands(call, tmp_path)
+            understand(words)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -46,6 +46,16 @@ def test_parse_looks_into_optional_and_nested_parts() -> None:
         assert f"\n  {start}" in str(caught.value)
 
 
+@dataclass(frozen=True)
+class Nothing:
+    pass
+
+
+def test_a_key_where_nothing_can_be_set() -> None:
+    with pytest.raises(ValueError, match="a: unknown key, no option is allowed here"):
+        parse(Nothing, {"a": 1}, where="it")
+
+
 def test_did_you_mean() -> None:
     assert did_you_mean("smal", ["small", "tiny"]) == ", did you mean 'small'?"
     assert did_you_mean("zebra", ["small", "tiny"]) == ""

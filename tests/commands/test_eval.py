@@ -430,7 +430,10 @@ def test_ssd_lm_has_no_likelihood(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--estimator", "best"], "estimator must be auto, exact, nelbo, counts or iw:K"),
+        (
+            ["--estimator", "best"],
+            "estimator must be auto, paper, exact, nelbo, nelbo:ordered, counts or iw:K",
+        ),
         (["--sequences", "0"], "sequences must be at least 1, got 0"),
         (["--lean", "-1"], "lean must be a number from 0 to 1e6, got -1.0"),
         (["--lean", "2", "--estimator", "nelbo"], "for an order that leans (lean 2), got 'nelbo'"),

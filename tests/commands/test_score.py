@@ -153,7 +153,10 @@ def test_the_errors_of_windows_are_independent_and_add_up_so(tmp_path):
         (["EMPTY"], "files must hold at least one document that is not blank, got"),
         (["TEXT", "--stride", "0"], "stride must be 1 to 15 tokens"),
         (["TEXT", "--stride", "16"], "stride must be 1 to 15 tokens"),
-        (["TEXT", "--estimator", "best"], "estimator must be auto, exact, nelbo, counts or iw:K"),
+        (
+            ["TEXT", "--estimator", "best"],
+            "estimator must be auto, paper, exact, nelbo, nelbo:ordered, counts or iw:K",
+        ),
         (["TEXT", "--samples", "2"], "samples is for an estimate that is drawn, and 'exact' is not, got 2"),
         (["TEXT", "--seed", "-1"], "--seed must be at least 0, got -1"),
     ],

@@ -454,7 +454,7 @@ def test_ssd_lm_has_no_likelihood():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimator": "best"}, "estimator must be auto, exact, nelbo, counts or iw:K"),
+        ({"estimator": "best"}, "estimator must be auto, paper, exact, nelbo, nelbo:ordered, counts or iw:K"),
         ({"steps": 5}, "steps must be left at its default, got 5"),
         ({"lean": -1.0}, "lean must be a number from 0 to 1e6, got -1.0"),
         ({"lean": "abc"}, "lean must be a number from 0 to 1e6, got 'abc'"),

@@ -18,7 +18,7 @@ from bd3lm.evaluation import Figure, exact_likelihood
 from bd3lm.lm import Gap, LanguageModel, TextLikelihood
 from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.objectives import TokenBatch
-from tests.lm import BYTES, CONTEXT, END, of_bytes, of_four_tokens, of_method
+from tests.lm import BYTES, CONTEXT, END, SEDD, baseline, of_bytes, of_four_tokens, of_method
 from tests.oracles.likelihood import (
     every_text,
     importance_weighted,
@@ -539,7 +539,8 @@ def test_large_blocks_have_no_exact_likelihood():
 @pytest.mark.parametrize("estimator", ["exact", "counts", "iw:4"])
 def test_networks_that_are_told_the_time_have_a_nelbo_alone(estimator):
     model = of_four_tokens(2, adaln=True, time_conditioning=True)
-    said = f"estimator must be 'nelbo' for a network that is told the noise level, got '{estimator}'"
+    allowed = "'nelbo' or 'nelbo:ordered'"
+    said = f"estimator must be {allowed} for a network that is told the noise level, got '{estimator}'"
     with pytest.raises(ValueError, match=said):
         model.log_likelihood([[0, 1]], estimator=estimator)
     for allowed in ("auto", "nelbo"):
@@ -551,7 +552,8 @@ def test_networks_that_are_told_the_time_have_a_nelbo_alone(estimator):
     [
         (
             {"estimator": "exakt"},
-            r"estimator must be auto, exact, nelbo, counts or iw:K .*, got 'exakt', did you mean 'exact'\?",
+            r"estimator must be auto, paper, exact, nelbo, nelbo:ordered, counts or iw:K .*, got 'exakt', "
+            r"did you mean 'exact'\?",
         ),
         ({"estimator": "iw:0"}, "iw:K with K from 1 to 1,000, got 'iw:0'"),
         ({"samples": 4}, "samples is for an estimate that is drawn, and 'exact' is not, got 4"),
@@ -563,7 +565,10 @@ def test_networks_that_are_told_the_time_have_a_nelbo_alone(estimator):
         ({"seed": 2**70}, rf"seed must be a whole number, at least 0 and below 2\^63, got {2**70}"),
         ({"seed": -1}, "seed must be a whole number, at least 0 .*, got -1"),
         ({"seed": None}, "seed must be a whole number, at least 0 .*, got None"),
-        ({"estimator": None}, "estimator must be auto, exact, nelbo, counts or iw:K, got None"),
+        (
+            {"estimator": None},
+            "estimator must be auto, paper, exact, nelbo, nelbo:ordered, counts or iw:K, got None",
+        ),
     ],
     ids=str,
 )
@@ -767,3 +772,14 @@ def test_likelihoods_that_are_no_numbers(block_size, estimator):
         model.network.output.bias[1] = math.nan
     with pytest.raises(FloatingPointError, match="the model's probabilities are not finite"):
         model.log_likelihood([[0, 1, 3]], estimator=estimator)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [(of_bytes(None), "exact"), (of_bytes(4), "nelbo"), (of_bytes(16), "nelbo"), (baseline(SEDD), "nelbo")],
+    ids=["autoregressive", "blocks of 4", "one block", "SEDD"],
+)
+def test_the_paper_s_estimator_is_what_its_method_says(model, name):
+    (asked,), named = (model.log_likelihood("a text", estimator=each) for each in ("paper", name))
+    assert [asked] == named
+    assert asked.figure.name == name

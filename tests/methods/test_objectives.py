@@ -1,6 +1,9 @@
 """What each method trains with and is judged by."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from bd3lm import diffusion
 from bd3lm.diffusion import (
@@ -23,6 +26,7 @@ from bd3lm.methods import (
     D3PMTraining,
     Frame,
     Method,
+    NoisedTraining,
     ScoreEntropyMethod,
     SimplexMethod,
     SimplexTraining,
@@ -82,10 +86,10 @@ JOINT_READING = BlockReading(block_size=4, mask_id=9, causal_clean=True, previou
             BlockDiffusionTraining(masking=LearnedCounts()),
             BlockDiffusionLoss(reading=READING, masking=LearnedCounts()),
         ),
-        (ScoreEntropyMethod(), Training(), ScoreEntropy(process=Absorbing(12, 9), mask_id=9)),
+        (ScoreEntropyMethod(), NoisedTraining(), ScoreEntropy(process=Absorbing(12, 9), mask_id=9)),
         (
             ScoreEntropyMethod(process="uniform"),
-            Training(),
+            NoisedTraining(),
             ScoreEntropy(process=Uniform(12), mask_id=9, schedule=Floored(diffusion.Linear())),
         ),
         (D3PMMethod(), D3PMTraining(), D3PM(process=Absorbing(12, 9), mask_id=9, steps=1000)),
@@ -106,10 +110,41 @@ def test_each_method_has_its_objective(method: Method, training: Training, expec
     assert method.objective(training, FRAME) == expected
 
 
+@pytest.mark.parametrize(
+    ("method", "training"),
+    [
+        (BLOCKS, BlockDiffusionTraining),
+        (ScoreEntropyMethod(), NoisedTraining),
+        (ScoreEntropyMethod(process="uniform"), NoisedTraining),
+        (D3PMMethod(), D3PMTraining),
+        (D3PMMethod(process="uniform"), D3PMTraining),
+    ],
+)
+def test_strata_are_spread_in_training_and_in_evaluation_as_asked(method: Method, training: type) -> None:
+    """In the order of the batch, as the paper says; the levels of a place are then not uniform: no bound."""
+    ordered = LevelSampler(assignment="ordered")
+    assert method.objective(training(strata="none"), FRAME).levels == LevelSampler(stratified=False)
+    trained = method.objective(training(strata="ordered"), FRAME)
+    assert trained.levels == ordered
+    validated = method.validation(training(strata="ordered"), FRAME)
+    assert validated.levels == LevelSampler()
+    assert validated.is_bound
+    asked, plain = (method.estimator(name, FRAME) for name in ("nelbo:ordered", "nelbo"))
+    assert (asked.name, plain.name) == ("nelbo:ordered", "nelbo")
+    assert asked.objective == replace(plain.objective, levels=ordered)
+    assert not asked.objective.is_bound
+    (draws,) = asked.draw(4, 16, generator=torch.Generator().manual_seed(0), device=torch.device("cpu"))
+    levels = draws.levels.flatten()
+    assert torch.equal((levels * len(levels)).ceil().long(), torch.arange(1, len(levels) + 1))
+
+
 def test_models_are_judged_by_the_papers_bound_whatever_trained_them() -> None:
     clipped = BlockDiffusionTraining(masking=ClippedTimes(low=0.3, high=0.8), next_token=1.0)
     assert JOINT.validation(clipped, FRAME) == BlockDiffusionLoss(reading=JOINT_READING, masking=Counts())
     assert JOINT.validation(clipped, TOLD).masking == Times()
+    assert JOINT.validation(replace(clipped, validation="times"), FRAME).masking == Times()
+    (said,) = JOINT.with_lean(2.0).training_conflicts(replace(clipped, validation="times"), FRAME)
+    assert "objective.validation must be counts for an order that leans" in said
     assert JOINT.with_lean(2.0).validation(clipped, FRAME).masking == Counts(lean=2.0)
     discrete = BlockDiffusionTraining(masking=DiscreteTimes(steps=5))
     judged = BLOCKS.validation(discrete, FRAME)

@@ -479,7 +479,7 @@ def test_masks_that_lean_are_checked_before_anything_is_built(masking, said):
     [
         ("d3pm", {"auxiliary": -1}, "objective: auxiliary must be finite and not negative, got -1.0"),
         ({"kind": "simplex", "block_size": 5}, {"steps": 0}, "objective: steps must be at least 1, got 0"),
-        ("score_entropy", {"steps": 5}, "objective.steps: unknown key, no option is allowed here"),
+        ("score_entropy", {"steps": 5}, "objective.steps: unknown key, allowed are strata"),
         ("autoregressive", {"masking": "counts"}, "objective.masking: unknown key, allowed are random_batch"),
     ],
     ids=str,

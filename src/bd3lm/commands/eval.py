@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
@@ -68,16 +68,47 @@ class Likelihoods(Command):
         check_lean_is_for(subjects, self.lean)
         return subjects
 
-    def for_each(self, subjects: "Sequence[Subject]") -> list[Self]:
-        """The flags for each model. Replicates are of draws: a model that draws nothing is measured once
-        beside others that draw, and they are refused where no model draws."""
+    def estimates(self, subjects: "Sequence[Subject]") -> "list[Estimate]":
+        """What is to be measured of each model: the paper's figure and our best one where the paper's is
+        asked for, or one figure for both where they are the same.
+
+        Replicates are of draws: a model that draws nothing is measured once beside others that draw, and they
+        are refused where no model draws.
+        """
+        from bd3lm.lm import PAPER
+
         if self.replicates < 1:
             raise ValueError(f"replicates must be at least 1, got {self.replicates}")
-        chosen = [_estimator(subject, self.estimator) for subject in subjects]
-        drawn = [each is None or each.is_random for each in chosen]
-        if self.replicates > 1 and subjects and not any(drawn):
+        names = (PAPER, "auto") if self.estimator == PAPER else (self.estimator,)
+        found, some_drawn = [], not subjects
+        for subject in subjects:
+            met = set()
+            for name in names:
+                chosen = _estimator(subject, name)
+                drawn = chosen is None or chosen.is_random
+                some_drawn |= drawn
+                if (known := name if chosen is None else chosen.name) not in met:
+                    met.add(known)
+                    own = replace(self, estimator=name, replicates=self.replicates if drawn else 1)
+                    found.append(Estimate(subject, own, of_paper=name == PAPER))
+        if self.replicates > 1 and not some_drawn:
             raise ValueError(f"replicates must be 1 for exact, which draws nothing, got {self.replicates}")
-        return [self if random else replace(self, replicates=1) for random in drawn]
+        return found
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is measured of a model, and whether it is the figure that the paper prints."""
+
+    subject: "Subject"
+    flags: Likelihoods
+    of_paper: bool
+
+    def name_of(self, figure_name: str) -> str:
+        """How a table names the figure."""
+        from bd3lm.reports import leaning
+
+        return figure_name + leaning(self.subject.lean) + (", the paper's" if self.of_paper else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,27 +214,34 @@ def report_perplexities(
 
     from bd3lm.commands.shared.corpora import check_texts
 
-    each = flags.for_each(subjects)
+    estimates = flags.estimates(subjects)
     sources = flags.data or (None,)
     check_texts(sources, flags.field)
     eos = None if flags.eos else False
-    records = [
-        measure_perplexity(subject, own, source, eos_between_documents=eos, console=console)
+    measured = [
+        (
+            each,
+            measure_perplexity(each.subject, each.flags, source, eos_between_documents=eos, console=console),
+        )
         for source in sources
-        for subject, own in zip(subjects, each, strict=True)
+        for each in estimates
     ]
-    for title, group in _by_text(records):
+    for title, group in _by_text(measured):
         table = Table(title=title)
         table.add_column("model", overflow="fold")
-        drawn = any(figure["monte_carlo_error"] for record in group for figure in record["result"]["figures"])
+        drawn = any(
+            figure["monte_carlo_error"] for _, record in group for figure in record["result"]["figures"]
+        )
         for heading in ("estimator", "perplexity", *_of_draws(drawn), "bits/token", "bits/byte"):
             table.add_column(heading, justify="right", no_wrap=True)
-        for record in group:
-            for index, figure in enumerate(record["result"]["figures"]):
-                table.add_row(
-                    "" if index else record["model"], *_cells(figure, record["settings"]["lean"], drawn)
-                )
+        above: Subject | None = None
+        for each, record in group:
+            for figure in record["result"]["figures"]:
+                name = "" if each.subject is above else record["model"]
+                table.add_row(name, each.name_of(figure["name"]), *_cells(figure, drawn))
+                above = each.subject
         console.print(table)
+    records = [record for _, record in measured]
     figures = [figure for record in records for figure in record["result"]["figures"]]
     console.print(legend(subjects, records, figures), soft_wrap=True, markup=False)
     return records
@@ -238,14 +276,14 @@ def _of_draws(drawn: bool, cell: str = "of draws") -> list[str]:
     return [cell] if drawn else []
 
 
-def _cells(figure: dict[str, Any], lean: float, drawn: bool) -> list[str]:
-    """Of one row. Records have null for what is not finite, and for bits a byte that are not known."""
-    from bd3lm.reports import leaning, perplexity_text, plain
+def _cells(figure: dict[str, Any], drawn: bool) -> list[str]:
+    """The figures of one row. Records have null for what is not finite, and for bits a byte that are not
+    known."""
+    from bd3lm.reports import perplexity_text, plain
 
     noise, bits = figure["monte_carlo_error"], figure["bits_per_token"]
     known = figure["bits_per_byte"] is not None
     return [
-        figure["name"] + leaning(lean),
         perplexity_text(figure),
         *_of_draws(
             drawn, f"± {plain(noise * figure['perplexity'])}" if noise and figure["perplexity"] else ""
@@ -256,8 +294,11 @@ def _cells(figure: dict[str, Any], lean: float, drawn: bool) -> list[str]:
 
 
 def _less_noise(subjects: "Sequence[Subject]", records: Sequence[dict[str, Any]]) -> str:
-    """The advice to take counts instead of a drawn nelbo, for the models that may."""
-    drawn = {record["model"] for record in records if record["settings"]["estimator"] == "nelbo"}
+    """The advice to take counts instead of a drawn nelbo, for the models that may and have nothing better."""
+    ways = {True: set[str](), False: set[str]()}
+    for record in records:
+        ways[record["settings"]["estimator"] == "nelbo"].add(record["model"])
+    drawn = ways[True] - ways[False]
     allowed = {
         subject.name: _estimator(subject, "counts") is not None
         for subject in subjects
@@ -284,7 +325,7 @@ def legend(
         words.append("≈ neither exact nor a bound.")
     if any(figure["monte_carlo_error"] is None for figure in figures):
         words.append("--replicates 4 tells the part of the draws.")
-    if any(figure["name"] == "nelbo" for figure in drawn):
+    if any(figure["name"].startswith("nelbo") for figure in drawn):
         words.append(
             f"nelbo has no finite variance, so its ± may be too small{_less_noise(subjects, records)}."
         )
@@ -293,20 +334,23 @@ def legend(
     return " ".join(words)
 
 
-def _by_text(records: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(Title, records) for each text: runs that held out the same one stand in one table.
+Measured = tuple[Estimate, dict[str, Any]]
+
+
+def _by_text(measured: Sequence[Measured]) -> list[tuple[str, list[Measured]]]:
+    """(Title, measurements) for each text: runs that held out the same one stand in one table.
 
     A title says how much was scored, so a table holds only models that were scored on as much: another
     context, a first token that is scored, or BOS and EOS around each sequence makes another table, though it
     may have the same name.
     """
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for record in records:
+    groups: dict[tuple[Any, ...], list[Measured]] = {}
+    for each, record in measured:
         settings, result = record["settings"], record["result"]
         cut = (settings["context"], settings.get("bos_eos", False))
         key = (settings["text"], settings["split"], *cut, result["sequences"], result["tokens"])
-        groups.setdefault(key, []).append(record)
-    return [(_title(group[0]), group) for group in groups.values()]
+        groups.setdefault(key, []).append((each, record))
+    return [(_title(group[0][1]), group) for group in groups.values()]
 
 
 def _title(record: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bd3lm.commands.eval import Likelihoods, legend, measure_perplexity
+from bd3lm.commands.eval import Estimate, Likelihoods, legend, measure_perplexity
 from bd3lm.commands.shared.flags import Texts
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ZeroShot(Likelihoods):
         subjects = self.subjects()
         records = report_zero_shot(subjects, self, console=Console())
         write_records(self.out, records)
-        asked = len(subjects) * len(set(self.data or CORPORA))
+        asked = len(self.estimates(subjects)) * len(set(self.data or CORPORA))
         if missing := asked - len(records):
             print(f"bd3lm: {missing} of {asked} figures could not be measured", file=sys.stderr)
         return int(missing > 0)
@@ -58,26 +58,28 @@ def report_zero_shot(
     """
     from bd3lm.commands.shared.corpora import check_texts
 
-    each = flags.for_each(subjects)
+    estimates = flags.estimates(subjects)
     data = list(dict.fromkeys(flags.data or CORPORA))
     check_texts(data, flags.field)
     measured: dict[tuple[str, int], dict[str, Any]] = {}
     problems: dict[tuple[str, str], list[str]] = {}  # by corpus and reason: the models
     for source in data:
-        for index, subject in enumerate(subjects):
+        for index, each in enumerate(estimates):
             try:
                 measured[source, index] = measure_perplexity(
-                    subject, each[index], source, eos_between_documents=False, console=console
+                    each.subject, each.flags, source, eos_between_documents=False, console=console
                 )
             except (ValueError, OSError, FloatingPointError) as error:
                 reason = " ".join(str(error).split())  # one line
-                problems.setdefault((source, reason), []).append(subject.name)
+                names = problems.setdefault((source, reason), [])
+                if each.subject.name not in names:  # of whose estimates another failed so
+                    names.append(each.subject.name)
     reasons = list(dict.fromkeys(reason for _, reason in problems))
     lines = [f"{', '.join(names)} on {source}: {reason}" for (source, reason), names in problems.items()]
     if problems and not measured:
         raise ValueError(reasons[0] if len(reasons) == 1 else "; ".join(lines))
     if measured:
-        _print_table(subjects, data, measured, console)
+        _print_table(subjects, estimates, data, measured, console)
     for line in lines:
         console.print(f"{_MISSING} {line}", soft_wrap=True, markup=False, highlight=False)
     return list(measured.values())
@@ -85,13 +87,14 @@ def report_zero_shot(
 
 def _print_table(
     subjects: "Sequence[Subject]",
+    estimates: Sequence[Estimate],
     data: Sequence[str],
     measured: Mapping[tuple[str, int], dict[str, Any]],
     console: "Console",
 ) -> None:
     from rich.table import Table
 
-    from bd3lm.reports import leaning, perplexity_text
+    from bd3lm.reports import perplexity_text
 
     table = Table(title="Zero-shot perplexity")
     table.add_column("model", overflow="fold")
@@ -99,13 +102,21 @@ def _print_table(
     names = [Path(source).name.partition(".")[0] or source for source in data]
     for source, name in zip(data, names, strict=True):
         table.add_column(name if names.count(name) == 1 else source, justify="right", overflow="fold")
-    for index, subject in enumerate(subjects):
-        mine = [measured.get((source, index)) for source in data]
-        cells = [perplexity_text(each["result"]["figures"][0]) if each else _MISSING for each in mine]
-        ways = [each["settings"]["estimator"] + leaning(subject.lean) for each in mine if each]
-        table.add_row(f"{subject.name} ({subject.title})", ways[0] if ways else _MISSING, *cells)
-        scored = [f"{each['result']['tokens']:,}" if each else _MISSING for each in mine]
-        table.add_row("  tokens scored", "", *scored, style="dim")
+    for subject in subjects:
+        name, tokens = f"{subject.name} ({subject.title})", [_MISSING for _ in data]
+        for index, each in enumerate(estimates):
+            if each.subject is not subject:
+                continue
+            mine = [measured.get((source, index)) for source in data]
+            cells = [perplexity_text(found["result"]["figures"][0]) if found else _MISSING for found in mine]
+            ways = [each.name_of(found["settings"]["estimator"]) for found in mine if found]
+            table.add_row(name, ways[0] if ways else _MISSING, *cells)
+            name = ""
+            tokens = [
+                f"{found['result']['tokens']:,}" if found else before
+                for found, before in zip(mine, tokens, strict=True)
+            ]
+        table.add_row("  tokens scored", "", *tokens, style="dim")
     console.print(table)
     every = list(measured.values())
     shown = [record["result"]["figures"][0] for record in every]

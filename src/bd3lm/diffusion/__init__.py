@@ -4,7 +4,7 @@ from bd3lm.diffusion.categorical import gumbel, gumbel_max, nucleus, temper, top
 from bd3lm.diffusion.checks import is_number, is_whole
 from bd3lm.diffusion.counter import Purpose, counter_uniform, derive_seed
 from bd3lm.diffusion.counts import Counts, LearnedCounts, learned_proposal
-from bd3lm.diffusion.draws import Draws, LevelSampler, blocks_in
+from bd3lm.diffusion.draws import Draws, LevelSampler, Strata, blocks_in
 from bd3lm.diffusion.masking import ClippedTimes, ClipSearch, DiscreteTimes, MaskingRule, Masks, Times
 from bd3lm.diffusion.orders import check_lean, log_reveal_rates, log_reveal_times
 from bd3lm.diffusion.parameterizations import d3pm, sedd, sedd_at_masks, subs, subs_at_masks
@@ -60,6 +60,7 @@ __all__ = [
     "Square",
     "SquareRoot",
     "SquaredCosine",
+    "Strata",
     "Times",
     "Uniform",
     "add_noise",

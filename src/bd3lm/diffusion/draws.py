@@ -9,12 +9,13 @@ All draws are in double precision. A float32 uniform is a multiple of 2^-24: com
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 Assignment = Literal["permuted", "ordered"]
+Strata = Literal["permuted", "ordered", "none"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class LevelSampler:
     def __post_init__(self) -> None:
         if self.assignment not in ("permuted", "ordered"):
             raise ValueError(f"assignment must be 'permuted' or 'ordered', got {self.assignment!r}")
+
+    @classmethod
+    def spread(cls, strata: Strata) -> Self:
+        """The sampler by the name of how it spreads noise levels."""
+        return cls(stratified=False) if strata == "none" else cls(assignment=strata)
 
     @property
     def is_uniform(self) -> bool:

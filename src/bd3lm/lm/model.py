@@ -203,9 +203,11 @@ class LanguageModel:
 
         - "exact": the chain rule, or for block diffusion the sum over all orders of reveal (blocks up to 12);
         - "nelbo": the paper's bound from uniformly drawn mask rates, the mean of `samples` draws (16);
+        - "nelbo:ordered": the same with rates spread over a batch in its order, as the paper says; no bound;
         - "counts": the same bound from masks drawn by count, with less noise;
         - "iw:K": a tighter bound, from K orders of reveal;
-        - "auto": exact where that takes at most 255 passes, else counts, else the NELBO.
+        - "auto": exact where that takes at most 255 passes, else counts, else the NELBO;
+        - "paper": what the paper prints: exact for an autoregressive model, else the NELBO.
 
         A text is scored from its first token on, after the token that texts begin with. Token ids are taken
         as they are: their first one is given, unless the model was trained to predict it (and so is a text's

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,8 +15,9 @@ from bd3lm.models import Denoiser, require_evaluation_mode
 from bd3lm.objectives import TokenBatch
 from bd3lm.parsing import did_you_mean
 
-_NAMES = ("auto", "exact", "nelbo", "counts")
-ESTIMATORS = "auto, exact, nelbo, counts or iw:K"
+PAPER = "paper"
+_NAMES = ("auto", PAPER, "exact", "nelbo", "nelbo:ordered", "counts")
+ESTIMATORS = f"{', '.join(_NAMES)} or iw:K"
 
 _MOST_ORDERS = 1000  # for each a pass a token of a block; all are drawn beforehand
 
@@ -54,9 +55,12 @@ class TextLikelihood:
 
 
 def build_estimator(config: LanguageModelConfig, name: str) -> Estimator:
-    """The estimator that a user names; one that would not do for the model is refused with the reason."""
-    _check_name(name)
-    return config.method.estimator(name, config.frame)
+    """The estimator that a user names; one that would not do for the model is refused with the reason.
+
+    "paper" is the one whose figure the paper prints for the method, under its own name."""
+    method = config.method
+    _check_name(name, method.own_estimators)
+    return method.estimator(method.paper_estimator if name == PAPER else name, config.frame)
 
 
 @torch.no_grad()
@@ -149,11 +153,12 @@ def _of_blocks(parts: Tensor, scored: Tensor) -> list[tuple[float, ...]]:
     return [tuple((-row[own]).tolist()) for row, own in zip(parts, has, strict=True)]
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: str, own: Collection[str]) -> None:
+    """Refuse what no method knows; what a method does not do it refuses itself, with the reason."""
     if not isinstance(name, str):
         raise ValueError(f"estimator must be {ESTIMATORS}, got {name!r}")
     found = re.fullmatch(r"iw:(\d{1,9})", name)
-    if name in _NAMES or (found and 1 <= int(found[1]) <= _MOST_ORDERS):
+    if name in (*_NAMES, *own) or (found and 1 <= int(found[1]) <= _MOST_ORDERS):
         return
     hint = did_you_mean(name, _NAMES)
     raise ValueError(f"estimator must be {ESTIMATORS} with K from 1 to {_MOST_ORDERS:,}, got {name!r}{hint}")

@@ -31,6 +31,7 @@ class AutoregressiveMethod(Method):
     kind = "autoregressive"
     title = "autoregressive"
     Training = AutoregressiveTraining
+    paper_estimator = "exact"
 
     def conflicts(self, frame: Frame) -> Iterator[str]:
         if frame.told_noise:
@@ -62,7 +63,7 @@ class AutoregressiveMethod(Method):
         )
 
     def estimator(self, name: str, frame: Frame) -> Estimator:
-        only_estimator("exact", name, "an autoregressive model, whose likelihood needs no bound")
+        only_estimator(["exact"], name, "an autoregressive model, whose likelihood needs no bound")
         return Sampled("exact", self.validation(AutoregressiveTraining(), frame))
 
     def piece(self, context: int) -> int:

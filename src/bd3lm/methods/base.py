@@ -6,12 +6,12 @@ others ask the method; nothing outside this room looks at its class.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-from bd3lm.diffusion import ClipSearch, MaskingRule, is_whole
+from bd3lm.diffusion import ClipSearch, LevelSampler, MaskingRule, Strata, is_whole
 from bd3lm.evaluation import Estimator
 from bd3lm.kinds import Kinded
 from bd3lm.methods.settings import Settings
@@ -69,6 +69,19 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoisedTraining(Training):
+    """What methods that draw noise levels have in common."""
+
+    strata: Strata = "permuted"
+    """How noise levels are spread over the blocks of a batch: evenly, handed out at random or in the order of
+    the batch (the paper's way), or drawn one by one."""
+
+    @property
+    def levels(self) -> LevelSampler:
+        return LevelSampler.spread(self.strata)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Method(Kinded, ABC, family="method"):
     """A method of training and of writing, as plain values."""
 
@@ -85,8 +98,12 @@ class Method(Kinded, ABC, family="method"):
     """Steps that its sampler takes where settings name none; None for a sampler without steps of its own."""
     greedy: ClassVar[Mapping[str, Any]] = MappingProxyType({"top_k": 1, "nucleus_p": 1.0})
     """Settings that take the likeliest token at every place."""
+    paper_estimator: ClassVar[str] = "auto"
+    """The name of the estimator whose figure the paper prints; "auto" for a method that is not in it."""
     no_likelihood: ClassVar[str | None] = None
     """Why it has no likelihood, nor a bound on one, to be asked for; None where it has."""
+    own_estimators: ClassVar[frozenset[str]] = frozenset()
+    """Names of estimators that other methods do not have."""
     masks_by_rule: ClassVar[bool] = False
     """Whether masking rules draw its masks, so that they can be compared on a trained model."""
     has_order: ClassVar[bool] = False
@@ -210,7 +227,12 @@ def at_least_one(name: str, value: object) -> Iterator[str]:
         yield f"{name} must be at least 1, got {value!r}"
 
 
-def only_estimator(only: str, name: str, why: str) -> None:
-    """Refuse another estimator than the one that a method has."""
-    if name not in ("auto", only):
-        raise ValueError(f"estimator must be {only!r} for {why}, got {name!r}")
+NELBOS: Mapping[str, Strata] = MappingProxyType({"nelbo": "permuted", "nelbo:ordered": "ordered"})
+"""The estimators that draw noise levels, and how they spread them over a batch."""
+
+
+def only_estimator(only: Collection[str], name: str, why: str) -> None:
+    """Refuse another estimator than those that a method has."""
+    if name not in ("auto", *only):
+        allowed = " or ".join(repr(each) for each in only)
+        raise ValueError(f"estimator must be {allowed} for {why}, got {name!r}")

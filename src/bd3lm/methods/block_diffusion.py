@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from bd3lm.diffusion import ClipSearch, Counts, LevelSampler, MaskingRule, Times, check_lean
 from bd3lm.evaluation import Enumerated, Estimator, ImportanceWeighted, Sampled
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
-from bd3lm.methods.base import Frame, Method, Training
+from bd3lm.methods.base import NELBOS, Frame, Method, NoisedTraining, only_estimator
 from bd3lm.methods.settings import Settings
 from bd3lm.methods.whole_context import whole_context_writer
 from bd3lm.models import BlockReading, Denoiser
@@ -21,7 +21,7 @@ _LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockDiffusionTraining(Training):
+class BlockDiffusionTraining(NoisedTraining):
     """How block diffusion is trained."""
 
     masking: MaskingRule = field(default_factory=Counts)
@@ -29,18 +29,13 @@ class BlockDiffusionTraining(Training):
     next_token: float = 0.0
     """Weight of a next-token loss on the clean half, which must then be causal."""
     algorithm: Algorithm = "single_pass"
-    strata: Literal["permuted", "ordered", "none"] = "permuted"
-    """How noise levels are spread over the blocks of a batch."""
+    validation: Literal["counts", "times"] = "counts"
+    """How masks are drawn to validate, and so which checkpoint is the best: by count, or at uniformly drawn
+    mask rates as in the paper, which is the same bound with more noise."""
 
     def problems(self) -> Iterator[str]:
         if not 0.0 <= self.next_token < math.inf:
             yield f"next_token must be finite and not negative, got {self.next_token}"
-
-    @property
-    def levels(self) -> LevelSampler:
-        return (
-            LevelSampler(stratified=False) if self.strata == "none" else LevelSampler(assignment=self.strata)
-        )
 
     @property
     def search(self) -> ClipSearch | None:
@@ -68,6 +63,7 @@ class BlockDiffusionMethod(Method):
     title = "block diffusion"
     Training = BlockDiffusionTraining
     masks_by_rule = True
+    paper_estimator = "nelbo"
     has_order = True
     concerns_release_only = frozenset({"lean"})
     reference_lacks = frozenset({"score_first", "causal_clean", "previous_token", "lean"})
@@ -103,6 +99,11 @@ class BlockDiffusionMethod(Method):
     def training_conflicts(self, training: BlockDiffusionTraining, frame: Frame) -> Iterator[str]:
         if training.next_token and not self.causal_clean:
             yield "objective.next_token needs method.causal_clean: otherwise tokens see what they predict"
+        if self.lean and training.validation == "times":
+            yield (
+                "objective.validation must be counts for an order that leans, which has no mask rate that "
+                f"all places share, got times with method.lean {self.lean:g}"
+            )
         if frame.told_noise and not training.masking.draws_times:
             yield (
                 "network.time_conditioning needs masks drawn by time: objective.masking.kind "
@@ -138,13 +139,14 @@ class BlockDiffusionMethod(Method):
     def validation(self, training: BlockDiffusionTraining, frame: Frame) -> BlockDiffusionLoss:
         """The paper's bound, of the order in which the model writes, whatever masks it is trained with.
 
-        It is drawn by counts: mask rates drawn uniformly have the same mean and an infinite variance, and
-        which checkpoint is kept as the best would be a matter of luck. A network that is told the noise level
-        must be told a rate, and one trained in T steps is judged in them.
+        It is drawn by counts unless asked otherwise: mask rates drawn uniformly have the same mean and an
+        infinite variance, and which checkpoint is kept as the best would be a matter of luck. A network that
+        is told the noise level must be told a rate, and one trained in T steps is judged in them.
         """
         if training.masking.in_discrete_steps:
             return self.judging(training.masking, frame)
-        return self.judging(Times() if frame.told_noise else Counts(lean=self.lean), frame)
+        by_times = frame.told_noise or training.validation == "times"
+        return self.judging(Times() if by_times else Counts(lean=self.lean), frame)
 
     def judging(self, masking: MaskingRule, frame: Frame) -> BlockDiffusionLoss:
         return BlockDiffusionLoss(reading=self.reading(frame), masking=masking)
@@ -173,10 +175,8 @@ class BlockDiffusionMethod(Method):
 
     def estimator(self, name: str, frame: Frame) -> Estimator:
         size = self._size(frame)
-        if frame.told_noise and name not in ("auto", "nelbo"):
-            raise ValueError(
-                f"estimator must be 'nelbo' for a network that is told the noise level, got {name!r}"
-            )
+        if frame.told_noise:
+            only_estimator(NELBOS, name, "a network that is told the noise level")
         if name == "exact" and size > MAX_EXACT_BLOCK:
             raise ValueError(
                 f"estimator 'exact' takes 2^block_size − 1 passes, for blocks of {size} therefore "
@@ -189,12 +189,15 @@ class BlockDiffusionMethod(Method):
             return Enumerated(reading=self.reading(frame), lean=self.lean)
         if (orders := re.fullmatch(r"iw:(\d+)", name)) is not None:
             return ImportanceWeighted(reading=self.reading(frame), lean=self.lean, orders=int(orders[1]))
-        if name == "nelbo" and self.lean:
+        if name == "counts":
+            return Sampled(name, self.judging(Counts(lean=self.lean), frame))
+        if self.lean:
             raise ValueError(
                 f"estimator must be exact, counts or iw:K for an order that leans (lean {self.lean:g}), got "
-                "'nelbo', whose times would need a schedule for each place; counts is the same bound"
+                f"{name!r}, whose times would need a schedule for each place; counts is the same bound"
             )
-        return Sampled(name, self.judging(Counts(lean=self.lean) if name == "counts" else Times(), frame))
+        levels = LevelSampler.spread(NELBOS[name])
+        return Sampled(name, replace(self.judging(Times(), frame), levels=levels))
 
     def one_pass_estimator(self, frame: Frame) -> str:
         return "nelbo" if frame.told_noise else "counts"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bd3lm.diffusion import Linear, NoiseSchedule, Uniform
-from bd3lm.methods.base import Frame, Training, at_least_one
+from bd3lm.methods.base import Frame, NoisedTraining, at_least_one
 from bd3lm.methods.settings import Settings
 from bd3lm.methods.whole_context import CorruptionMethod, whole_context_writer
 from bd3lm.models import BlockReading, Denoiser
@@ -14,7 +14,7 @@ from bd3lm.sampling import Ancestral, PosteriorWriter, Writer
 
 
 @dataclass(frozen=True, kw_only=True)
-class D3PMTraining(Training):
+class D3PMTraining(NoisedTraining):
     """How D3PM is trained."""
 
     auxiliary: float = 0.0
@@ -47,6 +47,7 @@ class D3PMMethod(CorruptionMethod):
             mask_id=frame.mask_id,
             steps=self.steps,
             schedule=self.schedule,
+            levels=training.levels,
             auxiliary=training.auxiliary,
         )
 

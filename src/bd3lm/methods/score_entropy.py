@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bd3lm.methods.base import Frame, Training
+from bd3lm.methods.base import Frame, NoisedTraining
 from bd3lm.methods.settings import Settings
 from bd3lm.methods.whole_context import CorruptionMethod
 from bd3lm.models import Denoiser
@@ -19,9 +19,11 @@ class ScoreEntropyMethod(CorruptionMethod):
     default_nucleus = 0.99
     default_steps = 1000
 
-    def objective(self, training: Training, frame: Frame) -> ScoreEntropy:
+    def objective(self, training: NoisedTraining, frame: Frame) -> ScoreEntropy:
         process = self.forward_process(frame)
-        return ScoreEntropy(process=process, mask_id=frame.mask_id, schedule=process.log_linear)
+        return ScoreEntropy(
+            process=process, mask_id=frame.mask_id, schedule=process.log_linear, levels=training.levels
+        )
 
     def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
         settings.refuse("unmasking", "projection", "stride", "cache", why="SEDD writes a whole context")

@@ -18,9 +18,10 @@ from bd3lm.commands.shared.flags import (
     StepsFlag,
     TokenizerFlag,
     check_sources,
+    named,
 )
 
-_FOR_FILES = ("judge", "window", "stride", "judge_batch", "mauve", "out", "device", "judge_dtype")
+_FOR_FILES = ("field", "judge", "window", "stride", "judge_batch", "mauve", "out", "device", "judge_dtype")
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,15 @@ class Judge(Command):
 
     sources: ModelsOrFiles = ()
     """Runs, model folders or hub ids, from which samples are drawn; or files that are judged as they are: of
-    `bd3lm sample --out`, or texts of other code, .jsonl with a field text or .txt with blank lines
+    `bd3lm sample --out`, or texts of other code, .jsonl with texts in --field or .txt with blank lines
     between. Where a text has a prompt, only what follows is scored, given the prompt."""
+    field: Annotated[
+        str | None,
+        named(
+            "NAME",
+            help="The field of .jsonl of other code that holds a text, or a list of them; by default text.",
+        ),
+    ] = None
     judge: Annotated[str, arg(metavar="MODEL")] = "gpt2-large"
     """A causal language model: a local folder, a GGUF file, or a name on the hub, which is downloaded."""
     count: int = 300
@@ -72,14 +80,18 @@ class Judge(Command):
 
         from bd3lm.commands.judge.judging import check_flags, open_judge, run_judge
         from bd3lm.commands.shared.records import check_new_file, write_records
-        from bd3lm.commands.shared.sample_files import open_sources
+        from bd3lm.commands.shared.sample_files import SUFFIX, open_sources
         from bd3lm.models.devices import pick_device
 
         check_sources(self, for_files=_FOR_FILES)
+        if self.field is not None and not any(source.endswith(SUFFIX) for source in self.sources):
+            raise ValueError(
+                f"--field is for texts in {SUFFIX} files, and no source is one, got {self.field!r}"
+            )
         check_new_file(self.out)
         check_flags(self)
         records = run_judge(
-            open_sources(self),
+            open_sources(self, field=self.field or "text"),
             self,
             load_judge=lambda: open_judge(
                 self.judge, device=pick_device(self.device), dtype=getattr(torch, self.judge_dtype)

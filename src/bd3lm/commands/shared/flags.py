@@ -54,9 +54,11 @@ EstimatorFlag = Annotated[
     str,
     arg(
         metavar="ESTIMATOR",
-        help="exact (blocks of at most 12), nelbo (the paper's: a mask rate drawn for each block), counts "
-        "(the same bound with less noise), or iw:K (tighter, from K orders). By default exact up to blocks "
-        "of 8, else counts, and for networks that are told the noise level nelbo.",
+        help="exact (AR, and blocks of at most 12), nelbo (a mask rate drawn for each block; "
+        "nelbo:ordered with rates spread in the order of the batch, as the paper says), counts (the same "
+        "bound with less noise), iw:K (tighter, from K orders), or paper (what the paper prints: exact "
+        "for AR, else nelbo). By default exact up to blocks of 8, else counts, and for networks that are "
+        "told the noise level nelbo.",
     ),
 ]
 LeanFlag = Annotated[

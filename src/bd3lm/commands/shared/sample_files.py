@@ -58,11 +58,11 @@ class Samples:
     subject: Subject | None = None
 
     @classmethod
-    def read(cls, file: Path) -> "Samples":
+    def read(cls, file: Path, *, field: str = "text") -> "Samples":
         """The samples in a file, all of which must have been written in one way.
 
-        They are lines of `bd3lm sample --out`, or texts of other code: lines with a field `text`, or a .txt
-        file, whose texts blank lines separate as they do documents of a corpus.
+        They are lines of `bd3lm sample --out`, or texts of other code: lines with a `field` that holds a text
+        or a list of texts, or a .txt file, whose texts blank lines separate as they do documents of a corpus.
         """
         if not file.is_file():
             raise ValueError(f"there is no file {file}")
@@ -74,7 +74,9 @@ class Samples:
         try:
             with file.open(encoding="utf-8") as lines:
                 numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-            records = [_parse(line, f"{file} line {number}") for number, line in numbered]
+            records = [
+                record for number, line in numbered for record in _parse(line, field, f"{file} line {number}")
+            ]
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} must be text, as `bd3lm sample --out` writes it: {error}") from None
         if not records:
@@ -217,10 +219,10 @@ def is_file_of_samples(source: str) -> bool:
     return source.endswith((SUFFIX, PLAIN_TEXT))
 
 
-def open_source(source: str, **options: Any) -> Subject | Samples:
-    """A file of samples, or a model, which `options` are for."""
+def open_source(source: str, *, field: str = "text", **options: Any) -> Subject | Samples:
+    """A file of samples, whose texts a `field` holds, or a model, which `options` are for."""
     if is_file_of_samples(source):
-        return Samples.read(local_path(source))
+        return Samples.read(local_path(source), field=field)
     if Path(source).is_file() and not source.endswith(".ckpt"):
         raise ValueError(
             f"sources must be runs, model folders, hub ids or files of texts, {SUFFIX} as `bd3lm sample "
@@ -229,35 +231,38 @@ def open_source(source: str, **options: Any) -> Subject | Samples:
     return Subject.open(source, **options)
 
 
-def open_sources(flags: Any) -> list[Subject | Samples]:
+def open_sources(flags: Any, *, field: str = "text") -> list[Subject | Samples]:
     """The sources of a command, models with its --device, --dtype, --tokenizer and --lean."""
     dtype = sampling_dtype(flags.dtype, flags.device)
     options = {"device": flags.device, "dtype": dtype, "tokenizer": flags.tokenizer, "lean": flags.lean}
-    sources = [open_source(source, **options) for source in flags.sources]
+    sources = [open_source(source, field=field, **options) for source in flags.sources]
     check_lean_is_for([each for each in sources if isinstance(each, Subject)], flags.lean)
     return sources
 
 
-def _parse(line: str, where: str) -> dict[str, Any]:
+def _parse(line: str, field: str, where: str) -> list[dict[str, Any]]:
+    """The samples in a line: one, or each text of a list."""
     try:
         record = json.loads(line)
     except ValueError as error:
         raise ValueError(f"{where} must be JSON, as `bd3lm sample --out` writes it: {error}") from None
     fields = record if isinstance(record, dict) else {}
-    if isinstance(fields.get("text"), str) and not fields.keys() & {"documents", "settings"}:
-        return _of_other_code(fields["text"], fields.get("prompt"))
     if not fields.keys() & {"documents", "settings"}:
-        raise ValueError(
-            f"{where} must have a text in its field text, or be a line of `bd3lm sample --out`, got "
-            f"{line.strip():.80}"
-        )
+        found = fields.get(field)
+        texts: list[Any] = found if isinstance(found, list) else [found]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(
+                f"{where} must have a text in its field {field}, or be a line of `bd3lm sample --out`, got "
+                f"{line.strip():.80}"
+            )
+        return [_of_other_code(text, fields.get("prompt")) for text in texts]
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(fields.get(name), kind)]
     if wrong or not all(isinstance(document, str) for document in fields["documents"]):
         raise ValueError(
             f"{where} must be a sample as `bd3lm sample --out` writes it; missing or of another kind: "
             f"{', '.join(wrong) or 'documents'}"
         )
-    return fields
+    return [fields]
 
 
 def _of_other_code(text: str, prompt: Any = None) -> dict[str, Any]:
