@@ -137,23 +137,26 @@ def test_a_method_in_a_package_trains_writes_is_measured_and_reported(data: Path
     assert "got 'twins'; twins is of the plugin twins: give --plugin twins" in missing.stderr
 
 
-def test_the_likelihood_of_twins_is_that_of_their_texts() -> None:
+def test_the_likelihood_of_twins_is_that_of_their_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enumerated: over all texts of two blocks it sums to one."""
     from itertools import product
 
     import torch
 
     from bd3lm.lm import LanguageModel
-    from bd3lm.methods import LanguageModelConfig
+    from bd3lm.methods import LanguageModelConfig, Method
     from tests.oracles.networks import MASK, tiny_transformer
 
     room: dict[str, object] = {"__name__": "twins_of_a_test"}
-    sys.modules["twins_of_a_test"] = type(sys)("twins_of_a_test")
+    monkeypatch.setitem(sys.modules, "twins_of_a_test", type(sys)("twins_of_a_test"))
+    monkeypatch.setattr(Method, "_members", dict(Method._members))  # forgotten after the test
     exec(compile(TWINS.replace('kind = "twins"', 'kind = "twins_of_a_test"'), "twins.py", "exec"), room)
     network = tiny_transformer(0, vocab_size=4, context=4)
     method = room["Twins"](score_first=True)  # type: ignore[operator]
     model = LanguageModel(network, LanguageModelConfig(network=network.config, method=method, mask_id=MASK))
     texts = [list(text) for text in product((0, 1, 3), repeat=4)]
+    with pytest.raises(ValueError, match="estimator must be 'exact' for twins"):
+        model.log_likelihood(texts, estimator="iw:3")
     total = sum(torch.tensor(each.log_p).exp().item() for each in model.log_likelihood(texts))
     assert total == pytest.approx(1.0, abs=1e-5)
 
