@@ -517,5 +517,7 @@ def test_what_a_recipe_may_say_of_plugins(plugins):
 
 def test_options_of_another_method_are_refused_from_python_too():
     recipe = parse({"method": "score_entropy"})
-    with pytest.raises(ValueError, match=r"objective must be a Training for method\.kind score_entropy"):
+    with pytest.raises(
+        ValueError, match=r"objective must be a NoisedTraining for method\.kind score_entropy"
+    ):
         replace(recipe, objective=BlockDiffusionTraining())
