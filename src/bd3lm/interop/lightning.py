@@ -270,7 +270,7 @@ def _config(
     mlp, _ = dimensions(reference_name("layers.0.mlp_in.weight"), 2)
     noise = reference_name("noise_embedding.first.weight")
     told = facts.time_conditioning
-    if told is None and isinstance(method, ScoreEntropyMethod):
+    if told is None and method.reference_tells_noise:
         told = noise in state  # at a constant level of 0 the reference's scores would all be infinite
     if noise in state and told is None:
         raise ValueError(

@@ -110,6 +110,8 @@ class Method(Kinded, ABC, family="method"):
     """Whether a pass reveals some masks of several, in an order that an unmasking rule decides."""
     concerns_release_only: ClassVar[frozenset[str]] = frozenset()
     """Its fields that change nothing of how it is trained, so that a resumed run may change them."""
+    reference_tells_noise: ClassVar[bool] = False
+    """Whether the reference implementation always tells its networks the noise level."""
     reference_lacks: ClassVar[frozenset[str]] = frozenset({"score_first"})
     """Its fields that the reference implementation does not have, and that must be as by default there."""
 

@@ -18,6 +18,7 @@ class ScoreEntropyMethod(CorruptionMethod):
     title = "SEDD"
     default_nucleus = 0.99
     default_steps = 1000
+    reference_tells_noise = True
 
     def objective(self, training: NoisedTraining, frame: Frame) -> ScoreEntropy:
         process = self.forward_process(frame)
