@@ -89,10 +89,12 @@ class CorruptionObjective(Objective):
         if batch.tokens.device.type == "cpu":  # looking at values would stall an accelerator
             self.process.check_ids(batch.tokens)
         if batch.absent is not None and not isinstance(self.process, Absorbing):
-            raise ValueError(
-                "absent tokens need the absorbing process: under uniform noise nothing says that a position "
-                "is past the end of a text"
-            )
+            absent = batch.absent.unflatten(1, (blocks, size))
+            if blocks == 1 or bool((absent.any(-1) != absent.all(-1)).any()):
+                raise ValueError(
+                    "absent tokens need the absorbing process, or must be whole blocks: under uniform noise "
+                    "nothing says that a position is past the end of a text"
+                )
         return draws
 
     def logits_at_masks(self, model: Denoiser, batch: TokenBatch, masks: Masks) -> tuple[Tensor, Places]:
