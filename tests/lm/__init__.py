@@ -34,12 +34,16 @@ SEDD = ScoreEntropyMethod()
 SEDD_UNIFORM = ScoreEntropyMethod(process="uniform")
 D3PM = D3PMMethod(steps=6)
 D3PM_UNIFORM = D3PMMethod(steps=6, process="uniform")
+SEDD_BLOCKS = ScoreEntropyMethod(process="uniform", block_size=4)
+D3PM_BLOCKS = D3PMMethod(steps=6, process="uniform", block_size=4)
 SSD = SimplexMethod(block_size=4)
 BASELINES: dict[str, Method] = {
     "SEDD": SEDD,
     "SEDD uniform": SEDD_UNIFORM,
     "D3PM": D3PM,
     "D3PM uniform": D3PM_UNIFORM,
+    "SEDD uniform, blocks": SEDD_BLOCKS,
+    "D3PM uniform, blocks": D3PM_BLOCKS,
     "SSD-LM": SSD,
 }
 every_baseline = pytest.mark.parametrize("method", BASELINES.values(), ids=BASELINES)

@@ -20,11 +20,13 @@ from tests.lm import (
     BYTES,
     CONTEXT,
     D3PM,
+    D3PM_BLOCKS,
     D3PM_UNIFORM,
     END,
     METHODS,
     PROMPTS,
     SEDD,
+    SEDD_BLOCKS,
     SEDD_UNIFORM,
     SSD,
     baseline,
@@ -293,6 +295,8 @@ def test_projections():
         (D3PM, {"cache": False}, "a network of one block has nothing to cache"),
         (D3PM_UNIFORM, {"stride": 4}, "uniform noise is over a whole context"),
         (D3PM_UNIFORM, {"cache": False}, "uniform noise is over a whole context"),
+        (D3PM_BLOCKS, {"stride": 4}, "this model writes blocks of 4"),
+        (SEDD_BLOCKS, {"stride": 4}, "SEDD writes blocks of 4 in steps of its own"),
         *(
             (SSD, changes, "SSD-LM draws by its projection")
             for changes in (
@@ -391,6 +395,17 @@ def test_under_uniform_noise_a_text_fills_the_context(method, seen):
         model.log_likelihood(["a" * (CONTEXT - 1), "abc"])
 
 
+@pytest.mark.parametrize("method", [SEDD_BLOCKS, D3PM_BLOCKS], ids=["SEDD", "D3PM"])
+def test_under_uniform_noise_in_blocks_a_text_is_whole_blocks(method):
+    """And the likelihood of a text of fewer blocks is its own, whatever stands in the batch beside it."""
+    model = baseline(method)
+    short, long = "abc", "a" * (CONTEXT - 1)
+    alone, beside = model.log_likelihood([short], samples=4), model.log_likelihood([short, long], samples=4)
+    assert all(each.log_p < 0 and each.tokens == 3 for each in (alone[0], beside[0]))
+    with pytest.raises(ValueError, match=r"text 0 must have a multiple of 4 tokens, whole blocks.*, got 6"):
+        model.log_likelihood("abcde")
+
+
 def test_in_one_step_d3pm_over_masks_is_exact_and_writes_as_it_scores():
     """All is hidden, and revealed at once: the bound has nothing left to lose."""
     model, rows = of_four(D3PM, steps=1), 1000
@@ -406,7 +421,11 @@ def test_in_one_step_d3pm_over_masks_is_exact_and_writes_as_it_scores():
         assert chi_square(observed, [rows * each for each in p]) > 0.01
 
 
-@pytest.mark.parametrize("method", [D3PM, D3PM_UNIFORM], ids=["absorbing", "uniform"])
+@pytest.mark.parametrize(
+    "method",
+    [D3PM, D3PM_UNIFORM, replace(D3PM, block_size=2), replace(D3PM_UNIFORM, block_size=2)],
+    ids=["absorbing", "uniform", "absorbing in blocks", "uniform in blocks"],
+)
 def test_no_text_of_d3pm_is_written_less_often_than_its_bound_says(method):
     model, rows = of_four(method, steps=3), 4000
     assert isinstance(model.config.method, D3PMMethod)
@@ -420,7 +439,11 @@ def test_no_text_of_d3pm_is_written_less_often_than_its_bound_says(method):
         assert counts[tuple(text)] / rows > bound - 4 * math.sqrt(bound / rows)
 
 
-@pytest.mark.parametrize("method", [SEDD, SEDD_UNIFORM], ids=["absorbing", "uniform"])
+@pytest.mark.parametrize(
+    "method",
+    [SEDD, SEDD_UNIFORM, replace(SEDD_UNIFORM, block_size=2)],
+    ids=["absorbing", "uniform", "blocks"],
+)
 def test_the_bounds_of_sedd_leave_room(method):
     model = of_four(method)
     texts = every_text(CLEAN, 4)

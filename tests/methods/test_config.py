@@ -7,8 +7,10 @@ import pytest
 from bd3lm.methods import (
     AutoregressiveMethod,
     BlockDiffusionMethod,
+    D3PMMethod,
     LanguageModelConfig,
     Method,
+    ScoreEntropyMethod,
     config_from_dict,
     config_to_dict,
 )
@@ -22,6 +24,8 @@ METHODS: list[Method] = [
     BlockDiffusionMethod(block_size=16, causal_clean=True, score_first=True),
     BlockDiffusionMethod(block_size=4, previous_token=True),
     BlockDiffusionMethod(block_size=4, lean=0.75),
+    D3PMMethod(process="uniform", block_size=4),
+    ScoreEntropyMethod(block_size=8),
 ]
 
 

@@ -98,6 +98,16 @@ JOINT_READING = BlockReading(block_size=4, mask_id=9, causal_clean=True, previou
             D3PMTraining(auxiliary=0.01),
             D3PM(process=Uniform(12), mask_id=9, steps=7, schedule=diffusion.Cosine(), auxiliary=0.01),
         ),
+        (
+            D3PMMethod(process="uniform", block_size=4),
+            D3PMTraining(),
+            D3PM(process=Uniform(12), mask_id=9, steps=1000, block_size=4),
+        ),
+        (
+            ScoreEntropyMethod(block_size=4),
+            NoisedTraining(),
+            ScoreEntropy(process=Absorbing(12, 9), mask_id=9, block_size=4),
+        ),
         (SimplexMethod(), SimplexTraining(), SimplexDiffusionLoss(block_size=25, mask_id=9)),
         (
             SimplexMethod(block_size=5, simplex_scale=3.0),

@@ -1,4 +1,4 @@
-"""The expected loss of an objective with one noise level a text: every corruption, no chance."""
+"""The expected loss of an objective with one noise level a block: every corruption, no chance."""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -65,6 +65,35 @@ def expected(
     total = np.zeros((len(texts), len(texts[0])))
     np.add.at(total, owners, chances[:, None] * loss.nats.detach().numpy())
     return total
+
+
+def expected_in_blocks(
+    objective: CorruptionObjective, network: object, texts: Sequence[Text], levels: Sequence[Level], size: int
+) -> Array:
+    """The expected nats of each text (texts, length), a whole number of blocks of which each has a level.
+
+    A block's loss may depend on no other block's noise. Every block goes through all its corruptions, side by
+    side with corruptions of the others that were put together at random: were they seen, sums would be wrong.
+    """
+    fates = [
+        (level, [u for u, _ in each], share * np.prod([p for _, p in each]))
+        for level, rate, share in levels
+        for each in product(_fates(objective, rate), repeat=size)
+    ]
+    level, tokens, chances = (np.array(each) for each in zip(*fates, strict=True))
+    blocks = len(texts[0]) // size
+    order = np.stack([np.random.default_rng(b).permutation(len(fates)) for b in range(blocks)], 1)
+    draws = Draws(
+        levels=torch.from_numpy(level[order]),
+        spare=torch.full(order.shape, 0.5, dtype=torch.float64),
+        tokens=torch.from_numpy(tokens[order].reshape(len(fates), -1)),
+    )
+    found = []
+    for text in texts:
+        batch = TokenBatch.of(torch.tensor([text] * len(fates)), score_first=True)
+        nats = objective.loss(network, batch, draws).nats.detach().numpy()
+        found.append((np.repeat(chances[order], size, axis=1) * nats).sum(0))
+    return np.stack(found)
 
 
 def _fates(objective: CorruptionObjective, rate: float) -> list[tuple[float, float]]:

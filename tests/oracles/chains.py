@@ -68,17 +68,30 @@ def bound(x_0: Text, network: Network, alphas: Sequence[float], noise: Array) ->
 
 
 def sampled(
-    network: Network, alphas: Sequence[float], noise: Array, length: int, start: Array | None = None
+    network: Network,
+    alphas: Sequence[float],
+    noise: Array,
+    length: int,
+    start: Array | None = None,
+    *,
+    kept: Sequence[bool] | None = None,
 ) -> Array:
-    """The law (V^n,) of the sampler that takes all T steps from `start`, by default from the noise."""
+    """The law (V^n,) of the sampler that takes all T steps from `start`, by default from the noise.
+
+    Places that are `kept` stay what they are.
+    """
     steps, products = step_matrices(alphas, noise)
+    kept = kept or [False] * length
     law = reduce(np.kron, [noise] * length) if start is None else start
     for j in range(len(alphas) - 1, 0, -1):
         following = np.zeros_like(law)
         for row, x_t in enumerate(states(length, len(noise))):
             if law[row] > 0:
                 tokens = [
-                    reverse_law(network[j][row, i], x_t[i], products[j - 1], steps[j]) for i in range(length)
+                    np.eye(len(noise))[x_t[i]]
+                    if kept[i]
+                    else reverse_law(network[j][row, i], x_t[i], products[j - 1], steps[j])
+                    for i in range(length)
                 ]
                 following += law[row] * reduce(np.kron, tokens)
         law = following

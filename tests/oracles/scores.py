@@ -111,13 +111,21 @@ def reverse_law(scores: Scores, length: int, rates: Array, least_alpha: float) -
 
 
 def tweedie_law(
-    scores: Scores, alphas: Sequence[float], rates: Array, length: int, *, start: Array, mask_id: int
+    scores: Scores,
+    alphas: Sequence[float],
+    rates: Array,
+    length: int,
+    *,
+    start: Array,
+    mask_id: int,
+    kept: Sequence[bool] | None = None,
 ) -> Array:
     """The law (V^n,) of Tweedie τ-leaping (Theorem 4.2) over falling noise: alphas rise to 1.
 
     x_s ∝ (exp(−Δσ Q) s)_y · exp(Δσ Q)(y → x_t), negative entries left out; the last step never ends in
-    the mask.
+    the mask. Places that are `kept` stay what they are.
     """
+    kept = kept or [False] * length
     law, texts = start, states(length, len(rates))
     for alpha_t, alpha_s in pairwise(alphas):
         delta, table, following = np.log(alpha_s / alpha_t), scores(alpha_t), np.zeros_like(law)
@@ -127,6 +135,9 @@ def tweedie_law(
                 continue
             tokens = []
             for i in range(length):
+                if kept[i]:
+                    tokens.append(np.eye(len(rates))[x_t[i]])
+                    continue
                 # s is a vector of probability ratios over y, which the transposed matrix evolves.
                 p = np.maximum(back.T @ table[row, i], 0) * forth[:, x_t[i]]
                 if alpha_s == 1.0:

@@ -199,11 +199,13 @@ def _check(texts: Sequence[Sequence[int]], config: LanguageModelConfig) -> None:
             )
         if config.mask_id in text:
             raise ValueError(f"text {index} must have no gaps")
+    multiple = config.method.scored_multiple(context)
     for index, text in enumerate(texts):
-        if config.method.scores_whole_contexts and len(text) != context:
+        if len(text) % multiple:
+            wanted = f"{context} tokens, the whole context" if multiple == context else ""
             raise ValueError(
-                f"text {index} must have {context} tokens, the whole context, under uniform noise, which "
-                f"knows no end of a text, got {len(text)}"
+                f"text {index} must have {wanted or f'a multiple of {multiple} tokens, whole blocks'}, under "
+                f"uniform noise, which knows no end of a text, got {len(text)}"
             )
 
 

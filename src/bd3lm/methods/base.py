@@ -204,10 +204,9 @@ class Method(Kinded, ABC, family="method"):
         """Texts are padded to a multiple of so many tokens."""
         return 1
 
-    @property
-    def scores_whole_contexts(self) -> bool:
-        """Whether only texts of exactly one context have a likelihood."""
-        return False
+    def scored_multiple(self, context: int) -> int:
+        """Only texts of a multiple of so many tokens have a likelihood."""
+        return 1
 
     # --- how others say it ---
 

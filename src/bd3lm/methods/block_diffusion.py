@@ -10,12 +10,12 @@ from bd3lm.diffusion import ClipSearch, Counts, LevelSampler, MaskingRule, Times
 from bd3lm.evaluation import Enumerated, Estimator, ImportanceWeighted, Sampled
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
 from bd3lm.methods.base import NELBOS, Frame, Method, NoisedTraining, only_estimator
+from bd3lm.methods.corruption import masked_writer
 from bd3lm.methods.settings import Settings
-from bd3lm.methods.whole_context import whole_context_writer
 from bd3lm.models import BlockReading, Denoiser
 from bd3lm.objectives import BlockDiffusionLoss
 from bd3lm.objectives.denoising import Algorithm
-from bd3lm.sampling import Ancestral, BlockWriter, FirstHitting, Writer
+from bd3lm.sampling import Ancestral, FirstHitting, Writer
 
 _LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
 
@@ -160,18 +160,7 @@ class BlockDiffusionMethod(Method):
                 f"unmasking {unmasking} has no order that leans, and the model's lean is {self.lean:g}: use "
                 "with_lean(0), or --lean 0"
             )
-        reading = self.reading(frame)
-        if reading.block_size == frame.context:
-            return whole_context_writer(network, reading, settings, unmasking)
-        settings.refuse("stride", why=f"this model writes blocks of {reading.block_size}")
-        return BlockWriter(
-            network,
-            reading=reading,
-            context=frame.context,
-            unmasking=unmasking,
-            sharpening=settings.sharpening(),
-            cache=settings.cache,
-        )
+        return masked_writer(network, self.reading(frame), frame.context, settings, unmasking)
 
     def estimator(self, name: str, frame: Frame) -> Estimator:
         size = self._size(frame)

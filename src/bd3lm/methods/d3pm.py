@@ -1,4 +1,4 @@
-"""D3PM: a whole context in T discrete steps, under noise of either kind (Austin et al. 2021)."""
+"""D3PM: T discrete steps under noise of either kind, over a context or in blocks (Austin et al. 2021)."""
 
 import math
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from bd3lm.diffusion import Linear, NoiseSchedule, Uniform
 from bd3lm.methods.base import Frame, NoisedTraining, at_least_one
+from bd3lm.methods.corruption import CorruptionMethod, masked_writer
 from bd3lm.methods.settings import Settings
-from bd3lm.methods.whole_context import CorruptionMethod, whole_context_writer
 from bd3lm.models import BlockReading, Denoiser
 from bd3lm.objectives import D3PM
 from bd3lm.sampling import Ancestral, PosteriorWriter, Writer
@@ -27,7 +27,12 @@ class D3PMTraining(NoisedTraining):
 
 @dataclass(frozen=True, kw_only=True)
 class D3PMMethod(CorruptionMethod):
-    """D3PM: the whole context in T discrete steps, under noise of either kind."""
+    """D3PM: T discrete steps under noise of either kind, over a whole context or in blocks.
+
+    Uniform noise in blocks of 4: `--method.kind d3pm --method.process uniform --method.block_size 4`.
+    Absorbing noise in blocks is block diffusion in discrete time, its bound and its sampler. Uniform noise in
+    continuous time is SEDD's (`score_entropy`).
+    """
 
     kind = "d3pm"
     title = "D3PM"
@@ -39,6 +44,7 @@ class D3PMMethod(CorruptionMethod):
     schedule: NoiseSchedule = field(default_factory=Linear)
 
     def problems(self) -> Iterator[str]:
+        yield from super().problems()
         yield from at_least_one("steps", self.steps)
 
     def objective(self, training: D3PMTraining, frame: Frame) -> D3PM:
@@ -49,25 +55,31 @@ class D3PMMethod(CorruptionMethod):
             schedule=self.schedule,
             levels=training.levels,
             auxiliary=training.auxiliary,
+            block_size=self.block_size,
         )
 
     def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
         settings.refuse("unmasking", "projection", why="D3PM takes its own steps")
         steps = settings.steps or self.steps
+        size = self.piece(frame.context)
         if self.process == "absorbing":  # revealing what falls into a step is its posterior
-            reading = BlockReading(block_size=frame.context, mask_id=frame.mask_id)
-            return whole_context_writer(network, reading, settings, Ancestral(steps, self.schedule))
-        settings.refuse("stride", "cache", why="uniform noise is over a whole context")
+            reading = BlockReading(block_size=size, mask_id=frame.mask_id)
+            return masked_writer(network, reading, frame.context, settings, Ancestral(steps, self.schedule))
+        if size == frame.context:
+            settings.refuse("stride", "cache", why="uniform noise is over a whole context")
+        settings.refuse("stride", why=f"this model writes blocks of {size}")
         return PosteriorWriter(
             network,
             mask_id=frame.mask_id,
             context=frame.context,
+            block_size=size,
             process=Uniform(frame.vocab_size),
             schedule=self.schedule,
             steps=steps,
             sharpening=settings.sharpening(),
+            cache=settings.cache,
         )
 
     @property
     def writes_past_context(self) -> bool:
-        return self.process == "absorbing"
+        return self.process == "absorbing" or super().writes_past_context

@@ -1,10 +1,10 @@
-"""SEDD: scores of a whole context, trained by denoising score entropy (Lou et al. 2024)."""
+"""SEDD: scores of a context or of its blocks, trained by denoising score entropy (Lou et al. 2024)."""
 
 from dataclasses import dataclass
 
 from bd3lm.methods.base import Frame, NoisedTraining
+from bd3lm.methods.corruption import CorruptionMethod
 from bd3lm.methods.settings import Settings
-from bd3lm.methods.whole_context import CorruptionMethod
 from bd3lm.models import Denoiser
 from bd3lm.objectives import ScoreEntropy
 from bd3lm.sampling import AnalyticWriter, Writer
@@ -12,7 +12,11 @@ from bd3lm.sampling import AnalyticWriter, Writer
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreEntropyMethod(CorruptionMethod):
-    """SEDD: scores of the whole context, under noise that masks tokens or replaces them by random ones."""
+    """SEDD: scores of the whole context, under noise that masks tokens or replaces them by random ones.
+
+    With a `block_size`, scores of a block after the clean text before it: block diffusion of either process
+    in continuous time (`--method.kind score_entropy --method.process uniform --method.block_size 4`).
+    """
 
     kind = "score_entropy"
     title = "SEDD"
@@ -23,22 +27,28 @@ class ScoreEntropyMethod(CorruptionMethod):
     def objective(self, training: NoisedTraining, frame: Frame) -> ScoreEntropy:
         process = self.forward_process(frame)
         return ScoreEntropy(
-            process=process, mask_id=frame.mask_id, schedule=process.log_linear, levels=training.levels
+            process=process,
+            mask_id=frame.mask_id,
+            schedule=process.log_linear,
+            levels=training.levels,
+            block_size=self.block_size,
         )
 
     def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
-        settings.refuse("unmasking", "projection", "stride", "cache", why="SEDD writes a whole context")
+        size = self.piece(frame.context)
+        refused = ("unmasking", "projection", "stride")
+        if size == frame.context:
+            settings.refuse(*refused, "cache", why="SEDD writes a whole context")
+        settings.refuse(*refused, why=f"SEDD writes blocks of {size} in steps of its own")
         process = self.forward_process(frame)
         return AnalyticWriter(
             network,
             mask_id=frame.mask_id,
             context=frame.context,
+            block_size=size,
             process=process,
             schedule=process.log_linear,
             steps=settings.steps or self.default_steps,
             sharpening=settings.sharpening(),
+            cache=settings.cache,
         )
-
-    @property
-    def writes_past_context(self) -> bool:
-        return False

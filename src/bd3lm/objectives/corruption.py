@@ -1,9 +1,10 @@
-"""Whole texts, corrupted at one noise level each: what SEDD and D3PM share, over masks or uniform noise."""
+"""Blocks corrupted at one noise level each: what SEDD and D3PM share, over masks or uniform noise."""
 
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from bd3lm.diffusion import (
     Absorbing,
@@ -13,16 +14,20 @@ from bd3lm.diffusion import (
     Linear,
     Masks,
     NoiseSchedule,
+    blocks_in,
     conditioning_noise,
 )
-from bd3lm.models import Bidirectional, Denoiser, send
+from bd3lm.models import Bidirectional, BlockDiffusion, Denoiser, send
 from bd3lm.objectives.base import Objective, TokenBatch, check_scored
 from bd3lm.objectives.places import Places
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorruptionObjective(Objective):
-    """One noise level a text, a network that sees all of it, and a forward process of either kind.
+    """One noise level a block, and a forward process of either kind (section 3.1): the sum of blocks' bounds.
+
+    The network sees all of a noisy block, and the clean text before it: all blocks in one pass, noisy ones
+    beside the clean text under the layout `BlockDiffusion`. Without a `block_size` a text is one block.
 
     `process` is over the network's whole vocabulary. To the uniform process the mask is a token like any
     other, into which text may turn, and which is never the text itself.
@@ -35,8 +40,11 @@ class CorruptionObjective(Objective):
     mask_id: int
     schedule: NoiseSchedule = field(default_factory=Linear)
     levels: LevelSampler = field(default_factory=LevelSampler)
+    block_size: int | None = None
 
     def __post_init__(self) -> None:
+        if self.block_size is not None and self.block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {self.block_size}")
         if not 0 <= self.mask_id < self.process.vocab_size:
             raise ValueError(f"mask_id must lie in 0..{self.process.vocab_size - 1}, got {self.mask_id}")
         if not isinstance(self.process, Absorbing):
@@ -56,26 +64,37 @@ class CorruptionObjective(Objective):
     def draw(
         self, rows: int, length: int, *, generator: torch.Generator | None, device: torch.device | str
     ) -> Draws:
-        return self.levels.draw(rows, length, length, generator=generator, device=device)
+        size = length if self.block_size is None else self.block_size
+        return self.levels.draw(rows, length, size, generator=generator, device=device)
+
+    def block_of(self, context: int) -> int:
+        return context if self.block_size is None else self.block_size
 
     def checked(self, batch: TokenBatch, draws: Draws | None) -> Draws:
         """The draws, once they and the batch are known to fit."""
         if draws is None:
             raise ValueError("draws must be given: diffusion corrupts at random")
         rows, length = batch.tokens.shape
-        if draws.levels.shape != (rows, 1) or draws.tokens.shape != (rows, length):
+        size = length if self.block_size is None else self.block_size
+        blocks = blocks_in(length, size)
+        if draws.levels.shape != (rows, blocks) or draws.tokens.shape != (rows, length):
+            wanted = (
+                f"one block of {length} tokens" if blocks == 1 else f"{length} tokens in blocks of {size}"
+            )
             raise ValueError(
-                f"draws must be for {rows} rows of one block of {length} tokens, got levels of shape "
+                f"draws must be for {rows} rows of {wanted}, got levels of shape "
                 f"{tuple(draws.levels.shape)} and tokens of shape {tuple(draws.tokens.shape)}"
             )
         check_scored(batch, self.mask_id)
         if batch.tokens.device.type == "cpu":  # looking at values would stall an accelerator
             self.process.check_ids(batch.tokens)
         if batch.absent is not None and not isinstance(self.process, Absorbing):
-            raise ValueError(
-                "absent tokens need the absorbing process: under uniform noise nothing says that a position "
-                "is past the end of a text"
-            )
+            absent = batch.absent.unflatten(1, (blocks, size))
+            if blocks == 1 or bool((absent.any(-1) != absent.all(-1)).any()):
+                raise ValueError(
+                    "absent tokens need the absorbing process, or must be whole blocks: under uniform noise "
+                    "nothing says that a position is past the end of a text"
+                )
         return draws
 
     def logits_at_masks(self, model: Denoiser, batch: TokenBatch, masks: Masks) -> tuple[Tensor, Places]:
@@ -86,15 +105,33 @@ class CorruptionObjective(Objective):
         unseen = masked if batch.absent is None else masked | batch.absent
         noisy = torch.where(unseen, self.mask_id, batch.tokens)
         places = Places.of(masked, model.device)
-        return self.logits(model, noisy, masks.mask_rate, places), places
+        return self.logits(model, batch.tokens, noisy, masks.mask_rate, places), places
 
-    def logits(self, model: Denoiser, noisy: Tensor, mask_rate: Tensor, asked: Places) -> Tensor:
-        """Logits (asked tokens, V) of noisy texts at mask rates (rows, 1)."""
-        noise = send(conditioning_noise(mask_rate.squeeze(1)), model.device) if model.uses_noise else None
-        states = model(send(noisy, model.device), layout=Bidirectional(noisy.shape[1]), noise=noise)
-        logits = model.head(asked.pick(states))
+    def logits(
+        self, model: Denoiser, clean: Tensor, noisy: Tensor, mask_rate: Tensor, asked: Places
+    ) -> Tensor:
+        """Logits (asked tokens, V) of the noisy blocks of texts, at mask rates (rows, blocks)."""
+        logits = model.head(asked.pick(self._states(model, clean, noisy, mask_rate)))
         if logits.shape[-1] != self.process.vocab_size:
             raise ValueError(
                 f"process must be over the network's {logits.shape[-1]} tokens, got {self.process.vocab_size}"
             )
         return logits
+
+    def _states(self, model: Denoiser, clean: Tensor, noisy: Tensor, mask_rate: Tensor) -> Tensor:
+        """Hidden states of the noisy tokens (rows, length, width)."""
+        noise = send(conditioning_noise(mask_rate), model.device) if model.uses_noise else None
+        length, blocks = noisy.shape[1], mask_rate.shape[1]
+        noisy = send(noisy, model.device)
+        if blocks == 1:  # it sees no clean text, and all of it has one noise level
+            noise = None if noise is None else noise.squeeze(1)
+            return model(noisy, layout=Bidirectional(length), noise=noise)
+        if noise is not None:  # the clean text has none
+            noise = F.pad(per_token(noise, length), (0, length))
+        layout = BlockDiffusion(length, length // blocks)
+        return model(torch.cat((noisy, send(clean, model.device)), dim=1), layout=layout, noise=noise)
+
+
+def per_token(per_block: Tensor, length: int) -> Tensor:
+    """Values of blocks (rows, blocks) at each of their tokens (rows, length)."""
+    return per_block.repeat_interleave(length // per_block.shape[1], dim=1)

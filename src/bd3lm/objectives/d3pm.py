@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from bd3lm.diffusion import Absorbing, DiscreteTimes, Draws, d3pm
 from bd3lm.models import Denoiser, send
 from bd3lm.objectives.base import TokenBatch, TokenLoss, token_nats
-from bd3lm.objectives.corruption import CorruptionObjective
+from bd3lm.objectives.corruption import CorruptionObjective, per_token
 from bd3lm.objectives.places import Places
 
 
@@ -18,9 +18,9 @@ from bd3lm.objectives.places import Places
 class D3PM(CorruptionObjective):
     """L_vb (eq. 1), which bounds −log p of the sampler of T steps, and λ times a cross-entropy (eq. 5).
 
-    A step j, uniform on 1..T, is drawn for each text and its term counts T times: −log p(x_0 | x_1) at j = 1,
-    else KL(q(x_{t−1} | x_t, x_0) ‖ Σ_x q(x_{t−1} | x_t, x) p(x | x_t)). The prior KL(q(x_T | x_0) ‖ π) is
-    added to every draw; it is 0 for a schedule that ends at α = 0.
+    A step j, uniform on 1..T, is drawn for each block, and its term counts T times: −log p(x_0 | x_1) at
+    j = 1, else KL(q(x_{t−1} | x_t, x_0) ‖ Σ_x q(x_{t−1} | x_t, x) p(x | x_t)). The prior KL(q(x_T | x_0) ‖ π)
+    is added to every draw; it is 0 for a schedule that ends at α = 0.
 
     The reverse step averages posteriors over the network's guess p(x | x_t), as eq. 2 of the block diffusion
     paper; eq. 4 of Austin et al. weighs the guess by q(x_t | x) too. At a mask the two are one. Under uniform
@@ -59,15 +59,16 @@ class D3PM(CorruptionObjective):
         return cross_entropy * send(masks.weight[:, 0], model.device), cross_entropy
 
     def _uniform(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> tuple[Tensor, Tensor]:
+        length = batch.tokens.shape[1]
         j = (draws.levels * self.steps).ceil().clamp(1, self.steps)
         rate_t, rate_s = (self.schedule.mask_rate(step / self.steps) for step in (j, j - 1))
-        corrupted = self.process.corrupt_at(batch.tokens, rate_t, draws.tokens)
+        corrupted = self.process.corrupt_at(batch.tokens, per_token(rate_t, length), draws.tokens)
         noisy = torch.where(batch.scored, corrupted, batch.tokens)
         scored = Places.of(batch.scored, model.device)
-        log_p = d3pm(self.logits(model, noisy, rate_t, scored), self.mask_id)
+        log_p = d3pm(self.logits(model, batch.tokens, noisy, rate_t, scored), self.mask_id)
         x_t, x_0 = scored.pick(noisy), scored.pick(batch.tokens)
         alpha_s, alpha_t, first = (
-            scored.pick(each.expand(noisy.shape)) for each in (1.0 - rate_s, 1.0 - rate_t, j == 1)
+            scored.pick(per_token(each, length)) for each in (1.0 - rate_s, 1.0 - rate_t, j == 1)
         )
         # In double precision: T times the difference of two nearly equal laws.
         truth, guess = (

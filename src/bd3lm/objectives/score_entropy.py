@@ -15,7 +15,7 @@ from bd3lm.diffusion import (
 )
 from bd3lm.models import Denoiser, send
 from bd3lm.objectives.base import TokenBatch, TokenLoss
-from bd3lm.objectives.corruption import CorruptionObjective
+from bd3lm.objectives.corruption import CorruptionObjective, per_token
 from bd3lm.objectives.places import Places
 
 
@@ -23,7 +23,7 @@ from bd3lm.objectives.places import Places
 class ScoreEntropy(CorruptionObjective):
     """The diffusion-weighted denoising score entropy and the prior term: a bound on −log p (Theorem 3.6).
 
-    t ~ U(0, 1] for each text, with no floor: a figure that leaves out (0, ε) can lie below the entropy.
+    t ~ U(0, 1] for each block, with no floor: a figure that leaves out (0, ε) can lie below the entropy.
     SEDD's log-linear noise is the linear schedule, α = 1 − t.
 
     Absorbing: a masked token pays −α'/(1 − α) · (Σ ŝ − log ŝ_{x_0} − 1), any other nothing. ŝ is the score
@@ -55,17 +55,18 @@ class ScoreEntropy(CorruptionObjective):
         return TokenLoss(nats=nats, weight=send(batch.scored, model.device).to(nats.dtype))
 
     def _uniform(self, model: Denoiser, batch: TokenBatch, draws: Draws) -> TokenLoss:
-        t = draws.levels
+        t, length = draws.levels, batch.tokens.shape[1]
         mask_rate = self.schedule.mask_rate(t)
-        corrupted = self.process.corrupt_at(batch.tokens, mask_rate, draws.tokens)
+        rate_of_token = per_token(mask_rate, length)
+        corrupted = self.process.corrupt_at(batch.tokens, rate_of_token, draws.tokens)
         noisy = torch.where(batch.scored, corrupted, batch.tokens)
         scored = Places.of(batch.scored, model.device)
-        logits = self.logits(model, noisy, mask_rate, scored)
-        x_t, x_0, rate = map(scored.pick, (noisy, batch.tokens, mask_rate.expand(noisy.shape)))
+        logits = self.logits(model, batch.tokens, noisy, mask_rate, scored)
+        x_t, x_0, rate = map(scored.pick, (noisy, batch.tokens, rate_of_token))
         log_score = sedd(logits, x_t, 1.0 - rate, scale_by_noise=False)
         entropy = scored.spread(uniform_score_entropy(log_score, x_t, x_0, rate))
         speed = self.schedule.mask_rate_prime(t) / self.schedule.alpha(t)  # −α'/α
         counted = send(batch.scored, model.device).to(entropy.dtype)
         prior = self.process.prior_divergence(self.schedule.last_alpha)
-        nats = send(speed.to(entropy.dtype), model.device) * entropy + prior * counted
+        nats = send(per_token(speed, length).to(entropy.dtype), model.device) * entropy + prior * counted
         return TokenLoss(nats=nats, weight=counted)

@@ -70,6 +70,7 @@ _SEARCHED = {
 _TIMED = {"network": {"adaln": True, "time_conditioning": True}}
 _SEDD = merge(_TIMED, {"method": {"kind": "score_entropy"}})
 _D3PM = merge(_TIMED, {"method": {"kind": "d3pm", "steps": 1000}})
+_UNIFORM_BLOCKS = {"method": {"process": "uniform", "block_size": 4}}
 _SSD_LM = merge(_TIMED, {"method": {"kind": "simplex", "block_size": 25}})
 # The case study of single tokens (section 4.2): the four ways to train that its figure compares.
 _CASES: Mapping[str, tuple[Mapping[str, Any], str]] = {
@@ -386,6 +387,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "demo-d3pm": Preset(
             "D3PM, small, on the built-in corpus",
             (Stage(ONLY, merge(_DEMO_WHOLE_TEXTS, _steps(300), _D3PM)),),
+        ),
+        "demo-d3pm-uniform-4": Preset(
+            "block diffusion under uniform noise: D3PM in blocks of 4, small, on the built-in corpus",
+            (Stage(ONLY, merge(_DEMO_WHOLE_TEXTS, _steps(300), _D3PM, _UNIFORM_BLOCKS)),),
         ),
         "demo-ssd-lm": Preset(
             "SSD-LM, small, on the built-in corpus",

@@ -14,12 +14,14 @@ from bd3lm.diffusion import (
     uniform_tweedie,
 )
 from bd3lm.models import Denoiser
-from bd3lm.sampling.contexts import ContextWriter, split
 from bd3lm.sampling.drawing import Sharpening
+from bd3lm.sampling.stepwise import StepwiseWriter, split
 
 
-class AnalyticWriter(ContextWriter):
+class AnalyticWriter(StepwiseWriter):
     """T Tweedie steps from the prior, and a last one that takes away what noise is left.
+
+    With a `block_size` they are of each block, after the clean text before it.
 
     The times are equally spaced, the last step as long as the others, so there are T + 1 passes at most (for
     a network that ignores time only those before which something changed). With the true scores each step
@@ -43,6 +45,8 @@ class AnalyticWriter(ContextWriter):
         steps: int = 1000,
         schedule: NoiseSchedule | None = None,
         sharpening: Sharpening | None = None,
+        block_size: int | None = None,
+        cache: bool = True,
     ) -> None:
         schedule = schedule or Linear()
         if steps < 1:
@@ -63,6 +67,8 @@ class AnalyticWriter(ContextWriter):
             steps=steps + 1,
             schedule=schedule,
             step_sharpening=sharpening or Sharpening(),
+            block_size=block_size,
+            cache=cache,
         )
 
     def moves(self, logits: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 The step averages posteriors over the network's guess, as `objectives.D3PM` says and trains.
 
+With a `block_size` the T steps are of each block, after the clean text before it (eq. 5).
+
 Under the absorbing process D3PM samples as masked diffusion does: `SlidingWriter` and `BlockWriter` with
 `Ancestral(T)` steps are its sampler, with at most one pass for each masked token.
 """
@@ -10,11 +12,11 @@ from torch import Tensor
 
 from bd3lm.diffusion import Linear, NoiseSchedule, Uniform, d3pm
 from bd3lm.models import Denoiser
-from bd3lm.sampling.contexts import ContextWriter, split
 from bd3lm.sampling.drawing import Sharpening
+from bd3lm.sampling.stepwise import StepwiseWriter, split
 
 
-class PosteriorWriter(ContextWriter):
+class PosteriorWriter(StepwiseWriter):
     """x_{t−1} ~ Σ_x q(x_{t−1} | x_t, x) p(x | x_t), for T steps from uniform noise; the last from p(x | x_1).
 
     The law whose likelihood `objectives.D3PM` with as many steps bounds. `sharpening` is of the network's
@@ -33,6 +35,8 @@ class PosteriorWriter(ContextWriter):
         steps: int = 1000,
         schedule: NoiseSchedule | None = None,
         sharpening: Sharpening | None = None,
+        block_size: int | None = None,
+        cache: bool = True,
     ) -> None:
         if not isinstance(process, Uniform):
             raise ValueError(
@@ -49,6 +53,8 @@ class PosteriorWriter(ContextWriter):
             steps=steps,
             schedule=schedule or Linear(),
             step_sharpening=Sharpening(),
+            block_size=block_size,
+            cache=cache,
         )
         self.sharpening = sharpening or Sharpening()
 

@@ -1,4 +1,4 @@
-"""A whole context at a time, in fixed steps: the loop that SEDD's and D3PM's samplers share."""
+"""A block at a time, or a whole context, in fixed steps: the loop that SEDD's and D3PM's samplers share."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -14,16 +14,21 @@ from bd3lm.diffusion import (
     conditioning_noise,
     counter_uniform,
 )
-from bd3lm.models import Bidirectional, Denoiser, send
+from bd3lm.models import Bidirectional, BlockReading, Denoiser, send
+from bd3lm.sampling.blocks import BlockwiseWriter
+from bd3lm.sampling.denoising import Evaluate
 from bd3lm.sampling.drawing import Sharpening, or_mask
-from bd3lm.sampling.rows import Request, Reveal, Rows, Writer, read_at
+from bd3lm.sampling.rows import Request, Reveal, Rows
 
 
-class ContextWriter(Writer):
-    """Steps from the noise at t = 1 to a text at t = 0, over one context; longer texts are refused.
+class StepwiseWriter(BlockwiseWriter):
+    """Steps from the noise at t = 1 to a text at t = 0, one block after another, each after clean text.
 
-    Given tokens are kept. A text shorter than the context leaves what lies past its end masked under the
-    absorbing process; uniform noise knows no mask, so there the whole context is written, and cut.
+    Without a `block_size` the block is the context, and longer texts are refused. A block sees the
+    `context − block_size` tokens before it.
+
+    Given tokens are kept. A text that ends inside a block leaves what lies past its end masked under the
+    absorbing process; uniform noise knows no mask, so there the whole block is written, and cut.
 
     A step first decides for each token whether it changes, then for those that do what it becomes: the same
     law as one draw from the step's distribution, without a random number for every token of the vocabulary.
@@ -40,14 +45,20 @@ class ContextWriter(Writer):
         steps: int,
         schedule: NoiseSchedule,
         step_sharpening: Sharpening,
+        block_size: int | None,
+        cache: bool,
     ) -> None:
         """`steps` are all steps down to t = 0; `step_sharpening` is that of what a token becomes in one."""
-        super().__init__(model, mask_id)
         if context < 1:
             raise ValueError(f"context must be at least 1, got {context}")
         if not 0 <= mask_id < process.vocab_size:
             raise ValueError(f"mask_id must lie in 0..{process.vocab_size - 1}, got {mask_id}")
-        self.process, self.context, self.steps = process, context, steps
+        size = context if block_size is None else block_size
+        if size < 1 or context % size:
+            raise ValueError(f"block_size must be a positive divisor of context {context}, got {size}")
+        reading = BlockReading(block_size=size, mask_id=mask_id)
+        super().__init__(model, reading, window=context - size, cache=cache)
+        self.process, self.steps = process, steps
         self.step_sharpening = step_sharpening
         rate = schedule.mask_rate(torch.linspace(1.0, 0.0, steps + 1, dtype=torch.float64))
         rate[0], rate[-1] = 1.0 - schedule.last_alpha, 0.0
@@ -60,30 +71,34 @@ class ContextWriter(Writer):
         At α_s = 1 a chance of 1 may go with the whole log p(x_s): what is drawn may then be x_t itself.
         """
 
-    def first_start(self, given: int) -> int:
-        return 0
-
-    def piece_end(self, start: int) -> int:
-        return start + self.context
-
     def check(self, request: Request) -> None:
-        if request.length > self.context:
+        if not self.window and request.length > self.block_size:
             raise ValueError(
-                f"length must be at most {self.context}, the network's whole context, got {request.length}"
+                f"length must be at most {self.block_size}, the network's whole context, got {request.length}"
             )
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
-        seeds, device = rows.noise_seeds, rows.device
-        text, positions = read_at(rows.text, send(rows.start, device), self.context)
-        inside = positions < send(rows.stop, device).unsqueeze(1)
-        free = text == self.mask_id
-        absorbing = isinstance(self.process, Absorbing)
-        if absorbing:
-            free = free & inside
-        else:
+        gaps, places = rows.masked(rows.start, self.block_size)
+        evaluators = self.evaluators(rows, gaps)
+        if gaps.any():
+            yield from self._steps(rows, gaps, places, evaluators)
+        rows.start = rows.start + self.block_size
+
+    def _steps(
+        self, rows: Rows, gaps: Tensor, places: Tensor, evaluators: tuple[Evaluate, ...]
+    ) -> Iterator[Reveal]:
+        """All steps over the next block of every row, of which `gaps` (rows, n) are to be written."""
+        seeds, absorbing = rows.noise_seeds, isinstance(self.process, Absorbing)
+        # Noise that is not masks reaches past the end of a text, in rows that write in this block.
+        past_end = gaps.any(1, keepdim=True) & (places >= rows.stop.unsqueeze(1))
+        inside, free, positions = (
+            send(each, rows.device) for each in (gaps, gaps if absorbing else gaps | past_end, places)
+        )
+        text = rows.text.gather(1, positions)
+        if not absorbing:
             text = torch.where(free, self._prior(seeds, positions), text)
-            yield Reveal(positions, text, free & inside)
-        stale = torch.ones(len(text), dtype=torch.bool, device=device)
+            yield Reveal(positions, text, inside)
+        stale = torch.ones(len(text), dtype=torch.bool, device=rows.device)
         logits: Tensor | None = None
         for step in range(1, self.steps + 1):
             waiting = free & (text == self.mask_id) if absorbing else free
@@ -92,7 +107,9 @@ class ContextWriter(Writer):
             asked = waiting.any(1) & stale
             rate_t, rate_s = self.mask_rates[step - 1], self.mask_rates[step]
             if logits is None or asked.any():
-                logits = self._logits(text, rate_t)
+                # The first pass also reads the block before.
+                evaluate = evaluators[0] if logits is None else evaluators[-1]
+                logits = self._logits(evaluate, positions, text, rate_t)
             rows.evaluations += asked.cpu()
             alpha_s, alpha_t = ((1.0 - rate).to(text.device).expand(text.shape) for rate in (rate_s, rate_t))
             chance, log_p = self.moves(logits, text, alpha_s, alpha_t)
@@ -103,8 +120,7 @@ class ContextWriter(Writer):
             text = drawn
             stale = changed.any(1) | self.model.uses_noise
             yield Reveal(positions, text, changed & inside)
-        rows.text.scatter_(1, positions, text)
-        rows.start = rows.start + self.context
+        rows.write(positions, text, where=free)
 
     def _prior(self, seeds: Tensor, positions: Tensor) -> Tensor:
         """Tokens (rows, n) of uniform noise, as each row's own numbers say; steps count from 1."""
@@ -112,16 +128,18 @@ class ContextWriter(Writer):
         everywhere = torch.ones_like(uniform)
         return self.process.corrupt_at(torch.zeros_like(positions), everywhere, uniform)
 
-    def _logits(self, text: Tensor, mask_rate: Tensor) -> Tensor:
-        noise = None
-        if self.model.uses_noise:
-            noise = conditioning_noise(mask_rate).to(text.device).expand(len(text))
-        logits = self.model.head(self.model(text, layout=Bidirectional(self.context), noise=noise))
+    def _logits(self, evaluate: Evaluate, positions: Tensor, text: Tensor, mask_rate: Tensor) -> Tensor:
+        logits = self.model.head(evaluate(positions, text, mask_rate.to(text.device).expand(len(text))))
         if logits.shape[-1] != self.process.vocab_size:
             raise ValueError(
                 f"process must be over the network's {logits.shape[-1]} tokens, got {self.process.vocab_size}"
             )
         return logits
+
+    def _alone(self, positions: Tensor, block: Tensor, mask_rate: Tensor) -> Tensor:
+        """A whole context, as in training: nothing is clean, and all of a text has one noise level."""
+        noise = conditioning_noise(mask_rate) if self.model.uses_noise else None
+        return self.model(block, layout=Bidirectional(self.block_size), noise=noise)
 
     def _draw(self, log_p: Tensor, moved: Tensor, seeds: Tensor, positions: Tensor, step: int) -> Tensor:
         """The new values of the tokens that change, (moved,)."""
