@@ -67,6 +67,7 @@ def test_the_presets_there_are():
         "demo-paper",
         "demo-sedd",
         "demo-d3pm",
+        "demo-d3pm-uniform-4",
         "demo-ssd-lm",
         "demo-ar",
         *(f"demo-{case}" for case in CASES),
