@@ -74,6 +74,23 @@ def test_a_lean_may_be_left_out_and_be_a_whole_number() -> None:
     assert config_from_dict(plain(method={"lean": 2})).method.lean == 2.0
 
 
+def test_blocks_of_the_whole_context_are_no_blocks_to_sedd_and_d3pm() -> None:
+    """Whole contexts are what they were before they had blocks, whichever way that is said."""
+    for kind in ("score_entropy", "d3pm"):
+        whole, said, blocks = (
+            config_from_dict({**plain(), "method": {"kind": kind, "block_size": size}})
+            for size in (None, 16, 4)
+        )
+        assert whole == said
+        assert blocks.method.writes_past_context
+        assert (whole.method.piece(16), blocks.method.piece(16)) == (16, 4)
+        assert blocks.title == f"{whole.title}, blocks of 4"
+        (problem,) = problems({**plain(), "method": {"kind": kind, "block_size": 5}})
+        assert "method.block_size must divide the context 16, got 5" in problem
+        (problem,) = problems({**plain(), "method": {"kind": kind, "block_size": 0}})
+        assert "block_size must be at least 1, got 0" in problem
+
+
 @pytest.mark.parametrize(
     ("method", "title"),
     [
