@@ -114,8 +114,8 @@ class Star(Shape):
 """
 
 
-@pytest.fixture
-def forgotten() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
     """Members that a test adds are gone after it."""
     before, modules = dict(Shape._members), set(sys.modules)
     yield
@@ -125,7 +125,7 @@ def forgotten() -> Iterator[None]:
         del sys.modules[name]
 
 
-def test_a_file_adds_members(tmp_path: Path, forgotten: None) -> None:
+def test_a_file_adds_members(tmp_path: Path) -> None:
     file = tmp_path / "my_shapes.py"
     file.write_text(PLUGIN)
     saved = {"shape": {"kind": "star", "points": 6}}
@@ -158,7 +158,7 @@ def test_plugins_that_cannot_be_loaded(tmp_path: Path) -> None:
             load_plugin(source)
 
 
-def test_two_files_of_one_name_do_not_replace_each_other(tmp_path: Path, forgotten: None) -> None:
+def test_two_files_of_one_name_do_not_replace_each_other(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "my_shapes.py").write_text(PLUGIN)
@@ -170,7 +170,7 @@ def test_two_files_of_one_name_do_not_replace_each_other(tmp_path: Path, forgott
 
 
 def test_a_file_that_was_imported_is_not_loaded_again(
-    tmp_path: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "shapes_of_a_test.py"
     file.write_text(PLUGIN)
@@ -181,7 +181,7 @@ def test_a_file_that_was_imported_is_not_loaded_again(
     assert plugins_of(module.Star()) == {"star": "shapes_of_a_test.py"}  # which --plugin finds again
 
 
-def test_a_member_that_is_abstract_is_told(forgotten: None) -> None:
+def test_a_member_that_is_abstract_is_told() -> None:
     class Blob(Shape, ABC):
         kind = "blob"
 
