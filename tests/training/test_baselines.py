@@ -22,6 +22,7 @@ SMALLER = {"data": {"validation_sequences": 64}, "network": {"layers": 1, "hidde
 CHANGES = {
     "demo-sedd": {"optimizer": {"lr": 4e-3}, "train": {"steps": 240}},
     "demo-d3pm": {"optimizer": {"lr": 4e-3}, "train": {"steps": 240}},
+    "demo-d3pm-uniform-4": {"network": {"layers": 2, "hidden": 128}, "train": {"steps": 640}},
     "demo-ssd-lm": {"optimizer": {"lr": 8e-3}, "train": {"steps": 400}},
 }
 

@@ -70,7 +70,6 @@ _SEARCHED = {
 _TIMED = {"network": {"adaln": True, "time_conditioning": True}}
 _SEDD = merge(_TIMED, {"method": {"kind": "score_entropy"}})
 _D3PM = merge(_TIMED, {"method": {"kind": "d3pm", "steps": 1000}})
-_UNIFORM_BLOCKS = {"method": {"process": "uniform", "block_size": 4}}
 _SSD_LM = merge(_TIMED, {"method": {"kind": "simplex", "block_size": 25}})
 # The case study of single tokens (section 4.2): the four ways to train that its figure compares.
 _CASES: Mapping[str, tuple[Mapping[str, Any], str]] = {
@@ -303,6 +302,14 @@ _DEMO = {
 _SMALL_WEIGHTS = {"network": {"initialisation": "gpt2"}}
 _DEMO_TIED = merge(_DEMO, _SMALL_WEIGHTS, _TIED)
 
+# Of many steps the last ones pay for whatever is not copied from the input, and a network learns to copy
+# before it learns anything else: at T = 1,000 the bound is still at 13 to 18 nats after 200 steps.
+_UNIFORM_BLOCKS = {
+    "method": {"process": "uniform", "block_size": 4, "steps": 8},
+    "network": {"layers": 2, "dropout": 0.0},
+    "optimizer": {"lr": 6e-3},
+}
+
 # One noise level a text makes a noisy gradient: at 8 texts a step SEDD and D3PM stay at the frequencies of
 # tokens for a thousand steps. A larger batch, no dropout and untied embeddings get them past.
 _DEMO_WHOLE_TEXTS = merge(
@@ -390,7 +397,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         "demo-d3pm-uniform-4": Preset(
             "block diffusion under uniform noise: D3PM in blocks of 4, small, on the built-in corpus",
-            (Stage(ONLY, merge(_DEMO_WHOLE_TEXTS, _steps(300), _D3PM, _UNIFORM_BLOCKS)),),
+            (Stage(ONLY, merge(_DEMO, _steps(800), _D3PM, _UNIFORM_BLOCKS)),),
         ),
         "demo-ssd-lm": Preset(
             "SSD-LM, small, on the built-in corpus",
