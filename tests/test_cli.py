@@ -80,10 +80,13 @@ def test_no_command_shows_them_all(capsys):
         ),
         (
             "bench trian",
-            "bd3lm bench has no command 'trian', did you mean 'train'? Its commands are train, s",
+            "bd3lm bench has no command 'trian', did you mean 'train'? Its commands are train, f",
         ),
         ("data", "bd3lm data needs a command, prepare or train-tokenizer; see bd3lm data --help"),
-        ("bench", "bd3lm bench needs a command, train or sample or attention; see bd3lm bench --help"),
+        (
+            "bench",
+            "bd3lm bench needs a command, train or forward or sample or attention; see bd3lm bench --help",
+        ),
         ("sample runs/demo --prompt hello", "bd3lm sample takes prompts after the model, without a flag: "),
         ("sample runs/demo --prompts=hello", "bd3lm sample takes prompts after the model, without a flag: "),
     ],

@@ -171,6 +171,8 @@ def test_fields_of_recipes_named_in_a_page_exist(page: Path) -> None:
     parts = {each.name for each in fields(Recipe)}
     for flag, name in re.findall(r"--((?:\w+\.)+\w+)|`((?:\w+\.)+\w+)`", page.read_text(encoding="utf-8")):
         path = (flag or name).split(".")
+        if path[0] == "bd3lm":  # a module, of which another test knows
+            continue
         first = 0 if path[0] in parts else 1  # after a stage's name
         part, *field = path[first:]
         if part in parts and field and field not in (["masking", "least"], ["jsonl"]):
