@@ -222,9 +222,9 @@ class Method(Kinded, ABC, family="method"):
         )
 
 
-def at_least_one(name: str, value: object) -> Iterator[str]:
+def at_least_one(name: str, value: int) -> Iterator[str]:
     """What is wrong with a number that counts something."""
-    if not is_whole(value) or value < 1:  # type: ignore[operator]
+    if not is_whole(value) or value < 1:
         yield f"{name} must be at least 1, got {value!r}"
 
 

@@ -1,6 +1,7 @@
 """A command is a frozen dataclass whose fields are its flags; here its objects become words to be typed."""
 
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
@@ -11,15 +12,15 @@ from tyro.conf import FlagCreatePairsOff, Positional, Suppress, UseAppendAction,
 from bd3lm.kinds import Kinded
 
 
-class Command(Kinded, family="command", group="bd3lm.commands"):
+class Command(Kinded, ABC, family="command", group="bd3lm.commands"):
     """A command: `kind` is what is typed, the docstring is its help, the fields are its flags."""
 
     mistakes: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Flags that people try and the command does not have, each with what to say then."""
 
+    @abstractmethod
     def run(self) -> int:
         """Do the work; the exit status."""
-        raise NotImplementedError
 
     @classmethod
     def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
