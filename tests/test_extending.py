@@ -157,6 +157,11 @@ def test_the_likelihood_of_twins_is_that_of_their_texts(monkeypatch: pytest.Monk
     texts = [list(text) for text in product((0, 1, 3), repeat=4)]
     with pytest.raises(ValueError, match="estimator must be 'exact' for twins"):
         model.log_likelihood(texts, estimator="iw:3")
+    with pytest.raises(ValueError, match="estimator must be auto, paper"):
+        model.log_likelihood(texts, estimator="mine")
+    monkeypatch.setattr(type(method), "own_estimators", frozenset({"mine"}))  # now the method is asked
+    with pytest.raises(ValueError, match=r"estimator must be 'exact' for twins, .*, got 'mine'"):
+        model.log_likelihood(texts, estimator="mine")
     total = sum(torch.tensor(each.log_p).exp().item() for each in model.log_likelihood(texts))
     assert total == pytest.approx(1.0, abs=1e-5)
 

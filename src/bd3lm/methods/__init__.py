@@ -3,7 +3,7 @@
 from bd3lm.methods.autoregressive import AutoregressiveMethod, AutoregressiveTraining
 from bd3lm.methods.base import Frame, Method, NoisedTraining, Training, only_estimator
 from bd3lm.methods.block_diffusion import BlockDiffusionMethod, BlockDiffusionTraining
-from bd3lm.methods.config import LanguageModelConfig, config_from_dict, config_to_dict, frame_of
+from bd3lm.methods.config import LanguageModelConfig, config_from_dict, config_to_dict
 from bd3lm.methods.d3pm import D3PMMethod, D3PMTraining
 from bd3lm.methods.score_entropy import ScoreEntropyMethod
 from bd3lm.methods.settings import Settings
@@ -27,6 +27,5 @@ __all__ = [
     "Training",
     "config_from_dict",
     "config_to_dict",
-    "frame_of",
     "only_estimator",
 ]

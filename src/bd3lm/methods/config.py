@@ -31,22 +31,17 @@ class LanguageModelConfig:
     @property
     def frame(self) -> Frame:
         """What the method must know of the network."""
-        return frame_of(self.network, self.mask_id)
+        return Frame(
+            vocab_size=self.network.vocab_size,
+            context=self.network.context,
+            mask_id=self.mask_id,
+            told_noise=self.network.time_conditioning,
+        )
 
     @property
     def title(self) -> str:
         """What tables call the model."""
         return self.method.title_for(self.network.context)
-
-
-def frame_of(network: TransformerConfig, mask_id: int) -> Frame:
-    """What a method must know of a network."""
-    return Frame(
-        vocab_size=network.vocab_size,
-        context=network.context,
-        mask_id=mask_id,
-        told_noise=network.time_conditioning,
-    )
 
 
 def config_to_dict(config: LanguageModelConfig) -> dict[str, Any]:

@@ -141,15 +141,6 @@ class Recipe:
         member = Method.members().get(kind) if isinstance(kind, str) else None
         return {"objective": dict if member is None else member.Training}
 
-    def frame(self, vocab_size: int, mask_id: int) -> Frame:
-        """What the method must know of the network."""
-        return Frame(
-            vocab_size=vocab_size,
-            context=self.data.context,
-            mask_id=mask_id,
-            told_noise=self.network.time_conditioning,
-        )
-
     def _conflicts(self) -> Iterator[str]:
         method, training = self.method, self.objective
         if type(training) is not method.Training:
@@ -170,7 +161,9 @@ class Recipe:
                 f"objective.masking.search.every must be a multiple of train.validate_every "
                 f"{self.train.validate_every}, when the search is made, got {search.every}"
             )
-        frame = self.frame(vocab_size=2, mask_id=1)  # the data knows better; nothing here depends on these
+        context, told_noise = self.data.context, self.network.time_conditioning
+        # The data knows better which tokens there are; nothing here depends on it.
+        frame = Frame(vocab_size=2, mask_id=1, context=context, told_noise=told_noise)
         yield from method.conflicts(frame)
         yield from method.training_conflicts(training, frame)
 
