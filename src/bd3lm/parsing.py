@@ -8,6 +8,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from itertools import islice
 from types import UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -16,6 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 from bd3lm.kinds import Kinded, spelt_out, why_unusable
 
 T = TypeVar("T")
+
+_MOST_SHOWN = 100  # characters of a value or a key in an error
+_MOST_PROBLEMS = 25  # that an error lists
+_MOST_SAID = 1000  # characters of what a dataclass says of itself
 
 
 class SettingsError(ValueError):
@@ -36,7 +41,7 @@ def parse(
     method `types_for` says the types of fields that depend on what other fields hold. `plugins` says where
     kinds come from that may be missing here.
     """
-    found = list(_key_problems(kind, data, "", plugins or {}))
+    found = list(islice(_key_problems(kind, data, "", plugins or {}), _MOST_PROBLEMS))
     problems = [f"{problem.place}: {problem.what}" for problem in found]
     errors: list[dict[str, Any]] = []
     values = dict(data) if isinstance(data, Mapping) else data
@@ -53,6 +58,7 @@ def parse(
         errors += _details(error)
     problems += [_describe(details, data) for details in errors if not _told(details)]
     if problems:
+        problems = problems[:_MOST_PROBLEMS]
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise SettingsError(
             "\n  ".join([f"{where} has {count}:", *problems]),
@@ -69,7 +75,7 @@ def with_plugins(kind: type[T], data: Any, *, where: str) -> T:
     if not isinstance(plugins, Mapping) or not all(isinstance(each, str) for each in plugins.values()):
         raise ValueError(
             f"{where}: plugins must say for each kind its file or module, as a run writes it, got "
-            f"{plugins!r}; to load a plugin give --plugin"
+            f"{shown(plugins)}; to load a plugin give --plugin"
         )
     rest = {key: value for key, value in data.items() if key != "plugins"}
     return parse(kind, rest, where=where, plugins=plugins)
@@ -125,6 +131,15 @@ def did_you_mean(word: object, options: Collection[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ""
 
 
+def shown(value: object) -> str:
+    """A value as an error shows it, short however large it is or deeply nested."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "what is nested too deeply"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
 def raise_problems(problems: Iterator[str]) -> None:
     """Raise one ValueError with all the problems, if there are any."""
     if found := list(problems):
@@ -148,7 +163,7 @@ def _key_problems(kind: Any, data: object, path: str, plugins: Mapping[str, Any]
             return
         given = said.get("kind")
         if given not in list(members):
-            found = f"got {given!r}" if "kind" in said else "but is missing"
+            found = f"got {shown(given)}" if "kind" in said else "but is missing"
             plugin = plugins.get(given) if isinstance(given, str) else None
             if plugin == "__main__":
                 found += f"; {given} was defined in a script or a notebook: define it there first"
@@ -175,7 +190,8 @@ def _key_problems(kind: Any, data: object, path: str, plugins: Mapping[str, Any]
             suggestion = did_you_mean(key, names) or ","
             allowed = f"allowed are {', '.join(names)}" if names else "no option is allowed here"
             what = f"unknown key{suggestion} {allowed}"
-            yield _Problem(f"{path}{key}", what, is_unknown_key=True)
+            short = key if len(str(key)) <= _MOST_SHOWN else shown(key)
+            yield _Problem(f"{path}{short}", what, is_unknown_key=True)
 
 
 def _number_problems(kind: Any, value: object, place: str) -> Iterator[_Problem]:
@@ -185,7 +201,7 @@ def _number_problems(kind: Any, value: object, place: str) -> Iterator[_Problem]
     for each in value if isinstance(value, list | tuple) else (value,):
         octal = isinstance(each, str) and re.fullmatch(r"[-+]?0[0-9_]+(\.[0-9_]*)?", each)
         if isinstance(each, bool) or octal:
-            yield _Problem(place, f"must be a decimal number, got {each!r}")
+            yield _Problem(place, f"must be a decimal number, got {shown(each)}")
 
 
 def _told(error: Mapping[str, Any]) -> bool:
@@ -203,10 +219,10 @@ def _describe(error: Mapping[str, Any], data: object) -> str:
         case "missing":
             return f"{place}must be given, but is missing"
         case "value_error":  # from a __post_init__, which names the field and the value
-            return f"{place}{error['ctx']['error']}"
+            return f"{place}{error['ctx']['error']!s:.{_MOST_SAID}}"
         case "union_tag_invalid" | "union_tag_not_found":
-            return f"{place}must be a kind, or a mapping with one, got {error['input']!r}"
-    return f"{place}{error['msg'][:1].lower()}{error['msg'][1:]}, got {error['input']!r}"
+            return f"{place}must be a kind, or a mapping with one, got {shown(error['input'])}"
+    return f"{place}{error['msg'][:1].lower()}{error['msg'][1:]}, got {shown(error['input'])}"
 
 
 def _path(location: tuple[int | str, ...], data: object) -> list[str]:

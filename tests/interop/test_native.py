@@ -215,9 +215,9 @@ class TestWeightsThatDoNotFit:
     def test_more_layers_than_tensors_are_refused_before_they_are_built(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        edit(saved(tmp_path), network={"layers": 10**9})
+        edit(saved(tmp_path), network={"layers": 10_000})
         monkeypatch.setattr(weights_module, "_skeleton", lambda _: pytest.fail("a network was built"))
-        with pytest.raises(ValueError, match=r"of 1000000000 layers, got \d+ tensors in all"):
+        with pytest.raises(ValueError, match=r"of 10000 layers, got \d+ tensors in all"):
             load(tmp_path)
 
     def test_types_that_torch_does_not_compute_in(self, tmp_path: Path) -> None:
@@ -277,7 +277,9 @@ class TestConfigsThatAreWrong:
     @pytest.mark.parametrize("text", ["{", "[1]", "", "\xff"])
     def test_no_json_object(self, text: str, tmp_path: Path) -> None:
         (saved(tmp_path) / "config.json").write_bytes(text.encode("latin-1"))
-        with pytest.raises(ValueError, match=r"config\.json must (be valid JSON|hold a JSON object)"):
+        with pytest.raises(
+            ValueError, match=r"config\.json must (be valid JSON|be UTF-8 text|hold a JSON object)"
+        ):
             load(tmp_path)
 
     def test_nested_too_deeply(self, tmp_path: Path) -> None:

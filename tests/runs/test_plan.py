@@ -324,3 +324,21 @@ def test_options_of_training_that_cannot_work_are_refused_before_training(path, 
     )
     with pytest.raises(ValueError, match=r"proposal must have one entry for each count 1\.\.4"):
         plan_run(recipe, tmp_path)
+
+
+def test_a_network_that_no_memory_holds_is_refused_before_it_is_made(data, tmp_path):
+    network = {"network": {"hidden": 500_000, "heads": 1, "layers": 1}}
+    with pytest.raises(
+        ValueError, match="training a network of 3,000,001,000,000 parameters must fit in mem"
+    ):
+        plan_run(tiny_recipe(data, network), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_parameters_of_a_network_are_counted_without_making_it(data, tmp_path):
+    for changes in ({}, {"tied": True}, {"adaln": True}):
+        network = build(data, tmp_path / str(changes), {"network": changes}).trainer.network
+        matrices = [
+            p.numel() for name, p in network.named_parameters() if p.ndim == 2 and "noise" not in name
+        ]
+        assert sum(matrices) == network.config.parameters

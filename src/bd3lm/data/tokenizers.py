@@ -16,6 +16,7 @@ Three rules hold for every tokenizer here:
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -26,8 +27,10 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from bd3lm.io.files import local_path, write_atomically
+from bd3lm.data.guarded import check_size, in_one_line, is_plain, panics_unsaid, patterns, watched
+from bd3lm.io.files import local_path, read_text, write_atomically
 from bd3lm.io.hub import hub_reason, is_hub_id, unresolved_hub
+from bd3lm.parsing import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +41,8 @@ MASK = "<|mask|>"
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+
+_MOST_BYTES = 10**8  # of a file; that of 256,000 tokens has 35 million
 
 SMALLEST_BPE = 256 + 2  # the bytes, the end of a document and the mask
 
@@ -57,18 +62,28 @@ class Tokenizer:
     bos_id: int | None
 
     def encode(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids
+        """The ids of a text; a ValueError where that takes too long or the library fails."""
+        if self._told_when_watched is not None:
+            return self.encode_batch([text])[0]  # during which other threads run
+        return in_one_line(lambda: self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many texts; the library uses all cores unless TOKENIZERS_PARALLELISM says false."""
-        return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+        def work() -> list[list[int]]:
+            return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+        told = self._told_when_watched
+        if told is None:
+            return in_one_line(work)
+        return watched(work, characters=sum(map(len, texts)), told=told)
 
     def decode(
         self, ids: "Sequence[int] | np.ndarray[Any, Any] | Tensor", *, skip_special: bool = True
     ) -> str:
         """The text of `ids`; special tokens are left out, or written by their names."""
         listed = list(ids) if isinstance(ids, Sequence) else ids.tolist()
-        return self._backend.decode(listed, skip_special_tokens=skip_special)
+        return in_one_line(lambda: self._backend.decode(listed, skip_special_tokens=skip_special))
 
     def text_bytes(self, ids: "np.ndarray[Any, Any]") -> int:
         """How many bytes of UTF-8 the text of `ids` has, special tokens aside: what bits per byte count.
@@ -94,6 +109,15 @@ class Tokenizer:
             if place not in special:
                 lengths[place] = len(token.encode()) if place in added else len(token)
         return lengths
+
+    @cached_property
+    def _told_when_watched(self) -> str | None:
+        """What an error adds where its work fails; None for a tokenizer whose work need not be watched."""
+        spec = json.loads(self.spec)
+        if is_plain(spec):
+            return None
+        found = ", ".join(f"{pattern:.100}" for pattern in patterns(spec))
+        return f", by the patterns {found} of its {TOKENIZER_FILE}" if found else ""
 
     @cached_property
     def vocab_size(self) -> int:
@@ -144,7 +168,8 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
         if not file.is_file():
             raise FileNotFoundError(f"{folder} is not a tokenizer: it holds no {TOKENIZER_FILE}")
         config = folder / CONFIG_FILE
-        return _from_json(_text_of(file), _text_of(config) if config.is_file() else "{}", source)
+        said = read_text(config, most=_MOST_BYTES) if config.is_file() else "{}"
+        return _from_json(read_text(file, most=_MOST_BYTES), said, source)
     if isinstance(source, Path) or not is_hub_id(source):
         raise FileNotFoundError(f"there is no tokenizer folder {source}")
     return _from_hub(source)
@@ -167,7 +192,12 @@ def byte_tokenizer() -> Tokenizer:
 
 def saved_tokenizer(folder: str | Path) -> Tokenizer | None:
     """The tokenizer beside a model, or None where it was saved without one."""
-    return load_tokenizer(folder) if (local_path(folder) / TOKENIZER_FILE).is_file() else None
+    file = local_path(folder) / TOKENIZER_FILE
+    if file.is_file():
+        return load_tokenizer(folder)
+    if os.path.lexists(file):  # else its model would be taken for one without
+        raise ValueError(f"{file} must be a file, got a folder, a device or a broken link")
+    return None
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
@@ -200,14 +230,6 @@ def _with_own_specials(spec: dict[str, Any]) -> Tokenizer:
     return Tokenizer(_canonical(spec), mask_id=mask, eos_id=eos, bos_id=eos)
 
 
-def _text_of(file: Path) -> str:
-    """The text of a file; Python's error would not name the file."""
-    try:
-        return file.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} must be UTF-8 text: {error}") from error
-
-
 def _config_of(text: str, source: str | Path) -> dict[str, Any]:
     """What a tokenizer_config.json says."""
     try:
@@ -223,7 +245,11 @@ def _from_json(text: str, config_text: str, source: str | Path) -> Tokenizer:
     config = _config_of(config_text, source)
     try:
         spec = json.loads(text)
-        vocabulary = Backend.from_str(_canonical(spec)).get_vocab(with_added_tokens=True)
+        check_size(spec)
+        with panics_unsaid():
+            vocabulary = in_one_line(
+                lambda: Backend.from_str(_canonical(spec)).get_vocab(with_added_tokens=True)
+            )
     except Exception as error:  # the library raises plain Exception
         raise ValueError(
             f"{source} holds no tokenizer that can be read, in {TOKENIZER_FILE}: {error}"
@@ -248,9 +274,9 @@ def _from_hub(name: str) -> Tokenizer:
     unresolved = unresolved_hub()
     fetch = partial(hf_hub_download, local_files_only=True) if unresolved else hf_hub_download
     try:
-        text = Path(fetch(name, TOKENIZER_FILE)).read_text("utf-8")
+        text = read_text(Path(fetch(name, TOKENIZER_FILE)), most=_MOST_BYTES)
         try:
-            config = Path(fetch(name, CONFIG_FILE)).read_text("utf-8")
+            config = read_text(Path(fetch(name, CONFIG_FILE)), most=_MOST_BYTES)
         except LocalEntryNotFoundError:
             raise
         except EntryNotFoundError:
@@ -284,7 +310,8 @@ def _special(
             )
         if content not in vocabulary:
             raise ValueError(
-                f"{CONFIG_FILE} of {source} names {content!r} as {key}, which its vocabulary does not hold"
+                f"{CONFIG_FILE} of {source} names {shown(content)} as {key}, which its vocabulary does not "
+                "hold"
             )
         return vocabulary[content]
     return next((vocabulary[name] for name in names if name in vocabulary), None)

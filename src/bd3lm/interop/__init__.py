@@ -75,5 +75,5 @@ def load(
         return reference.load(path, device=device, dtype=dtype)
     raise ValueError(
         f"config.json in {path} must have format {native.FORMAT!r}, or the reference's fields hidden_dim and "
-        f"n_blocks, got the fields {', '.join(map(str, data)) or 'of none'}"
+        f"n_blocks, got the fields {', '.join(map(str, data)) or 'of none':.500}"
     )

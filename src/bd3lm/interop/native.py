@@ -22,6 +22,7 @@ from bd3lm.interop.weights import (
 from bd3lm.io.files import write_atomically
 from bd3lm.methods import LanguageModelConfig, config_from_dict, config_to_dict
 from bd3lm.models import Transformer
+from bd3lm.parsing import shown
 
 FORMAT, VERSION = "bd3lm", 1
 
@@ -58,13 +59,16 @@ def load(
 def _read(folder: Path) -> LanguageModelConfig:
     data, where = read_config(folder), str(folder / CONFIG_NAME)
     if not recognises(data):
-        raise ValueError(f"format in {where} must be {FORMAT!r}, got {data.get('format')!r}")
+        raise ValueError(f"format in {where} must be {FORMAT!r}, got {shown(data.get('format'))}")
     version = data.get("version")
     if type(version) is not int or version < 1:
-        raise ValueError(f"version in {where} must be a whole number from 1 to {VERSION}, got {version!r}")
+        raise ValueError(
+            f"version in {where} must be a whole number from 1 to {VERSION}, got {shown(version)}"
+        )
     if version > VERSION:
         raise ValueError(
-            f"version in {where} must be at most {VERSION}, got {version}: a newer bd3lm wrote it; upgrade"
+            f"version in {where} must be at most {VERSION}, got {shown(version)}: a newer bd3lm wrote it; "
+            "upgrade"
         )
     values = {key: value for key, value in data.items() if key not in ("format", "version")}
     return config_from_dict(values, where=where)

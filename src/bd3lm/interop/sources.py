@@ -8,9 +8,9 @@ from typing import Any, TypedDict, Unpack
 
 from huggingface_hub import snapshot_download
 
-from bd3lm.io.files import local_path
+from bd3lm.io.files import local_path, read_text
 from bd3lm.io.hub import FILE_SUFFIXES, PICKLE_SUFFIXES, hub_reason, is_hub_id
-from bd3lm.parsing import did_you_mean
+from bd3lm.parsing import did_you_mean, shown
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -20,6 +20,8 @@ BOX_FOLDER = Path(__file__).parents[1] / BOX
 HUB = "hf://"  # before a hub id that could be taken for a path
 
 _PATTERNS = ("*.json", "*.safetensors")  # all that is ever downloaded: nothing in them can run
+
+_MOST_CONFIG = 10**6  # bytes; those of known models have some thousands
 
 _OTHER_OPTIONS = ("device", "dtype", "lightning", "tokenizer")  # those of load, which it keeps to itself
 
@@ -144,12 +146,13 @@ def read_config(folder: Path) -> dict[str, Any]:
             )
         weights_file(folder)  # a folder of pickles is told so first
         raise ValueError(f"folder {folder} must hold a {CONFIG_NAME}, got none")
+    text = read_text(path, most=_MOST_CONFIG)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
         raise ValueError(f"{path} must be valid JSON: {error}") from error
     if not isinstance(data, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {data!r:.80}")
+        raise ValueError(f"{path} must hold a JSON object, got {shown(data)}")
     return data
 
 

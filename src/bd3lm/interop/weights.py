@@ -23,6 +23,7 @@ Shape = tuple[int, ...]
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # those that torch computes in
 _ALLOWED = "allowed are float16, bfloat16, float32 and float64"
 _LISTED = 5  # how many tensors of each sort an error names
+_MOST_HEADER = 2**24  # bytes, of which a hundred thousand tensors need about 13 million
 
 
 def parameter_shapes(config: TransformerConfig) -> dict[str, Shape]:
@@ -31,8 +32,15 @@ def parameter_shapes(config: TransformerConfig) -> dict[str, Shape]:
 
 
 def read_shapes(path: Path) -> dict[str, Shape]:
-    """Names and shapes in a safetensors file, from its header."""
+    """Names and shapes in a safetensors file, from its header, which must be of a sane length."""
     try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+        if length > _MOST_HEADER:
+            raise ValueError(
+                f"{path} must be a readable safetensors file: its header must have at most {_MOST_HEADER:,} "
+                f"bytes, got {length:,}"
+            )
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
@@ -155,4 +163,4 @@ class _NotInitialised(TorchFunctionMode):
 
 def _listed(names: list[str]) -> str:
     more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(f"{name:.200}" for name in names[:_LISTED]) + (f" and {more} more" if more > 0 else "")

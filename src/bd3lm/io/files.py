@@ -24,6 +24,19 @@ def local_path(typed: str | Path) -> Path:
     return Path(os.path.expanduser(typed))
 
 
+def read_text(path: Path, *, most: int) -> str:
+    """The text of a file that somebody else may have written; a ValueError names it where it is no UTF-8, or
+    longer than `most` bytes, of which no more are read."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{path} must have at most {most:,} bytes, got {path.stat().st_size:,}")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be UTF-8 text: {error}") from error
+
+
 class AtomicFile:
     """A file being written beside its final name; `commit` gives it that name, `discard` removes it.
 

@@ -4,12 +4,14 @@ Both plug into the network at one place: each layer hands its new keys and value
 what comes back, under the mask that `mask` gives.
 """
 
+import math
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bd3lm.models.attention import AttentionMask, Backend, render
+from bd3lm.models.devices import require_room
 from bd3lm.models.layouts import Layout, Span
 
 
@@ -123,6 +125,11 @@ class KVCache:
                 raise ValueError(f"{name} must be at least 1, got {size}")
         self.window, self.segment = window, segment
         shape = (layers, rows, heads, window + segment, head_dim)
+        require_room(
+            2 * math.prod(shape) * dtype.itemsize,
+            torch.device(device),
+            what=f"a cache of {rows:,} texts of {window + segment:,} tokens",
+        )
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.starts = torch.zeros(rows, device=device, dtype=torch.long)

@@ -1,5 +1,6 @@
-"""Choosing a device, moving tensors between it and the host, and what it can do."""
+"""Choosing a device, moving tensors between it and the host, and what it can do and hold."""
 
+import os
 from functools import lru_cache
 from importlib.util import find_spec
 
@@ -16,6 +17,30 @@ def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     if tensor.device.type == "cpu" and device.type == "cuda":
         tensor = tensor.contiguous().pin_memory()
     return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+@lru_cache(maxsize=64)
+def memory_of(device: torch.device) -> int | None:
+    """The bytes of a device's memory, used or not; None where the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return None
+
+
+def require_room(least: int, device: torch.device, *, what: str) -> None:
+    """Refuse what takes at least so many bytes, where the device has fewer.
+
+    The system may grant them all the same, and end the process when they are written to.
+    """
+    memory = memory_of(device) if device.type in ("cpu", "cuda") else None
+    if memory is not None and least > memory:
+        raise ValueError(
+            f"{what} must fit in memory: at least {least / 2**30:,.1f} GiB are needed, and {device} has "
+            f"{memory / 2**30:,.1f} GiB"
+        )
 
 
 @lru_cache(maxsize=64)

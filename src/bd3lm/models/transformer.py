@@ -18,6 +18,7 @@ from bd3lm.models.attention import AttentionMask, Backend, allow_many_graphs, at
 from bd3lm.models.cache import KVCache, KVStore, NoStore
 from bd3lm.models.cross_entropy import weighted_cross_entropy
 from bd3lm.models.decoding import can_decode, decode
+from bd3lm.models.devices import require_room
 from bd3lm.models.dropout import Dropout, draw_seeds
 from bd3lm.models.layouts import Layout, Span
 from bd3lm.models.rotary import Rotation, rotate, rotated_parts, rotation
@@ -25,6 +26,17 @@ from bd3lm.models.rotary import Rotation, rotate, rotated_parts, rotation
 _FREQUENCIES = 256  # width of the sinusoidal embedding of a noise level
 _INIT_STD = 0.02
 _GELU_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
+# Sizes beyond those of any network: what a mistyped recipe or a hostile config.json asks for is refused
+# before anything is computed of it, and no product of them overflows.
+_MOST = {
+    "vocab_size": 2**26,
+    "layers": 10_000,
+    "hidden": 2**20,
+    "heads": 2**20,
+    "mlp_ratio": 2**10,
+    "context": 2**24,
+    "conditioning_dim": 2**20,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +62,10 @@ class TransformerConfig:
     rotary_base: float = 10000.0
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "layers", "hidden", "heads", "mlp_ratio", "context", "conditioning_dim"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, most in _MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                bound = "at least 1" if getattr(self, name) < 1 else f"at most {most:,}"
+                raise ValueError(f"{name} must be {bound}, got {getattr(self, name)}")
         if self.hidden % self.heads or self.head_dim % 2:
             raise ValueError(
                 f"hidden must be a multiple of heads with an even quotient (rotary positions rotate pairs), "
@@ -68,6 +81,13 @@ class TransformerConfig:
     @property
     def head_dim(self) -> int:
         return self.hidden // self.heads
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the weights are, biases and norms aside."""
+        matrices = self.layers * (4 + 2 * self.mlp_ratio) * self.hidden**2
+        modulations = (6 * self.layers + 2) * self.hidden * self.conditioning_dim if self.adaln else 0
+        return matrices + modulations + (1 if self.tied else 2) * self.vocab_size * self.hidden
 
 
 class Transformer(nn.Module):
@@ -181,6 +201,7 @@ class Transformer(nn.Module):
         is (rows,) or (rows, positions); it is required when `time_conditioning` is on and ignored otherwise.
         """
         self._check(tokens)
+        self._require_room(*tokens.shape[:2])
         if can_decode(self, tokens, layout, cache):
             return decode(self, tokens, layout, cast("KVCache", cache))
         store = cache if cache is not None else NoStore()
@@ -300,6 +321,18 @@ class Transformer(nn.Module):
             )
         embedded: Tensor = self.noise_embedding(noise.to(dtype))
         return embedded.unsqueeze(1) if noise.ndim == 1 else embedded
+
+    def _require_room(self, rows: int, positions: int) -> None:
+        """Refuse a pass whose activations cannot be held: a config.json may say any context."""
+        weight = self.embedding.weight
+        itemsize = 2 if torch.is_autocast_enabled(weight.device.type) else weight.itemsize
+        # Beside the stream there are once its norm, queries, keys and values, and once the MLP's.
+        width = max(5, 1 + self.config.mlp_ratio) * self.config.hidden
+        require_room(
+            rows * positions * width * itemsize,
+            weight.device,
+            what=f"a pass over {rows:,} x {positions:,} tokens",
+        )
 
     def _check(self, tokens: Tensor) -> None:
         if tokens.is_floating_point():

@@ -27,6 +27,7 @@ from bd3lm.io.extras import require
 from bd3lm.io.files import local_path
 from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.models.devices import require_room
 from bd3lm.objectives import Objective
 from bd3lm.runs.presets import network_config
 from bd3lm.runs.recipe import BUILTIN, DataRecipe, Recipe, recipe_to_dict
@@ -49,6 +50,7 @@ from bd3lm.training import (
 from bd3lm.training.distributed import whole
 from bd3lm.training.trainer import rank_rows
 
+_BYTES_OF_A_WEIGHT = 4 * 4  # it, its gradient and AdamW's two moments, in float32
 _HEAD = "output.weight"  # a parameter of its own where embeddings are not tied
 
 
@@ -181,6 +183,7 @@ def plan_run(
     rank_rows(recipe.train, engine)
     _check_trackers(recipe, engine)
     store = open_store(recipe, out)
+    _require_room(recipe, engine)
     shards = None if recipe.data.path == BUILTIN else open_shards(recipe.data.path)
     if before is not None and (before.data.path == BUILTIN) == (shards is None):
         ours, theirs = recipe.data.builtin_vocabulary, before.data.builtin_vocabulary
@@ -197,6 +200,15 @@ def plan_run(
     # The tokenizer of built-in text is trained later. Its size is known, and any mask id will do here.
     _objective(recipe, _config(recipe, recipe.data.builtin_vocabulary, mask_id=0))
     return Plan(recipe, out, engine, store, None)
+
+
+def _require_room(recipe: Recipe, engine: Engine) -> None:
+    """Refuse a network whose weights, gradients and both moments cannot be held, before any is made."""
+    numbers = _shape(recipe, vocab_size=2).parameters  # the vocabulary is known later, and matters less
+    share = numbers // engine.world if engine.parallel == "fsdp" else numbers
+    require_room(
+        share * _BYTES_OF_A_WEIGHT, engine.device, what=f"training a network of {numbers:,} parameters"
+    )
 
 
 def _check_trackers(recipe: Recipe, engine: Engine) -> None:

@@ -23,7 +23,7 @@ from bd3lm.sampling.events import (
 from bd3lm.sampling.rows import Request, Reveal, Rows, Writer
 from bd3lm.sampling.stopping import Ending, Stopping
 
-_MOST_TOKENS = 2**30  # of all rows together: 8 GiB of ids
+_MOST_TOKENS = 2**27  # of all rows together: 1 GiB of ids
 
 
 @dataclass(frozen=True)
@@ -259,8 +259,9 @@ def _check(writer: Writer, requests: Sequence[Request], batch_size: int) -> None
     side_by_side = min(batch_size, len(requests))
     most = _MOST_TOKENS // side_by_side
     for index, request in enumerate(requests):
-        if request.length > most:
+        width = max(request.length, writer.width(request.length))  # a piece may be a whole context
+        if width > most:
             raise ValueError(
                 f"request {index}: length must be at most {most:,}, or rows for {side_by_side} texts side by "
-                f"side cannot be held, got {request.length:,}"
+                f"side cannot be held, got {request.length:,}, which is written in a row of {width:,}"
             )

@@ -205,17 +205,17 @@ class Writer(ABC):
     def open(self, requests: Sequence[Request], *, width: int) -> Rows:
         """Fresh rows, ready for their first piece."""
         rows = len(requests)
-        texts, starts, written_from, written_to = [], [], [], []
-        for request in requests:
+        text = torch.full((rows, width), self.mask_id)
+        starts, written_from, written_to = [], [], []
+        for row, request in enumerate(requests):
             given = request.given.tolist()
-            texts.append(given + [self.mask_id] * (width - len(given)))
+            text[row, : len(given)] = request.given
             gaps = [place for place, token in enumerate(given) if token == self.mask_id]
             known = [place for place, token in enumerate(given) if token != self.mask_id]
             starts.append(self.first_start(gaps[0] if gaps else len(given)))
             written_from.append(known[-1] + 1 if known else 0)
             last_gap = gaps[-1] + 1 if gaps else 0
             written_to.append(last_gap if len(given) == request.length else request.length)
-        text = torch.tensor(texts, dtype=torch.long)
         stop = torch.tensor([request.length for request in requests])
         seeds = torch.tensor([request.seed for request in requests])
         fresh = Rows(
