@@ -329,7 +329,7 @@ def test_options_of_training_that_cannot_work_are_refused_before_training(path, 
 def test_a_network_that_no_memory_holds_is_refused_before_it_is_made(data, tmp_path):
     network = {"network": {"hidden": 500_000, "heads": 1, "layers": 1}}
     with pytest.raises(
-        ValueError, match="training a network of 3,000,001,000,000 parameters must fit in mem"
+        ValueError, match="training a network of 3,000,002,000,000 parameters must fit in mem"
     ):
         plan_run(tiny_recipe(data, network), tmp_path / "run")
     assert not (tmp_path / "run").exists()

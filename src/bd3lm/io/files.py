@@ -7,12 +7,12 @@ so whatever a reader finds under its name is complete, however the writer ended.
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-_OWN_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+_OWN_TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # what file systems say that know no fsync of a folder
 
 
@@ -124,10 +124,14 @@ def only_writer(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes left half written; for a folder that `only_writer` holds."""
+def remove_leftovers(folder: Path, of: Collection[str] | None = None) -> None:
+    """Remove what killed processes left half written; for a folder that `only_writer` holds.
+
+    Where others write too, without asking for the folder, `of` names the files that only its holder writes.
+    """
     for path in folder.iterdir():
-        if _OWN_TEMPORARY.fullmatch(path.name):
+        found = _OWN_TEMPORARY.fullmatch(path.name)
+        if found and (of is None or found[1] in of):
             path.unlink(missing_ok=True)
 
 

@@ -47,10 +47,12 @@ from bd3lm.training import (
     Validator,
     WandbLog,
 )
+from bd3lm.training.callbacks import METRICS_FILE
 from bd3lm.training.distributed import whole
 from bd3lm.training.trainer import rank_rows
 
 _BYTES_OF_A_WEIGHT = 4 * 4  # it, its gradient and AdamW's two moments, in float32
+CHECKPOINTS = "checkpoints"  # the folder of a stage's
 _HEAD = "output.weight"  # a parameter of its own where embeddings are not tied
 
 
@@ -223,7 +225,7 @@ def _check_trackers(recipe: Recipe, engine: Engine) -> None:
 def open_store(recipe: Recipe, out: Path) -> CheckpointStore:
     """The checkpoints of a run."""
     return CheckpointStore(
-        out / "checkpoints", keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
+        out / CHECKPOINTS, keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
     )
 
 
@@ -384,7 +386,7 @@ def _validators(
 
 
 def _callbacks(recipe: Recipe, out: Path, console: Console | None, label: str) -> list[Callback]:
-    callbacks: list[Callback] = [CsvLog(out / "metrics.csv"), ProgressBar(console, description=label)]
+    callbacks: list[Callback] = [CsvLog(out / METRICS_FILE), ProgressBar(console, description=label)]
     if recipe.trackers.tensorboard:
         callbacks.append(TensorBoardLog(out / "tensorboard"))
     if recipe.trackers.wandb_project:

@@ -10,11 +10,12 @@ from rich.console import Console
 
 from bd3lm import interop
 from bd3lm.interop import RUN_MODEL
-from bd3lm.io.files import only_writer
-from bd3lm.runs.plan import Plan, Run, open_store, plan_run
+from bd3lm.io.files import only_writer, remove_leftovers
+from bd3lm.runs.plan import CHECKPOINTS, Plan, Run, open_store, plan_run
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
-from bd3lm.runs.stages import RECIPE_FILE, begun_stages, read_recipe, save_recipe, save_stages
-from bd3lm.training import Engine
+from bd3lm.runs.stages import RECIPE_FILE, STAGES_FILE, begun_stages, read_recipe, save_recipe, save_stages
+from bd3lm.training import CheckpointStore, Engine
+from bd3lm.training.callbacks import METRICS_FILE
 
 STOPPED_FILE = "STOPPED"
 
@@ -41,10 +42,16 @@ def train_stages(
     parallel = stages[0][1].parallel
     with (
         Engine.from_environment(parallel="ddp" if parallel == "auto" else parallel, device=device) as engine,
-        _only_trainer(out, engine),
+        _only_trainer(out, engine) as is_held,
     ):
         checked = _checked(_chained(stages, out), resume, engine, console)
-        _on_main(engine, lambda: save_stages(out, stages))
+
+        def begin() -> None:
+            if is_held:
+                _sweep_up(out, [name for name, _ in stages])
+            save_stages(out, stages)
+
+        _on_main(engine, begin)
         for name, plan in checked:
             run = plan.build(data_folder=out / "data", console=console, label=name)
             _train(run, plan.recipe, resume=resume, console=console)
@@ -62,18 +69,19 @@ def _forget_stop(out: Path) -> None:
 
 
 @contextmanager
-def _only_trainer(out: Path, engine: Engine) -> Iterator[None]:
+def _only_trainer(out: Path, engine: Engine) -> Iterator[bool]:
     """Hold a run's folder against a second command that would train into it, however this one ends.
 
-    A folder that was made for it, and in which nothing was written, is removed.
+    Gives whether this process holds it: one does, where the file system has locks. A folder that was made for
+    it, and in which nothing was written, is removed.
     """
     with ExitStack() as held:
-        busy = False
+        busy = is_held = False
         if engine.is_main:
             is_new = not out.exists()
             out.mkdir(parents=True, exist_ok=True)
             try:
-                held.enter_context(only_writer(out))
+                is_held = held.enter_context(only_writer(out))
             except BlockingIOError:
                 busy = True
             else:
@@ -83,7 +91,29 @@ def _only_trainer(out: Path, engine: Engine) -> Iterator[None]:
             raise ValueError(
                 f"{out} is being trained into by another process; wait for it, or give another --out"
             )
-        yield
+        yield is_held
+
+
+def _sweep_up(out: Path, stages: Sequence[str]) -> None:
+    """Remove what killed trainers of a run left: files half written, a whole model among them, checkpoints
+    half saved or set aside.
+
+    `out` is held. A stage's folder that somebody else holds is left alone, and so is what others may be
+    writing just now without asking for the folder, such as a report.
+    """
+    _sweep_up_folder(out)
+    for folder in (out / name for name in stages if len(stages) > 1):
+        if folder.is_dir():
+            with suppress(BlockingIOError), only_writer(folder) as held:
+                if held:
+                    _sweep_up_folder(folder)
+
+
+def _sweep_up_folder(folder: Path) -> None:
+    remove_leftovers(folder, of=(RECIPE_FILE, STAGES_FILE, METRICS_FILE))
+    if (folder / RUN_MODEL).is_dir():
+        remove_leftovers(folder / RUN_MODEL)
+    CheckpointStore(folder / CHECKPOINTS).sweep_up()
 
 
 def _remove_if_empty(folder: Path) -> None:

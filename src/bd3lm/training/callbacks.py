@@ -31,6 +31,9 @@ _PEAK_FLOPS = {
     "3090": 71e12,
 }
 
+METRICS_FILE = "metrics.csv"
+"""The log of a run, in its folder."""
+
 _SILENCE = (10.0, 3600.0)  # seconds between lines off a terminal: at least and, but for slow steps, at most
 
 

@@ -25,12 +25,11 @@ from torch import Tensor
 
 from bd3lm.io.files import sync_folder
 from bd3lm.training.distributed import Engine
+from bd3lm.training.index import Damaged, read_index
 from bd3lm.training.tensor_files import (
     DTYPES,
-    Damaged,
     check_file,
     check_match,
-    read_index,
     read_tensors,
     write_index,
     write_tensors,
@@ -101,15 +100,21 @@ class CheckpointStore:
         return final
 
     def load_into(
-        self, tensors: Groups, *, engine: Engine, step: int | None = None, required: bool = True
+        self,
+        tensors: Groups,
+        *,
+        engine: Engine,
+        step: int | None = None,
+        required: bool = True,
+        check_state: Callable[[dict[str, Any]], object] = dict,
     ) -> dict[str, Any] | None:
         """Fill tensors in place from the newest intact checkpoint, or that of `step`; returns its state.
 
         The groups asked for must match the stored ones name by name; other groups are not read. A damaged
         checkpoint is skipped, with a warning, for the one before it. Without `required` a folder that
         holds no checkpoint gives None; one that holds only damaged ones is an error all the same, lest a
-        run silently start again. Nothing is filled in before everything was checked. Every process must
-        call it.
+        run silently start again. Nothing is filled in before everything was checked, by `check_state` too,
+        which raises `Damaged` for a state that nothing can go on from. Every process must call it.
         """
         named = _named(tensors)
         found: list[int] = json.loads(engine.broadcast_text(json.dumps(self.steps())))
@@ -124,12 +129,12 @@ class CheckpointStore:
         problems = []
         for candidate in reversed(found):
             folder = self._found().get(candidate, self.folder / f"step-{candidate:08d}")
-            problem = _problem(folder, engine)
+            problem = _problem(folder, engine, check_state)
             if problem is None:
                 index = read_index(folder)
                 check_match(named, index, folder)
                 read_tensors(folder, named, index)
-                return index["state"]
+                return index.state
             problems.append(f"{folder.name}: {problem}")
             if engine.is_main:
                 warnings.warn(f"skipping the damaged checkpoint {folder}: {problem}", stacklevel=2)
@@ -147,11 +152,8 @@ class CheckpointStore:
                     found[int(number)] = path
         return found
 
-    def _begin(self, draft: Path) -> None:
-        """Sweep up what an interrupted save left, put back what it had set aside, and start a draft."""
-        if not self.folder.exists():
-            self.folder.mkdir(parents=True)
-            sync_folder(self.folder.parent)
+    def sweep_up(self) -> None:
+        """Remove what an interrupted save left, and put back what it had set aside; for the one writer."""
         for path in self.folder.glob("tmp-*"):
             shutil.rmtree(path, ignore_errors=True)
         for path in self.folder.glob("old-step-*"):
@@ -160,6 +162,13 @@ class CheckpointStore:
                 self._discard(path)
             else:
                 path.rename(place)
+
+    def _begin(self, draft: Path) -> None:
+        """Start a draft, where nothing is in its way."""
+        if not self.folder.exists():
+            self.folder.mkdir(parents=True)
+            sync_folder(self.folder.parent)
+        self.sweep_up()
         draft.mkdir()
 
     def _put_in_place(self, draft: Path, final: Path) -> None:
@@ -245,20 +254,21 @@ def _as_json(state: Mapping[str, Any]) -> dict[str, Any]:
 def _score(folder: Path) -> float | None:
     """The score of a checkpoint; None where it has none, or none that can be read or compared."""
     try:
-        score = read_index(folder)["score"]
+        score = read_index(folder).score
     except ValueError:
         return None
     return score if score is not None and math.isfinite(score) else None
 
 
-def _problem(folder: Path, engine: Engine) -> str | None:
+def _problem(folder: Path, engine: Engine, check_state: Callable[[dict[str, Any]], object]) -> str | None:
     """What is wrong with a checkpoint, the same answer on every process; each checks some of the files."""
 
     def look() -> str | None:
         try:
-            files = read_index(folder)["files"]
-            for name in sorted(files)[engine.rank :: engine.world]:
-                check_file(folder / name, files[name])
+            index = read_index(folder)
+            check_state(index.state)
+            for name in sorted(index.files)[engine.rank :: engine.world]:
+                check_file(folder / name, index)
         except Damaged as problem:
             return str(problem)
         return None

@@ -2,27 +2,27 @@
 
 A sharded tensor is cut by rows (FSDP2's way); each process writes the rows it holds to a file of its own. The
 index, state.json, says which rows are where, so any number of processes can read what any other number wrote,
-each only its own rows. It carries the size and SHA-256 of every file, and its own. Nothing is pickled, so
-nothing runs when a file is read.
+each only its own rows. Nothing is pickled, so nothing runs when a file is read.
 """
 
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from bd3lm.io.files import sync_folder
+from bd3lm.parsing import shown
 from bd3lm.training.distributed import Engine, local
+from bd3lm.training.index import FORMAT, INDEX, Damaged, File, Index, Stored, digest
 
-FORMAT = 1
-INDEX = "state.json"
 _CHUNK = 1 << 22  # bytes written at once
 
 DTYPES = {
@@ -39,37 +39,11 @@ DTYPES = {
 }
 
 
-class Damaged(ValueError):
-    """A checkpoint is not what was written; the message says in what way."""
-
-
-class File(TypedDict):
-    size: int
-    sha256: str
-
-
-class Stored(TypedDict):
-    dtype: str
-    shape: list[int]
-    pieces: list[tuple[str, int, int]]  # file, first row, row after the last
-
-
 class Part(TypedDict):
-    """What one process wrote."""
+    """What one process wrote, as JSON."""
 
-    files: dict[str, File]
+    files: dict[str, dict[str, Any]]
     pieces: dict[str, tuple[str, int, int]]
-
-
-class Index(TypedDict):
-    """What state.json holds, besides its own digest."""
-
-    format: int
-    step: int
-    score: float | None
-    state: dict[str, Any]
-    files: dict[str, File]
-    tensors: dict[str, Stored]
 
 
 def held_rows(tensor: Tensor) -> tuple[int, int]:
@@ -100,7 +74,7 @@ def write_tensors(folder: Path, named: Mapping[str, Tensor], engine: Engine) -> 
     name = f"tensors-{engine.rank:05d}-of-{engine.world:05d}" if sharded else "tensors"
     file = f"{name}.safetensors"
     written = _write(folder / file, _safetensors(mine))
-    return Part(files={file: written}, pieces={key: (file, *rows[key]) for key in mine})
+    return Part(files={file: asdict(written)}, pieces={key: (file, *rows[key]) for key in mine})
 
 
 def write_index(
@@ -119,17 +93,18 @@ def write_index(
         step=step,
         score=score,
         state=state,
-        files={name: file for part in parts for name, file in part["files"].items()},
+        files={name: File(**file) for part in parts for name, file in part["files"].items()},
         tensors={
             key: Stored(
                 dtype=DTYPES[tensor.dtype],
-                shape=list(tensor.shape),
-                pieces=[part["pieces"][key] for part in parts if key in part["pieces"]],
+                shape=tuple(tensor.shape),
+                pieces=tuple(part["pieces"][key] for part in parts if key in part["pieces"]),
             )
             for key, tensor in named.items()
         },
     )
-    text = json.dumps({**index, "sha256": _digest(index)}, indent=1)
+    data = asdict(index)
+    text = json.dumps({**data, "sha256": digest(data)}, indent=1)
     _write(folder / INDEX, [text.encode()])
     sync_folder(folder)
 
@@ -173,42 +148,31 @@ def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
             yield data[start : start + _CHUNK]
 
 
-def _digest(index: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(index, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
 # --- Reading -----------------------------------------------------------------------------------------
 
 
-def read_index(folder: Path) -> Index:
-    """state.json, checked against its own digest."""
-    try:
-        index = json.loads((folder / INDEX).read_bytes())
-    except OSError as error:
-        raise Damaged(f"{INDEX} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise Damaged(f"{INDEX} is not JSON") from None
-    if not isinstance(index, dict) or index.pop("sha256", None) != _digest(index):
-        raise Damaged(f"{INDEX} is not what was written: its SHA-256 differs")
-    if index["format"] != FORMAT:
-        raise ValueError(
-            f"{folder} has format {index['format']}; this version of bd3lm reads format {FORMAT}"
-        )
-    return cast("Index", index)
-
-
-def check_file(path: Path, expected: File) -> None:
-    """Raise `Damaged` unless a file is what was written."""
+def check_file(path: Path, index: Index) -> None:
+    """Raise `Damaged` unless a file is what was written, and holds what the index says."""
+    expected = index.files[path.name]
     try:
         size = path.stat().st_size
-        if size != expected["size"]:
-            raise Damaged(f"{path.name} has {size} bytes instead of {expected['size']}")
+        if size != expected.size:
+            raise Damaged(f"{path.name} has {size} bytes instead of {expected.size}")
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise Damaged(f"{path.name} cannot be read: {error.strerror}") from None
-    if digest != expected["sha256"]:
+    if found != expected.sha256:
         raise Damaged(f"{path.name} is not what was written: its SHA-256 differs")
+    try:
+        with safe_open(path, framework="pt") as stored:
+            slices = {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118
+            held = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+    except SafetensorError as error:
+        raise Damaged(f"{path.name} is not a safetensors file: {error}") from None
+    for name, piece in index.in_file(path.name).items():
+        if held.get(name) != piece:
+            raise Damaged(f"{path.name} does not hold the piece of {shown(name)} that {INDEX} says")
 
 
 def check_match(named: Mapping[str, Tensor], index: Index, folder: Path) -> None:
@@ -217,14 +181,14 @@ def check_match(named: Mapping[str, Tensor], index: Index, folder: Path) -> None
     Groups that are not asked for do not matter; those that are must match name by name.
     """
     groups = {key.partition("/")[0] for key in named}
-    stored = {key: entry for key, entry in index["tensors"].items() if key.partition("/")[0] in groups}
+    stored = {key: entry for key, entry in index.tensors.items() if key.partition("/")[0] in groups}
     differing = [f"{key} is not stored" for key in named.keys() - stored.keys()]
     differing += [f"{key} is not asked for" for key in stored.keys() - named.keys()]
     for key in named.keys() & stored.keys():
         dtype, shape = DTYPES[named[key].dtype], list(named[key].shape)
         there = stored[key]
-        if (there["dtype"], there["shape"]) != (dtype, shape):
-            differing.append(f"{key} is {there['dtype']} {there['shape']} instead of {dtype} {shape}")
+        if (there.dtype, list(there.shape)) != (dtype, shape):
+            differing.append(f"{key} is {there.dtype} {list(there.shape)} instead of {dtype} {shape}")
     if differing:
         more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
         raise ValueError(f"{folder} does not fit: {'; '.join(sorted(differing)[:5])}{more}")
@@ -236,7 +200,7 @@ def read_tensors(folder: Path, named: Mapping[str, Tensor], index: Index) -> Non
     wanted: dict[str, list[tuple[str, int, int]]] = {}
     for key, tensor in named.items():
         first, last = held_rows(tensor)
-        for file, start, stop in index["tensors"][key]["pieces"]:
+        for file, start, stop in index.tensors[key].pieces:
             if max(first, start) < min(last, stop):
                 wanted.setdefault(file, []).append((key, start, stop))
     for file, pieces in wanted.items():

@@ -19,9 +19,11 @@ from bd3lm.objectives import Objective, TokenBatch
 from bd3lm.training.checkpoint import CheckpointStore, optimizer_groups
 from bd3lm.training.distributed import Engine
 from bd3lm.training.ema import EMA
+from bd3lm.training.index import INDEX, Damaged, parsed
 from bd3lm.training.log_window import LogWindow, Metrics
 from bd3lm.training.optim import OptimizerSettings, apply_gradients, learning_rate, make_optimizer
 from bd3lm.training.signals import stop_requests
+from bd3lm.training.state import SUMS, RunState
 from bd3lm.training.step import NetworkRunner, training_sums
 
 Precision = Literal["auto", "fp32", "bf16"]
@@ -197,7 +199,7 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         draws = self._draws()
-        totals = torch.zeros(3, dtype=torch.float64, device=engine.device)
+        totals = torch.zeros(SUMS, dtype=torch.float64, device=engine.device)
         # The exact denominator, the global sum of weights, is known only after the last micro-batch: losses
         # are divided by a nominal one, which keeps gradients at a sane scale, and corrected once at the end.
         tokens = settings.global_batch * self.data.context
@@ -267,39 +269,51 @@ class Trainer:
     def save(self, score: float | None = None) -> None:
         """Write a checkpoint, unless the run has gone bad since the last one."""
         self.require_finite()
-        state = {
-            "step": self.step,
-            "objective": self.objective.state(),
-            "statistics": {name: value.tolist() for name, value in self._pooled_statistics().items()},
-            "ema_updates": self.ema.updates,
-            "validation_due": self.validation_due,
-            "since_log": self._window.sums(),
-            "unlogged": self._unlogged,
-            "run": self.run_state,
-        }
-        self.store.save(self.step, self._tensors(), state, engine=self.engine, score=score)
+        state = RunState(
+            step=self.step,
+            objective=dict(self.objective.state()),
+            statistics={name: value.tolist() for name, value in self._pooled_statistics().items()},
+            ema_updates=self.ema.updates,
+            validation_due=self.validation_due,
+            since_log=self._window.sums(),
+            unlogged=self._unlogged,
+            run=self.run_state,
+        )
+        self.store.save(self.step, self._tensors(), vars(state), engine=self.engine, score=score)
         self._window.restart()
 
     def resume(self) -> bool:
         """Go on from the newest intact checkpoint; False when there is none to go on from."""
-        state = self.store.load_into(self._tensors(), engine=self.engine, required=False)
-        if state is None:
+        found = self.store.load_into(
+            self._tensors(), engine=self.engine, required=False, check_state=self._restored
+        )
+        if found is None:
             return False
-        self._require_same_inputs(state["run"])
-        self.step = self.resumed_at = state["step"]
-        self.validation_due, self._unlogged = state["validation_due"], state["unlogged"]
-        self._window.restore(state["since_log"], self.engine.device)
-        pooled = {
-            name: torch.tensor(value, dtype=torch.float64, device=self.engine.device)
-            for name, value in state["statistics"].items()
-        }
+        state, objective, pooled = self._restored(found)
+        self._require_same_inputs(state.run)
+        self.step = self.resumed_at = state.step
+        self.validation_due, self._unlogged = state.validation_due, state.unlogged
+        self._window.restore(state.since_log, self.engine.device)
         # As after pooling. Every rank has the names, since all must take part in pooling each of them again.
         self._statistics = (
             pooled if self.engine.is_main else {name: torch.zeros_like(it) for name, it in pooled.items()}
         )
-        self.ema.updates = state["ema_updates"]
-        self.objective = self.objective.restore(state["objective"])
+        self.ema.updates = state.ema_updates
+        self.objective = objective
         return True
+
+    def _restored(self, found: dict[str, Any]) -> tuple[RunState, Objective, dict[str, Tensor]]:
+        """A checkpoint's state, with the objective and the statistics in it; `Damaged` if it is none."""
+        state = parsed(RunState, found, where=f"the state in {INDEX}")
+        try:
+            objective = self.objective.restore(state.objective)
+            pooled = {
+                name: torch.tensor(value, dtype=torch.float64, device=self.engine.device)
+                for name, value in state.statistics.items()
+            }
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise Damaged(f"the state in {INDEX} cannot be restored: {error}") from error
+        return state, objective, pooled
 
     def _require_same_inputs(self, before: Mapping[str, Any]) -> None:
         """Refuse to go on with other data or another tokenizer than the checkpoint's."""
