@@ -3,6 +3,7 @@
 The slow tests are of the real weights, the others of a tiny model in their place.
 """
 
+import hashlib
 import json
 import os
 import random
@@ -32,12 +33,19 @@ COMMON_PAIRS = {
 }
 
 
-def in_a_fresh_interpreter(*words: str, cwd: Path) -> str:
-    """What it prints, with no network."""
+def in_a_fresh_interpreter(*words: str, cwd: Path, with_errors: bool = False) -> str:
+    """What it prints, with no network; on standard error too, where that is asked for."""
     package = str(Path(bd3lm.__file__).parents[1])
     env = {**os.environ, "PYTHONPATH": package, "HF_HUB_OFFLINE": "1"}
+    errors = subprocess.STDOUT if with_errors else subprocess.PIPE
     done = subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True, check=True
+        [sys.executable, *words],
+        cwd=cwd,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        check=True,
     )
     return done.stdout
 
@@ -123,7 +131,40 @@ print([name for name in ("torch._dynamo", "torch.distributed.fsdp", "bd3lm.train
     assert in_a_fresh_interpreter("-c", source, cwd=tmp_path).endswith("[]\n")
 
 
+@pytest.mark.slow
+def test_a_text_that_was_never_finished_says_nothing_when_the_interpreter_ends(
+    box: Path, tmp_path: Path
+) -> None:
+    source = f"""
+import sys, bd3lm
+kept = bd3lm.load({str(box)!r}).stream("a")
+print(type(next(kept)).__name__)
+sys.modules["kept"] = type(sys)("kept")
+sys.modules["kept"].kept = kept
+"""
+    assert in_a_fresh_interpreter("-c", source, cwd=tmp_path, with_errors=True) == "Started\n"
+
+
 # --- the real weights ---
+
+_SHA256 = {
+    "config.json": "9d7790e95996cfdef7cbc5eeaceac8de8db681467ebeb55fd59b1058c05b216e",
+    "model.safetensors": "365ed829473996a233f4d81ae2e268e2460493ceea54cf899d2e44952d15e986",
+    "tokenizer.json": "ff8adca2a3edd2032b6792055cae53b4bb4ecfb37d83cc6d14709ec3056fc0f3",
+    "tokenizer_config.json": "3bc83b070b8193a7b2c759552ed485ad09d47f32b59f85b7e4a8def33ea8f1dc",
+}
+
+
+def test_the_box_is_what_its_card_says_byte_for_byte() -> None:
+    """Whoever got these files elsewhere can compare them; nobody changes them unseen."""
+    folder = Path(bd3lm.__file__).parent / "box"
+    found = {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in sorted(each.name for each in folder.iterdir() if each.suffix != ".md")
+    }
+    assert found == _SHA256
+    card = (folder / "README.md").read_text()
+    assert all(f"| `{name}` | `{digest}` |" in card for name, digest in found.items())
 
 
 def words_of(text: str) -> list[str]:

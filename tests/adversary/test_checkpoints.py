@@ -155,6 +155,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an older format": (lambda index: index.update(format=0), "must be of format 1"),
     "a list": (lambda index: [index], "SHA-256 differs"),
     "sums of another number": (lambda i: i["state"].update(since_log=[1.0]), "since_log must be 3 sums"),
+    "the state of another step": (lambda i: i["state"].update(step=16), "must be of step 4, got 16"),
     "negative updates": (lambda i: i["state"].update(ema_updates=-10), "must not be negative"),
     "words for statistics": (lambda i: i["state"].update(statistics={"a": ["b"]}), "cannot be restored"),
     "something learned": (lambda i: i["state"].update(objective={"a": 1}), "has nothing to restore"),
@@ -262,7 +263,7 @@ def hurt(name: str, how: str, place: float) -> Callable[[Path], None]:
             case "zeroed":
                 data[at : at + 64] = bytes(len(data[at : at + 64]))
             case "doubled":
-                data += data
+                data = data + data
         if how in ("cut", "flipped", "zeroed", "doubled"):
             file.write_bytes(data)
             return

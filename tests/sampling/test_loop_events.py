@@ -21,6 +21,7 @@ from bd3lm.sampling import (
     sample,
     write,
 )
+from bd3lm.sampling.loop import close_suspended
 from tests.oracles.networks import (
     MASK,
 )
@@ -159,3 +160,11 @@ def test_samples_share_nothing_with_the_requests_and_keep_no_gradients():
     full.tokens.fill_(0)
     longer.tokens.fill_(0)
     assert torch.equal(given, prompt(6))
+
+
+def test_what_is_suspended_when_the_interpreter_ends_is_closed_while_torch_is_there() -> None:
+    suspended, finished = (write(blocks(MODEL), REQUESTS, watch=True) for _ in range(2))
+    next(suspended)
+    list(finished)
+    close_suspended()
+    assert next(suspended, None) is None

@@ -1,8 +1,11 @@
 """The loop around a writer: rows enter, are written piece by piece, stop on their own, and make room."""
 
+import atexit
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -24,6 +27,18 @@ from bd3lm.sampling.rows import Request, Reveal, Rows, Writer
 from bd3lm.sampling.stopping import Ending, Stopping
 
 _MOST_TOKENS = 2**27  # of all rows together: 1 GiB of ids
+
+
+_suspended: WeakSet[Generator[Event, None, None]] = WeakSet()
+
+
+@atexit.register
+def close_suspended() -> None:
+    """Close what was never written to its end while torch is still there: the interpreter would do so later,
+    and print that it could not."""
+    for events in list(_suspended):
+        with suppress(ValueError):  # another thread is in it just now
+            events.close()
 
 
 @dataclass(frozen=True)
@@ -94,7 +109,9 @@ def write(
     """
     _check(writer, requests, batch_size)
     table = _Table(writer, requests, stopping or Stopping(), batch_size, watch)
-    return table.events()
+    events = table.events()
+    _suspended.add(events)
+    return events
 
 
 class _Table:
@@ -115,7 +132,7 @@ class _Table:
         self.rows: Rows | None = None
 
     @torch.no_grad()
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Generator[Event, None, None]:
         """Everything that happens, until all texts are written or the iterator is closed."""
         try:
             while True:

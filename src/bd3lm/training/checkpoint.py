@@ -106,7 +106,7 @@ class CheckpointStore:
         engine: Engine,
         step: int | None = None,
         required: bool = True,
-        check_state: Callable[[dict[str, Any]], object] = dict,
+        check_state: Callable[[int, dict[str, Any]], object] = lambda step, state: None,
     ) -> dict[str, Any] | None:
         """Fill tensors in place from the newest intact checkpoint, or that of `step`; returns its state.
 
@@ -114,7 +114,8 @@ class CheckpointStore:
         checkpoint is skipped, with a warning, for the one before it. Without `required` a folder that
         holds no checkpoint gives None; one that holds only damaged ones is an error all the same, lest a
         run silently start again. Nothing is filled in before everything was checked, by `check_state` too,
-        which raises `Damaged` for a state that nothing can go on from. Every process must call it.
+        which is given the step and raises `Damaged` for a state that nothing can go on from. Every process
+        must call it.
         """
         named = _named(tensors)
         found: list[int] = json.loads(engine.broadcast_text(json.dumps(self.steps())))
@@ -260,13 +261,15 @@ def _score(folder: Path) -> float | None:
     return score if score is not None and math.isfinite(score) else None
 
 
-def _problem(folder: Path, engine: Engine, check_state: Callable[[dict[str, Any]], object]) -> str | None:
+def _problem(
+    folder: Path, engine: Engine, check_state: Callable[[int, dict[str, Any]], object]
+) -> str | None:
     """What is wrong with a checkpoint, the same answer on every process; each checks some of the files."""
 
     def look() -> str | None:
         try:
             index = read_index(folder)
-            check_state(index.state)
+            check_state(index.step, index.state)
             for name in sorted(index.files)[engine.rank :: engine.world]:
                 check_file(folder / name, index)
         except Damaged as problem:

@@ -285,7 +285,7 @@ class Trainer:
     def resume(self) -> bool:
         """Go on from the newest intact checkpoint; False when there is none to go on from."""
         found = self.store.load_into(
-            self._tensors(), engine=self.engine, required=False, check_state=self._restored
+            self._tensors(), engine=self.engine, required=False, check_state=self._check_state
         )
         if found is None:
             return False
@@ -301,6 +301,11 @@ class Trainer:
         self.ema.updates = state.ema_updates
         self.objective = objective
         return True
+
+    def _check_state(self, step: int, found: dict[str, Any]) -> None:
+        state, *_ = self._restored(found)
+        if state.step != step:
+            raise Damaged(f"the state in {INDEX} must be of step {step}, got {state.step}")
 
     def _restored(self, found: dict[str, Any]) -> tuple[RunState, Objective, dict[str, Tensor]]:
         """A checkpoint's state, with the objective and the statistics in it; `Damaged` if it is none."""
