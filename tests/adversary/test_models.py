@@ -20,10 +20,13 @@ import bd3lm
 from bd3lm.cli.errors import EXPECTED
 from bd3lm.data import load_tokenizer
 from bd3lm.data.guarded import check_size, is_plain, patterns
+from bd3lm.interop import LightningFacts, save_reference
+from bd3lm.interop.reference import to_reference_state
 from bd3lm.methods import Method
 from bd3lm.models import KVCache, Transformer, TransformerConfig
 from bd3lm.models import devices as devices_module
 from tests.adversary.confined import REFUSED, confined, outcome
+from tests.interop.small import small_model
 from tests.lm import of_bytes
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
@@ -99,15 +102,15 @@ def fuzzed(data: Any, draw: random.Random, value: Callable[[tuple[Any, ...]], An
     return data
 
 
-def fuzz(folder: Path, batch: int, write: Callable[[random.Random], None]) -> None:
-    """Use the folder after each of many changes, all in one process with a gigabyte to spare."""
+def fuzz(batch: int, write: Callable[[random.Random], None], work_with: Callable[[], object]) -> None:
+    """Work with what many changes wrote, one after another, in one process with a gigabyte to spare."""
 
     def work() -> list[str]:
         said = []
         for seed in range(batch * CASES_TOGETHER, (batch + 1) * CASES_TOGETHER):
             write(random.Random(seed))
             try:
-                said.append(outcome(lambda: use(folder)))
+                said.append(outcome(work_with))
             except Exception as error:
                 raise AssertionError(f"seed {seed}: {type(error).__name__}: {error!s:.500}") from error
         return said
@@ -128,7 +131,7 @@ def test_fuzzed_configs(batch: int, folder: Path) -> None:
             begun["method"] = {"kind": draw.choice(sorted(Method.members()))}
         (folder / CONFIG).write_text(json.dumps(fuzzed(begun, draw, lambda _: draw.choice(ODD))))
 
-    fuzz(folder, batch, write)
+    fuzz(batch, write, lambda: use(folder))
 
 
 PARTS: tuple[Mapping[str, Any], ...] = (
@@ -185,7 +188,7 @@ def test_fuzzed_tokenizers(batch: int, folder: Path, capfd: pytest.CaptureFixtur
         (folder / TOKENIZER).write_text(json.dumps(spec))
         (folder / "tokenizer_config.json").write_text(json.dumps(said))
 
-    fuzz(folder, batch, write)
+    fuzz(batch, write, lambda: use(folder))
     assert "panicked" not in capfd.readouterr().err
 
 
@@ -506,3 +509,50 @@ def test_replacements_that_lengthen_each_other_are_refused() -> None:
     check_size({"normalizer": {"type": "Sequence", "normalizers": [part] * 3}})
     with pytest.raises(ValueError, match=r"at most 1,000 times, got 10\^4"):
         check_size({"normalizer": {"type": "Sequence", "normalizers": [part] * 4}})
+
+
+# --- Models of others ---
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reference")
+    save_reference(*small_model(adaln=True), folder)
+    return folder
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("batch", range(20))
+def test_fuzzed_configs_of_the_reference(batch: int, reference: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(reference, tmp_path / "model"))
+    config = read(folder, CONFIG)
+
+    def write(draw: random.Random) -> None:
+        (folder / CONFIG).write_text(json.dumps(fuzzed(config, draw, lambda _: draw.choice(ODD))))
+
+    fuzz(batch, write, lambda: bd3lm.load(folder).generate([[1, 2]], length=16)[0].text)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("batch", range(20))
+def test_damaged_lightning_checkpoints(batch: int, tmp_path: Path) -> None:
+    network, _ = small_model(adaln=True)
+    file = tmp_path / "last.ckpt"
+    torch.save({"state_dict": to_reference_state(network), "hyper_parameters": {}}, file)
+    data = file.read_bytes()
+    facts = LightningFacts(context=16, block_size=4, time_conditioning=False)
+
+    def write(draw: random.Random) -> None:
+        hurt = bytearray(data)
+        match draw.choice(["flipped", "flipped", "cut", "in the pickle"]):
+            case "flipped":
+                for _ in range(draw.choice([1, 3, 20])):
+                    hurt[draw.randrange(len(hurt))] ^= 1 << draw.randrange(8)
+            case "cut":
+                del hurt[draw.randrange(len(hurt)) :]
+            case "in the pickle":
+                begin = draw.randrange(3000)
+                hurt[begin : begin + draw.randrange(60)] = draw.randbytes(draw.randrange(60))
+        file.write_bytes(hurt)
+
+    fuzz(batch, write, lambda: bd3lm.load(file, lightning=facts))
