@@ -413,7 +413,7 @@ def test_a_whole_context_that_no_memory_holds_is_refused(kind: str, folder: Path
         devices_module.memory_of = lambda device: 2**28
         return use(folder)
 
-    line = confined(lambda: outcome(work), megabytes=500)
+    line = confined(lambda: outcome(work), megabytes=100)
     assert "a pass over 1 x 1,048,576 tokens must fit in memory: at least" in line
 
 

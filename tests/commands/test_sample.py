@@ -434,7 +434,7 @@ def test_where_to_write_is_checked_before_a_model_is_loaded(tmp_path, capsys):
         ({"remask": 3.0, "steps": 5}, r"--remask must lie in \[0, 1\], got 3\.0"),
         ({"steps": 0}, "--steps must be at least 1, got 0"),
         ({"tokens_per_pass": 0}, "--tokens-per-pass must be at least 1, got 0"),
-        ({"length": 10**12}, "length must be at most 1,073,741,824, .* got 1,000,000,000,000"),
+        ({"length": 10**12}, "length must be at most 134,217,728, .* got 1,000,000,000,000"),
     ],
     ids=str,
 )

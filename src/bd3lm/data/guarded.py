@@ -13,7 +13,7 @@ import tempfile
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
@@ -126,28 +126,27 @@ def panics_unsaid() -> Iterator[None]:
     if not _redirecting.acquire(blocking=False):
         yield
         return
-    try:
+    with ExitStack() as done:
+        done.callback(_redirecting.release)
         try:
             kept = os.dup(_STANDARD_ERROR)
-        except OSError:  # there is no standard error
+            done.callback(os.close, kept)
+            said = done.enter_context(tempfile.TemporaryFile())
+        except OSError:  # there is no standard error, or no room for the file
             yield
             return
-        with tempfile.TemporaryFile() as said:
-            panicked = False
-            os.dup2(said.fileno(), _STANDARD_ERROR)
-            try:
-                yield
-            except BaseException as error:
-                panicked = _is_panic(error) or _is_panic(error.__cause__)
-                raise
-            finally:
-                os.dup2(kept, _STANDARD_ERROR)
-                os.close(kept)
-                said.seek(0)
-                if not panicked and (text := said.read()):
-                    os.write(_STANDARD_ERROR, text)
-    finally:
-        _redirecting.release()
+        panicked = False
+        os.dup2(said.fileno(), _STANDARD_ERROR)
+        try:
+            yield
+        except BaseException as error:
+            panicked = _is_panic(error) or _is_panic(error.__cause__)
+            raise
+        finally:
+            os.dup2(kept, _STANDARD_ERROR)
+            said.seek(0)
+            if not panicked and (text := said.read()):
+                os.write(_STANDARD_ERROR, text)
 
 
 def _is_panic(error: BaseException | None) -> bool:

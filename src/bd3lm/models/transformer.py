@@ -201,7 +201,7 @@ class Transformer(nn.Module):
         is (rows,) or (rows, positions); it is required when `time_conditioning` is on and ignored otherwise.
         """
         self._check(tokens)
-        self._require_room(*tokens.shape[:2])
+        self.check_room(*tokens.shape[:2])
         if can_decode(self, tokens, layout, cache):
             return decode(self, tokens, layout, cast("KVCache", cache))
         store = cache if cache is not None else NoStore()
@@ -322,7 +322,7 @@ class Transformer(nn.Module):
         embedded: Tensor = self.noise_embedding(noise.to(dtype))
         return embedded.unsqueeze(1) if noise.ndim == 1 else embedded
 
-    def _require_room(self, rows: int, positions: int) -> None:
+    def check_room(self, rows: int, positions: int) -> None:
         """Refuse a pass whose activations cannot be held: a config.json may say any context."""
         weight = self.embedding.weight
         itemsize = 2 if torch.is_autocast_enabled(weight.device.type) else weight.itemsize
