@@ -4,7 +4,7 @@ import pytest
 
 from bd3lm.reports import Report
 from bd3lm.reports.content import COMMANDS
-from bd3lm.reports.document import Listing, Plot, Prose, Table
+from bd3lm.reports.document import Listing, Plot, Prose, Quotation, Table
 from bd3lm.reports.sections import build_document
 from tests.reports import (
     film,
@@ -24,6 +24,12 @@ from tests.reports import (
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 BLOCKS = "block diffusion, blocks of 2"
+
+
+def held_out_plot(report: Report) -> Plot:
+    (plot,) = build_document(report).shown_first
+    assert isinstance(plot, Plot)
+    return plot
 
 
 def section(report: Report, title: str) -> list:
@@ -87,7 +93,7 @@ def test_the_largest_record_of_a_text_and_estimator_is_shown_in_table_and_plot()
         ("exact", "2.00 ± 0.20", ""),
         ("counts", "", "≤ 3.00 ± 0.30"),
     ]
-    plot = next(part for part in section(one(*records), "Perplexity") if isinstance(part, Plot))
+    plot = held_out_plot(one(*records))
     assert "autoregressive, exact 2.00; autoregressive, counts ≤ 3.00" in plot.alt
     assert "--sequences" not in table.caption
 
@@ -110,7 +116,7 @@ def test_other_orders_stand_in_rows_of_their_own():
         "Measured by `bd3lm eval runs/ar --estimator exact`, "
         "`bd3lm eval runs/ar --estimator exact --lean 2`, `bd3lm eval runs/ar --estimator exact --lean 0.5`."
     )
-    plot = next(part for part in section(report, "Perplexity") if isinstance(part, Plot))
+    plot = held_out_plot(report)
     assert f"{BLOCKS}, exact 5.00; {BLOCKS}, exact, lean 2 4.00; {BLOCKS}, exact, lean 0.5 4.50" in plot.alt
 
 
@@ -134,7 +140,7 @@ def test_a_lean_that_is_not_the_runs_own_is_named_wherever_it_stands():
         (f"{BLOCKS}, lean 3", "exact, lean 3"),
         ("autoregressive", "exact"),
     ]
-    plot = next(part for part in section(Report(runs=runs), "Perplexity") if isinstance(part, Plot))
+    plot = held_out_plot(Report(runs=runs))
     assert plot.alt.endswith(
         f": {BLOCKS}, a, lean 2 5.00; {BLOCKS}, b, lean 0 4.00; {BLOCKS}, lean 3 3.00; autoregressive 2.00."
     )
@@ -148,7 +154,7 @@ def test_a_figure_at_another_lean_is_not_named_by_the_lean_of_its_run():
     report = one(leaning(4.0, 0.0), leaning(3.0, 2.0), *others, **leans)
     for table in tables(report, "Perplexity"):
         assert [row[0] for row in table.rows] == [BLOCKS, f"{BLOCKS}, lean 2"]
-    plot = next(part for part in section(report, "Perplexity") if isinstance(part, Plot))
+    plot = held_out_plot(report)
     assert plot.alt.endswith(f": {BLOCKS}, exact, lean 0 4.00; {BLOCKS}, lean 2, exact 3.00.")
 
 
@@ -311,17 +317,17 @@ def test_a_plot_has_figures_of_the_same_sequences_and_names_those_left_out():
     few = {"sequences": 4, "tokens": 60, "settings": {"limit": 4}}
     part = perplexity(("bound", 1.9), estimator="iw:4", **few)
     whole = perplexity(("exact", 2.0), ("bound", 3.0))
-    *_, plot = section(one(part, whole), "Perplexity")
+    plot = held_out_plot(one(part, whole))
     assert plot.alt.endswith(": autoregressive 2.00; autoregressive ≤ 3.00.")
     assert plot.caption.endswith(
         " All are of 8 sequences, 120 tokens. Left out, because figures of other sequences cannot be "
         "compared with these: autoregressive, iw:4 (4 sequences, 60 tokens)."
     )
     runs = (run("a", "A", records=[part, whole]), run("b", "B", records=[perplexity(("exact", 9.0), **few)]))
-    *_, plot = section(Report(runs=runs), "Perplexity")
+    plot = held_out_plot(Report(runs=runs))
     assert plot.alt.endswith(": A ≤ 1.90; B 9.00.")  # what most were measured on
     assert plot.caption.endswith(": A, exact (8 sequences, 120 tokens).")
-    *_, plot = section(one(whole, perplexity(("bound", 2.5), estimator="counts")), "Perplexity")
+    plot = held_out_plot(one(whole, perplexity(("bound", 2.5), estimator="counts")))
     assert "Left out" not in plot.caption
 
 
@@ -331,7 +337,7 @@ def test_figures_of_another_context_are_not_in_one_plot():
         run(name, name, records=[perplexity(("exact", value), settings={"context": context})])
         for name, value, context in (("A", 2.0, 16), ("B", 3.0, 16), ("C", 4.0, 32))
     ]
-    *_, plot = section(Report(runs=tuple(runs)), "Perplexity")
+    plot = held_out_plot(Report(runs=tuple(runs)))
     assert plot.alt.endswith(": A 2.00; B 3.00.")
     assert ": C (8 sequences, 120 tokens)." in plot.caption
 
@@ -522,6 +528,22 @@ def test_the_film_is_of_the_last_model_in_blocks():
     )
     (part,) = section(Report(runs=runs), "A text being written")
     assert f"Model: {BLOCKS}. It writes one block of 2 tokens after another." in part.caption
+
+
+def test_the_film_of_the_box_stands_for_those_of_models_that_cannot_write():
+    result = {"title": BLOCKS, "parameters": 7_900_000, "film": film()["result"]}
+    report = one(film(), {**film(), "kind": "box_film", "result": result})
+    (part,) = section(report, "A text being written")
+    assert "`box`, which comes with bd3lm: block diffusion, blocks of 2, 7.9M parameters" in part.caption
+    listing = section(one({**film(), "kind": "box_film", "result": result}), "Not measured")[1]
+    assert not [item for item in listing.items if "film" in item]
+
+
+def test_texts_with_code_are_set_as_code_all_of_them():
+    code, words = samples(("", "def f():\n    return 1")), samples(("", "Once.\nUpon a time."))
+    runs = Report(runs=(run("a", records=[code]), run("b", records=[words])))
+    assert [part.is_code for part in section(runs, "Samples") if isinstance(part, Quotation)] == [True, True]
+    assert [part.is_code for part in section(one(words), "Samples") if isinstance(part, Quotation)] == [False]
 
 
 def test_what_is_missing_comes_with_its_command_and_the_reason():

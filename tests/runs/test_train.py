@@ -443,6 +443,24 @@ def test_the_second_stage_starts_from_the_averages_of_the_first(staged, data, tm
     assert saved.objective.masking == Counts()
 
 
+def test_two_stages_may_start_from_one(data, tmp_path):
+    """A stage that names its start begins with those weights, and with the text that they have not read."""
+    one_step = {"train": {"steps": 1}, "optimizer": {"warmup_steps": 1}}
+    recipes: dict[str, dict[str, Any]] = {
+        "ar": {},
+        "longer": one_step,
+        "block": {**BLOCK, **one_step, "start_from": "ar"},
+    }
+    stages = [(name, tiny_recipe(data, changes)) for name, changes in recipes.items()]
+    ar, longer, block = train_stages(stages, tmp_path, console=quiet(), device="cpu")
+    for name, average in ar.trainer.ema.tensors().items():
+        assert torch.equal(dict(block.trainer.network.named_parameters())[name], average), name
+    assert block.trainer.data.skip == longer.trainer.data.skip == 6 * ar.trainer.data.rows
+    assert saved_stages(tmp_path) == stages
+    starts = [read_recipe(tmp_path / name).start_from for name in ("longer", "block")]
+    assert starts == [str(tmp_path / "ar" / "model")] * 2
+
+
 @pytest.mark.parametrize(
     ("changes", "skip"),
     [({"data": {"skip": 3}}, 3), ({"train": {"seed": 9}}, 0), ({"data": {"context": 8}}, 0)],

@@ -109,12 +109,15 @@ class Train(Command):
 def _check_later_stages(stages: "Sequence[tuple[str, Recipe]]") -> None:
     """Refuse what stages after the first would ignore: a start, and other processes."""
     (first, one), *later = stages
+    earlier = [first]
     for name, recipe in later:
-        if recipe.start_from not in (None, one.start_from):
+        if recipe.start_from not in (None, one.start_from, *earlier):
             raise ValueError(
-                f"{name}.start_from is not for a stage that starts from the one before it, got "
-                f"{recipe.start_from}; --from {recipe.start_from} runs the last stage alone, from there"
+                f"{name}.start_from must be an earlier stage ({', '.join(earlier)}), by default the last of "
+                f"them, got {recipe.start_from}; --from {recipe.start_from} runs the last stage alone, from "
+                "there"
             )
+        earlier.append(name)
         if recipe.parallel != one.parallel:
             raise ValueError(
                 f"parallel must be the same for all stages, which share their processes, got {one.parallel} "

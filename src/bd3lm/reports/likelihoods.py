@@ -20,9 +20,23 @@ Text = tuple[str, str, bool]
 """What tells texts apart: the fingerprint of the tokens, the split, whether end tokens follow documents."""
 
 
+def held_out_alike(report: Report) -> list[Measured]:
+    """The measurements of the runs' own held-out text that can be compared; of several texts the first's."""
+    first = next(iter(_own_texts(report)), [])
+    return _measured_alike(first) if first and not _trained_on(first) else []
+
+
+def held_out_plot(report: Report) -> Iterator[Plot]:
+    """The figures of that text as a plot, where there are several."""
+    alike = held_out_alike(report)
+    if alike:
+        yield from _plot(report, alike, _own_texts(report)[0], "perplexities")
+
+
 def perplexity_parts(report: Report) -> Iterator[Part]:
-    """A table and a plot for each of the runs' own texts, held-out ones first; one table for other texts."""
-    measured = [(run, record) for run in report.runs for record in _largest(run)]
+    """A table for each of the runs' own texts, held-out ones first, and a plot, unless it is `held_out_plot`;
+    one table for other texts."""
+    measured = _measured(report)
     if not measured:
         return
     yield Prose(
@@ -32,27 +46,31 @@ def perplexity_parts(report: Report) -> Iterator[Part]:
         "computed too, by going through every order in which a block can be uncovered. It is never above the "
         "bound."
     )
-    own: dict[Text, list[Measured]] = {}
-    for run, record in measured:
-        if _is_own(record):
-            own.setdefault(_text(record), []).append((run, record))
-    for index, group in enumerate(sorted(own.values(), key=_trained_on)):
-        yield from _own_text_parts(report, group, f"perplexities{index or ''}")
+    for index, group in enumerate(_own_texts(report)):
+        yield _table(report, group, f"{_text_name(group)}, split {group[0][1]['settings']['split']}")
+        yield from _unigram(report, group)
+        if index or _trained_on(group):
+            yield from _plot(report, _measured_alike(group), group, f"perplexities{index or ''}")
     elsewhere = [(run, record) for run, record in measured if not _is_own(record)]
     if elsewhere:
         yield _other_texts(report, elsewhere)
 
 
-def _own_text_parts(report: Report, group: Sequence[Measured], plot_name: str) -> Iterator[Part]:
-    """All that was measured on one text."""
-    text = f"{'training' if _trained_on(group) else 'held-out'} text: {_data_name(group[0][0])}"
-    yield _table(report, group, f"{text}, split {group[0][1]['settings']['split']}")
-    yield from _unigram(report, group)
-    alike = _measured_alike(group)
-    dots = list(_dots(report, alike))
-    if len(dots) > 1:
-        others = [measured for measured in group if measured not in alike]
-        yield _plot(dots, plot_name, text, _left_out(report, alike, others))
+def _measured(report: Report) -> list[Measured]:
+    return [(run, record) for run in report.runs for record in _largest(run)]
+
+
+def _own_texts(report: Report) -> list[list[Measured]]:
+    """All that was measured on the runs' own texts, text by text, held-out ones first."""
+    own: dict[Text, list[Measured]] = {}
+    for run, record in _measured(report):
+        if _is_own(record):
+            own.setdefault(_text(record), []).append((run, record))
+    return sorted(own.values(), key=_trained_on)
+
+
+def _text_name(group: Sequence[Measured]) -> str:
+    return f"{'training' if _trained_on(group) else 'held-out'} text: {_data_name(group[0][0])}"
 
 
 def _largest(run: Run) -> list[Record]:
@@ -213,14 +231,20 @@ def _size(record: Record) -> str:
     return f"{result['sequences']:,} sequences, {result['tokens']:,} tokens"
 
 
-def _plot(dots: Sequence[plots.Dot], name: str, text: str, left_out: str) -> Plot:
+def _plot(report: Report, alike: Sequence[Measured], group: Sequence[Measured], name: str) -> Iterator[Plot]:
+    """The figures that can be compared, where there are several of them."""
+    dots = list(_dots(report, alike))
+    if len(dots) < 2:
+        return
     words = "; ".join(f"{dot.label} {SIGNS[dot.meaning]}{plain(dot.value)}" for dot in dots)
-    return Plot(
+    others = [measured for measured in group if measured not in alike]
+    yield Plot(
         name,
         plots.perplexities(dots, name),
-        f"Perplexity of {text}: {words}.",
-        "The same figures as a plot. Bars are one standard error to each side, hidden where they are smaller "
-        f"than the mark.{left_out}",
+        f"Perplexity of {_text_name(group)}: {words}.",
+        f"Perplexity of {_text_name(group)}. Bars are one standard error to each side, hidden where they are "
+        "smaller than the mark. Each model is one training run, and with another seed it would have another "
+        f"figure.{_left_out(report, alike, others)}",
     )
 
 

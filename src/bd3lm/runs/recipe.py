@@ -126,7 +126,8 @@ class Recipe:
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """auto is one process alone, or DDP under torchrun."""
     start_from: str | None = None
-    """A checkpoint whose (EMA) weights training starts from, with a fresh optimizer; also --from."""
+    """A checkpoint whose (EMA) weights training starts from, with a fresh optimizer; also --from. For a later
+    stage of several the name of an earlier one, in place of the one before."""
 
     def __post_init__(self) -> None:
         if type(self.objective) is Training:

@@ -90,6 +90,8 @@ def _resolved(
         data: dict[str, Any] = dict(stage.recipe)
         for layer in layers:
             common = {key: value for key, value in layer.items() if key not in names}
+            if stage.recipe.get("start_from") in names:
+                common.pop("start_from", None)  # that of the first stage, from which this one does not start
             data = merge(data, common, layer[stage.name] if stage.name in names & layer.keys() else {})
         if start_from is not None:
             data = merge(data, {"start_from": start_from})

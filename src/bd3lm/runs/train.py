@@ -27,7 +27,8 @@ def train_stages(
     device: str | None = None,
     console: Console | None = None,
 ) -> list[Run]:
-    """Run the stages in order, each from the one before, under `out`; returns them, the last being the model.
+    """Run the stages in order under `out`, each from the one before or from the one that its start_from
+    names; returns them, the last being the model.
 
     Stopped by a signal, the runs so far are returned, the last one unfinished.
     """
@@ -92,11 +93,13 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 class _Stage(NamedTuple):
-    """A stage, the folder it is trained in, and its recipe with what follows from the stage before it."""
+    """A stage, the folder it is trained in, its recipe with what follows from the stage that it starts from,
+    and that stage's own."""
 
     name: str
     folder: Path
     recipe: Recipe
+    before: Recipe | None
 
     @property
     def has_checkpoint(self) -> bool:
@@ -104,14 +107,17 @@ class _Stage(NamedTuple):
 
 
 def _chained(stages: Sequence[tuple[str, Recipe]], out: Path) -> list[_Stage]:
-    """Each stage goes on from the model of the one before, in a folder of its own if there are several."""
-    chained: list[_Stage] = []
+    """Each stage goes on from the model of an earlier one, the one before unless its start_from names
+    another, in a folder of its own if there are several."""
+    chained: dict[str, _Stage] = {}
+    last: _Stage | None = None
     for name, recipe in stages:
-        if chained:
-            before = chained[-1]
-            recipe = _after(before.recipe, recipe, start_from=str(before.folder / RUN_MODEL))
-        chained.append(_Stage(name, out / name if len(stages) > 1 else out, recipe))
-    return chained
+        start = chained.get(recipe.start_from or "", last)
+        if start is not None:
+            recipe = _after(start.recipe, recipe, start_from=str(start.folder / RUN_MODEL))
+        folder = out / name if len(stages) > 1 else out
+        last = chained[name] = _Stage(name, folder, recipe, None if start is None else start.recipe)
+    return list(chained.values())
 
 
 def _checked(
@@ -123,7 +129,6 @@ def _checked(
     """
     checked = []
     for index, stage in enumerate(stages):
-        before = stages[index - 1].recipe if index else None
         if resume and not stage.has_checkpoint and any(each.has_checkpoint for each in stages[index:]):
             if (stage.folder / RECIPE_FILE).exists():
                 _require_same(stage.folder, stage.recipe)
@@ -133,14 +138,14 @@ def _checked(
                     soft_wrap=True,
                 )
             continue
-        recipe = _check_folder(stage, resume=resume, chained=before is not None)
-        before = None if stage.has_checkpoint else before
+        recipe = _check_folder(stage, resume=resume, chained=stage.before is not None)
+        before = None if stage.has_checkpoint else stage.before
         checked.append((stage.name, plan_run(recipe, stage.folder, engine=engine, before=before)))
     return checked
 
 
 def _after(before: Recipe, recipe: Recipe, *, start_from: str) -> Recipe:
-    """A stage that goes on from the one before: from its weights, and with the text that it has not read."""
+    """A stage that goes on from an earlier one: from its weights, and with the text that it has not read."""
     data = recipe.data
     if data.skip is None:
         in_one_order = (before.data.path, before.data.context, before.data.bos_eos, before.train.seed) == (
