@@ -5,16 +5,19 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
 
 from bd3lm.cli import main
 from bd3lm.commands.eval import Eval, measure_perplexity, report_perplexities
 from bd3lm.commands.shared.corpora import open_sequences
 from bd3lm.commands.shared.records import FOLDER, kept
 from bd3lm.commands.shared.subjects import Subject
-from bd3lm.data import byte_tokenizer, train_bpe
+from bd3lm.data import Tokenizer, byte_tokenizer, train_bpe
 from bd3lm.lm import LanguageModel, load
 from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.reports import perplexity_text
@@ -473,6 +476,55 @@ def test_bytes_of_merged_tokens():
     for text in random_texts(10):
         ids = torch.tensor(tokenizer.encode(text)).numpy()
         assert tokenizer.text_bytes(ids) == len(text.encode())
+
+
+WORDS = {"[UNK]": 0, "un": 1, "##fold": 2, "the": 3, "na": 4, "##ïve": 5, "[MASK]": 6}
+SPACED = {"<unk>": 0, "▁un": 1, "fold": 2, "▁the": 3, "▁na": 4, "ïve": 5, "[MASK]": 6}
+
+
+@pytest.mark.parametrize(
+    ("model", "decoder"),
+    [
+        (models.WordPiece(WORDS, unk_token="[UNK]"), decoders.WordPiece()),
+        (models.WordLevel(SPACED, unk_token="<unk>"), decoders.Metaspace()),
+    ],
+    ids=["WordPiece", "Metaspace"],
+)
+def test_bytes_of_words_are_those_by_which_the_text_grows(model, decoder):
+    """Of "unfold the naïve" the first row has 6 bytes, and the second " the naïve", with its space; where
+    the first token of each is given, "fold" has 4 and " naïve" 7."""
+    tokenizer = Tokenizer(_spec(model, decoder), mask_id=6, eos_id=None, bos_id=None)
+    first, second = np.array([1, 2]), np.array([3, 4, 5])
+    assert tokenizer.decode([*first, *second]) == "unfold the naïve"
+    assert tokenizer.text_bytes(first) == 6
+    assert tokenizer.text_bytes(second, before=first) == len(" the naïve".encode()) == 11
+    assert tokenizer.text_bytes(first[1:], before=first[:1]) == 4
+    assert tokenizer.text_bytes(second[1:], before=[*first, *second[:1]]) == len(" naïve".encode())
+
+
+def test_a_sequence_that_begins_inside_a_text_has_the_space_of_its_first_word(tmp_path):
+    """40 words of 3 letters are 2 sequences of 16, of which 15 words are scored, each with its space."""
+    words = {"▁cat": 0, "▁the": 1, "[MASK]": 2}
+    spec = _spec(models.WordLevel(words, unk_token="▁cat"), decoders.Metaspace(), pre_tokenizers.Metaspace())
+    tokenizer = Tokenizer(spec, mask_id=2, eos_id=None, bos_id=None)
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(["the", "cat"] * 20), encoding="utf-8")
+    model = of_bytes(None, tokenizer=tokenizer, vocab_size=3)
+    subject = Subject.open(saved(model, tmp_path / "model"), device="cpu")
+    result = measure_perplexity(subject, Eval(), str(text), eos_between_documents=False, console=QUIET)[
+        "result"
+    ]
+    assert (result["tokens"], result["bytes"]) == (30, 30 * len(" the"))
+
+
+def _spec(
+    model: models.Model, decoder: decoders.Decoder, splitter: pre_tokenizers.PreTokenizer | None = None
+) -> str:
+    backend = Backend(model)
+    backend.decoder = decoder
+    if splitter is not None:
+        backend.pre_tokenizer = splitter
+    return backend.to_str()
 
 
 @pytest.mark.parametrize("command", ["eval", "zeroshot"])

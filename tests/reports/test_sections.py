@@ -2,7 +2,7 @@
 
 import pytest
 
-from bd3lm.reports import Report
+from bd3lm.reports import Report, Run
 from bd3lm.reports.content import COMMANDS
 from bd3lm.reports.document import Listing, Plot, Prose, Quotation, Table
 from bd3lm.reports.sections import build_document
@@ -62,7 +62,10 @@ def test_perplexities_with_errors_and_signs():
     assert "8 sequences, 120 tokens scored" in table.caption
     assert "`bd3lm eval runs/ar runs/block --estimator exact`" in table.caption
     assert others.headings == ["model", "estimator", "wiki (120 tokens)"]
-    assert others.rows == [["autoregressive", "exact", "80.0 ± 8.0"], [BLOCKS, "counts", "≤ 90.0 ± 9.0"]]
+    assert others.rows == [
+        ["autoregressive", "exact", "80.0 ± 8.0; 1.25 bits per byte"],
+        [BLOCKS, "counts", "≤ 90.0 ± 9.0; ≤ 1.25 bits per byte"],
+    ]
     assert "trained" not in others.caption
 
 
@@ -178,9 +181,9 @@ def test_other_texts_have_a_row_for_each_order():
     )
     (table,) = tables(one(*records), "Perplexity")
     assert [row[1:] for row in table.rows] == [
-        ["exact", "5.00 ± 0.50", "–"],
-        ["exact, lean 2", "4.00 ± 0.40", "3.00 ± 0.30"],
-        ["counts, lean 2", "–", "≤ 7.00 ± 0.70"],
+        ["exact", "5.00 ± 0.50; 1.25 bits per byte", "–"],
+        ["exact, lean 2", "4.00 ± 0.40; 1.25 bits per byte", "3.00 ± 0.30; 1.25 bits per byte"],
+        ["counts, lean 2", "–", "≤ 7.00 ± 0.70; ≤ 1.25 bits per byte"],
     ]
 
 
@@ -281,7 +284,27 @@ def test_numbers_of_tokens_stand_in_the_cells_where_they_differ():
     )
     (table,) = tables(Report(runs=runs), "Perplexity")
     assert table.headings[2] == "ptb"
-    assert [row[2] for row in table.rows] == ["2.00 ± 0.20 (120 tokens)", "2.00 ± 0.20 (60 tokens)"]
+    assert [row[2] for row in table.rows] == [
+        "2.00 ± 0.20; 1.25 bits per byte (120 tokens)",
+        "2.00 ± 0.20; 1.25 bits per byte (60 tokens)",
+    ]
+
+
+def test_models_with_different_tokenizers_are_in_one_column_and_a_sentence_says_so():
+    """Their tokens of one text differ; but where one tokenizer made two of them, the text has changed."""
+
+    def of(folder: str, text: str, tokenizer: str) -> Run:
+        settings = {"text": text, "tokenizer": tokenizer}
+        return run(folder, records=[perplexity(("exact", 2.0), data="ptb", settings=settings)])
+
+    runs = (of("a", "f", "T"), of("b", "g", "U"))
+    (table,) = tables(Report(runs=runs), "Perplexity")
+    assert table.headings[2:] == ["ptb (120 tokens)"]
+    assert "different tokenizers, so their perplexities per token cannot be compared" in table.caption
+    (table,) = tables(Report(runs=(*runs, of("c", "changed", "T"))), "Perplexity")
+    assert len(table.headings[2:]) == 3
+    (table,) = tables(Report(runs=(of("a", "f", "T"), of("b", "f", "T"))), "Perplexity")
+    assert "different tokenizers" not in table.caption
 
 
 def test_what_is_not_known_of_a_start_is_said():

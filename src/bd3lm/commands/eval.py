@@ -189,6 +189,7 @@ def measure_perplexity(
                 "context": text.rows.context,
                 "batch_size": flags.batch,
                 "dtype": subject.dtype,
+                "tokenizer": subject.tokenizer,
                 "limit": flags.sequences,
                 **({"bos_eos": True} if text.bos_eos else {}),
                 **({} if flags.field is None else {"field": flags.field}),
@@ -331,7 +332,13 @@ def legend(
         )
     if any(record["settings"]["lean"] for record in records):
         words.append("lean: docs/sampling.md.")
-    return " ".join(words)
+    lines = [" ".join(words)]
+    if len({subject.tokenizer for subject in subjects}) > 1:
+        lines.append(
+            "Tokenizers differ, so perplexities per token cannot be compared between these models: compare "
+            "bits per byte."
+        )
+    return "\n".join(lines)
 
 
 Measured = tuple[Estimate, dict[str, Any]]

@@ -214,7 +214,7 @@ def _documents(
             text,
             tokens,
             windows(len(tokens), context=context, stride=step, given=first),
-            tokenizer.text_bytes(np.array(tokens[first:])),
+            tokenizer.text_bytes(np.array(tokens[first:]), before=tokens[:first]),
             len(tokenizer.decode(tokens[first:])),
         )
 

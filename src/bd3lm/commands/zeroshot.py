@@ -21,7 +21,7 @@ _MISSING = "–"  # in place of a figure that could not be had
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShot(Likelihoods):
-    """Perplexity on corpora the models were not trained on: a table of models against corpora.
+    """Perplexity and bits per byte on corpora the models were not trained on: models against corpora.
 
     Documents are wrapped to the context without an end-of-text token between them, as the paper does. The
     status is 1 if a figure could not be measured; the others are shown and written all the same.
@@ -94,30 +94,41 @@ def _print_table(
 ) -> None:
     from rich.table import Table
 
-    from bd3lm.reports import perplexity_text
-
-    table = Table(title="Zero-shot perplexity")
+    table = Table(title="Zero-shot perplexity per token, and bits per byte of text")
     table.add_column("model", overflow="fold")
     table.add_column("estimator")
     names = [Path(source).name.partition(".")[0] or source for source in data]
     for source, name in zip(data, names, strict=True):
         table.add_column(name if names.count(name) == 1 else source, justify="right", overflow="fold")
     for subject in subjects:
-        name, tokens = f"{subject.name} ({subject.title})", [_MISSING for _ in data]
+        name, scored = f"{subject.name} ({subject.title})", [_MISSING for _ in data]
         for index, each in enumerate(estimates):
             if each.subject is not subject:
                 continue
             mine = [measured.get((source, index)) for source in data]
-            cells = [perplexity_text(found["result"]["figures"][0]) if found else _MISSING for found in mine]
+            cells = [_cell(found["result"]["figures"][0]) if found else _MISSING for found in mine]
             ways = [each.name_of(found["settings"]["estimator"]) for found in mine if found]
             table.add_row(name, ways[0] if ways else _MISSING, *cells)
             name = ""
-            tokens = [
-                f"{found['result']['tokens']:,}" if found else before
-                for found, before in zip(mine, tokens, strict=True)
+            scored = [
+                _size(found["result"]) if found else before
+                for found, before in zip(mine, scored, strict=True)
             ]
-        table.add_row("  tokens scored", "", *tokens, style="dim")
+        table.add_row("  scored", "", *scored, style="dim")
     console.print(table)
     every = list(measured.values())
     shown = [record["result"]["figures"][0] for record in every]
     console.print(legend(subjects, every, shown), soft_wrap=True, markup=False)
+
+
+def _cell(figure: Mapping[str, Any]) -> str:
+    from bd3lm.reports import bits_text, perplexity_text
+
+    return f"{perplexity_text(figure)}\n{bits_text(figure)} bits/byte"
+
+
+def _size(result: Mapping[str, Any]) -> str:
+    known = result["bytes"] is not None
+    return (
+        f"{result['tokens']:,} tokens\n{result['bytes'] if known else _MISSING:{',' if known else ''}} bytes"
+    )

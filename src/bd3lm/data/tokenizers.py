@@ -70,15 +70,20 @@ class Tokenizer:
         listed = list(ids) if isinstance(ids, Sequence) else ids.tolist()
         return self._backend.decode(listed, skip_special_tokens=skip_special)
 
-    def text_bytes(self, ids: "np.ndarray[Any, Any]") -> int:
-        """How many bytes of UTF-8 the text of `ids` has, special tokens aside: what bits per byte count.
+    def text_bytes(
+        self, ids: "np.ndarray[Any, Any]", before: "Sequence[int] | np.ndarray[Any, Any]" = ()
+    ) -> int:
+        """How many bytes of UTF-8 `ids` add to the text of what stands `before` them, special tokens aside:
+        what bits per byte count.
 
-        Exact for byte-level vocabularies, also where a row begins or ends inside a character; for others it
-        is the length of the decoded text.
+        Byte-level vocabularies have their bytes token by token, also where a text begins or ends inside a
+        character. For others it is by how much the decoded text grows: that the first token of a word begins
+        with a space, or goes on with a word, shows only after another.
         """
         if self._bytes_of is not None:
             return int(self._bytes_of[ids].sum())
-        return sum(len(self.decode(row).encode()) for row in np.atleast_2d(ids))
+        given = list(map(int, before))
+        return len(self.decode([*given, *map(int, ids)]).encode()) - len(self.decode(given).encode())
 
     @cached_property
     def _bytes_of(self) -> "np.ndarray[Any, Any] | None":

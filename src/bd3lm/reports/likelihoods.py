@@ -1,14 +1,14 @@
 """The part of a report on perplexities: what is exact, what is a bound, and on which text."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from bd3lm.reports import plots
 from bd3lm.reports.content import HELD_OUT, OWN, Measured, Record, Report, Run, largest
 from bd3lm.reports.document import Part, Plot, Prose, Table
-from bd3lm.reports.numbers import SIGNS, chain, leaning, perplexity_text, plain
+from bd3lm.reports.numbers import SIGNS, bits_text, chain, leaning, perplexity_text, plain
 from bd3lm.reports.reproduction import measured_by
 
 _LEGEND = (
@@ -137,11 +137,7 @@ _HEADINGS = {"exact": "perplexity, exact", "bound": "perplexity, bound", "neithe
 def _figures(figures: Sequence[Any], meanings: Sequence[str]) -> list[str]:
     """The perplexities of a record by what they mean, and the bits per byte of the first."""
     by_meaning = {figure["meaning"]: perplexity_text(figure) for figure in figures}
-    bits, sign = figures[0]["bits_per_byte"], SIGNS[figures[0]["meaning"]]
-    return [
-        *(by_meaning.get(meaning, "") for meaning in meanings),
-        "–" if bits is None else sign + plain(bits),
-    ]
+    return [*(by_meaning.get(meaning, "") for meaning in meanings), bits_text(figures[0])]
 
 
 def _unigram(report: Report, group: Sequence[Measured]) -> Iterator[Prose]:
@@ -250,28 +246,31 @@ def _plot(report: Report, alike: Sequence[Measured], group: Sequence[Measured], 
 
 def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
     """Models against corpora, a row for each model and estimator."""
-    texts: dict[Text, list[Record]] = {}
-    rows: dict[tuple[str, str], dict[Text, Record]] = {}
+    column = _columns([record for _, record in group])
+    texts: dict[tuple[Any, ...], list[Record]] = {}
+    rows: dict[tuple[str, str], dict[tuple[Any, ...], Record]] = {}
     for run, record in group:
-        texts.setdefault(_text(record), []).append(record)
+        texts.setdefault(column(record), []).append(record)
         way = _estimator(record, _order(run, record), of_draws=False)
-        rows.setdefault((_label(report, run, record), way), {})[_text(record)] = record
+        rows.setdefault((_label(report, run, record), way), {})[column(record)] = record
     names = _headings([records[0] for records in texts.values()])
     sizes = {text: {record["result"]["tokens"] for record in records} for text, records in texts.items()}
 
     def cell(record: Record | None) -> str:
         if record is None:
             return "–"
-        tokens = f" ({record['result']['tokens']:,} tokens)" if len(sizes[_text(record)]) > 1 else ""
-        return perplexity_text(record["result"]["figures"][0]) + tokens
+        figure = record["result"]["figures"][0]
+        tokens = f" ({record['result']['tokens']:,} tokens)" if len(sizes[column(record)]) > 1 else ""
+        return f"{perplexity_text(figure)}; {bits_text(figure)} bits per byte{tokens}"
 
     headings = [
         f"{name} ({min(size):,} tokens)" if len(size) == 1 else name
         for name, size in zip(names, sizes.values(), strict=True)
     ]
+    differ = len({record["settings"].get("tokenizer") for _, record in group}) > 1
     return Table(
-        f"Perplexity per token of other texts, with the number of tokens scored. {_LEGEND}"
-        f"{measured_by(group)}",
+        "Perplexity per token of other texts, with the number of tokens scored, and bits per byte of text. "
+        f"{_LEGEND}{_TOKENIZERS_DIFFER if differ else ''}{measured_by(group)}",
         ["model", "estimator", *headings],
         [
             [label, estimator, *(cell(found.get(text)) for text in texts)]
@@ -279,6 +278,34 @@ def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
         ],
         text_columns=[1],
     )
+
+
+_TOKENIZERS_DIFFER = (
+    " The models have different tokenizers, so their perplexities per token cannot be compared: compare bits "
+    "per byte."
+)
+
+
+def _columns(records: Sequence[Record]) -> Callable[[Record], tuple[Any, ...]]:
+    """What the column of a record is: its text. Models with different tokenizers, which make different tokens
+    of one text, are in one column, unless a text has changed since another was measured on it."""
+    read: dict[tuple[Any, ...], set[tuple[str | None, str]]] = {}
+
+    def name(record: Record) -> tuple[Any, ...]:
+        settings = record["settings"]
+        own = (settings["data"], settings["split"], settings["eos_between_documents"])
+        return (*own, settings.get("field"))
+
+    for record in records:
+        settings = record["settings"]
+        read.setdefault(name(record), set()).add((settings.get("tokenizer"), settings["text"]))
+
+    def column(record: Record) -> tuple[Any, ...]:
+        ways = read[name(record)]
+        is_one = len({tokenizer for tokenizer, _ in ways}) == len(ways)
+        return name(record) if is_one else _text(record)
+
+    return column
 
 
 def _headings(records: Sequence[Record]) -> list[str]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.data import CORPORA, OrderedBatches, TokenShards, WrappedTokens, load_corpus, prepare
 from bd3lm.data.files import find_files, split_by_name
@@ -39,12 +41,17 @@ class Sequences:
             yield TokenBatch.of(tokens.to(subject.device), score_first=score_first)
 
     def text_bytes(self, subject: Subject) -> int | None:
-        """The bytes of what is scored; None without a tokenizer."""
+        """The bytes of the text of exactly those tokens that are scored; None without a tokenizer."""
         tokenizer = subject.model.tokenizer
         if tokenizer is None:
             return None
         first = int(not subject.model.config.method.score_first)
-        return sum(tokenizer.text_bytes(self.rows[[index]][:, first:]) for index in range(self.number))
+        found, before = 0, np.empty(0, np.int64)
+        for index in range(self.number):
+            row = self.rows[[index]][0]
+            found += tokenizer.text_bytes(row[first:], before=[*before, *row[:first]])
+            before = row
+        return found
 
 
 def check_texts(data: Iterable[str | None], field: str | None = None) -> None:

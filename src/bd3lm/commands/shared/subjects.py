@@ -93,6 +93,11 @@ class Subject:
         """The method, as a table names it."""
         return self.model.config.title
 
+    @property
+    def tokenizer(self) -> str | None:
+        """The fingerprint of its tokenizer: perplexities per token are only compared where it is the same."""
+        return None if self.model.tokenizer is None else self.model.tokenizer.fingerprint
+
     @cached_property
     def weights(self) -> str:
         """sha256 of the weights: what a record says it was measured on."""
