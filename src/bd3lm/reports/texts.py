@@ -267,7 +267,7 @@ def _judgement(run: Run, record: Record) -> dict[str, str]:
 
 def _way_of_writing(run: Run, settings: Any) -> list[str]:
     """How a model wrote: its unmasking rule if it writes in blocks, otherwise in how many steps."""
-    if run.writes_blocks:
+    if run.writes_blocks and settings.get("unmasking") is not None:
         return _rule_in_words(settings["unmasking"])
     if run.writes_in_order:
         return ["token after token"]

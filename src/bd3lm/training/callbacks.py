@@ -66,7 +66,10 @@ class CsvLog:
         """The rows of the file, without a last one that a crash tore."""
         text = self._path.read_bytes().decode("utf-8", errors="replace").replace("\0", "")
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        whole = [row for row in csv.DictReader(lines) if None not in row and None not in row.values()]
+        try:
+            whole = [row for row in csv.DictReader(lines) if None not in row and None not in row.values()]
+        except csv.Error as error:
+            raise ValueError(f"{self._path} must be the log of a training run, as CSV: {error}") from None
         rows = [{name: value for name, value in row.items() if value} for row in whole]
         return [row for row in rows if row.get("step", "").isdecimal()]
 

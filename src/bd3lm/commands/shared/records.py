@@ -102,8 +102,14 @@ def kept(subject: "Subject", kind: str) -> list[dict[str, Any]]:
     """The records of a kind that were measured on the weights the run has now, the newest last."""
     if subject.run is None:
         return []
-    found = [_read(file) for file in sorted((subject.run / FOLDER).glob("*.json"))]
-    records = [each for each in found if each.get("kind") == kind and each.get("weights") == subject.weights]
+    from bd3lm.reports.records import check_record
+
+    records = []
+    for file in sorted((subject.run / FOLDER).glob("*.json")):
+        record = _read(file)
+        if record.get("kind") == kind and record.get("weights") == subject.weights:
+            check_record(record, str(file))
+            records.append(record)
     return sorted(records, key=lambda record: record["measured"])
 
 
@@ -124,8 +130,9 @@ def _read(file: Path) -> dict[str, Any]:
     """A record; nothing for other JSON that lies there, such as the list that --out writes."""
     try:
         value = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} must be JSON, as measurements are kept, and is not: {error}") from None
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{file} must be JSON, as measurements are kept, and is not: {why}") from None
     names = {"kind", "weights", "measured", "settings", "result"}
     is_record = isinstance(value, dict) and names <= value.keys() and isinstance(value["settings"], dict)
     return value if is_record else {}
