@@ -20,7 +20,7 @@ from rich.console import Console
 from bd3lm.cli import main
 from bd3lm.commands import demo
 from bd3lm.commands.demo import results
-from bd3lm.commands.report import Report, make_report
+from bd3lm.commands.report import Report, make_report, measuring
 from bd3lm.commands.shared.records import kept
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.evaluation import Sampled, corpus_likelihood
@@ -274,6 +274,7 @@ def test_with_flags_of_ones_own_nothing_is_suggested(finished, autoregressive, t
 def test_a_second_demo_finds_the_first_done(finished, monkeypatch):
     folder, printed = finished
     monkeypatch.setattr(Trainer, "train_step", lambda trainer: pytest.fail("trained again"))
+    monkeypatch.setattr(measuring, "record_film", lambda *_, **__: pytest.fail("filmed again"))
     console = screen()
     demo.run_demo(folder, console=console)
     assert table(console.file.getvalue()) == table(printed)

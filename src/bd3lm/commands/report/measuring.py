@@ -156,7 +156,9 @@ def _draw_film(subject: Subject, console: Console) -> None:
 
 
 def keep_box_film(subject: Subject, prompt: str) -> None:
-    """A film of the model in the box, kept beside a run whose own models write nothing that can be read."""
+    """A film of the model in the box, beside a run whose own models write nothing that can be read."""
+    if kept(subject, "box_film"):
+        return
     box = Subject.open(BOX, device=str(subject.device))
     settings = box.model.config.method.settled(Settings(length=_FILM_TOKENS, stop_at_eos=False))
     film = _film(box.model, _reader(box), [prompt], settings)
