@@ -59,7 +59,7 @@ check: $(VENV)/.dev ## formatting, lint, types and import rules; runs no tests
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-format: $(VENV)/.dev ## rewrite the files in the house format
+format: $(VENV)/.dev ## rewrite the files in the project's format
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 

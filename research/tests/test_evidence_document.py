@@ -103,7 +103,7 @@ def test_what_diverged_or_was_trained_otherwise_is_told(results: Results):
 
 def test_what_is_not_the_same_in_all_runs_is_told(results: Results):
     network, weights, training, _, stages, *_ = setting(Evidence(results, ALL, real=REAL)).items
-    assert re.search(r"With adaptive norms, .* and told the time: `sedd`, `d3pm`, `ssd-lm`\.", network)
+    assert re.search(r"With adaptive norms, .* and conditioned on time: `sedd`, `d3pm`, `ssd-lm`\.", network)
     assert weights.startswith("First weights: `identity`, `gpt2` for what begins as `ar`, `long-ar`,")
     assert "But 16.4 M (0.5 times as many) for `ssd-lm`, 34.4 M" in training
     assert re.search(r"falls over 125 of 150 steps \(`bd3lm`\);.* 300 of 500 steps \(.*`from-ar`.*\)", stages)
