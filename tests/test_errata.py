@@ -26,7 +26,7 @@ VOCAB = len(CLEAN) + 1
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])
 def test_equation_3_counts_the_reconstruction_twice(steps: int) -> None:
-    """Its sum begins with j = 1, where x_s is x itself: that divergence is the reconstruction, by matrices."""
+    """Its sum begins with j = 1, where x_s is x itself: by matrices that divergence is the reconstruction."""
     alphas = [1 - j / steps for j in range(steps + 1)]
     for n in (1, 2, 3):
         rng = np.random.default_rng(10 * n + steps)
@@ -124,7 +124,7 @@ def test_no_step_of_equation_24_holds_but_its_inequality_which_is_an_equality() 
 
 
 def _mean_over_masks(floor: float) -> Callable[[Callable[[float], np.ndarray]], float]:
-    """E_t E_q of something that is known for every set of masked tokens (of two), at a mask rate t >= floor."""
+    """E_t E_q of what is known for every set of masked tokens (of two), at mask rates t >= floor."""
     logs, width = gauss_legendre(np.log(floor), 0.0, 200)
     rates = np.exp(logs)
     law = np.stack([(1 - rates) ** 2, rates * (1 - rates), rates * (1 - rates), rates**2], 1)
