@@ -199,7 +199,7 @@ def test_long_lines_are_wrapped_to_the_screen():
 def test_characters_of_several_tokens(block_size):
     """Some of the bytes of a character come before others, and some never make one."""
     prompt = "naïve ☂ 日本語 🎉"
-    settings = Settings(stop_at_eos=False, length=64, nucleus_p=1.0)
+    settings = Settings(stop_at_eos=False, length=64, top_p=1.0)
     printed, (found,) = shown(terminal(), of_bytes(block_size), [prompt], settings)
     assert found.text.startswith(prompt)
     assert "\ufffd" in found.text
@@ -506,7 +506,7 @@ def test_a_line_a_text(block_size, screen, tmp_path):
             "dtype": "float64",
             "settings": {
                 **asdict(settings),
-                "nucleus_p": 0.9,
+                "top_p": 0.9,
                 "unmasking": {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 0.0}
                 if block_size
                 else None,
@@ -581,10 +581,10 @@ def test_the_nucleus_that_was_used_is_recorded(tmp_path):
         out = tmp_path / f"{name}.jsonl"
         shown(pipe(), baseline(method), ["a"], Settings(steps=2), out=out)
         recorded = json.loads(out.read_text())["settings"]
-        assert recorded["nucleus_p"] == {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
+        assert recorded["top_p"] == {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
         assert (recorded["steps"], recorded["projection"], recorded["eos_id"]) == (2, "sampling", None)
-    shown(pipe(), of_bytes(), ["a"], Settings(nucleus_p=0.3), out=tmp_path / "asked.jsonl")
-    assert json.loads((tmp_path / "asked.jsonl").read_text())["settings"]["nucleus_p"] == 0.3
+    shown(pipe(), of_bytes(), ["a"], Settings(top_p=0.3), out=tmp_path / "asked.jsonl")
+    assert json.loads((tmp_path / "asked.jsonl").read_text())["settings"]["top_p"] == 0.3
 
 
 @pytest.mark.parametrize("screen", [terminal, pipe])

@@ -482,7 +482,7 @@ def test_redrawn_texts_start_again():
 def test_without_watching_only_ends_are_told(block_size):
     model = of_bytes(block_size)
     settings = Settings(
-        entropy_floor=1.85, entropy_window=8, redraws=15, stop_at_eos=False, length=24, nucleus_p=1.0
+        entropy_floor=1.85, entropy_window=8, redraws=15, stop_at_eos=False, length=24, top_p=1.0
     )
     quiet = list(model.stream(["ab"] * 8, settings, watch=False))
     assert {type(event) for event in quiet} == {Redrawn, Stopped}

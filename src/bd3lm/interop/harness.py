@@ -271,7 +271,7 @@ class HarnessLM(LM):
             drawing = {
                 "temperature": temperature,
                 "top_k": options.get("top_k") or None,  # for Hugging Face 0 is off
-                "nucleus_p": options.get("top_p", 1.0),
+                "top_p": options.get("top_p", 1.0),
             }
         return Settings.of(self.settings, drawing), options["until"], options["max_gen_toks"]
 

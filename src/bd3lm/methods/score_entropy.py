@@ -20,7 +20,7 @@ class ScoreEntropyMethod(CorruptionMethod):
 
     kind = "score_entropy"
     title = "SEDD"
-    default_nucleus = 0.99
+    default_top_p = 0.99
     default_steps = 1000
     reference_tells_noise = True
 

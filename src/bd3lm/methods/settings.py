@@ -27,11 +27,11 @@ class Settings:
     temperature: float = 1.0
     """0 always takes the likeliest token, as top_k=1 does."""
     top_k: int | None = None
-    nucleus_p: float | None = None
+    top_p: float | None = None
     """Draw from the likeliest tokens that hold this much probability; 1 draws from the model itself. By
     default the paper's: 0.9, for SEDD 0.99, for SSD-LM 0.95."""
-    nucleus_rule: NucleusRule = "inclusive"
-    """Whether the token that crosses nucleus_p is kept; the reference implementation leaves it out."""
+    top_p_rule: NucleusRule = "inclusive"
+    """Whether the token that crosses top_p is kept; the reference implementation leaves it out."""
     unmasking: UnmaskingRule | None = None
     """Which tokens of a block a pass reveals. By default one, first-hitting, in the model's own order."""
     steps: int | None = None
@@ -64,7 +64,7 @@ class Settings:
             value = getattr(self, name)
             if not _is_left_open(name, value) and not is_whole(value):
                 raise ValueError(f"{name} must be a whole number, got {value!r}")
-        for name in ("temperature", "nucleus_p", "entropy_floor"):
+        for name in ("temperature", "top_p", "entropy_floor"):
             value = getattr(self, name)
             if not _is_left_open(name, value) and not is_number(value):
                 raise ValueError(f"{name} must be a number, got {value!r}")
@@ -128,8 +128,8 @@ class Settings:
         return Sharpening(
             temperature=self.temperature,
             top_k=self.top_k,
-            nucleus_p=1.0 if self.nucleus_p is None else self.nucleus_p,
-            nucleus_rule=self.nucleus_rule,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_p_rule=self.top_p_rule,
         )
 
     def stopping(self, *, eos_id: int | None = None, find_end: FindEnd | None = None) -> Stopping:
@@ -146,8 +146,8 @@ class Settings:
     def projection_rule(self) -> Projection:
         """The projection by its kind, with the nucleus where it has one."""
         member: Any = Projection.members()[self.projection]
-        has_nucleus = "nucleus_p" in {each.name for each in fields(member)}
-        return member(nucleus_p=self.sharpening().nucleus_p) if has_nucleus else member()
+        has_nucleus = "top_p" in {each.name for each in fields(member)}
+        return member(top_p=self.sharpening().top_p) if has_nucleus else member()
 
     def refuse(self, *names: str, why: str) -> None:
         """Refuse settings that would do nothing for a method."""

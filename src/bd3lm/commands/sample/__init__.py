@@ -12,14 +12,14 @@ from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
     LeanFlag,
-    NucleusFlag,
-    NucleusRuleFlag,
     OptionalFile,
     OptionalFloat,
     OptionalInt,
     SamplingDTypeFlag,
     StepsFlag,
     TokenizerFlag,
+    TopPFlag,
+    TopPRuleFlag,
     named,
 )
 
@@ -62,14 +62,14 @@ class Sample(Command):
     for SEDD and D3PM with uniform noise."""
     max_new_tokens: OptionalInt = None
     """Tokens at most after each prompt, in place of --length."""
-    nucleus: NucleusFlag = None
-    nucleus_rule: NucleusRuleFlag = "inclusive"
+    top_p: TopPFlag = None
+    top_p_rule: TopPRuleFlag = "inclusive"
     temperature: float = 1.0
     """Below 1 likely tokens become likelier; 0 always takes the likeliest."""
     top_k: OptionalInt = None
     """Draw from this many of the likeliest tokens."""
     seed: int = 0
-    batch: int = 32
+    batch_size: int = 32
     """Texts written side by side. It changes speed and memory, not the texts."""
     steps: StepsFlag = None
     projection: Annotated[str, named("KIND")] = "sampling"
@@ -85,7 +85,7 @@ class Sample(Command):
     """Reveal tokens together as long as their entropies bound the error by this many nats."""
     unmasking: Annotated[tuple[str, ...], named("KIND [FIELD=VALUE ...]")] = ()
     """Reveal tokens by a rule of this kind, with these fields; a --plugin may define it."""
-    eos: bool = True
+    stop_at_eos: bool = True
     """End a text at the end token."""
     stop: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="STRING")]] = ()
     """End a text before this string, where it stands after the prompt. May be given several times, each with
@@ -165,14 +165,14 @@ class Sample(Command):
         return Settings(
             length=self.length,
             seed=self.seed,
-            batch_size=self.batch,
+            batch_size=self.batch_size,
             temperature=self.temperature,
             top_k=self.top_k,
-            nucleus_p=self.nucleus,
-            nucleus_rule=self.nucleus_rule,
+            top_p=self.top_p,
+            top_p_rule=self.top_p_rule,
             **how_to_unmask(self, method),
             projection=self.projection,
-            stop_at_eos=self.eos,
+            stop_at_eos=self.stop_at_eos,
             stop=self.stop,
             entropy_floor=self.entropy_floor,
             entropy_window=self.entropy_window,
@@ -207,9 +207,9 @@ class Sample(Command):
         ):
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count}")
-        if self.batch < 1:
-            raise ValueError(f"--batch must be a whole number from 1 on, got {self.batch}")
-        for name, share in (("--nucleus", self.nucleus), ("--confidence", self.confidence)):
+        if self.batch_size < 1:
+            raise ValueError(f"--batch-size must be a whole number from 1 on, got {self.batch_size}")
+        for name, share in (("--top-p", self.top_p), ("--confidence", self.confidence)):
             if share is not None and not 0.0 < share <= 1.0:
                 raise ValueError(f"{name} must lie in (0, 1], got {share}")
         if self.remask is not None and not 0.0 <= self.remask <= 1.0:

@@ -34,7 +34,7 @@ class Flag:
 
     field: str
     name: str
-    """Such as --nucleus-rule."""
+    """Such as --top-p-rule."""
     default: Any
     is_switch: bool
     """It is --name or, where it `has_opposite`, --no-name."""

@@ -69,7 +69,7 @@ LeanFlag = Annotated[
         "next as its right neighbour. 0 is uniformly random; by default what the model was made with.",
     ),
 ]
-NucleusFlag = Annotated[
+TopPFlag = Annotated[
     float | None,
     named(
         "FLOAT",
@@ -77,9 +77,9 @@ NucleusFlag = Annotated[
         "By default 0.9, for SEDD 0.99, for SSD-LM 0.95.",
     ),
 ]
-NucleusRuleFlag = Annotated[
+TopPRuleFlag = Annotated[
     Literal["inclusive", "exclusive"],
-    arg(help="Whether the token that crosses --nucleus is kept; the reference implementation leaves it out."),
+    arg(help="Whether the token that crosses --top-p is kept; the reference implementation leaves it out."),
 ]
 StepsFlag = Annotated[
     int | None,
