@@ -206,7 +206,7 @@ def test_bad_input_is_one_line(model, tasks, tmp_path, capsys):
             "batch_size must be a whole number from 1 on, got 0",
         ),
         (["--tasks", "own_choose", "--estimator", "best"], "estimator must be auto, paper, exact"),
-        (["--tasks", "own_choose", "--steps", "3"], "steps must be left at its default, got 3"),
+        (["--tasks", "own_choose", "--steps", "0"], "steps must be a whole number from 1 on, got 0"),
     ):
         command = [
             "harness",

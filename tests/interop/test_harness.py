@@ -455,7 +455,7 @@ def test_ssd_lm_has_no_likelihood():
     ("options", "message"),
     [
         ({"estimator": "best"}, "estimator must be auto, paper, exact, nelbo, nelbo:ordered, counts or iw:K"),
-        ({"steps": 5}, "steps must be left at its default, got 5"),
+        ({"steps": 0}, "steps must be a whole number from 1 on, got 0"),
         ({"lean": -1.0}, "lean must be a number from 0 to 1e6, got -1.0"),
         ({"lean": "abc"}, "lean must be a number from 0 to 1e6, got 'abc'"),
         ({"lean": 2.0, "estimator": "nelbo"}, "must be exact, counts or iw:K for an order that leans"),

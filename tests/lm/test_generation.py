@@ -335,7 +335,7 @@ def test_the_seed_of_the_settings_gives_every_text_its_own():
 
 def test_as_many_seeds_as_prompts():
     for seeds, shown in (([1, 2, 3], r"\[1, 2, 3\]"), ([1], r"\[1\]"), (3, "3"), ([], r"\[\]")):
-        with pytest.raises(ValueError, match=f"seeds must be one for each of 2 prompts, got {shown}"):
+        with pytest.raises(ValueError, match=f"seeds must be one for each of 2 texts, got {shown}"):
             of_bytes().stream(["a", "b"], seeds=seeds)
 
 

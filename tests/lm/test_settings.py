@@ -397,6 +397,33 @@ def test_without_a_cache_the_same_tokens_inside_the_context(block_size, monkeypa
         model.generate("abc")
 
 
+@pytest.mark.parametrize(
+    ("short", "rule"),
+    [
+        ({"steps": 3}, Ancestral(3)),
+        ({"steps": 5, "remask": 0.5}, Remasking(steps=5, eta=0.5)),
+        ({"tokens_per_pass": 2}, FirstHitting(2)),
+        ({"confidence": 0.1}, MostConfident(threshold=0.1)),
+        ({"entropy_bound": 2.0}, EntropyBound(2.0)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("block_size", [4, CONTEXT])
+def test_what_is_short_for_a_rule_writes_as_the_rule_does(short, rule, block_size):
+    model = of_bytes(block_size)
+    named = model.generate(["ab", ""], length=12, unmasking=rule)
+    assert tokens_of(model.generate(["ab", ""], length=12, **short)) == tokens_of(named)
+    assert tokens_of(model.generate(["ab", ""], length=12)) != tokens_of(named)
+    settled = model.config.method.settled(Settings(**short))
+    assert settled == model.config.method.settled(Settings(unmasking=rule))  # which records say
+
+
+def test_tokens_per_pass_keeps_the_order_of_the_model():
+    model = of_bytes(8).with_lean(2.0)
+    few, rule = Settings(tokens_per_pass=2), Settings(unmasking=FirstHitting(2, lean=2.0))
+    assert model.config.method.settled(few) == model.config.method.settled(rule)
+
+
 # --- what is refused ---
 
 
@@ -409,8 +436,18 @@ def test_without_a_cache_the_same_tokens_inside_the_context(block_size, monkeypa
         (None, {"steps": 4}, "steps must be left at its default, got 4: an autoregressive model"),
         (None, {"projection": "greedy"}, "projection must be left at its default, got greedy: an auto"),
         (1, {"projection": "greedy"}, "projection must be left at its default, got greedy: it is SSD-LM's"),
-        (4, {"steps": 4}, r"steps must be left at its default, got 4: block diffusion takes unmasking=Anc"),
-        (CONTEXT, {"steps": 4}, r"got 4: block diffusion takes unmasking=Ancestral\(steps\)"),
+        (
+            4,
+            {"steps": 4, "unmasking": FirstHitting()},
+            "only one of steps, tokens_per_pass, confidence, entropy_bound, unmasking may be given, got "
+            "steps and unmasking",
+        ),
+        (
+            None,
+            {"tokens_per_pass": 4},
+            "tokens_per_pass must be left at its default, got 4: an autoregressive",
+        ),
+        (None, {"confidence": 0.5}, r"confidence must be left at its default, got 0\.5: an autoregressive"),
         (CONTEXT, {"projection": "multi_hot"}, "got multi_hot: it is SSD-LM's"),
         (1, {"stride": 4}, "stride must be left at its default, got 4: this model writes blocks of 1"),
         (4, {"stride": 4}, "stride must be left at its default, got 4: this model writes blocks of 4"),
@@ -460,6 +497,12 @@ NEVER_NONE = ("seed", "batch_size", "temperature", "entropy_window", "redraws")
         ),
         ({"unmasking": Ancestral}, "unmasking must be a rule of bd3lm.sampling such as FirstHitting"),
         ({"projection": "argmax"}, "projection must be one of greedy, sampling, multi_hot, got 'argmax'"),
+        ({"remask": 0.1}, "remask needs steps, the number of steps for each block, got 0.1"),
+        ({"steps": 4, "remask": 1.5}, r"remask must lie in \[0, 1\], got 1.5"),
+        ({"confidence": 0.0}, r"confidence must lie in \(0, 1\], got 0.0"),
+        ({"entropy_bound": -1.0}, "entropy_bound must not be negative, got -1.0"),
+        ({"entropy_bound": "1"}, "entropy_bound must be a number, got '1'"),
+        ({"tokens_per_pass": 0}, "tokens_per_pass must be a whole number from 1 on, got 0"),
         ({"eos_id": 5, "stop_at_eos": False}, "eos_id is for stop_at_eos, which is off, got 5"),
         ({"eos_id": -1}, "eos_id must be a token id, got -1"),
         ({"redraws": 2}, "redraws needs an entropy_floor, got 2 with none"),
@@ -491,9 +534,7 @@ def test_strides_lie_within_the_context(stride):
         of_bytes(CONTEXT).stream("a", stride=stride)
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"), [("lenght", "length"), ("nucleus", "top_p"), ("topk", "top_k"), ("seeds_", "seed")]
-)
+@pytest.mark.parametrize(("name", "meant"), [("lenght", "length"), ("top_b", "top_p"), ("seeds_", "seed")])
 def test_misspelt_settings_get_a_suggestion(name, meant):
     with pytest.raises(
         ValueError, match=rf"{name} is no setting, did you mean '{meant}'\? allowed are length, "

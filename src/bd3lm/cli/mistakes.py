@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bd3lm.commands.shared.command import Command, flags_of, subcommands_of
+from bd3lm.words import advice_in_flags
 
 _TYPES = {"FLOAT": "a number", "float": "a number", "INT": "a whole number", "int()": "a whole number"}
 _VALUE = re.compile(r"Error parsing (?P<flag>\S+): (?P<why>.*?)\[?(?P<value>'[^']*')\]?\.?$")
@@ -29,8 +30,18 @@ def mistyped(words: Sequence[str], commands: Mapping[str, type[Command]]) -> str
         return f"{said} has no command {rest[0]!r}{hint} Its commands are {', '.join(names)}"
     if names and words and not rest:
         return f"{said} needs a command, {' or '.join(names)}; see {said} --help"
-    tried = commands[words[0]].mistakes if words and words[0] in commands else {}
-    return next((tried[flag] for flag in map(_flag, rest) if flag in tried), None)
+    if not words or words[0] not in commands:
+        return None
+    command = commands[words[0]]
+    own = {flag.name: flag.field for flag in flags_of(command)}
+    for flag in (_flag(word) for word in rest if word.startswith("--")):
+        name = flag.replace("_", "-")
+        if name in command.mistakes:
+            return command.mistakes[name]
+        advice = None if name in own else advice_in_flags(name, set(own.values()))
+        if advice is not None:
+            return f"{said} has no option {flag}: {advice} (see {said} --help)"
+    return None
 
 
 def given_twice(command: Any, words: Sequence[str]) -> str | None:

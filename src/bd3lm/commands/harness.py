@@ -56,7 +56,7 @@ class Harness(Command):
     """Draws of each text, for a random estimate; by default 16, for iw:K 1 (of K orders)."""
     lean: LeanFlag = None
     steps: OptionalInt = None
-    """Steps of the sampler, for SEDD and D3PM, for SSD-LM those of each block."""
+    """Steps of the sampler: for SEDD and D3PM those of a text, for the others those of each block."""
     seed: int = 0
     batch_size: int = 8
     """Texts side by side."""

@@ -11,10 +11,7 @@ from bd3lm.interop.lightning import LightningFacts
 from bd3lm.interop.native import save
 from bd3lm.interop.reference import save as save_reference
 from bd3lm.interop.sources import (
-    BOX,
-    BOX_FOLDER,
     CONFIG_NAME,
-    RUN_MODEL,
     WEIGHTS_NAME,
     HubOptions,
     check_folder,
@@ -24,6 +21,7 @@ from bd3lm.interop.sources import (
     resolve,
 )
 from bd3lm.interop.weights import check_config, floating_dtype
+from bd3lm.io.places import BOX, BOX_FOLDER, RUN_MODEL
 from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Transformer, pick_device
 

@@ -43,6 +43,13 @@ def listed(prompts: Any, *, argument: str = "prompts") -> Sequence[Prompt]:
     return prompts
 
 
+def repeated(prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
+    """Each prompt so many times, one after another."""
+    if not is_whole(count) or count < 1:
+        raise ValueError(f"count must be a whole number from 1 on, got {count!r}")
+    return [prompt for prompt in prompts for _ in range(count)]
+
+
 def build_requests(
     prompts: Sequence[Prompt],
     seeds: Sequence[int] | None,
@@ -66,7 +73,7 @@ def build_requests(
     if seeds is None:
         seeds = [derive_seed(settings.seed, "text", index) for index in range(len(prompts))]
     if not isinstance(seeds, Sequence) or len(seeds) != len(prompts):
-        raise ValueError(f"seeds must be one for each of {len(prompts)} prompts, got {seeds!r:.80}")
+        raise ValueError(f"seeds must be one for each of {len(prompts)} texts, got {seeds!r:.80}")
     if not all(is_whole(seed) and 0 <= seed < 2**63 for seed in seeds):
         raise ValueError(f"seeds must be whole numbers from 0 to 2^63 − 1, got {seeds!r:.80}")
     if settings.eos_id is not None and settings.eos_id >= config.network.vocab_size:

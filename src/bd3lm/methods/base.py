@@ -165,10 +165,6 @@ class Method(Kinded, ABC, family="method"):
 
     # --- how it writes ---
 
-    def in_steps(self, steps: int | None) -> dict[str, Any]:
-        """The settings that write in so many steps, of whatever kind the method has."""
-        return {"steps": steps}
-
     def settled(self, settings: Settings) -> Settings:
         """The settings with what they leave open filled in: the order and the nucleus of the method."""
         if settings.top_p is not None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from bd3lm.evaluation import Estimator
 from bd3lm.methods.base import Frame, Method, Training, at_least_one
-from bd3lm.methods.settings import Settings
+from bd3lm.methods.settings import UNMASKING, Settings
 from bd3lm.models import Denoiser
 from bd3lm.objectives import SimplexDiffusionLoss
 from bd3lm.sampling import SimplexWriter, Writer
@@ -65,7 +65,7 @@ class SimplexMethod(Method):
 
     def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
         settings.refuse(
-            "unmasking",
+            *UNMASKING,
             "stride",
             "temperature",
             "top_k",

@@ -296,7 +296,13 @@ def _start_from(network: Transformer, source: str, shards: TokenShards) -> None:
     """Take another model's weights, after making sure that its tokens mean the same."""
     path = interop.resolve(source)
     if (tokenizer := saved_tokenizer(path)) is not None:
-        shards.require_tokenizer(tokenizer)
+        try:
+            shards.require_tokenizer(tokenizer)
+        except ValueError as error:
+            raise ValueError(
+                f"start_from {source} has a tokenizer of its own, and {error}; prepare text with `bd3lm data "
+                f"prepare SOURCE DATA --tokenizer {source}` and train on it with --data.path DATA"
+            ) from None
     other, _ = interop.load(path)
     theirs = {name: tuple(p.shape) for name, p in other.named_parameters()}
     ours = {name: tuple(p.shape) for name, p in network.named_parameters()}

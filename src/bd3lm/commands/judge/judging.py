@@ -63,7 +63,7 @@ def settings_of(flags: Judge, subject: Subject, length: int) -> Settings:
         batch_size=flags.batch_size,
         top_p=flags.top_p,
         top_p_rule=flags.top_p_rule,
-        **method.in_steps(flags.steps),
+        steps=flags.steps,
         stop_at_eos=False,
         entropy_floor=flags.entropy_floor or None,
         redraws=flags.redraws if flags.entropy_floor else 0,

@@ -87,6 +87,8 @@ class Sample(Command):
     """Reveal tokens by a rule of this kind, with these fields; a --plugin may define it."""
     stop_at_eos: bool = True
     """End a text at the end token."""
+    eos_id: OptionalInt = None
+    """The end token; by default the tokenizer's."""
     stop: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="STRING")]] = ()
     """End a text before this string, where it stands after the prompt. May be given several times, each with
     one string: a text ends before the first of them."""
@@ -159,7 +161,7 @@ class Sample(Command):
         return 0
 
     def _settings(self, method: "Method") -> "Settings":
-        from bd3lm.commands.sample.unmasking import how_to_unmask
+        from bd3lm.commands.sample.unmasking import unmasking_rule
         from bd3lm.lm import Settings
 
         return Settings(
@@ -170,9 +172,15 @@ class Sample(Command):
             top_k=self.top_k,
             top_p=self.top_p,
             top_p_rule=self.top_p_rule,
-            **how_to_unmask(self, method),
+            steps=self.steps,
+            remask=self.remask,
+            tokens_per_pass=self.tokens_per_pass,
+            confidence=self.confidence,
+            entropy_bound=self.entropy_bound,
+            unmasking=unmasking_rule(self.unmasking, method),
             projection=self.projection,
             stop_at_eos=self.stop_at_eos,
+            eos_id=self.eos_id,
             stop=self.stop,
             entropy_floor=self.entropy_floor,
             entropy_window=self.entropy_window,
