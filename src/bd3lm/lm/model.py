@@ -20,7 +20,7 @@ from bd3lm.data.tokenizers import TOKENIZER_FILE
 from bd3lm.interop import HubOptions, LightningFacts, check_config
 from bd3lm.io.files import local_path
 from bd3lm.lm.generation import Generation, build_stopping, build_writer
-from bd3lm.lm.prompts import Prompt, build_requests, continued_tokens, listed, repeated, text_tokens
+from bd3lm.lm.prompts import Prompts, build_requests, continued_tokens, listed, repeated, text_tokens
 from bd3lm.lm.scoring import TextLikelihood, score
 from bd3lm.lm.signatures import shows_settings
 from bd3lm.lm.streaming import with_texts
@@ -131,7 +131,7 @@ class LanguageModel:
     @shows_settings
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt] = "",
+        prompts: Prompts = "",
         settings: Settings | None = None,
         *,
         count: int = 1,
@@ -155,7 +155,7 @@ class LanguageModel:
     @shows_settings
     def stream(
         self,
-        prompts: Prompt | Sequence[Prompt] = "",
+        prompts: Prompts = "",
         settings: Settings | None = None,
         *,
         count: int = 1,
@@ -201,9 +201,9 @@ class LanguageModel:
 
     def log_likelihood(
         self,
-        texts: Prompt | Sequence[Prompt],
+        texts: Prompts,
         *,
-        prompts: Prompt | Sequence[Prompt] | None = None,
+        prompts: Prompts | None = None,
         given: Sequence[int] | None = None,
         estimator: str = "auto",
         samples: int | None = None,

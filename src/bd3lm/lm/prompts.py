@@ -24,8 +24,11 @@ class Gap:
             raise ValueError(f"a Gap must have at least 1 token, got {self.tokens!r}")
 
 
-Prompt = str | Sequence[int] | Sequence[str | int | Gap] | Tensor
+Part = str | int | Gap
+Prompt = str | Tensor | Sequence[Part]
 """Text, token ids, or a template: texts or ids with gaps."""
+Prompts = str | Tensor | Sequence[Part | Prompt]
+"""One prompt or several. One type of sequence for both: of a union of two mypy cannot tell which is meant."""
 
 
 def listed(prompts: Any, *, argument: str = "prompts") -> Sequence[Prompt]:
