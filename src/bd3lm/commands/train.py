@@ -1,5 +1,6 @@
 """`bd3lm train`: train a preset, or a recipe of one's own."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 class Train(Command):
     """Train a preset, or a recipe of your own. `--any.field value` sets any field of the recipe.
 
-    Under torchrun it trains on all processes. `bd3lm train PRESET --show` prints the resolved recipe.
+    Under torchrun it trains on all processes. `bd3lm train PRESET --show` prints the resolved recipe. The
+    presets `demo` and `demo-paper` are measured when they are trained, and report.html is written.
     """
 
     kind = "train"
@@ -72,6 +74,8 @@ class Train(Command):
         out = self.out or Path("runs") / (self.preset or (self.config.stem if self.config else "run"))
         if self.resume and not (is_run(out) or begun_stages(out)):
             raise ValueError(f"--resume needs a run to continue, and {out} holds none")
+        if self._wants_report() and os.environ.get("RANK", "0") == "0":  # one of several processes says it
+            print(f"{self.preset} is measured when it is trained, and {out / 'report.html'} is written")
         runs = train_stages(stages, out, resume=self.resume, device=self.device)
         last = runs[-1].trainer
         if last.stopped_by == "signal":

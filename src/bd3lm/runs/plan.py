@@ -28,7 +28,7 @@ from bd3lm.io.files import local_path
 from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.objectives import Objective
-from bd3lm.runs.presets import network_config
+from bd3lm.runs.presets import how_to_prepare, network_config
 from bd3lm.runs.recipe import BUILTIN, DataRecipe, Recipe, recipe_to_dict
 from bd3lm.training import (
     Callback,
@@ -255,9 +255,8 @@ def open_shards(path: str) -> TokenShards:
     """The folder that `data.path` names."""
     if not local_path(path).is_dir():
         raise ValueError(
-            f"data.path must be a folder of token shards, got {path}, which does not exist; "
-            f"make it with `bd3lm data prepare SOURCE {path}` or, if it moved, say where: --data.path "
-            "(train), --data (eval)"
+            f"data.path must be a folder of token shards, got {path}, which does not exist; make it with "
+            f"{how_to_prepare(path)}; or say where other tokens are: --data.path (train), --data (eval)"
         )
     return TokenShards(path)
 

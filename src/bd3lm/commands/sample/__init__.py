@@ -38,8 +38,8 @@ _NO_FLAG = 'bd3lm sample takes prompts after the model, without a flag: bd3lm sa
 class Sample(Command):
     """Let a model write, one text for each prompt.
 
-    In a terminal one text is shown as it is uncovered; of several each is shown when it is finished, and
-    elsewhere in the order of the prompts.
+    In a terminal one text is shown as it is uncovered. Of several each is shown when it and those before it
+    are finished.
     """
 
     kind = "sample"
@@ -240,9 +240,8 @@ def run_sample(
 ) -> "list[Generation]":
     """Write a text for each prompt or template, show them, and say on `notes` how fast it went.
 
-    One text in a terminal is shown while it is written, masks and all; of several each is shown when it is
-    finished, and elsewhere than in a terminal once those before it are. How a single text was written goes
-    to `film`, an animated SVG.
+    One text in a terminal is shown while it is written, masks and all; of several each is shown when it and
+    those before it are finished. How a single text was written goes to `film`, an animated SVG.
     """
     from rich.console import Console
     from rich.text import Text
