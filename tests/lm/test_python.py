@@ -145,3 +145,10 @@ def test_what_is_not_watched_tells_only_how_it_ended() -> None:
     (event,) = model.stream("ab", length=6, watch=False)
     assert isinstance(event, Stopped)
     assert event.text == model.generate("ab", length=6)[0].text
+
+
+def test_a_loss_is_of_tokens() -> None:
+    with pytest.raises(
+        ValueError, match=r"batch must be token ids \(rows, length\) or a TokenBatch, got 'ab'"
+    ):
+        of_bytes().loss("ab")  # type: ignore[arg-type]

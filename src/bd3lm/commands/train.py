@@ -10,6 +10,7 @@ from tyro.conf import Positional, Suppress, arg
 
 from bd3lm.commands.shared.command import Command, flags_of
 from bd3lm.commands.shared.flags import DeviceFlag, OptionalFile, OptionalFolder, named
+from bd3lm.words import advice_in_recipes
 
 if TYPE_CHECKING:
     from bd3lm.runs.recipe import Recipe
@@ -60,6 +61,10 @@ class Train(Command):
             if "=" not in word and rest and not rest[0].startswith("--"):
                 overrides.append(rest.pop(0))
         return kept, {"overrides": tuple(overrides)}
+
+    @classmethod
+    def advice(cls, flag: str) -> str | None:
+        return advice_in_recipes(flag)
 
     def run(self) -> int:
         from bd3lm.runs.recipe import parse_overrides

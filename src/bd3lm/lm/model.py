@@ -98,6 +98,8 @@ class LanguageModel:
         A tensor (rows, length) holds token ids, all of which are predicted but, unless the model predicts it
         too, the first of each row.
         """
+        if not isinstance(batch, Tensor | TokenBatch):
+            raise ValueError(f"batch must be token ids (rows, length) or a TokenBatch, got {batch!r:.80}")
         if isinstance(batch, Tensor):
             batch = TokenBatch.of(batch, score_first=self.config.method.score_first)
         return self.objective(training)(self.network, batch, generator=generator).mean()
