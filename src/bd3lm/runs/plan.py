@@ -256,7 +256,7 @@ def open_shards(path: str) -> TokenShards:
     if not local_path(path).is_dir():
         raise ValueError(
             f"data.path must be a folder of token shards, got {path}, which does not exist; make it with "
-            f"{how_to_prepare(path)}; or say where other tokens are: --data.path (train), --data (eval)"
+            f"{how_to_prepare(path)}; or, if it moved, say where: --data.path (train), --data (eval)"
         )
     return TokenShards(path)
 
