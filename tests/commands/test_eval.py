@@ -62,7 +62,7 @@ def test_text_is_wrapped_and_scored_as_by_hand(block_size, eos, tmp_path):
     model = of_bytes(block_size)
     subject = Subject.open(saved(model, tmp_path / "model"), device="cpu")
     record = measure_perplexity(
-        subject, Eval(batch=7), str(documents(tmp_path)), eos_between_documents=eos, console=QUIET
+        subject, Eval(batch_size=7), str(documents(tmp_path)), eos_between_documents=eos, console=QUIET
     )
     nats, tokens, size = by_hand(load(tmp_path / "model"), random_texts(12), eos=eos)
     result, figure = record["result"], record["result"]["figures"][0]
@@ -80,7 +80,7 @@ def test_batches_change_nothing_and_a_limit_takes_the_first(tmp_path):
     file = str(documents(tmp_path))
     whole, other, part = (
         measure_perplexity(subject, Eval(**options), file, console=QUIET)["result"]
-        for options in ({"batch": 5}, {"batch": 64}, {"sequences": 3})
+        for options in ({"batch_size": 5}, {"batch_size": 64}, {"sequences": 3})
     )
     assert whole["figures"][0]["nats"] == pytest.approx(other["figures"][0]["nats"], rel=1e-6)
     assert part["sequences"] == 3
@@ -442,7 +442,7 @@ def test_ssd_lm_has_no_likelihood(tmp_path, capsys):
         (["--lean", "2", "--estimator", "nelbo"], "for an order that leans (lean 2), got 'nelbo'"),
         (["--replicates", "0"], "replicates must be at least 1, got 0"),
         (["--replicates", "2"], "replicates must be 1 for exact, which draws nothing, got 2"),
-        (["--batch", "0"], "batch must be at least 1, got 0"),
+        (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         (["--split", "dev"], "split must be one of train, valid"),
         (["--field", "body"], "--field is for text in files, and none is measured on, got 'body'"),
         (["--data", "nowhere"], "nowhere is neither a file or folder nor one of"),

@@ -201,9 +201,12 @@ def test_bad_input_is_one_line(model, tasks, tmp_path, capsys):
         (["--tasks", "own_chose"], "there is no task 'own_chose', did you mean 'own_choose'?"),
         (["--tasks", "own_choose", "--limit", "0"], "limit must be at least 1, got 0"),
         (["--tasks", "own_choose", "--num-fewshot", "-1"], "num_fewshot must be at least 0, got -1"),
-        (["--tasks", "own_choose", "--batch", "0"], "batch_size must be a whole number from 1 on, got 0"),
+        (
+            ["--tasks", "own_choose", "--batch-size", "0"],
+            "batch_size must be a whole number from 1 on, got 0",
+        ),
         (["--tasks", "own_choose", "--estimator", "best"], "estimator must be auto, paper, exact"),
-        (["--tasks", "own_choose", "--steps", "3"], "steps must be left at its default, got 3"),
+        (["--tasks", "own_choose", "--steps", "0"], "steps must be a whole number from 1 on, got 0"),
     ):
         command = [
             "harness",

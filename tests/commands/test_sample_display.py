@@ -187,11 +187,21 @@ def test_of_a_text_longer_than_the_screen_the_end_is_seen_and_at_last_all(block_
 def test_long_lines_are_wrapped_to_the_screen():
     printed, (found,) = shown(terminal(), of_letters(4), ["x" * 700], Settings(length=720, stop_at_eos=False))
     *drawn, last = frames(printed)
-    assert last.startswith(f"{found.text}\n")  # a terminal wraps it, and what is copied is one line
+    assert last.replace("\n", "").startswith(found.text)  # a word that is longer than a line is broken
+    assert max(map(len, last.partition("tokens written")[0].split("\n")[:-1])) <= 60
     for frame in drawn:
         lines = frame.rstrip("\n").split("\n")
         assert len(lines) <= 9
         assert max(map(len, lines)) <= 60
+
+
+def test_the_last_text_is_wrapped_at_words():
+    prompt = "these are words " * 12
+    printed, (found,) = shown(terminal(), of_letters(4), [prompt], Settings(stop_at_eos=False, length=200))
+    *lines, _, _ = frames(printed)[-1].split("\n")  # after the text how it went
+    assert len(lines) == 4
+    assert "".join(lines) == found.text
+    assert all(len(line) <= 60 and line.endswith(" ") for line in lines[:-1])
 
 
 @pytest.mark.usefixtures("_every_frame")
@@ -199,7 +209,7 @@ def test_long_lines_are_wrapped_to_the_screen():
 def test_characters_of_several_tokens(block_size):
     """Some of the bytes of a character come before others, and some never make one."""
     prompt = "naïve ☂ 日本語 🎉"
-    settings = Settings(stop_at_eos=False, length=64, nucleus_p=1.0)
+    settings = Settings(stop_at_eos=False, length=64, top_p=1.0)
     printed, (found,) = shown(terminal(), of_bytes(block_size), [prompt], settings)
     assert found.text.startswith(prompt)
     assert "\ufffd" in found.text
@@ -506,7 +516,7 @@ def test_a_line_a_text(block_size, screen, tmp_path):
             "dtype": "float64",
             "settings": {
                 **asdict(settings),
-                "nucleus_p": 0.9,
+                "top_p": 0.9,
                 "unmasking": {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 0.0}
                 if block_size
                 else None,
@@ -518,11 +528,14 @@ def test_a_line_a_text(block_size, screen, tmp_path):
 
 
 def test_lines_are_in_the_order_of_the_prompts_whichever_text_is_finished_first(tmp_path):
-    """Texts with more of their length given need fewer blocks; what is shown does not wait for the others."""
+    """Texts with more of their length given need fewer blocks, and wait until those before them are shown."""
     out, prompts = tmp_path / "texts.jsonl", ["a", "a\u2028", "a" * 30, "a" * 20]
     printed, found = shown(terminal(), of_letters(), prompts, Settings(length=40, stop_at_eos=False), out=out)
     titles = [int(index) for index in re.findall(r"text (\d+): ", "\n".join(frames(printed)))]
-    assert titles != sorted(titles)
+    assert titles == [0, 1, 2, 3]
+    events = of_letters().stream(prompts, length=40, stop_at_eos=False, watch=False)
+    finished = [event.index for event in events]
+    assert finished != sorted(finished)
     records = [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
     assert [record["index"] for record in records] == [0, 1, 2, 3]
     assert [record["text"] for record in records] == [each.text for each in found]
@@ -581,10 +594,10 @@ def test_the_nucleus_that_was_used_is_recorded(tmp_path):
         out = tmp_path / f"{name}.jsonl"
         shown(pipe(), baseline(method), ["a"], Settings(steps=2), out=out)
         recorded = json.loads(out.read_text())["settings"]
-        assert recorded["nucleus_p"] == {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
+        assert recorded["top_p"] == {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
         assert (recorded["steps"], recorded["projection"], recorded["eos_id"]) == (2, "sampling", None)
-    shown(pipe(), of_bytes(), ["a"], Settings(nucleus_p=0.3), out=tmp_path / "asked.jsonl")
-    assert json.loads((tmp_path / "asked.jsonl").read_text())["settings"]["nucleus_p"] == 0.3
+    shown(pipe(), of_bytes(), ["a"], Settings(top_p=0.3), out=tmp_path / "asked.jsonl")
+    assert json.loads((tmp_path / "asked.jsonl").read_text())["settings"]["top_p"] == 0.3
 
 
 @pytest.mark.parametrize("screen", [terminal, pipe])

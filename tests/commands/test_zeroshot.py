@@ -131,8 +131,8 @@ def test_zero_shot_without_a_figure_fails_with_each_reason_once(tmp_path, capsys
     error = capsys.readouterr().err
     assert error.startswith(f"bd3lm: {models[0]}, {models[1]} on {short}: ")
     assert error.count("must hold at least one sequence of") == 2
-    assert main(["zeroshot", *models, "--data", str(short), "--batch", "0", "--device", "cpu"]) == 1
-    assert capsys.readouterr().err == "bd3lm: batch must be at least 1, got 0\n"
+    assert main(["zeroshot", *models, "--data", str(short), "--batch-size", "0", "--device", "cpu"]) == 1
+    assert capsys.readouterr().err == "bd3lm: --batch-size must be at least 1, got 0\n"
 
 
 def test_corpora_of_one_name_are_told_apart(tmp_path):

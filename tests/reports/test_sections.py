@@ -477,7 +477,7 @@ def test_one_judgement_makes_no_plot_and_an_infinite_one_none_either(drawn_once)
 
 def test_a_plot_for_each_judge_and_length():
     ways = [{}, {"length": 128}, {"judge": "judge/two"}]
-    records = [judgement(nucleus_p=p, settings=way) for way in ways for p in (0.9, 1.0)]
+    records = [judgement(top_p=p, settings=way) for way in ways for p in (0.9, 1.0)]
     parts = section(one(*records, judgement(settings={"length": 256})), "Generative perplexity")
     found = [part for part in parts if isinstance(part, Plot)]
     assert [plot.name for plot in found] == ["judgements", "judgements1", "judgements2"]

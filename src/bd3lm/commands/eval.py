@@ -46,7 +46,7 @@ class Likelihoods(Command):
     sequences: OptionalInt = None
     """Measure only this many, from the beginning."""
     seed: int = 0
-    batch: int = 16
+    batch_size: int = 16
     """Sequences side by side."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
@@ -150,8 +150,8 @@ def measure_perplexity(
     from bd3lm.evaluation import corpus_likelihood
     from bd3lm.lm import build_estimator
 
-    if flags.batch < 1:
-        raise ValueError(f"batch must be at least 1, got {flags.batch}")
+    if flags.batch_size < 1:
+        raise ValueError(f"--batch-size must be at least 1, got {flags.batch_size}")
     network = subject.model.network
     chosen = build_estimator(subject.model.config, flags.estimator)
     with open_sequences(
@@ -165,9 +165,9 @@ def measure_perplexity(
     ) as text:
         screen = console or Console(stderr=True)
         batches = track(
-            text.batches(subject, flags.batch),
+            text.batches(subject, flags.batch_size),
             f"{subject.title} on {text.name}",
-            total=-(-text.number // flags.batch),
+            total=-(-text.number // flags.batch_size),
             console=screen,
             transient=True,
             disable=not screen.is_terminal,
@@ -187,7 +187,7 @@ def measure_perplexity(
                 "seed": flags.seed,
                 "eos_between_documents": text.eos_between_documents,
                 "context": text.rows.context,
-                "batch_size": flags.batch,
+                "batch_size": flags.batch_size,
                 "dtype": subject.dtype,
                 "tokenizer": subject.tokenizer,
                 "limit": flags.sequences,

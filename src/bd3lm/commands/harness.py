@@ -56,9 +56,9 @@ class Harness(Command):
     """Draws of each text, for a random estimate; by default 16, for iw:K 1 (of K orders)."""
     lean: LeanFlag = None
     steps: OptionalInt = None
-    """Steps of the sampler, for SEDD and D3PM, for SSD-LM those of each block."""
+    """Steps of the sampler: for SEDD and D3PM those of a text, for the others those of each block."""
     seed: int = 0
-    batch: int = 8
+    batch_size: int = 8
     """Texts side by side."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
@@ -83,7 +83,7 @@ class Harness(Command):
             lean=self.lean,
             steps=self.steps,
             seed=self.seed,
-            batch_size=self.batch,
+            batch_size=self.batch_size,
             device=self.device,
             dtype=self.dtype,
             tokenizer=self.tokenizer,

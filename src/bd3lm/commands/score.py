@@ -76,7 +76,7 @@ class Score(Command):
     stride: OptionalInt = None
     """Tokens that a window after the first scores, given the rest of a context; by default half a context."""
     seed: int = 0
-    batch: int = 8
+    batch_size: int = 8
     """Documents, or windows of long ones, or draws, side by side."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
@@ -168,7 +168,7 @@ def score_documents(
         raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
     drawn = build_estimator(model.config, flags.estimator).is_random
     documents = _documents(texts, model.config, model.tokenizer, flags.stride)
-    together = 1 if drawn else _BATCHES_TOGETHER * flags.batch
+    together = 1 if drawn else _BATCHES_TOGETHER * flags.batch_size
     problem: Exception | None = None
     while problem is None:
         group, problem = _gather(documents, together)
@@ -269,7 +269,7 @@ def _likelihoods(
             seed=derive_seed(flags.seed, "window", number) if number else flags.seed,
             estimator=flags.estimator,
             samples=flags.samples,
-            batch_size=flags.batch,
+            batch_size=flags.batch_size,
         )
         found.update(zip(group, likelihoods, strict=True))
     return [found[place] for place in range(len(pieces))]
@@ -337,7 +337,7 @@ def _check_numbers(subject: "Subject", flags: Score) -> None:
         )
     for flag, value, least in (
         ("--samples", flags.samples, 1),
-        ("--batch", flags.batch, 1),
+        ("--batch-size", flags.batch_size, 1),
         ("--seed", flags.seed, 0),
     ):
         if value is not None and value < least:

@@ -1,5 +1,6 @@
 """`bd3lm train`: train a preset, or a recipe of one's own."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from tyro.conf import Positional, Suppress, arg
 
 from bd3lm.commands.shared.command import Command, flags_of
 from bd3lm.commands.shared.flags import DeviceFlag, OptionalFile, OptionalFolder, named
+from bd3lm.words import advice_in_recipes
 
 if TYPE_CHECKING:
     from bd3lm.runs.recipe import Recipe
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 class Train(Command):
     """Train a preset, or a recipe of your own. `--any.field value` sets any field of the recipe.
 
-    Under torchrun it trains on all processes. `bd3lm train PRESET --show` prints the resolved recipe.
+    Under torchrun it trains on all processes. `bd3lm train PRESET --show` prints the resolved recipe. The
+    presets `demo` and `demo-paper` are measured when they are trained, and report.html is written.
     """
 
     kind = "train"
@@ -59,6 +62,10 @@ class Train(Command):
                 overrides.append(rest.pop(0))
         return kept, {"overrides": tuple(overrides)}
 
+    @classmethod
+    def advice(cls, flag: str) -> str | None:
+        return advice_in_recipes(flag)
+
     def run(self) -> int:
         from bd3lm.runs.recipe import parse_overrides
         from bd3lm.runs.stages import begun_stages, is_run
@@ -72,6 +79,8 @@ class Train(Command):
         out = self.out or Path("runs") / (self.preset or (self.config.stem if self.config else "run"))
         if self.resume and not (is_run(out) or begun_stages(out)):
             raise ValueError(f"--resume needs a run to continue, and {out} holds none")
+        if self._wants_report() and os.environ.get("RANK", "0") == "0":  # one of several processes says it
+            print(f"{self.preset} is measured when it is trained, and {out / 'report.html'} is written")
         runs = train_stages(stages, out, resume=self.resume, device=self.device)
         last = runs[-1].trainer
         if last.stopped_by == "signal":

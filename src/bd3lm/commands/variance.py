@@ -41,7 +41,7 @@ class Variance(Command):
     """Held-out batches to measure the loss on."""
     gradients: int = 0
     """Held-out batches to measure the gradient on; 0 does not."""
-    batch: OptionalInt = None
+    batch_size: OptionalInt = None
     """Sequences a batch, on which the gradient's variance depends; by default data.validation_batch of the
     run, else 16."""
     seed: int = 0
@@ -115,22 +115,22 @@ def measure_variances(
         raise ValueError(
             f"batches must be at least 1 and gradients 0 or at least 2, got {batches}, {gradients}"
         )
-    if flags.batch is not None and flags.batch < 1:
-        raise ValueError(f"batch must be at least 1, got {flags.batch}")
+    if flags.batch_size is not None and flags.batch_size < 1:
+        raise ValueError(f"--batch-size must be at least 1, got {flags.batch_size}")
     config, network = subject.model.config, subject.model.network
     if not config.method.masks_by_rule:
         raise ValueError(f"{subject.name} must hold a block diffusion model, got {config.method.kind}")
     block_size = config.method.piece(config.network.context)
     validated = DataRecipe() if subject.recipe is None else subject.recipe.data
-    rows = flags.batch or validated.validation_batch
+    rows = flags.batch_size or validated.validation_batch
     some = _batches(subject, data, flags.field, rows, max(batches, gradients))
     # A gradient over fewer sequences varies more, so the last batch does not count where it is smaller.
     full = [batch for batch in some[:gradients] if len(batch.tokens) == rows]
     if gradients and len(full) < 2:
         raise ValueError(
             f"{data or f'the data of {subject.name}'} must have at least 2 batches of {rows} sequences to "
-            f"measure gradients on, got {len(full)}; --batch says how many sequences a batch has, by default "
-            "data.validation_batch of a run, else 16"
+            f"measure gradients on, got {len(full)}; --batch-size says how many sequences a batch has, by "
+            "default data.validation_batch of a run, else 16"
         )
     found = []
     measurable = measurable_rules(network)

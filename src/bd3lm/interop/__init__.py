@@ -11,10 +11,7 @@ from bd3lm.interop.lightning import LightningFacts
 from bd3lm.interop.native import save
 from bd3lm.interop.reference import save as save_reference
 from bd3lm.interop.sources import (
-    BOX,
-    BOX_FOLDER,
     CONFIG_NAME,
-    RUN_MODEL,
     WEIGHTS_NAME,
     HubOptions,
     check_folder,
@@ -23,7 +20,9 @@ from bd3lm.interop.sources import (
     refuse_file,
     resolve,
 )
+from bd3lm.interop.unsupported import unsupported
 from bd3lm.interop.weights import check_config, floating_dtype
+from bd3lm.io.places import BOX, BOX_FOLDER, RUN_MODEL
 from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Transformer, pick_device
 
@@ -73,7 +72,4 @@ def load(
         return native.load(path, device=device, dtype=dtype)
     if reference.recognises(data):
         return reference.load(path, device=device, dtype=dtype)
-    raise ValueError(
-        f"config.json in {path} must have format {native.FORMAT!r}, or the reference's fields hidden_dim and "
-        f"n_blocks, got the fields {', '.join(map(str, data)) or 'of none'}"
-    )
+    raise unsupported(path, data)

@@ -111,7 +111,7 @@ def _quotations(record: Record, *, is_code: bool) -> Iterator[Quotation]:
 
 def _sampler(record: Record) -> str:
     settings = record["settings"]
-    nucleus = f"Nucleus {settings['nucleus_p']:g}" if settings["nucleus_p"] else "Without a nucleus"
+    nucleus = f"Nucleus {settings['top_p']:g}" if settings["top_p"] else "Without a nucleus"
     steps = f", {settings['steps']} steps" if settings["steps"] else ""
     return f"{nucleus}{steps}, seed {settings['seed']}, {record['dtype']}."
 
@@ -206,7 +206,7 @@ def _cost_plots(report: Report, judged: Sequence[Measured]) -> Iterator[Plot]:
                 result["evaluations_per_token"],
                 result["perplexity"],
                 result["perplexity_error"],
-                f"nucleus {settings['nucleus_p'] or 1:g}{run.other_order(record)}",
+                f"nucleus {settings['top_p'] or 1:g}{run.other_order(record)}",
             )
             groups.setdefault((settings["judge"], settings["length"]), []).append(point)
     shown = {key: points for key, points in groups.items() if len(points) > 1}
@@ -249,12 +249,12 @@ _FOLDED = ("MAUVE", "texts", "length", "redrawn", "degenerate", "sampler", "judg
 
 def _judgement(run: Run, record: Record) -> dict[str, str]:
     settings, result = record["settings"], record["result"]
-    rule = f", {settings['nucleus_rule']}" if "nucleus_rule" in settings else ""  # inclusive is not recorded
+    rule = f", {settings['top_p_rule']}" if "top_p_rule" in settings else ""  # inclusive is not recorded
     return {
         "generative perplexity": with_error(result["perplexity"], result["perplexity_error"]),
         "entropy": with_error(result["entropy"], result["entropy_error"]),
         "evaluations a token": _or_dash(result["evaluations_per_token"]),
-        "nucleus": "–" if settings["nucleus_p"] is None else f"{settings['nucleus_p']:g}{rule}",
+        "nucleus": "–" if settings["top_p"] is None else f"{settings['top_p']:g}{rule}",
         "MAUVE": _or_dash(result["mauve"]),
         "texts": f"{result['samples']:,}",
         "length": f"{settings['length']:,}",

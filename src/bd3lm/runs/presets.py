@@ -30,6 +30,23 @@ def network_config(size: str, *, vocab_size: int, context: int, **overrides: Any
     return parse(TransformerConfig, values, where=f"network (size {size})")
 
 
+DATA: Mapping[str, str] = MappingProxyType(
+    {
+        "data/lm1b": "`bd3lm data prepare lm1b data/lm1b --workers 4`",
+        "data/openwebtext": "`bd3lm data prepare openwebtext data/openwebtext --workers 4`",
+        "data/wikipedia": "`bd3lm data prepare ARTICLES data/wikipedia --tokenizer gpt2`, where ARTICLES is "
+        "any text of Wikipedia, such as the parquet files of wikimedia/wikipedia on the Hugging Face hub",
+        "data/box": "`bd3lm data prepare ARTICLES data/box --tokenizer box`, where ARTICLES is such text",
+    }
+)
+"""How to make the folders of tokens that presets read. None comes with this package."""
+
+
+def how_to_prepare(path: str) -> str:
+    """The command that makes a folder of tokens, as far as it is known."""
+    return DATA.get(path, f"`bd3lm data prepare SOURCE {path}`")
+
+
 ONLY = "run"  # the stage of a preset that has just one
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import write_atomically
-from bd3lm.parsing import SettingsError, did_you_mean
+from bd3lm.parsing import SettingsError, did_you_mean, did_you_mean_deeper
 from bd3lm.runs.presets import ONLY, Stage, preset
 from bd3lm.runs.recipe import Recipe, merge, read_settings, recipe_from_dict, recipe_to_dict
 
@@ -124,7 +124,8 @@ def _check_stage_names(layer: Mapping[str, Any], stages: Sequence[str]) -> None:
         if key in stages and not isinstance(value, Mapping):
             raise ValueError(f"{key} is a stage, whose settings are {key}.any.field, got {value!r}")
         if key not in stages and key not in parts:
-            hint = did_you_mean(key, [*stages, *parts]) or ","
+            near = did_you_mean(key, [*stages, *parts])
+            hint = near or did_you_mean_deeper(key, Recipe, layer) or ","
             raise ValueError(
                 f"{key}: unknown key{hint} allowed are the stages {', '.join(stages)}, and {', '.join(parts)}"
             )

@@ -11,17 +11,27 @@ from bd3lm.commands.shared.flags import (
     DType,
     LeanFlag,
     ModelsOrFiles,
-    NucleusFlag,
-    NucleusRuleFlag,
     OptionalFile,
     SamplingDTypeFlag,
     StepsFlag,
     TokenizerFlag,
+    TopPFlag,
+    TopPRuleFlag,
     check_sources,
     named,
 )
 
-_FOR_FILES = ("field", "judge", "window", "stride", "judge_batch", "mauve", "out", "device", "judge_dtype")
+_FOR_FILES = (
+    "field",
+    "judge",
+    "window",
+    "stride",
+    "judge_batch_size",
+    "mauve",
+    "out",
+    "device",
+    "judge_dtype",
+)
 
 
 @dataclass(frozen=True)
@@ -47,15 +57,15 @@ class Judge(Command):
     """Samples of each model and length."""
     length: Annotated[tuple[int, ...], arg(metavar="INT ...")] = (1024, 2048)
     """Tokens of a sample, end tokens or not; several lengths are judged one by one."""
-    nucleus: NucleusFlag = None
-    nucleus_rule: NucleusRuleFlag = "inclusive"
+    top_p: TopPFlag = None
+    top_p_rule: TopPRuleFlag = "inclusive"
     steps: StepsFlag = None
     lean: LeanFlag = None
     entropy_floor: float = 4.0
     """Draw a sample again if its last 256 tokens have less entropy than this, in nats; 0 draws none again."""
     redraws: int = 20
     """How often to draw it again before it is cut short and counted."""
-    batch: int = 32
+    batch_size: int = 32
     """Samples drawn side by side."""
     seed: int = 0
     tokenizer: TokenizerFlag = None
@@ -63,7 +73,7 @@ class Judge(Command):
     """Tokens that the judge reads at a time."""
     stride: int = 512
     """Tokens by which the window moves on in longer texts."""
-    judge_batch: int = 8
+    judge_batch_size: int = 8
     """Windows judged side by side."""
     mauve: OptionalFile = None
     """Also compute MAUVE against the human text in this file (.jsonl, .txt or .parquet)."""

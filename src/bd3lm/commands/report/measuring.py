@@ -201,7 +201,7 @@ def keep_texts(subject: Subject, kind: str, settings: Settings, written: Sequenc
 
 
 def _keep(subject: Subject, kind: str, settings: Settings, result: dict[str, Any]) -> None:
-    used = ("length", "nucleus_p", "unmasking", "steps", "stop_at_eos", "seed")
+    used = ("length", "top_p", "unmasking", "steps", "stop_at_eos", "seed")
     plain = settings_record(settings)
     record = new_record(subject, kind, settings={name: plain[name] for name in used}, result=result)
     keep(subject, kind, record)

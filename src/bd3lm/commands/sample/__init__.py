@@ -12,14 +12,14 @@ from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
     LeanFlag,
-    NucleusFlag,
-    NucleusRuleFlag,
     OptionalFile,
     OptionalFloat,
     OptionalInt,
     SamplingDTypeFlag,
     StepsFlag,
     TokenizerFlag,
+    TopPFlag,
+    TopPRuleFlag,
     named,
 )
 
@@ -38,8 +38,8 @@ _NO_FLAG = 'bd3lm sample takes prompts after the model, without a flag: bd3lm sa
 class Sample(Command):
     """Let a model write, one text for each prompt.
 
-    In a terminal one text is shown as it is uncovered; of several each is shown when it is finished, and
-    elsewhere in the order of the prompts.
+    In a terminal one text is shown as it is uncovered. Of several each is shown when it and those before it
+    are finished.
     """
 
     kind = "sample"
@@ -62,14 +62,14 @@ class Sample(Command):
     for SEDD and D3PM with uniform noise."""
     max_new_tokens: OptionalInt = None
     """Tokens at most after each prompt, in place of --length."""
-    nucleus: NucleusFlag = None
-    nucleus_rule: NucleusRuleFlag = "inclusive"
+    top_p: TopPFlag = None
+    top_p_rule: TopPRuleFlag = "inclusive"
     temperature: float = 1.0
     """Below 1 likely tokens become likelier; 0 always takes the likeliest."""
     top_k: OptionalInt = None
     """Draw from this many of the likeliest tokens."""
     seed: int = 0
-    batch: int = 32
+    batch_size: int = 32
     """Texts written side by side. It changes speed and memory, not the texts."""
     steps: StepsFlag = None
     projection: Annotated[str, named("KIND")] = "sampling"
@@ -85,8 +85,10 @@ class Sample(Command):
     """Reveal tokens together as long as their entropies bound the error by this many nats."""
     unmasking: Annotated[tuple[str, ...], named("KIND [FIELD=VALUE ...]")] = ()
     """Reveal tokens by a rule of this kind, with these fields; a --plugin may define it."""
-    eos: bool = True
+    stop_at_eos: bool = True
     """End a text at the end token."""
+    eos_id: OptionalInt = None
+    """The end token; by default the tokenizer's."""
     stop: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="STRING")]] = ()
     """End a text before this string, where it stands after the prompt. May be given several times, each with
     one string: a text ends before the first of them."""
@@ -159,20 +161,26 @@ class Sample(Command):
         return 0
 
     def _settings(self, method: "Method") -> "Settings":
-        from bd3lm.commands.sample.unmasking import how_to_unmask
+        from bd3lm.commands.sample.unmasking import unmasking_rule
         from bd3lm.lm import Settings
 
         return Settings(
             length=self.length,
             seed=self.seed,
-            batch_size=self.batch,
+            batch_size=self.batch_size,
             temperature=self.temperature,
             top_k=self.top_k,
-            nucleus_p=self.nucleus,
-            nucleus_rule=self.nucleus_rule,
-            **how_to_unmask(self, method),
+            top_p=self.top_p,
+            top_p_rule=self.top_p_rule,
+            steps=self.steps,
+            remask=self.remask,
+            tokens_per_pass=self.tokens_per_pass,
+            confidence=self.confidence,
+            entropy_bound=self.entropy_bound,
+            unmasking=unmasking_rule(self.unmasking, method),
             projection=self.projection,
-            stop_at_eos=self.eos,
+            stop_at_eos=self.stop_at_eos,
+            eos_id=self.eos_id,
             stop=self.stop,
             entropy_floor=self.entropy_floor,
             entropy_window=self.entropy_window,
@@ -207,9 +215,9 @@ class Sample(Command):
         ):
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count}")
-        if self.batch < 1:
-            raise ValueError(f"--batch must be a whole number from 1 on, got {self.batch}")
-        for name, share in (("--nucleus", self.nucleus), ("--confidence", self.confidence)):
+        if self.batch_size < 1:
+            raise ValueError(f"--batch-size must be a whole number from 1 on, got {self.batch_size}")
+        for name, share in (("--top-p", self.top_p), ("--confidence", self.confidence)):
             if share is not None and not 0.0 < share <= 1.0:
                 raise ValueError(f"{name} must lie in (0, 1], got {share}")
         if self.remask is not None and not 0.0 <= self.remask <= 1.0:
@@ -232,9 +240,8 @@ def run_sample(
 ) -> "list[Generation]":
     """Write a text for each prompt or template, show them, and say on `notes` how fast it went.
 
-    One text in a terminal is shown while it is written, masks and all; of several each is shown when it is
-    finished, and elsewhere than in a terminal once those before it are. How a single text was written goes
-    to `film`, an animated SVG.
+    One text in a terminal is shown while it is written, masks and all; of several each is shown when it and
+    those before it are finished. How a single text was written goes to `film`, an animated SVG.
     """
     from rich.console import Console
     from rich.text import Text

@@ -74,10 +74,10 @@ class Animation(Display):
 
 
 class Printer(Display):
-    """Prints finished texts: in a terminal at once, elsewhere in the order of the prompts.
+    """Prints finished texts in the order of the prompts.
 
-    What a program reads must not depend on which text was finished first. Texts that still wait for an
-    earlier one when writing is interrupted are printed then.
+    What is read must not depend on which text was finished first. Texts that still wait for an earlier one
+    when writing is interrupted are printed then.
     """
 
     def __init__(self, console: Console, texts: int) -> None:
@@ -90,9 +90,6 @@ class Printer(Display):
             print_text(self.console, self.waiting.pop(index), many=self.many)
 
     def text(self, text: Generation) -> None:
-        if self.console.is_terminal:
-            print_text(self.console, text, many=self.many)
-            return
         self.waiting[text.sample.index] = text
         while self.next in self.waiting:
             self.next += 1
@@ -131,7 +128,8 @@ def check_film(film: Path | None, texts: int, out: Path | None) -> None:
 
 
 def print_text(console: Console, generation: Generation, *, many: bool) -> None:
-    """A text as it is into a file or a pipe; in a terminal without what would steer the terminal."""
+    """A text as it is into a file or a pipe; in a terminal wrapped at words, and without what would steer the
+    terminal."""
     text, written = generation.text or "", generation.completion or ""
     sample = generation.sample
     if many:
@@ -141,7 +139,7 @@ def print_text(console: Console, generation: Generation, *, many: bool) -> None:
         console.file.write(text + "\n")
         return
     given = text[: len(text) - len(written)]
-    console.print(Text.assemble((_printable(given), "dim"), _printable(written)), soft_wrap=True)
+    console.print(Text.assemble((_printable(given), "dim"), _printable(written)))
 
 
 def _printable(text: str) -> str:

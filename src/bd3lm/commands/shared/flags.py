@@ -45,7 +45,8 @@ SamplingDTypeFlag = Annotated[
     ),
 ]
 TokenizerFlag = Annotated[
-    str | None, named("TOKENIZER", help="For a model saved without one: a folder or a name on the hub.")
+    str | None,
+    named("TOKENIZER", help="For a model saved without one: a folder, a run, box or a name on the hub."),
 ]
 FieldFlag = Annotated[
     str | None, named("NAME", help="The field that holds the text, in jsonl and parquet; text by default.")
@@ -69,7 +70,7 @@ LeanFlag = Annotated[
         "next as its right neighbour. 0 is uniformly random; by default what the model was made with.",
     ),
 ]
-NucleusFlag = Annotated[
+TopPFlag = Annotated[
     float | None,
     named(
         "FLOAT",
@@ -77,9 +78,9 @@ NucleusFlag = Annotated[
         "By default 0.9, for SEDD 0.99, for SSD-LM 0.95.",
     ),
 ]
-NucleusRuleFlag = Annotated[
+TopPRuleFlag = Annotated[
     Literal["inclusive", "exclusive"],
-    arg(help="Whether the token that crosses --nucleus is kept; the reference implementation leaves it out."),
+    arg(help="Whether the token that crosses --top-p is kept; the reference implementation leaves it out."),
 ]
 StepsFlag = Annotated[
     int | None,

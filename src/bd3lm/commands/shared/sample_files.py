@@ -164,7 +164,7 @@ class Samples:
 
         Records of usual ones do not name them, so that they are the same as those from before they did.
         """
-        usual = {"nucleus_rule": "inclusive", "temperature": 1.0, "top_k": None}
+        usual = {"top_p_rule": "inclusive", "temperature": 1.0, "top_k": None}
         return {
             name: value
             for name, default in usual.items()
