@@ -91,7 +91,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     more = [
         lengths(),
         judgement(),
-        judgement(9.0, nucleus_p=1.0),
+        judgement(9.0, top_p=1.0),
         samples(("a", "b")),
         long_text(),
         unigram(),

@@ -93,11 +93,11 @@ class _Unmasking(_Part):
 class _Writing(_Part):
     """How texts were drawn."""
 
-    nucleus_p: NotNegative | None
+    top_p: NotNegative | None
     steps: Count | None
     seed: Seed
     lean: Number | None = None
-    nucleus_rule: str = ""
+    top_p_rule: str = ""
     unmasking: str | _Unmasking | None = None
 
 
@@ -108,8 +108,8 @@ class _Lengths(_Part):
         lean: Number | None = None
         count: Count
         seed: Seed
-        nucleus_p: NotNegative | None
-        nucleus_rule: str = ""
+        top_p: NotNegative | None
+        top_p_rule: str = ""
         entropy_floor: Number | None
         entropy_window: Count
 
