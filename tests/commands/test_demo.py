@@ -28,8 +28,8 @@ from bd3lm.objectives import Autoregressive, TokenBatch
 from bd3lm.reports.numbers import plain, with_error
 from bd3lm.reports.readable import readable
 from bd3lm.runs import presets
+from bd3lm.runs.merging import merge
 from bd3lm.runs.plan import Run
-from bd3lm.runs.recipe import merge
 from bd3lm.runs.stages import resolve_stages
 from bd3lm.runs.train import train_stages
 from bd3lm.training import Trainer, callbacks

@@ -18,6 +18,9 @@ RUN_MODEL = "model"  # where a training run puts its model
 BOX = "box"  # the name of the model that comes with this package
 BOX_FOLDER = Path(__file__).parents[1] / BOX
 HUB = "hf://"  # before a hub id that could be taken for a path
+LIGHTNING_SUFFIX = ".ckpt"
+
+_ALLOWED = f"an existing folder, a {LIGHTNING_SUFFIX} file, a hub id 'owner/name' or {BOX!r}"
 
 _PATTERNS = ("*.json", "*.safetensors")  # all that is ever downloaded: nothing in them can run
 
@@ -46,21 +49,42 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
     Only a hub id is ever downloaded: "hf://owner/name", or "owner/name" where no folder here has such a name.
     """
     _check_options(hub)
-    allowed = f"an existing folder, a .ckpt file, a hub id 'owner/name' or {BOX!r}"
-    if not isinstance(source, str | Path):
-        raise ValueError(f"source must be {allowed}, got {source!r}")
-    path = _box_folder() if source == BOX else local_path(source)
-    if source != "" and path.exists():  # the path of an empty string would be the working folder
+    path = _here(source)
+    if path is not None:
         if hub.get("revision") is not None:
             raise ValueError(f"revision is for a hub id, got {hub['revision']!r} with the local path {path}")
         released = path / RUN_MODEL
         return released if (released / CONFIG_NAME).is_file() else path
-    asked = hub_id("source", source, allowed=allowed)
+    asked = hub_id("source", source, allowed=_ALLOWED)
     try:
         return Path(snapshot_download(asked, allow_patterns=list(_PATTERNS), **hub))
     except Exception as error:  # the hub's client has many: offline, not found, no access, bad revision
         it = f"source {source!r}" if asked != source else f"{_not_here('source', source)} As a hub id it"
         raise ValueError(f"{it} could not be downloaded: {hub_reason(error)}") from error
+
+
+def check_source(source: str | Path) -> None:
+    """Refuse what `resolve` would refuse, and a folder or a file that is no model's, without a download.
+
+    It is quick: a mistyped name need not wait until torch is there to load a model.
+    """
+    if _here(source) is None:
+        hub_id("source", source, allowed=_ALLOWED)
+        return
+    path = resolve(source)
+    if path.is_dir():
+        read_config(path)
+    elif path.suffix != LIGHTNING_SUFFIX:
+        raise refuse_file(path)
+
+
+def _here(source: str | Path) -> Path | None:
+    """The path that a source names; None where nothing is there, so that it can only be a hub id."""
+    if not isinstance(source, str | Path):
+        raise ValueError(f"source must be {_ALLOWED}, got {source!r}")
+    path = _box_folder() if source == BOX else local_path(source)
+    # The path of an empty string would be the working folder.
+    return path if source != "" and path.exists() else None
 
 
 def hub_id(argument: str, source: str | Path, *, allowed: str, needs_owner: bool = True) -> str:

@@ -11,8 +11,9 @@ import yaml
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import write_atomically
 from bd3lm.parsing import SettingsError, did_you_mean
+from bd3lm.runs.merging import merge
 from bd3lm.runs.presets import ONLY, Stage, preset
-from bd3lm.runs.recipe import Recipe, merge, read_settings, recipe_from_dict, recipe_to_dict
+from bd3lm.runs.recipe import Recipe, read_settings, recipe_from_dict, recipe_to_dict
 
 RECIPE_FILE = "recipe.yaml"
 """The resolved recipe of one stage, in its folder."""
