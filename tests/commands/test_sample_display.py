@@ -19,7 +19,8 @@ from rich.live import Live
 import bd3lm
 from bd3lm import kinds
 from bd3lm.commands.sample import display, run_sample
-from bd3lm.commands.shared.writing import Bar, check_out, settings_record, summary, write_texts
+from bd3lm.commands.shared.partials import check_out
+from bd3lm.commands.shared.writing import Bar, settings_record, summary, write_texts
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models import Transformer
 from bd3lm.sampling import Adaptive, Ancestral, FirstHitting, Remasking, Sample, Stopped

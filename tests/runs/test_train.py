@@ -21,8 +21,9 @@ from bd3lm.data import TokenShards
 from bd3lm.diffusion import Counts
 from bd3lm.models import Transformer
 from bd3lm.runs import presets
+from bd3lm.runs.folders import is_run
 from bd3lm.runs.recipe import recipe_from_dict, recipe_to_dict
-from bd3lm.runs.stages import is_run, read_recipe, resolve_stages, run_stages, saved_stages
+from bd3lm.runs.stages import read_recipe, resolve_stages, run_stages, saved_stages
 from bd3lm.runs.train import train_stages
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe, two_stages
 from tests.training.tiny import checkpoint, rows, state

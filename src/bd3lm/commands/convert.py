@@ -43,10 +43,14 @@ class Convert(Command):
     """The layout to write: this project's, or that of the paper's published weights, for its own code."""
 
     def run(self) -> int:
-        import torch
+        from bd3lm.commands.shared.models import check_models, one_model
+
+        check_out_folder(self.out)
+        check_models([self.source])
+
+        import torch  # what is above needs none
 
         from bd3lm import interop
-        from bd3lm.commands.shared.subjects import one_model
         from bd3lm.data import saved_tokenizer
         from bd3lm.lm import LanguageModel
 
@@ -81,7 +85,6 @@ class Convert(Command):
                 "--context, --block-size, --causal, --sedd, --mask-id, --[no-]time-conditioning and "
                 f"--weights are for a .ckpt file, got {self.source}"
             )
-        check_out_folder(self.out)
         path = interop.resolve(one_model(self.source))
         # Not as a model to be used, which would compute in another precision than it is stored in.
         dtype = getattr(torch, self.dtype) if self.dtype else None

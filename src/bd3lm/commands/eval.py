@@ -1,6 +1,6 @@
 """`bd3lm eval`: how likely a model finds text, with what the figure is worth."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,11 +54,28 @@ class Likelihoods(Command):
     out: OptionalFile = None
     """Write the records, all figures and settings, to this new JSON file too."""
 
+    def check(self, texts: Iterable[str | None]) -> None:
+        """Refuse what is known to be wrong before torch is loaded."""
+        from bd3lm.commands.shared.corpora import check_texts
+        from bd3lm.commands.shared.models import check_models
+        from bd3lm.commands.shared.records import check_new_file
+
+        check_new_file(self.out)
+        if not self.models:
+            raise ValueError("models must name at least one run, model folder or hub id, got none")
+        check_models(self.models, device=self.device)
+        for name, number in (
+            ("replicates", self.replicates),
+            ("batch", self.batch),
+            ("sequences", self.sequences),
+        ):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
+        check_texts(texts, self.field)
+
     def subjects(self) -> "list[Subject]":
         from bd3lm.commands.shared.subjects import Subject, check_lean_is_for
 
-        if not self.models:
-            raise ValueError("models must name at least one run, model folder or hub id, got none")
         subjects = [
             Subject.open(
                 model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
@@ -77,8 +94,6 @@ class Likelihoods(Command):
         """
         from bd3lm.lm import PAPER
 
-        if self.replicates < 1:
-            raise ValueError(f"replicates must be at least 1, got {self.replicates}")
         names = (PAPER, "auto") if self.estimator == PAPER else (self.estimator,)
         found, some_drawn = [], not subjects
         for subject in subjects:
@@ -126,9 +141,9 @@ class Eval(Likelihoods):
     def run(self) -> int:
         from rich.console import Console
 
-        from bd3lm.commands.shared.records import check_new_file, write_records
+        from bd3lm.commands.shared.records import write_records
 
-        check_new_file(self.out)
+        self.check(self.data or (None,))
         write_records(self.out, report_perplexities(self.subjects(), self, console=Console()))
         return 0
 
@@ -150,8 +165,6 @@ def measure_perplexity(
     from bd3lm.evaluation import corpus_likelihood
     from bd3lm.lm import build_estimator
 
-    if flags.batch < 1:
-        raise ValueError(f"batch must be at least 1, got {flags.batch}")
     network = subject.model.network
     chosen = build_estimator(subject.model.config, flags.estimator)
     with open_sequences(
@@ -212,11 +225,8 @@ def report_perplexities(
     """Measure every model on every text, and print a table of all figures."""
     from rich.table import Table
 
-    from bd3lm.commands.shared.corpora import check_texts
-
     estimates = flags.estimates(subjects)
     sources = flags.data or (None,)
-    check_texts(sources, flags.field)
     eos = None if flags.eos else False
     measured = [
         (

@@ -51,9 +51,13 @@ class Variance(Command):
     """Write the records, all figures and settings, to this new JSON file too."""
 
     def run(self) -> int:
+        from bd3lm.commands.shared.corpora import check_texts
+        from bd3lm.commands.shared.models import check_models
         from bd3lm.commands.shared.records import check_new_file, write_records
 
         check_new_file(self.out)
+        check_models(self.models, device=self.device)
+        check_texts([self.data], self.field)
         write_records(self.out, report_variances(self))
         return 0
 
@@ -193,7 +197,6 @@ def report_variances(flags: Variance, *, console: "Console | None" = None) -> li
     from rich.table import Table
     from rich.text import Text
 
-    from bd3lm.commands.shared.corpora import check_texts
     from bd3lm.commands.shared.subjects import Subject
     from bd3lm.reports import with_error
 
@@ -201,7 +204,6 @@ def report_variances(flags: Variance, *, console: "Console | None" = None) -> li
     if not flags.models:
         raise ValueError("models must name at least one run, model folder or hub id, got none")
     subjects = [Subject.open(model, tokenizer=flags.tokenizer, device=flags.device) for model in flags.models]
-    check_texts([flags.data], flags.field)
     records = [measure_variances(subject, flags, console=console) for subject in subjects]
     table = Table(title=f"Variance, seed {flags.seed}")
     table.add_column("masks", no_wrap=True)

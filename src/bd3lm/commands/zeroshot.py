@@ -35,16 +35,20 @@ class ZeroShot(Likelihoods):
     def run(self) -> int:
         from rich.console import Console
 
-        from bd3lm.commands.shared.records import check_new_file, write_records
+        from bd3lm.commands.shared.records import write_records
 
-        check_new_file(self.out)
+        self.check(self.texts())
         subjects = self.subjects()
         records = report_zero_shot(subjects, self, console=Console())
         write_records(self.out, records)
-        asked = len(self.estimates(subjects)) * len(set(self.data or CORPORA))
+        asked = len(self.estimates(subjects)) * len(self.texts())
         if missing := asked - len(records):
             print(f"bd3lm: {missing} of {asked} figures could not be measured", file=sys.stderr)
         return int(missing > 0)
+
+    def texts(self) -> list[str]:
+        """The corpora, each once."""
+        return list(dict.fromkeys(self.data or CORPORA))
 
 
 def report_zero_shot(
@@ -52,15 +56,11 @@ def report_zero_shot(
 ) -> list[dict[str, Any]]:
     """Models against corpora, sequences wrapped to the context and no EOS between them (Suppl. C.4).
 
-    A path that holds no text is an error before anything is measured. What else cannot be measured is a dash
-    in the table, with the reason below it, and costs no other figure; it is an error only where there is no
-    figure at all.
+    What cannot be measured is a dash in the table, with the reason below it, and costs no other figure; it is
+    an error only where there is no figure at all.
     """
-    from bd3lm.commands.shared.corpora import check_texts
-
     estimates = flags.estimates(subjects)
-    data = list(dict.fromkeys(flags.data or CORPORA))
-    check_texts(data, flags.field)
+    data = flags.texts()
     measured: dict[tuple[str, int], dict[str, Any]] = {}
     problems: dict[tuple[str, str], list[str]] = {}  # by corpus and reason: the models
     for source in data:

@@ -11,9 +11,10 @@ from rich.console import Console
 from bd3lm import interop
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import only_writer
+from bd3lm.runs.folders import RECIPE_FILE, begun_stages
 from bd3lm.runs.plan import Plan, Run, open_store, plan_run
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
-from bd3lm.runs.stages import RECIPE_FILE, begun_stages, read_recipe, save_recipe, save_stages
+from bd3lm.runs.stages import read_recipe, save_recipe, save_stages
 from bd3lm.training import Engine
 
 STOPPED_FILE = "STOPPED"

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bd3lm.commands.shared.records import check_new_file
 from bd3lm.commands.shared.writing import Display
 from bd3lm.data import Tokenizer
 from bd3lm.io.files import write_atomically
@@ -115,19 +114,6 @@ class Film(Display):
         write_atomically(
             self.file, film_svg(record_film(self.events, tokenizer.decode, mask_id=mask_id)).encode()
         )
-
-
-def check_film(film: Path | None, texts: int, out: Path | None) -> None:
-    """Refuse a film of several texts, one that is not called .svg, and one that would overwrite a file."""
-    if film is None:
-        return
-    if film == out:
-        raise ValueError(f"--film and --out must be two files, got {film} for both")
-    if texts != 1:
-        raise ValueError(f"--film is of one text, got {texts}")
-    if film.suffix != ".svg":
-        raise ValueError(f"--film must be a file called .svg, got {film}")
-    check_new_file(film, "--film")
 
 
 def print_text(console: Console, generation: Generation, *, many: bool) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 import bd3lm
+from bd3lm.commands.shared.models import PLAIN_TEXT, SUFFIX, is_file_of_samples
 from bd3lm.commands.shared.partials import partial_of
 from bd3lm.commands.shared.records import FOLDER
 from bd3lm.commands.shared.subjects import Subject, check_lean_is_for
@@ -26,9 +27,6 @@ from bd3lm.data.corpus import digest
 from bd3lm.io.files import local_path
 from bd3lm.kinds import spelt_out
 from bd3lm.lm import Settings
-
-SUFFIX = ".jsonl"
-PLAIN_TEXT = ".txt"
 
 # What is used of a line of `bd3lm sample --out`.
 _FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -212,11 +210,6 @@ class Samples:
                     f"sample {index} of {self.name} must be written from nothing, without a prompt, got one "
                     f"that {tokens}"
                 )
-
-
-def is_file_of_samples(source: str) -> bool:
-    """Whether a source names a file of samples, rather than a model."""
-    return source.endswith((SUFFIX, PLAIN_TEXT))
 
 
 def open_source(source: str, *, field: str = "text", **options: Any) -> Subject | Samples:

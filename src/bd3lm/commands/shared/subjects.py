@@ -1,6 +1,5 @@
 """The model that a command is about, and the run it came from where it came from one."""
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,31 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from bd3lm import interop
+from bd3lm.commands.shared.models import one_model
 from bd3lm.commands.shared.records import weights_digest
-from bd3lm.io.files import local_path
 from bd3lm.lm import LanguageModel, load
 from bd3lm.models.devices import pick_device
+from bd3lm.runs.folders import RECIPE_FILE
 
 if TYPE_CHECKING:  # a run brings all of training with it, for which `bd3lm sample box` need not wait
     from bd3lm.data import TokenShards
     from bd3lm.runs.recipe import Recipe
-
-
-def one_model(source: str | Path) -> str | Path:
-    """The source itself; for a run of several stages the last that has begun, which standard error tells."""
-    folder = local_path(source)
-    models = (folder, folder / interop.RUN_MODEL)
-    if source in ("", interop.BOX) or not folder.is_dir():
-        return source
-    if any((model / interop.CONFIG_NAME).is_file() for model in models):
-        return source
-    from bd3lm.runs.stages import STAGES_FILE, run_stages
-
-    if not (folder / STAGES_FILE).is_file():
-        return source
-    stage = run_stages(folder)[-1]
-    print(f"{source} is a run of several stages: taking the last that was begun, {stage}", file=sys.stderr)
-    return stage
 
 
 @dataclass(frozen=True)
@@ -60,8 +43,6 @@ class Subject:
 
         A run of several stages is opened at its last one, under the name of that stage.
         """
-        from bd3lm.runs.stages import RECIPE_FILE
-
         source = one_model(source)
         folder = interop.resolve(source)
         model = load(

@@ -16,9 +16,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 import bd3lm
-from bd3lm.commands.shared.partials import partial_of
+from bd3lm.commands.shared.partials import check_out
 from bd3lm.commands.shared.prompts import Template, template_text
-from bd3lm.commands.shared.records import check_new_file
 from bd3lm.data import Tokenizer
 from bd3lm.evaluation import stop_counts
 from bd3lm.io.files import write_atomically
@@ -89,7 +88,7 @@ class Bar(Display):
 
 def write_texts(
     model: LanguageModel,
-    prompts: Sequence[str | Template],
+    prompts: "Sequence[str | Template]",
     settings: Settings,
     *,
     displays: Sequence[Display],
@@ -167,15 +166,6 @@ def _threads(model: LanguageModel, alone: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def check_out(out: Path) -> Path:
-    """Where records go until all are there; refuses what would be overwritten or cannot be written."""
-    check_new_file(out)
-    partial = partial_of(out)
-    if partial.exists():
-        raise ValueError(f"--out {out} was begun before: move away {partial}, which holds what was written")
-    return partial
-
-
 def _put_in_order(file: Path, indices: Sequence[int]) -> None:
     """Sort lines by their indices; texts with less to write are finished before earlier ones."""
     if indices == sorted(indices):
@@ -187,7 +177,7 @@ def _put_in_order(file: Path, indices: Sequence[int]) -> None:
 
 def sample_record(
     generation: Generation,
-    prompt: str | Template,
+    prompt: "str | Template",
     settings: Settings,
     model: LanguageModel,
     author: Author = UNNAMED,
