@@ -98,10 +98,11 @@ class Train(Command):
             )
         if self.config is not None and not self.config.exists():
             raise ValueError(f"config must be a YAML file, got {self.config}, which does not exist")
-        check_models([] if self.start_from is None else [self.start_from], device=self.device)
+        begins = not self.resume and not self.show
+        check_models([self.start_from] if self.start_from and begins else [], device=self.device)
         if self.resume and not (is_run(out) or begun_stages(out)):
             raise ValueError(f"--resume needs a run to continue, and {out} holds none")
-        if not self.resume and not self.show:
+        if begins:
             check_not_begun(out)
 
     def _wants_report(self) -> bool:
