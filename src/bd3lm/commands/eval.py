@@ -74,7 +74,7 @@ class Likelihoods(Command):
         check_texts(texts, self.field)
 
     def subjects(self) -> "list[Subject]":
-        from bd3lm.commands.shared.subjects import Subject, check_lean_is_for
+        from bd3lm.commands.shared.subjects import Subject, check_lean_is_for, tell_what_is_not_kept
 
         subjects = [
             Subject.open(
@@ -83,6 +83,7 @@ class Likelihoods(Command):
             for model in self.models
         ]
         check_lean_is_for(subjects, self.lean)
+        tell_what_is_not_kept(subjects)
         return subjects
 
     def estimates(self, subjects: "Sequence[Subject]") -> "list[Estimate]":
@@ -223,19 +224,27 @@ def report_perplexities(
     subjects: "Sequence[Subject]", flags: Eval, *, console: "Console"
 ) -> list[dict[str, Any]]:
     """Measure every model on every text, and print a table of all figures."""
-    from rich.table import Table
-
     estimates = flags.estimates(subjects)
     sources = flags.data or (None,)
     eos = None if flags.eos else False
-    measured = [
-        (
-            each,
-            measure_perplexity(each.subject, each.flags, source, eos_between_documents=eos, console=console),
-        )
-        for source in sources
-        for each in estimates
-    ]
+    measured: list[Measured] = []
+    try:
+        for source in sources:
+            for each in estimates:
+                record = measure_perplexity(
+                    each.subject, each.flags, source, eos_between_documents=eos, console=console
+                )
+                measured.append((each, record))
+    finally:  # an error or Ctrl-C does not take with it what is known by then
+        if measured:
+            _print_tables(measured, subjects, console)
+    return [record for _, record in measured]
+
+
+def _print_tables(measured: "Sequence[Measured]", subjects: "Sequence[Subject]", console: "Console") -> None:
+    """A table for each text, and what the signs in them mean."""
+    from rich.table import Table
+
     for title, group in _by_text(measured):
         table = Table(title=title)
         table.add_column("model", overflow="fold")
@@ -254,7 +263,6 @@ def report_perplexities(
     records = [record for _, record in measured]
     figures = [figure for record in records for figure in record["result"]["figures"]]
     console.print(legend(subjects, records, figures), soft_wrap=True, markup=False)
-    return records
 
 
 def _estimator(subject: "Subject", name: str) -> "Estimator | None":

@@ -197,13 +197,15 @@ def report_variances(flags: Variance, *, console: "Console | None" = None) -> li
     from rich.table import Table
     from rich.text import Text
 
-    from bd3lm.commands.shared.subjects import Subject
+    from bd3lm.commands.shared.subjects import Subject, tell_what_is_not_kept
     from bd3lm.reports import with_error
 
     console = console or Console()
     if not flags.models:
         raise ValueError("models must name at least one run, model folder or hub id, got none")
     subjects = [Subject.open(model, tokenizer=flags.tokenizer, device=flags.device) for model in flags.models]
+    if flags.data is None:
+        tell_what_is_not_kept(subjects)
     records = [measure_variances(subject, flags, console=console) for subject in subjects]
     table = Table(title=f"Variance, seed {flags.seed}")
     table.add_column("masks", no_wrap=True)

@@ -63,23 +63,25 @@ def report_zero_shot(
     data = flags.texts()
     measured: dict[tuple[str, int], dict[str, Any]] = {}
     problems: dict[tuple[str, str], list[str]] = {}  # by corpus and reason: the models
-    for source in data:
-        for index, each in enumerate(estimates):
-            try:
-                measured[source, index] = measure_perplexity(
-                    each.subject, each.flags, source, eos_between_documents=False, console=console
-                )
-            except (ValueError, OSError, FloatingPointError) as error:
-                reason = " ".join(str(error).split())  # one line
-                names = problems.setdefault((source, reason), [])
-                if each.subject.name not in names:  # of whose estimates another failed so
-                    names.append(each.subject.name)
+    try:
+        for source in data:
+            for index, each in enumerate(estimates):
+                try:
+                    measured[source, index] = measure_perplexity(
+                        each.subject, each.flags, source, eos_between_documents=False, console=console
+                    )
+                except (ValueError, OSError, FloatingPointError) as error:
+                    reason = " ".join(str(error).split())  # one line
+                    names = problems.setdefault((source, reason), [])
+                    if each.subject.name not in names:  # of whose estimates another failed so
+                        names.append(each.subject.name)
+    finally:  # Ctrl-C does not take with it what is known by then
+        if measured:
+            _print_table(subjects, estimates, data, measured, console)
     reasons = list(dict.fromkeys(reason for _, reason in problems))
     lines = [f"{', '.join(names)} on {source}: {reason}" for (source, reason), names in problems.items()]
     if problems and not measured:
         raise ValueError(reasons[0] if len(reasons) == 1 else "; ".join(lines))
-    if measured:
-        _print_table(subjects, estimates, data, measured, console)
     for line in lines:
         console.print(f"{_MISSING} {line}", soft_wrap=True, markup=False, highlight=False)
     return list(measured.values())

@@ -61,6 +61,7 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
 
     from bd3lm.commands.report.measuring import measure_missing  # which brings torch
     from bd3lm.commands.report.runs import check_different, check_out, content, open_run, runs_in, stages_of
+    from bd3lm.commands.shared.subjects import tell_what_is_not_kept
     from bd3lm.reports import write_report
 
     out = flags.out or (flags.runs[0] if len(flags.runs) == 1 else Path("report"))
@@ -76,6 +77,7 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
     content(opened, {}, unfinished)  # raises what is wrong with the runs before anything is measured
     unmeasured: dict[tuple[str, str], str] = {}
     if flags.measure:
+        tell_what_is_not_kept(each.subject for each in opened)
         for each in opened:
             for kind, why in measure_missing(each.subject, flags.samples, console).items():
                 unmeasured[each.subject.name, kind] = why

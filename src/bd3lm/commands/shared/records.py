@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,13 +61,35 @@ def weights_digest(path: Path) -> str:
 
 
 def keep(of: "Subject | str", name: str, record: Mapping[str, Any]) -> Path | None:
-    """Write a record beside its run, in place of one of the same name; nothing for what has no run."""
+    """Write a record beside its run, in place of one of the same name; nothing for what has no run.
+
+    Where it cannot be written, which is said, `kept` has it all the same as long as this process runs: what
+    was measured is still to be shown.
+    """
     if isinstance(of, str) or of.run is None:
         return None
     file = of.run / FOLDER / f"{name}.json"
-    file.parent.mkdir(exist_ok=True)
-    _write(file, record)
-    return file
+    if of.can_keep:
+        try:
+            file.parent.mkdir(exist_ok=True)
+            _write(file, record)
+            return file
+        except OSError as error:  # the disk is full by now
+            warnings.warn(f"{file} could not be written: {error.strerror}", stacklevel=2)
+    of.unkept.append(dict(record))
+    return None
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """Why no file can be made in a folder, or where it is not there in the one above it; None if one can.
+
+    Permissions alone do not say it: there are systems that can only be read, and root.
+    """
+    try:
+        with TemporaryFile(dir=folder if folder.exists() else folder.parent):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def check_new_file(out: Path | None, flag: str = "--out") -> None:
@@ -77,13 +100,8 @@ def check_new_file(out: Path | None, flag: str = "--out") -> None:
         raise ValueError(f"{flag} must be in an existing folder, and {out.parent} is none")
     if out.exists():
         raise ValueError(f"{flag} must be a new file, and {out} exists")
-    try:
-        with TemporaryFile(dir=out.parent):  # permissions alone do not say it: read-only systems, root
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"{flag} must be in a folder that can be written to, and {out.parent} cannot: {error.strerror}"
-        ) from None
+    if (why := why_not_writable(out.parent)) is not None:
+        raise ValueError(f"{flag} must be in a folder that can be written to, and {out.parent} cannot: {why}")
 
 
 def write_records(out: Path | None, records: Sequence[Mapping[str, Any]]) -> None:
@@ -102,7 +120,7 @@ def kept(subject: "Subject", kind: str) -> list[dict[str, Any]]:
     """The records of a kind that were measured on the weights the run has now, the newest last."""
     if subject.run is None:
         return []
-    found = [_read(file) for file in sorted((subject.run / FOLDER).glob("*.json"))]
+    found = [_read(file) for file in sorted((subject.run / FOLDER).glob("*.json"))] + subject.unkept
     records = [each for each in found if each.get("kind") == kind and each.get("weights") == subject.weights]
     return sorted(records, key=lambda record: record["measured"])
 

@@ -13,7 +13,7 @@ import bd3lm
 from bd3lm.commands.shared.models import PLAIN_TEXT, SUFFIX, is_file_of_samples
 from bd3lm.commands.shared.partials import partial_of
 from bd3lm.commands.shared.records import FOLDER
-from bd3lm.commands.shared.subjects import Subject, check_lean_is_for
+from bd3lm.commands.shared.subjects import Subject, check_lean_is_for, tell_what_is_not_kept
 from bd3lm.commands.shared.writing import (
     Author,
     Bar,
@@ -96,7 +96,7 @@ class Samples:
         settings give another file, and none is ever written over.
         """
         model, file = subject.model, None
-        if subject.run is not None:
+        if subject.run is not None and subject.can_keep:
             key = _key(subject, count, settings)
             file = subject.run / FOLDER / f"{kind}-{key[:8]}{SUFFIX}"
             if file.is_file():
@@ -229,7 +229,9 @@ def open_sources(flags: Any, *, field: str = "text") -> list[Subject | Samples]:
     dtype = sampling_dtype(flags.dtype, flags.device)
     options = {"device": flags.device, "dtype": dtype, "tokenizer": flags.tokenizer, "lean": flags.lean}
     sources = [open_source(source, field=field, **options) for source in flags.sources]
-    check_lean_is_for([each for each in sources if isinstance(each, Subject)], flags.lean)
+    subjects = [each for each in sources if isinstance(each, Subject)]
+    check_lean_is_for(subjects, flags.lean)
+    tell_what_is_not_kept(subjects)
     return sources
 
 

@@ -1,16 +1,17 @@
 """The model that a command is about, and the run it came from where it came from one."""
 
+import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from bd3lm import interop
 from bd3lm.commands.shared.models import one_model
-from bd3lm.commands.shared.records import weights_digest
+from bd3lm.commands.shared.records import FOLDER, weights_digest, why_not_writable
 from bd3lm.lm import LanguageModel, load
 from bd3lm.models.devices import pick_device
 from bd3lm.runs.folders import RECIPE_FILE
@@ -28,6 +29,8 @@ class Subject:
     model: LanguageModel
     folder: Path
     run: Path | None
+    unkept: list[dict[str, Any]] = field(default_factory=list, compare=False)
+    """Records of it that could not be kept beside its run: they are there as long as this process is."""
 
     @classmethod
     def open(
@@ -80,6 +83,20 @@ class Subject:
         return weights_digest(self.folder)
 
     @cached_property
+    def can_keep(self) -> bool:
+        """Whether records can be kept beside its run. That they cannot is told once, however often asked."""
+        if self.run is None:
+            return False
+        place = self.run / FOLDER
+        if (why := why_not_writable(place)) is not None:
+            warnings.warn(
+                f"what is measured of {self.name} is shown and not kept, since {place} cannot be written to: "
+                f"{why}",
+                stacklevel=2,
+            )
+        return why is None
+
+    @cached_property
     def recipe(self) -> "Recipe | None":
         """The recipe of its run."""
         from bd3lm.runs.stages import read_recipe
@@ -95,6 +112,12 @@ class Subject:
                 f"{self.name} is no training run, so its data is not known: say which with --data"
             )
         return run_data(self.recipe.data, self.run)
+
+
+def tell_what_is_not_kept(subjects: Iterable[Subject]) -> None:
+    """Say so before anything is measured, which may take hours: there is time to copy the run elsewhere."""
+    for subject in subjects:
+        _ = subject.can_keep
 
 
 def check_lean_is_for(subjects: Iterable[Subject], lean: float | None) -> None:
