@@ -112,7 +112,7 @@ class Sample(Command):
         from bd3lm import interop
         from bd3lm.commands.sample.checks import check_film, check_numbers, check_ways
         from bd3lm.commands.shared.models import check_models, one_model
-        from bd3lm.commands.shared.partials import check_out
+        from bd3lm.commands.shared.records import check_new_file
 
         if self.count < 1:
             raise ValueError(f"--count must be at least 1, got {self.count}")
@@ -124,8 +124,7 @@ class Sample(Command):
                 f"MODEL must be a run, model folder or hub id, got {named!r}; to continue a text, name "
                 f'the model first: bd3lm sample box "{named}"'
             )
-        if self.out is not None:
-            check_out(self.out)
+        check_new_file(self.out)
         texts = [text for text in self._texts() for _ in range(self.count)]
         check_film(self.film, len(texts), self.out)
         check_models([] if self.model is None else [self.model], device=self.device)

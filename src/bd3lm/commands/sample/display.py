@@ -2,6 +2,7 @@
 
 import time
 import unicodedata
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -22,7 +23,8 @@ _SHOWN = 2000  # last tokens that an animation decodes: more than a screen holds
 
 
 class Animation(Display):
-    """The end of a text that is being written, redrawn as its tokens come; at last the text."""
+    """The end of a text that is being written, redrawn as its tokens come; at last the text, or when writing
+    is stopped what there is of it."""
 
     watches = True
 
@@ -41,6 +43,11 @@ class Animation(Display):
         self.live.stop()
         if self.finished is not None:
             print_text(self.console, self.finished, many=False)
+            return
+        while self.tokens and self.tokens[-1] == self.mask_id:
+            self.tokens.pop()
+        if self.tokens:  # stopped, by Ctrl-C or an error
+            self.console.print(self._shown(self.tokens), soft_wrap=True)
 
     def event(self, event: Event) -> None:
         match event:
@@ -61,15 +68,18 @@ class Animation(Display):
 
     def _tail(self) -> Text:
         """As many of the last lines as the terminal has room for."""
+        lines = self._shown(self.tokens[-_SHOWN:]).wrap(self.console, self.console.width)
+        return Text("\n").join(lines[-max(self.console.height - 2, 1) :])
+
+    def _shown(self, seen: Sequence[int]) -> Text:
         shown = Text()
-        for masked, run in groupby(self.tokens[-_SHOWN:], lambda token: token == self.mask_id):
+        for masked, run in groupby(seen, lambda token: token == self.mask_id):
             tokens = list(run)  # decoded together: a character may be several tokens
             if masked:
                 shown.append(_MASK_SIGN * len(tokens), style="dim")
             else:
                 shown.append(_printable(self.tokenizer.decode(tokens)))
-        lines = shown.wrap(self.console, self.console.width)
-        return Text("\n").join(lines[-max(self.console.height - 2, 1) :])
+        return shown
 
 
 class Printer(Display):
@@ -111,6 +121,11 @@ class Film(Display):
         self.events.append(event)
 
     def write(self, tokenizer: Tokenizer, mask_id: int) -> None:
+        if not self.events:
+            raise ValueError(
+                f"--film {self.file} cannot be drawn: the text was in --out already, by a command "
+                "that was stopped; write it again to another --out"
+            )
         write_atomically(
             self.file, film_svg(record_film(self.events, tokenizer.decode, mask_id=mask_id)).encode()
         )

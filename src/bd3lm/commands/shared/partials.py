@@ -17,15 +17,6 @@ def partial_of(out: Path) -> Path:
     return out.with_name(out.name + ".partial")
 
 
-def check_out(out: Path) -> Path:
-    """Where records go until all are there; refuses what would be overwritten or cannot be written."""
-    check_new_file(out)
-    partial = partial_of(out)
-    if partial.exists():
-        raise ValueError(f"--out {out} was begun before: move away {partial}, which holds what was written")
-    return partial
-
-
 class Partial:
     """The lines of OUT so far, and the file that further ones go to.
 

@@ -11,7 +11,6 @@ from rich.text import Text
 
 import bd3lm
 from bd3lm.commands.shared.models import PLAIN_TEXT, SUFFIX, is_file_of_samples
-from bd3lm.commands.shared.partials import partial_of
 from bd3lm.commands.shared.records import FOLDER
 from bd3lm.commands.shared.subjects import Subject, check_lean_is_for, tell_what_is_not_kept
 from bd3lm.commands.shared.writing import (
@@ -104,7 +103,6 @@ class Samples:
                 drawn = sorted(cls.read(file).records, key=lambda record: record["index"])
                 return cls(subject.name, drawn, subject)
             file.parent.mkdir(exist_ok=True)
-            partial_of(file).unlink(missing_ok=True)  # what an interrupted drawing left of it
         many = f"{count:,} texts" if count > 1 else "a text"
         notes.print(
             Text(f"writing {many} of up to {settings.length:,} tokens by {subject.name}"), soft_wrap=True
@@ -113,6 +111,8 @@ class Samples:
         texts = write_texts(
             model, [""] * count, settings, author=author, out=file, displays=[Bar(notes, count)], notes=notes
         )
+        if file is not None:  # some may have been written before this was called
+            return cls(subject.name, cls.read(file).records, subject)
         records = [sample_record(text, "", settings, model, author) for text in texts]
         return cls(subject.name, records, subject)
 
