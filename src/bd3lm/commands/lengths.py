@@ -71,8 +71,8 @@ class Lengths(Command):
 
         from bd3lm.commands.shared.records import check_new_file, write_records
 
-        check_sources(self, for_files=("data", "out"))
         check_new_file(self.out)
+        check_sources(self, for_files=("data", "out"))
         if self.count < 1:
             raise ValueError(f"count must be at least 1, got {self.count}")
 
