@@ -6,13 +6,13 @@ What is imported here is small, so that a signal finds somebody to answer it alm
 import signal
 import sys
 
-from bd3lm.io.signals import line_and_status, sigterm_raises
+from bd3lm.io.signals import line_and_status, signals_raise
 
 
 def main() -> int:
     """The command; Ctrl-C and SIGTERM are one line at any time, while modules are imported too."""
     try:
-        with sigterm_raises():
+        with signals_raise():
             from bd3lm.cli import main as command
 
             return command()
