@@ -20,7 +20,7 @@ from bd3lm.cli.mistakes import command_named, given_twice, in_one_line, mistyped
 from bd3lm.cli.waiting import loading_told
 from bd3lm.commands import every_command
 from bd3lm.commands.shared.command import Command
-from bd3lm.io.signals import line_and_status
+from bd3lm.io.signals import line_and_status, stop_behind
 from bd3lm.kinds import load_plugin
 
 _STANDARD_OUTPUT = 1  # the descriptor
@@ -74,16 +74,16 @@ def _main(words: list[str]) -> int:
         warnings.showwarning = warn
         with loading_told():
             return command.run()
-    except (*EXPECTED, RuntimeError, MemoryError) as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if (stop := stop_behind(error)) is not None:
+            line, status = line_and_status(stop)
+            _say(line)
+            return status
         expected = isinstance(error, EXPECTED) or is_out_of_memory(error)
         if debug or not expected or (isinstance(error, BrokenPipeError) and _nobody_reads()):
             raise
         _say(line_of(error))
         return 1
-    except KeyboardInterrupt as stop:
-        line, status = line_and_status(stop)
-        _say(line)
-        return status
 
 
 def _without_plugins(words: Sequence[str]) -> tuple[list[str], list[str]]:

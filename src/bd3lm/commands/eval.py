@@ -158,10 +158,8 @@ def measure_perplexity(
     console: "Console | None" = None,
 ) -> dict[str, Any]:
     """The perplexity of one model on one text, by default its run's own, as a record kept beside the run."""
-    from rich.console import Console
-    from rich.progress import track
-
     from bd3lm.commands.shared.corpora import open_sequences
+    from bd3lm.commands.shared.progress import tracked
     from bd3lm.commands.shared.records import keep, new_record, record_name
     from bd3lm.evaluation import corpus_likelihood
     from bd3lm.lm import build_estimator
@@ -177,14 +175,11 @@ def measure_perplexity(
         bos_eos=flags.bos_eos,
         limit=flags.sequences,
     ) as text:
-        screen = console or Console(stderr=True)
-        batches = track(
+        batches = tracked(
             text.batches(subject, flags.batch),
             f"{subject.title} on {text.name}",
             total=-(-text.number // flags.batch),
-            console=screen,
-            transient=True,
-            disable=not screen.is_terminal,
+            console=console,
         )
         found = corpus_likelihood(network, chosen, batches, seed=flags.seed, replicates=flags.replicates)
         text_bytes = text.text_bytes(subject)

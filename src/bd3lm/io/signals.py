@@ -60,6 +60,17 @@ def _raise_again(
     again.start()
 
 
+def stop_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """What stopped the process, where an error is only what became of that on its way: torch, interrupted
+    while it enters something, raises a RuntimeError when it leaves."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, KeyboardInterrupt):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
 def line_and_status(stop: KeyboardInterrupt) -> tuple[str, int]:
     """What to say of a process that was stopped, and what its shell expects it to exit with."""
     if isinstance(stop, Terminated):

@@ -231,7 +231,7 @@ def run_sample(
     if len(prompts) == 1 and console.is_terminal and tokenizer is not None:
         displays.append(Animation(console, tokenizer, mask_id))
     else:
-        displays += [Bar(console, len(prompts)), Printer(console, len(prompts))]
+        displays += [Bar(notes, len(prompts), device=model.device), Printer(console, len(prompts))]
     filmed = None if film is None else Film(film)
     if filmed is not None:
         displays.append(filmed)

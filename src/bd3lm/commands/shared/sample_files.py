@@ -109,7 +109,13 @@ class Samples:
         )
         author = Author(subject.name, subject.weights)
         texts = write_texts(
-            model, [""] * count, settings, author=author, out=file, displays=[Bar(notes, count)], notes=notes
+            model,
+            [""] * count,
+            settings,
+            author=author,
+            out=file,
+            displays=[Bar(notes, count, device=subject.device)],
+            notes=notes,
         )
         if file is not None:  # some may have been written before this was called
             return cls(subject.name, cls.read(file).records, subject)

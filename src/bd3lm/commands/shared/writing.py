@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 import bd3lm
 from bd3lm.commands.shared.partials import Partial
+from bd3lm.commands.shared.progress import TimeLeft
 from bd3lm.commands.shared.prompts import Template, template_text
 from bd3lm.commands.shared.records import check_new_file
 from bd3lm.data import Tokenizer
@@ -26,9 +27,10 @@ from bd3lm.kinds import plain
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.lm.prompts import text_seeds
 from bd3lm.models.devices import pick_device
-from bd3lm.sampling import Event, Stopped
+from bd3lm.sampling import BlockFinished, Event, Started, Stopped
 
 _SMALL = 20_000_000  # parameters
+_BETWEEN_DRAWINGS = 0.1  # seconds
 
 
 @dataclass(frozen=True)
@@ -62,19 +64,28 @@ class Display:
 
 
 class Bar(Display):
-    """How many texts are finished, in a terminal; nothing elsewhere."""
+    """How much is written and the time left, in a terminal; nothing elsewhere.
 
-    def __init__(self, console: Console, total: int) -> None:
+    On a CPU it follows every piece: texts that are written side by side end side by side, and until then a
+    count of those would stand still. On a GPU that would hold the device up.
+    """
+
+    def __init__(self, console: Console, total: int, *, device: torch.device | None = None) -> None:
         self.progress = Progress(
             TextColumn("writing"),
             BarColumn(),
-            TextColumn("{task.completed}/{task.total} texts"),
-            TimeElapsedColumn(),
+            TextColumn("{task.fields[texts]}/{task.fields[of]} texts"),
+            TimeLeft(),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self.task = self.progress.add_task("writing", total=total)
+        self.watches = console.is_terminal and device is not None and device.type == "cpu"
+        self.texts, self.total = 0, total
+        self.lengths: dict[int, int] = {}
+        self.written: dict[int, int] = {}
+        self.drawn = float("-inf")
+        self.task = self.progress.add_task("writing", total=1.0, texts=0, of=total)
 
     def __enter__(self) -> "Bar":
         self.progress.start()
@@ -84,8 +95,20 @@ class Bar(Display):
         self.progress.stop()
 
     def event(self, event: Event) -> None:
-        if isinstance(event, Stopped):
-            self.progress.advance(self.task)
+        match event:
+            case Started(index=index, request=request):
+                self.lengths[index] = request.length
+            case BlockFinished(index=index, stop=stop):
+                self.written[index] = stop
+            case Stopped(index=index):
+                self.texts += 1
+                self.written[index] = self.lengths.setdefault(index, 1)
+            case _:
+                return
+        if time.perf_counter() - self.drawn > _BETWEEN_DRAWINGS or isinstance(event, Stopped):
+            self.drawn = time.perf_counter()
+            share = sum(self.written.values()) / sum(self.lengths.values()) * len(self.lengths) / self.total
+            self.progress.update(self.task, completed=share, texts=self.texts)
 
 
 def write_texts(
