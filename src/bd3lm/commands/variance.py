@@ -107,9 +107,7 @@ def measure_variances(
     It is measured on what a run held out, and then kept beside the run, or on --data. By default a batch is
     as large as those that the run validates on.
     """
-    from rich.console import Console
-    from rich.progress import track
-
+    from bd3lm.commands.shared.progress import tracked
     from bd3lm.commands.shared.records import keep, new_record, record_name
     from bd3lm.evaluation import gradient_variance, nelbo_variance
     from bd3lm.runs.recipe import DataRecipe
@@ -138,7 +136,8 @@ def measure_variances(
         )
     found = []
     measurable = measurable_rules(network)
-    for name, rule in track(measurable.items(), subject.title, console=console or Console(), transient=True):
+    steps = tracked(measurable.items(), subject.title, total=len(measurable), console=console)
+    for name, rule in steps:
         objective = config.method.judging(rule, config.frame)
         loss = nelbo_variance(network, objective, some[:batches], block_size=block_size, seed=flags.seed)
         gradient = gradient_variance(network, objective, full, seed=flags.seed) if gradients else None
