@@ -192,6 +192,60 @@ def test_a_second_interrupt_is_one_line(capsys, monkeypatch):
     assert capsys.readouterr().err == "bd3lm: interrupted\n"
 
 
+STAND_IN = """
+import os, signal, sys, time
+sys.path.insert(0, ".")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have ignored it
+sys.argv = ["bd3lm", *{words}]
+from bd3lm.__main__ import main
+sys.exit(main())
+"""
+SIGNALLED = "import os, signal; os.kill(os.getpid(), signal.{})"
+PLACES = {  # where the signal comes, by the module that is being imported then
+    "while tyro is imported": ("tyro.py", ["presets"]),
+    "while torch is imported": ("torch.py", ["sample"]),
+    "where exceptions get lost": ("plugin.py", ["presets", "--plugin", "plugin.py"]),
+}
+LOST = """
+class Lost:
+    def __del__(self):
+        {}
+        print("it went on")  # Python looks for signals before this
+
+Lost()
+import time
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("name", "said", "status"),
+    [("SIGINT", "bd3lm: interrupted\n", 130), ("SIGTERM", "bd3lm: terminated\n", 143)],
+)
+def test_a_signal_is_one_line_from_the_first_moment_on(name, said, status, place, tmp_path):
+    module, words = PLACES[place]
+    does = SIGNALLED.format(name)
+    text = LOST.format(does) if module == "plugin.py" else f"{does}\nimport time; time.sleep(60)"
+    (tmp_path / module).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-c", STAND_IN.format(words=words)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.stderr, done.returncode) == (said, status)
+
+
+def test_what_an_interruption_became_is_told_as_one(capsys, monkeypatch):
+    def run(*_: Any) -> int:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError("trying to pop from empty mode stack")  # noqa: B904 - as torch does
+
+    monkeypatch.setattr("bd3lm.commands.presets.Presets.run", run)
+    assert main(["presets"]) == 130
+    assert capsys.readouterr().err == "bd3lm: interrupted\n"
+
+
 def test_reading_a_command_line_is_quick():
     """Whatever brings torch is imported when a command runs."""
     code = """
