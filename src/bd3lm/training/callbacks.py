@@ -85,12 +85,12 @@ class _Steps(Progress):
     """A bar that shows each step as it is done, however rarely it is told something new."""
 
     def __init__(self, trainer: "Trainer", *columns: ProgressColumn, **options: Any) -> None:
-        self._trainer = trainer
+        self.trainer = trainer
         super().__init__(*columns, **options)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         for task in self.task_ids:
-            self.update(task, completed=self._trainer.step)
+            self.update(task, completed=self.trainer.step)
         yield from super().get_renderables()
 
 
@@ -100,7 +100,7 @@ class ProgressBar:
     def __init__(self, console: Console | None = None, *, description: str = "training") -> None:
         self._console = console or Console()
         self._description = description
-        self._progress: Progress | None = None
+        self._progress: _Steps | None = None
         self._task: Any = None
         self._began = self._said = time.perf_counter()
 
@@ -130,6 +130,7 @@ class ProgressBar:
             return
         figures = describe(trainer, metrics)
         if self._progress is not None:
+            self._progress.trainer = trainer
             self._progress.update(self._task, figures=figures)
         elif "valid_nats" in metrics or self._is_silent():
             self._said = time.perf_counter()
