@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from huggingface_hub import snapshot_download
-
 from bd3lm.io.files import local_path
 from bd3lm.io.hub import FILE_SUFFIXES, PICKLE_SUFFIXES, hub_reason, is_hub_id
 from bd3lm.parsing import did_you_mean
@@ -61,6 +59,13 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
     except Exception as error:  # the hub's client has many: offline, not found, no access, bad revision
         it = f"source {source!r}" if asked != source else f"{_not_here('source', source)} As a hub id it"
         raise ValueError(f"{it} could not be downloaded: {hub_reason(error)}") from error
+
+
+def snapshot_download(repo_id: str, **options: Any) -> str:
+    """That of the hub's client, whose import takes as long as all else that a mistyped name waits for."""
+    from huggingface_hub import snapshot_download as download
+
+    return str(download(repo_id, **options))
 
 
 def check_source(source: str | Path) -> None:

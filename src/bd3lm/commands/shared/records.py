@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import bd3lm
 from bd3lm import interop
-from bd3lm.data.corpus import digest
 from bd3lm.io.files import write_atomically
 
 if TYPE_CHECKING:  # a subject brings all of training with it, for which `bd3lm sample` need not wait
@@ -130,6 +129,8 @@ def record_name(kind: str, settings: Mapping[str, Any], *words: str) -> str:
 
     The same settings have the same name, so that a measurement replaces only one made in the same way.
     """
+    from bd3lm.data.corpus import digest
+
     return f"{_slug(kind, *words)}-{digest(plain_json(settings))[:8]}"
 
 
