@@ -29,8 +29,9 @@ from bd3lm.objectives import Autoregressive, TokenBatch
 from bd3lm.reports.numbers import plain, with_error
 from bd3lm.reports.readable import readable
 from bd3lm.runs import presets
+from bd3lm.runs.merging import merge
 from bd3lm.runs.plan import Run
-from bd3lm.runs.recipe import merge, recipe_to_dict
+from bd3lm.runs.recipe import recipe_to_dict
 from bd3lm.runs.stages import read_recipe, resolve_stages
 from bd3lm.runs.train import train_stages
 from bd3lm.training import Trainer, callbacks

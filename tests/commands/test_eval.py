@@ -1,9 +1,13 @@
 """`bd3lm eval`, and what `bd3lm zeroshot` shares with it: the right figure of the right text."""
 
 import io
+import itertools
 import json
 import math
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -569,6 +573,49 @@ def test_text_that_cannot_be_has_an_infinite_perplexity(tmp_path):
     (record,) = report_perplexities([subject], Eval(data=(str(documents(tmp_path)),)), console=console)
     assert record["result"]["figures"][0]["nats"] is None
     assert "∞" in console.file.getvalue()
+
+
+# --- nothing that was measured is lost ---
+
+
+def test_a_run_that_cannot_be_written_to_is_measured_all_the_same(run, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    shutil.rmtree(folder / "measured", ignore_errors=True)
+    (folder / "measured").write_text("")
+    assert main(["eval", str(folder), "--device", "cpu", "--sequences", "2"]) == 0
+    printed = capsys.readouterr()
+    assert re.search(r"exact.* \d+\.\d", printed.out)
+    assert printed.err.startswith(
+        f"bd3lm: warning: what is measured of {folder} is shown and not kept, since "
+    )
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["eval", "zeroshot"])
+def test_what_was_measured_is_printed_when_the_rest_is_interrupted(command, tmp_path, capsys, monkeypatch):
+    from bd3lm.commands import eval as module
+    from bd3lm.commands import zeroshot
+
+    real, calls = module.measure_perplexity, itertools.count()
+
+    def interrupted(*what: Any, **options: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*what, **options)
+
+    for each in (module, zeroshot):
+        monkeypatch.setattr(each, "measure_perplexity", interrupted)
+    models = [str(saved(of_bytes(size), tmp_path / f"of-{size}")) for size in (2, 4)]
+    files = [str(documents(tmp_path)), str(tmp_path / "copy.txt")]
+    shutil.copy(*files)
+    words = [command, *models, "--data", *files, "--sequences", "2", "--estimator", "exact"]
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(words) == 130
+    printed = capsys.readouterr()
+    figures = {"eval": 4, "zeroshot": 2}[command]  # eval also prints the bound that exact passes give
+    assert len(re.findall(r"\d ± \d", printed.out)) == figures
+    assert printed.err == "bd3lm: interrupted\n"
 
 
 # --- a folder of a name that means something ---

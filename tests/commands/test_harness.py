@@ -26,7 +26,7 @@ TEXTS = [{"text": "a cat"}, {"text": "longer than one context, naïve ☂"}]
 
 def test_without_lm_eval_it_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert main(["harness", "anything", "--tasks", "arc_easy"]) == 1
+    assert main(["harness", "box", "--tasks", "arc_easy"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("bd3lm: bd3lm harness needs the package lm_eval: ")
     assert error.endswith("pip install 'bd3lm[harness]'\n")

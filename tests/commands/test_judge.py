@@ -23,7 +23,7 @@ from bd3lm.commands.shared.subjects import Subject
 from bd3lm.data import PydocCorpus
 from bd3lm.evaluation import HuggingFaceJudge, judge_texts
 from bd3lm.reports import with_error
-from bd3lm.runs.recipe import merge
+from bd3lm.runs.merging import merge
 from bd3lm.runs.stages import resolve_stages
 from bd3lm.runs.train import train_stages
 from bd3lm.sampling import Ancestral, FirstHitting

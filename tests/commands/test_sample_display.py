@@ -19,7 +19,8 @@ from rich.live import Live
 import bd3lm
 from bd3lm import kinds
 from bd3lm.commands.sample import display, run_sample
-from bd3lm.commands.shared.writing import Bar, check_out, settings_record, summary, write_texts
+from bd3lm.commands.shared.records import check_new_file
+from bd3lm.commands.shared.writing import Bar, settings_record, summary, write_texts
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models import Transformer
 from bd3lm.sampling import Adaptive, Ancestral, FirstHitting, Remasking, Sample, Stopped
@@ -673,14 +674,41 @@ def test_an_existing_file_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
 
 
-def test_what_another_run_left_is_not_written_over(tmp_path):
+def test_what_another_run_left_is_kept(tmp_path, capsys):
     out, partial = tmp_path / "texts.jsonl", tmp_path / "texts.jsonl.partial"
-    partial.write_text("theirs")
-    said = rf"--out {re.escape(str(out))} was begun before: move away {re.escape(str(partial))}, which holds"
-    with pytest.raises(ValueError, match=said):
-        run_sample(of_bytes(), ["a"], WHOLE, out=out, console=pipe())
-    assert partial.read_text() == "theirs"
-    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl.partial"]
+    run_sample(of_bytes(), ["a", "b"], WHOLE, out=out, console=pipe())
+    expected = out.read_text()
+    theirs = expected.replace('"seed": 0', '"seed": 1')
+    for line in ("theirs\n", theirs, theirs.splitlines(keepends=True)[1]):
+        out.unlink()
+        partial.write_text(line)
+        run_sample(of_bytes(), ["a", "b"], WHOLE, out=out, console=pipe())
+        assert out.read_text() == expected
+        kept = tmp_path / "texts.jsonl.partial.1"
+        assert kept.read_text() == line
+        assert f"{partial} is kept as {kept}: its lines are of other texts" in capsys.readouterr().err
+        kept.unlink()
+        assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+
+
+@pytest.mark.parametrize("lines", [1, 2, 3])
+def test_the_same_command_goes_on_with_what_it_wrote_before_it_was_stopped(lines, tmp_path, capsys):
+    out, partial = tmp_path / "texts.jsonl", tmp_path / "texts.jsonl.partial"
+    model, prompts, settings = of_different_lengths()
+    run_sample(model, prompts, settings, out=out, console=pipe())
+    expected = out.read_text()
+    first = sorted(expected.splitlines(keepends=True), key=len)[:lines]
+    out.unlink()
+    partial.write_text("".join(first) + expected[:40])  # the last line was torn
+    console = pipe()
+    texts = run_sample(model, prompts, replace(settings, batch_size=5), out=out, console=console)
+    assert f"continuing after the {lines} lines of {partial}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["text"] for line in written] == [json.loads(line)["text"] for line in expected.splitlines()]
+    assert [text.sample.index for text in texts] == [
+        index for index in range(3) if not any(f'"index": {index},' in line for line in first)
+    ]
 
 
 def test_a_folder_must_be_there(tmp_path):
@@ -688,10 +716,10 @@ def test_a_folder_must_be_there(tmp_path):
         run_sample(of_bytes(), ["a"], WHOLE, out=tmp_path / "nowhere" / "texts.jsonl", console=pipe())
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*file is none"):
-        check_out(tmp_path / "file" / "texts.jsonl")
+        check_new_file(tmp_path / "file" / "texts.jsonl")
     with pytest.raises(ValueError, match=r"--out must be a new file, and .* exists"):
-        check_out(tmp_path)
-    assert check_out(tmp_path / "texts.jsonl") == tmp_path / "texts.jsonl.partial"
+        check_new_file(tmp_path)
+    check_new_file(tmp_path / "texts.jsonl")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]  # asking makes nothing
 
 
@@ -743,3 +771,26 @@ def test_interrupted_while_a_text_is_watched_the_terminal_is_put_right(monkeypat
         run_sample(of_letters(), ["ab"], WHOLE, console=console)
     assert console.file.getvalue().count("\x1b[?25l") == console.file.getvalue().count("\x1b[?25h") == 1
     assert "tokens written" not in console.file.getvalue()
+
+
+@pytest.mark.usefixtures("_every_frame")
+@pytest.mark.parametrize("block_size", [None, 4, CONTEXT])
+def test_interrupted_a_text_that_is_watched_stays_on_the_screen(block_size, monkeypatch):
+    """What of it was there by then: masks stand only before what was uncovered after them."""
+    calls, forward = itertools.count(), Transformer.forward
+
+    def interrupted(*arguments: Any, **options: Any) -> torch.Tensor:
+        if next(calls) == 8:
+            raise KeyboardInterrupt
+        return forward(*arguments, **options)
+
+    model, console = of_letters(block_size), terminal()
+    (whole,) = model.generate(["ab"], WHOLE)
+    monkeypatch.setattr(Transformer, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_sample(model, ["ab"], WHOLE, console=console)
+    *_, seen, stays = frames(console.file.getvalue())
+    assert stays.endswith("\n")
+    assert stays == seen.strip("\n").rstrip(MASKED) + "\n"
+    assert len(stays) > len("ab\n")
+    assert all(sign in (MASKED, final) for sign, final in zip(stays[:-1], whole.text, strict=False))

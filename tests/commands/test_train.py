@@ -232,7 +232,7 @@ def test_a_stopped_run_ends_with_130_and_resumes(two, tmp_path, capsys, monkeypa
 
 def test_a_run_that_is_resumed_without_its_preset_takes_flags_and_no_start(two, tmp_path, capsys):
     words = ["train", "--out", str(tmp_path / "run"), "--resume", "--device", "cpu"]
-    assert "must be the folder of a run" in fails(capsys, *words)
+    assert "--resume needs a run to continue" in fails(capsys, *words)
     assert main(["train", "two", *words[1:3], "--device", "cpu", "--train.steps", "2"]) == 0
     assert "--from is for a new run" in fails(capsys, *words, "--from", "box")
     assert "Different: optimizer.lr" in fails(capsys, *words, "--optimizer.lr", "0.5")

@@ -19,7 +19,8 @@ from bd3lm.diffusion import ClippedTimes, Counts, Times
 from bd3lm.evaluation import Spread
 from bd3lm.reports import with_error
 from bd3lm.reports.trainings import NO_FINITE_VARIANCE
-from bd3lm.runs.recipe import merge, recipe_from_dict
+from bd3lm.runs.merging import merge
+from bd3lm.runs.recipe import recipe_from_dict
 from bd3lm.runs.stages import resolve_stages
 from bd3lm.runs.train import train_stages
 

@@ -16,9 +16,10 @@ from bd3lm.commands.shared.corpora import open_sequences
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.data import Corpus, Tokenizer, load_tokenizer, prepare
 from bd3lm.lm import Settings, load
+from bd3lm.runs.merging import merge
 from bd3lm.runs.plan import held_out_batches
 from bd3lm.runs.presets import PRESETS, preset
-from bd3lm.runs.recipe import merge, recipe_from_dict
+from bd3lm.runs.recipe import recipe_from_dict
 from bd3lm.runs.stages import resolve_stages
 from bd3lm.runs.train import train_stages
 

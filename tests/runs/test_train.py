@@ -17,12 +17,14 @@ import torch
 import yaml
 from rich.console import Console
 
+from bd3lm import interop
 from bd3lm.data import TokenShards
 from bd3lm.diffusion import Counts
 from bd3lm.models import Transformer
 from bd3lm.runs import presets
+from bd3lm.runs.folders import is_run
 from bd3lm.runs.recipe import recipe_from_dict, recipe_to_dict
-from bd3lm.runs.stages import is_run, read_recipe, resolve_stages, run_stages, saved_stages
+from bd3lm.runs.stages import read_recipe, resolve_stages, run_stages, saved_stages
 from bd3lm.runs.train import train_stages
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe, two_stages
 from tests.training.tiny import checkpoint, rows, state
@@ -427,6 +429,29 @@ def test_a_signal_in_the_last_step_of_a_stage_is_not_forgotten(staged, tmp_path,
     assert [stage.name for stage in run_stages(tmp_path / "parts")] == ["ar"]
     assert len(runs) == 1, "the next stage was trained all the same"
     assert len(train_stages(stages, tmp_path / "parts", resume=True, console=quiet(), device="cpu")) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_is_saved_lets_it_be_saved(number, staged, tmp_path, monkeypatch, capfd):
+    """It used to end the process there: SIGTERM without a word, Ctrl-C with the model unwritten."""
+    stages = resolve_stages("two")
+    train_stages(stages, tmp_path / "whole", console=quiet(), device="cpu")
+    plain_save = interop.native.save
+
+    def interrupted(*what: Any) -> None:
+        os.kill(os.getpid(), number)
+        plain_save(*what)
+
+    monkeypatch.setattr(interop.native, "save", interrupted)
+    before = signal.signal(number, signal.default_int_handler)  # which a background shell may have ignored
+    try:
+        runs = train_stages(stages, tmp_path / "parts", console=quiet(), device="cpu")
+    finally:
+        signal.signal(number, before)
+    assert capfd.readouterr().err == "saving the model, then stopping; again to quit at once\n"
+    assert [run.trainer.stopped_by for run in runs] == ["signal"], "the next stage was trained all the same"
+    assert (tmp_path / "parts/ar/STOPPED").exists()
+    assert weights(tmp_path / "parts/ar") == weights(tmp_path / "whole/ar")
 
 
 def test_the_second_stage_starts_from_the_averages_of_the_first(staged, data, tmp_path):

@@ -67,15 +67,16 @@ class Harness(Command):
     """Write all that the harness reports to this new JSON file."""
 
     def run(self) -> int:
+        from bd3lm.commands.shared.models import check_models, one_model
+        from bd3lm.commands.shared.records import check_new_file
         from bd3lm.io.extras import require
 
+        check_new_file(self.out)
+        check_models([self.model], device=self.device)
         require("lm_eval", "harness", "bd3lm harness")
 
-        from bd3lm.commands.shared.records import check_new_file
-        from bd3lm.commands.shared.subjects import one_model
-        from bd3lm.interop.harness import HarnessLM
+        from bd3lm.interop.harness import HarnessLM  # which brings torch, as the package does
 
-        check_new_file(self.out)
         model = HarnessLM(
             one_model(self.model),
             estimator=self.estimator,

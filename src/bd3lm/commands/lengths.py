@@ -70,12 +70,14 @@ class Lengths(Command):
         from rich.console import Console
 
         from bd3lm.commands.shared.records import check_new_file, write_records
-        from bd3lm.commands.shared.sample_files import open_sources
 
-        check_sources(self, for_files=("data", "out"))
         check_new_file(self.out)
+        check_sources(self, for_files=("data", "out"))
         if self.count < 1:
             raise ValueError(f"count must be at least 1, got {self.count}")
+
+        from bd3lm.commands.shared.sample_files import open_sources  # which brings torch
+
         write_records(self.out, report_lengths(open_sources(self), self, notes=Console(stderr=True)))
         return 0
 

@@ -86,10 +86,17 @@ class Score(Command):
     FILE.partial, which the same command continues."""
 
     def run(self) -> int:
+        from bd3lm.commands.shared.models import check_models
         from bd3lm.commands.shared.records import check_new_file
-        from bd3lm.commands.shared.subjects import Subject, check_lean_is_for
+        from bd3lm.data import FileCorpus
 
         check_new_file(self.out)
+        check_models([self.model], device=self.device)
+        for file in self.files:
+            FileCorpus(file, held_out=0)  # finds the files and reads none
+
+        from bd3lm.commands.shared.subjects import Subject, check_lean_is_for  # which brings torch
+
         subject = Subject.open(
             self.model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
         )

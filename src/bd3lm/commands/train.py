@@ -67,8 +67,10 @@ class Train(Command):
         return advice_in_recipes(flag)
 
     def run(self) -> int:
-        from bd3lm.runs.recipe import parse_overrides
-        from bd3lm.runs.stages import begun_stages, is_run
+        out = self.out or Path("runs") / (self.preset or (self.config.stem if self.config else "run"))
+        self._check(out)
+
+        from bd3lm.runs.recipe import parse_overrides  # which brings torch
         from bd3lm.runs.train import train_stages
 
         stages = self._stages(parse_overrides(self.overrides))
@@ -76,9 +78,6 @@ class Train(Command):
         if self.show:
             _show(stages)
             return 0
-        out = self.out or Path("runs") / (self.preset or (self.config.stem if self.config else "run"))
-        if self.resume and not (is_run(out) or begun_stages(out)):
-            raise ValueError(f"--resume needs a run to continue, and {out} holds none")
         if self._wants_report() and os.environ.get("RANK", "0") == "0":  # one of several processes says it
             print(f"{self.preset} is measured when it is trained, and {out / 'report.html'} is written")
         runs = train_stages(stages, out, resume=self.resume, device=self.device)
@@ -93,21 +92,38 @@ class Train(Command):
                 show_results(runs, out)
         return 0
 
+    def _check(self, out: Path) -> None:
+        """Refuse what is known to be wrong before torch is loaded."""
+        from bd3lm.commands.shared.models import check_models
+        from bd3lm.runs.folders import begun_stages, check_not_begun, is_run
+        from bd3lm.runs.presets import preset
+
+        if self.preset is not None:
+            preset(self.preset)  # raises where there is none
+        elif self.config is None and (not self.resume or self.out is None):
+            raise ValueError(
+                "a preset or --config must be given, or --resume and the --out of a run; `bd3lm presets` "
+                "lists the presets"
+            )
+        if self.config is not None and not self.config.exists():
+            raise ValueError(f"config must be a YAML file, got {self.config}, which does not exist")
+        begins = not self.resume and not self.show
+        check_models([self.start_from] if self.start_from and begins else [], device=self.device)
+        if self.resume and not (is_run(out) or begun_stages(out)):
+            raise ValueError(f"--resume needs a run to continue, and {out} holds none")
+        if begins:
+            check_not_begun(out)
+
     def _wants_report(self) -> bool:
         from bd3lm.runs.presets import preset
 
         return self.preset is not None and preset(self.preset).report
 
     def _stages(self, overrides: Mapping[str, Any]) -> "list[tuple[str, Recipe]]":
-        from bd3lm.commands.shared.subjects import one_model
+        from bd3lm.commands.shared.models import one_model
         from bd3lm.runs.stages import resolve_stages, saved_stages
 
-        if self.preset is None and self.config is None:
-            if not self.resume or self.out is None:
-                raise ValueError(
-                    "a preset or --config must be given, or --resume and the --out of a run; `bd3lm presets` "
-                    "lists the presets"
-                )
+        if self.preset is None and self.config is None and self.out is not None:
             if self.start_from is not None:
                 raise ValueError(f"--from is for a new run, which {self.out} is not with --resume")
             return saved_stages(self.out, overrides)

@@ -51,9 +51,13 @@ class Variance(Command):
     """Write the records, all figures and settings, to this new JSON file too."""
 
     def run(self) -> int:
+        from bd3lm.commands.shared.corpora import check_texts
+        from bd3lm.commands.shared.models import check_models
         from bd3lm.commands.shared.records import check_new_file, write_records
 
         check_new_file(self.out)
+        check_models(self.models, device=self.device)
+        check_texts([self.data], self.field)
         write_records(self.out, report_variances(self))
         return 0
 
@@ -103,9 +107,7 @@ def measure_variances(
     It is measured on what a run held out, and then kept beside the run, or on --data. By default a batch is
     as large as those that the run validates on.
     """
-    from rich.console import Console
-    from rich.progress import track
-
+    from bd3lm.commands.shared.progress import tracked
     from bd3lm.commands.shared.records import keep, new_record, record_name
     from bd3lm.evaluation import gradient_variance, nelbo_variance
     from bd3lm.runs.recipe import DataRecipe
@@ -134,7 +136,8 @@ def measure_variances(
         )
     found = []
     measurable = measurable_rules(network)
-    for name, rule in track(measurable.items(), subject.title, console=console or Console(), transient=True):
+    steps = tracked(measurable.items(), subject.title, total=len(measurable), console=console)
+    for name, rule in steps:
         objective = config.method.judging(rule, config.frame)
         loss = nelbo_variance(network, objective, some[:batches], block_size=block_size, seed=flags.seed)
         gradient = gradient_variance(network, objective, full, seed=flags.seed) if gradients else None
@@ -193,15 +196,15 @@ def report_variances(flags: Variance, *, console: "Console | None" = None) -> li
     from rich.table import Table
     from rich.text import Text
 
-    from bd3lm.commands.shared.corpora import check_texts
-    from bd3lm.commands.shared.subjects import Subject
+    from bd3lm.commands.shared.subjects import Subject, tell_what_is_not_kept
     from bd3lm.reports import with_error
 
     console = console or Console()
     if not flags.models:
         raise ValueError("models must name at least one run, model folder or hub id, got none")
     subjects = [Subject.open(model, tokenizer=flags.tokenizer, device=flags.device) for model in flags.models]
-    check_texts([flags.data], flags.field)
+    if flags.data is None:
+        tell_what_is_not_kept(subjects)
     records = [measure_variances(subject, flags, console=console) for subject in subjects]
     table = Table(title=f"Variance, seed {flags.seed}")
     table.add_column("masks", no_wrap=True)

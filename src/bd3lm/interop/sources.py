@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from huggingface_hub import snapshot_download
-
 from bd3lm.io.files import local_path
 from bd3lm.io.hub import FILE_SUFFIXES, PICKLE_SUFFIXES, hub_reason, is_hub_id
 from bd3lm.io.places import BOX, RUN_MODEL, box_folder
@@ -16,6 +14,9 @@ from bd3lm.parsing import did_you_mean
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 HUB = "hf://"  # before a hub id that could be taken for a path
+LIGHTNING_SUFFIX = ".ckpt"
+
+_ALLOWED = f"an existing folder, a {LIGHTNING_SUFFIX} file, a hub id 'owner/name' or {BOX!r}"
 
 _PATTERNS = ("*.json", "*.safetensors")  # all that is ever downloaded: nothing in them can run
 
@@ -44,22 +45,50 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
     Only a hub id is ever downloaded: "hf://owner/name", or "owner/name" where no folder here has such a name.
     """
     _check_options(hub)
-    allowed = f"an existing folder, a .ckpt file, a hub id 'owner/name' or {BOX!r}"
-    if not isinstance(source, str | Path):
-        raise ValueError(f"source must be {allowed}, got {source!r}")
-    path = box_folder("source") if source == BOX else local_path(source)
-    if source != "" and path.exists():  # the path of an empty string would be the working folder
+    path = _here(source)
+    if path is not None:
         if hub.get("revision") is not None:
             raise ValueError(f"revision is for a hub id, got {hub['revision']!r} with the local path {path}")
         released = path / RUN_MODEL
         return released if (released / CONFIG_NAME).is_file() else path
-    asked = hub_id("source", source, allowed=allowed, names=(BOX,))
+    asked = hub_id("source", source, allowed=_ALLOWED, names=(BOX,))
     try:
         return Path(snapshot_download(asked, allow_patterns=list(_PATTERNS), **hub))
     except Exception as error:  # the hub's client has many: offline, not found, no access, bad revision
         here = _not_here("source", source, (BOX,))
         it = f"source {source!r}" if asked != source else f"{here} As a hub id it"
         raise ValueError(f"{it} could not be downloaded: {hub_reason(error)}") from error
+
+
+def snapshot_download(repo_id: str, **options: Any) -> str:
+    """That of the hub's client, whose import takes as long as all else that a mistyped name waits for."""
+    from huggingface_hub import snapshot_download as download
+
+    return str(download(repo_id, **options))
+
+
+def check_source(source: str | Path) -> None:
+    """Refuse what `resolve` would refuse, and a folder or a file that is no model's, without a download.
+
+    It is quick: a mistyped name need not wait until torch is there to load a model.
+    """
+    if _here(source) is None:
+        hub_id("source", source, allowed=_ALLOWED, names=(BOX,))
+        return
+    path = resolve(source)
+    if path.is_dir():
+        read_config(path)
+    elif path.suffix != LIGHTNING_SUFFIX:
+        raise refuse_file(path)
+
+
+def _here(source: str | Path) -> Path | None:
+    """The path that a source names; None where nothing is there, so that it can only be a hub id."""
+    if not isinstance(source, str | Path):
+        raise ValueError(f"source must be {_ALLOWED}, got {source!r}")
+    path = box_folder("source") if source == BOX else local_path(source)
+    # The path of an empty string would be the working folder.
+    return path if source != "" and path.exists() else None
 
 
 def hub_id(

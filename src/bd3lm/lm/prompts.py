@@ -53,6 +53,11 @@ def repeated(prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
     return [prompt for prompt in prompts for _ in range(count)]
 
 
+def text_seeds(seed: int, count: int) -> list[int]:
+    """The seed of each of some texts, where one seed was given for all."""
+    return [derive_seed(seed, "text", index) for index in range(count)]
+
+
 def build_requests(
     prompts: Sequence[Prompt],
     seeds: Sequence[int] | None,
@@ -74,7 +79,7 @@ def build_requests(
     if seeds is not None and hasattr(seeds, "tolist"):
         seeds = seeds.tolist()
     if seeds is None:
-        seeds = [derive_seed(settings.seed, "text", index) for index in range(len(prompts))]
+        seeds = text_seeds(settings.seed, len(prompts))
     if not isinstance(seeds, Sequence) or len(seeds) != len(prompts):
         raise ValueError(f"seeds must be one for each of {len(prompts)} texts, got {seeds!r:.80}")
     if not all(is_whole(seed) and 0 <= seed < 2**63 for seed in seeds):

@@ -28,6 +28,7 @@ from bd3lm.io.files import local_path
 from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.objectives import Objective
+from bd3lm.runs.folders import CHECKPOINTS
 from bd3lm.runs.presets import how_to_prepare, network_config
 from bd3lm.runs.recipe import BUILTIN, DataRecipe, Recipe, recipe_to_dict
 from bd3lm.training import (
@@ -211,7 +212,7 @@ def _check_trackers(recipe: Recipe, engine: Engine) -> None:
 def open_store(recipe: Recipe, out: Path) -> CheckpointStore:
     """The checkpoints of a run."""
     return CheckpointStore(
-        out / "checkpoints", keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
+        out / CHECKPOINTS, keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
     )
 
 

@@ -7,11 +7,13 @@ diffusion model in two: at L' = L first, then at L' with the clip range searched
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bd3lm.models import TransformerConfig
 from bd3lm.parsing import did_you_mean, parse
-from bd3lm.runs.recipe import merge
+from bd3lm.runs.merging import merge
+
+if TYPE_CHECKING:
+    from bd3lm.models import TransformerConfig
 
 SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
@@ -22,8 +24,10 @@ SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 )
 
 
-def network_config(size: str, *, vocab_size: int, context: int, **overrides: Any) -> TransformerConfig:
+def network_config(size: str, *, vocab_size: int, context: int, **overrides: Any) -> "TransformerConfig":
     """A network of a named size; `overrides` are fields of TransformerConfig, the size's own included."""
+    from bd3lm.models import TransformerConfig
+
     if size not in SIZES:
         raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}{did_you_mean(size, SIZES)}")
     values = {**SIZES[size], "vocab_size": vocab_size, "context": context, **overrides}

@@ -11,12 +11,15 @@ from rich.console import Console
 from bd3lm import interop
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import only_writer
+from bd3lm.runs.folders import RECIPE_FILE, begun_stages
 from bd3lm.runs.plan import Plan, Run, open_store, plan_run
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
-from bd3lm.runs.stages import RECIPE_FILE, begun_stages, read_recipe, save_recipe, save_stages
+from bd3lm.runs.stages import read_recipe, save_recipe, save_stages
 from bd3lm.training import Engine
+from bd3lm.training.signals import stop_requests
 
 STOPPED_FILE = "STOPPED"
+_ANSWER_WHILE_SAVING = "saving the model, then stopping; again to quit at once"
 
 
 def train_stages(
@@ -190,11 +193,14 @@ def _train(run: Run, recipe: Recipe, *, resume: bool, console: Console) -> None:
         console.print(f"training on {trainer.engine.device} in {trainer.precision}, {how}")
         if run.nothing_held_out is not None:
             console.print(f"{run.nothing_held_out}: nothing will be validated", soft_wrap=True, markup=False)
-    try:
-        trainer.run()
-    except FloatingPointError as error:
-        raise FloatingPointError(f"{error}. {_way_out(run)}") from error
-    folder = run.export()
+    with stop_requests(lambda: _ANSWER_WHILE_SAVING if trainer.engine.is_main else "") as stop_requested:
+        try:
+            trainer.run()  # which answers signals itself
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error}. {_way_out(run)}") from error
+        folder = run.export()
+        if trainer.engine.any_true(stop_requested()):
+            trainer.stopped_by = "signal"
     if trainer.engine.is_main and trainer.stopped_by == "signal":
         # torchrun has one exit status for all ends but success; this tells a job script more.
         (run.out / STOPPED_FILE).touch()

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from bd3lm.diffusion import Purpose, counter_uniform, gumbel_max, nucleus, subs_at_masks, temper, top_k
 from bd3lm.diffusion.categorical import NucleusRule
+from bd3lm.limits import check_temperature
 from bd3lm.models import runs_kernels
-
-_COLDEST, _HOTTEST = 1e-3, 1e3  # where log-probabilities over a temperature surely stay finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +25,7 @@ class Sharpening:
     top_p_rule: NucleusRule = "inclusive"
 
     def __post_init__(self) -> None:
-        if self.temperature != 0.0 and not _COLDEST <= self.temperature <= _HOTTEST:
-            raise ValueError(
-                f"temperature must lie in [{_COLDEST:g}, {_HOTTEST:g}], so that probabilities stay finite, "
-                f"or be 0, which always takes the likeliest token, got {self.temperature}"
-            )
+        check_temperature(self.temperature)
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:

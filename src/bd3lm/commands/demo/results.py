@@ -24,9 +24,10 @@ from bd3lm.objectives import TokenBatch
 from bd3lm.reports import perplexity_text
 from bd3lm.reports.content import OWN
 from bd3lm.reports.numbers import chain
+from bd3lm.runs.folders import is_run
 from bd3lm.runs.plan import Run
 from bd3lm.runs.recipe import Recipe, recipe_from_dict
-from bd3lm.runs.stages import is_run, resolve_stages
+from bd3lm.runs.stages import resolve_stages
 
 _DRAWS = 8  # of each text, for a bound that is estimated
 _BOX_PROMPT = "The city of"

@@ -85,20 +85,23 @@ class Judge(Command):
     """Precision of the judge."""
 
     def run(self) -> int:
-        import torch
-        from rich.console import Console
-
-        from bd3lm.commands.judge.judging import check_flags, open_judge, run_judge
+        from bd3lm.commands.shared.models import SUFFIX
         from bd3lm.commands.shared.records import check_new_file, write_records
-        from bd3lm.commands.shared.sample_files import SUFFIX, open_sources
-        from bd3lm.models.devices import pick_device
 
+        check_new_file(self.out)
         check_sources(self, for_files=_FOR_FILES)
         if self.field is not None and not any(source.endswith(SUFFIX) for source in self.sources):
             raise ValueError(
                 f"--field is for texts in {SUFFIX} files, and no source is one, got {self.field!r}"
             )
-        check_new_file(self.out)
+
+        import torch  # what is above needs none
+        from rich.console import Console
+
+        from bd3lm.commands.judge.judging import check_flags, open_judge, run_judge
+        from bd3lm.commands.shared.sample_files import open_sources
+        from bd3lm.models.devices import pick_device
+
         check_flags(self)
         records = run_judge(
             open_sources(self, field=self.field or "text"),

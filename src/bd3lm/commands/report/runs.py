@@ -15,8 +15,9 @@ from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME
 from bd3lm.lm import LanguageModel
 from bd3lm.reports import KINDS, MARKDOWN, PAGE, Report, Run
 from bd3lm.reports.records import LARGEST
+from bd3lm.runs.folders import CHECKPOINTS, RECIPE_FILE, begun_stages, is_run
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
-from bd3lm.runs.stages import RECIPE_FILE, begun_stages, is_run, read_recipe, run_stages
+from bd3lm.runs.stages import read_recipe, run_stages
 from bd3lm.runs.train import STOPPED_FILE
 from bd3lm.training import CheckpointStore, CsvLog
 
@@ -148,7 +149,7 @@ def _totals(folder: Path) -> tuple[int, int]:
     """Steps and tokens, including those after the last log entry: a stopped run leaves a checkpoint."""
     last = _log(folder)[-1]
     step = int(last["step"])
-    made = max(step, CheckpointStore(folder / "checkpoints").latest() or 0)
+    made = max(step, CheckpointStore(folder / CHECKPOINTS).latest() or 0)
     return made, int(last["tokens"]) // step * made
 
 

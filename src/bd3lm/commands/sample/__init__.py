@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -111,32 +111,35 @@ class Sample(Command):
     dtype: SamplingDTypeFlag = None
 
     def run(self) -> int:
-        import torch
-        from rich.console import Console
-
         from bd3lm import interop
-        from bd3lm.commands.sample.display import check_film
-        from bd3lm.commands.sample.unmasking import check_ways
-        from bd3lm.commands.shared.records import weights_digest
-        from bd3lm.commands.shared.subjects import one_model
-        from bd3lm.commands.shared.writing import Author, check_out, sampling_dtype
-        from bd3lm.lm import load
-        from bd3lm.models.devices import pick_device
+        from bd3lm.commands.sample.checks import check_film, check_numbers, check_ways
+        from bd3lm.commands.shared.models import check_models, one_model
+        from bd3lm.commands.shared.records import check_new_file
 
         if self.count < 1:
             raise ValueError(f"--count must be at least 1, got {self.count}")
         check_ways(self)
-        self._check_numbers()
+        check_numbers(self)
         named = self.model or ""
         if any(each.isspace() for each in named) and not Path(named).exists():
             raise ValueError(
                 f"MODEL must be a run, model folder or hub id, got {named!r}; to continue a text, name "
                 f'the model first: bd3lm sample box "{named}"'
             )
-        if self.out is not None:
-            check_out(self.out)
-        prompts = [prompt for prompt in self._given() for _ in range(self.count)]
-        check_film(self.film, len(prompts), self.out)
+        check_new_file(self.out)
+        texts = [text for text in self._texts() for _ in range(self.count)]
+        check_film(self.film, len(texts), self.out)
+        check_models([] if self.model is None else [self.model], device=self.device)
+
+        import torch  # what is above needs none, and whoever mistyped something need not wait for it
+        from rich.console import Console
+
+        from bd3lm.commands.shared.prompts import parse_template
+        from bd3lm.commands.shared.records import weights_digest
+        from bd3lm.commands.shared.writing import Author, sampling_dtype
+        from bd3lm.lm import load
+        from bd3lm.models.devices import pick_device
+
         dtype = sampling_dtype(self.dtype, self.device)
         source = interop.BOX if self.model is None else one_model(self.model)
         path = interop.BOX_FOLDER if self.model is None else interop.resolve(source)
@@ -150,7 +153,7 @@ class Sample(Command):
             model = model.with_lean(self.lean)
         run_sample(
             model,
-            prompts,
+            texts if self.template is None else [parse_template(text) for text in texts],
             self._settings(model.config.method),
             author=Author(str(source), None if self.out is None else weights_digest(path)),
             max_new_tokens=self.max_new_tokens,
@@ -189,41 +192,18 @@ class Sample(Command):
             cache=self.cache,
         )
 
-    def _given(self) -> Sequence[Any]:
-        """Prompts, a template, or the empty prompt, which starts from nothing."""
-        from bd3lm.commands.shared.prompts import parse_template, read_prompts
+    def _texts(self) -> Sequence[str]:
+        """Prompts, or the template, or the empty prompt, which starts from nothing."""
+        from bd3lm.commands.shared.prompts import read_prompts, template_parts
 
         sources = {"PROMPTS": self.prompts, "--prompts-from": self.prompts_from, "--template": self.template}
         given = [name for name, value in sources.items() if value not in (None, ())]
         if len(given) > 1:
             raise ValueError(f"only one of {', '.join(sources)} may be given, got {' and '.join(given)}")
         if self.template is not None:
-            return [parse_template(self.template)]
+            template_parts(self.template)  # which says what is wrong with it
+            return [self.template]
         return self.prompts or ("",) if self.prompts_from is None else read_prompts(self.prompts_from)
-
-    def _check_numbers(self) -> None:
-        """In the words of the flags, where Python's arguments have other names."""
-        if self.length is not None and self.max_new_tokens is not None:
-            raise ValueError(
-                f"only one of --length and --max-new-tokens may be given, got {self.length} and "
-                f"{self.max_new_tokens}"
-            )
-        for name, count in (
-            ("--steps", self.steps),
-            ("--tokens-per-pass", self.tokens_per_pass),
-            ("--max-new-tokens", self.max_new_tokens),
-        ):
-            if count is not None and count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}")
-        if self.batch_size < 1:
-            raise ValueError(f"--batch-size must be a whole number from 1 on, got {self.batch_size}")
-        for name, share in (("--top-p", self.top_p), ("--confidence", self.confidence)):
-            if share is not None and not 0.0 < share <= 1.0:
-                raise ValueError(f"{name} must lie in (0, 1], got {share}")
-        if self.remask is not None and not 0.0 <= self.remask <= 1.0:
-            raise ValueError(f"--remask must lie in [0, 1], got {self.remask}")
-        if self.entropy_bound is not None and not self.entropy_bound >= 0.0:
-            raise ValueError(f"--entropy-bound must not be negative, got {self.entropy_bound}")
 
 
 def run_sample(
@@ -246,7 +226,8 @@ def run_sample(
     from rich.console import Console
     from rich.text import Text
 
-    from bd3lm.commands.sample.display import Animation, Film, Printer, check_film
+    from bd3lm.commands.sample.checks import check_film
+    from bd3lm.commands.sample.display import Animation, Film, Printer
     from bd3lm.commands.shared.writing import UNNAMED, Bar, Display, write_texts
 
     console = console or Console()
@@ -257,7 +238,7 @@ def run_sample(
     if len(prompts) == 1 and console.is_terminal and tokenizer is not None:
         displays.append(Animation(console, tokenizer, mask_id))
     else:
-        displays += [Bar(console, len(prompts)), Printer(console, len(prompts))]
+        displays += [Bar(notes, len(prompts), device=model.device), Printer(console, len(prompts))]
     filmed = None if film is None else Film(film)
     if filmed is not None:
         displays.append(filmed)

@@ -8,28 +8,7 @@ from bd3lm.parsing import did_you_mean, parse
 from bd3lm.sampling import UnmaskingRule
 
 if TYPE_CHECKING:
-    from bd3lm.commands.sample import Sample
     from bd3lm.methods import Method
-
-
-def check_ways(flags: "Sample") -> None:
-    """Refuse flags that would contradict each other."""
-    if flags.remask is not None and flags.steps is None:
-        raise ValueError("--remask needs --steps, the number of steps for each block")
-    ways = {
-        "--steps": flags.steps,
-        "--tokens-per-pass": flags.tokens_per_pass,
-        "--confidence": flags.confidence,
-        "--entropy-bound": flags.entropy_bound,
-        "--unmasking": flags.unmasking or None,
-    }
-    chosen = [name for name, value in ways.items() if value is not None]
-    if len(chosen) > 1:
-        raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
-    if flags.lean and chosen and chosen != ["--tokens-per-pass"]:
-        raise ValueError(
-            f"--lean is for an order that is drawn, and {chosen[0]} has its own; only --lean 0 goes with it"
-        )
 
 
 def unmasking_rule(words: Sequence[str], method: "Method") -> UnmaskingRule | None:

@@ -5,16 +5,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bd3lm.commands.shared.subjects import Subject
 from bd3lm.data import CORPORA, OrderedBatches, TokenShards, WrappedTokens, load_corpus, prepare
 from bd3lm.data.files import find_files, split_by_name
 from bd3lm.data.shards import META_FILE
 from bd3lm.io.files import local_path
-from bd3lm.objectives import TokenBatch
-from bd3lm.reports.content import HELD_OUT
+
+if TYPE_CHECKING:  # texts are checked before torch is loaded, which these bring
+    from bd3lm.commands.shared.subjects import Subject
+    from bd3lm.objectives import TokenBatch
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,15 @@ class Sequences:
         """Of the tokens: the same for runs that read the same data."""
         return self.rows.shards.fingerprint
 
-    def batches(self, subject: Subject, batch_size: int) -> Iterator[TokenBatch]:
+    def batches(self, subject: "Subject", batch_size: int) -> "Iterator[TokenBatch]":
         """On the model's device, scored as the model was trained."""
+        from bd3lm.objectives import TokenBatch
+
         score_first = subject.model.config.method.score_first
         for tokens in OrderedBatches(self.rows, rows=batch_size, limit=self.number):
             yield TokenBatch.of(tokens.to(subject.device), score_first=score_first)
 
-    def text_bytes(self, subject: Subject) -> int | None:
+    def text_bytes(self, subject: "Subject") -> int | None:
         """The bytes of the text of exactly those tokens that are scored; None without a tokenizer."""
         tokenizer = subject.model.tokenizer
         if tokenizer is None:
@@ -74,7 +78,7 @@ def _is_shards(data: str) -> bool:
 
 @contextmanager
 def open_sequences(
-    subject: Subject,
+    subject: "Subject",
     data: str | None,
     *,
     split: str | None = None,
@@ -91,6 +95,8 @@ def open_sequences(
     A run that was trained on sequences between BOS and EOS is measured on such, whatever the text. A model
     that came without its run does not know how it was trained: `bos_eos` says that it was so.
     """
+    from bd3lm.reports.content import HELD_OUT
+
     if limit is not None and limit < 1:
         raise ValueError(f"sequences must be at least 1, got {limit}")
     with TemporaryDirectory() as scratch:
@@ -119,7 +125,7 @@ def open_sequences(
 
 
 def _tokenize(
-    subject: Subject,
+    subject: "Subject",
     data: str,
     split: str | None,
     field: str | None,
@@ -127,6 +133,8 @@ def _tokenize(
     folder: Path,
 ) -> tuple[TokenShards, str]:
     """One split of a corpus as shards; a file that is no split of anything is taken whole."""
+    from bd3lm.reports.content import HELD_OUT
+
     tokenizer = subject.model.tokenizer
     if tokenizer is None:
         raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
@@ -149,7 +157,7 @@ def _check_eos(shards: TokenShards, wanted: bool | None, name: str) -> None:
         )
 
 
-def _check_tokenizer(subject: Subject, shards: TokenShards, name: str) -> None:
+def _check_tokenizer(subject: "Subject", shards: TokenShards, name: str) -> None:
     """The tokens of the text must mean to the model what they meant when the text was tokenized."""
     tokenizer, inputs = subject.model.tokenizer, shards.meta.inputs
     if tokenizer is not None:

@@ -93,11 +93,13 @@ StepsFlag = Annotated[
 
 
 def check_sources(command: Any, *, for_files: Collection[str]) -> None:
-    """Refuse a missing source and, where all sources are files, flags that are not in `for_files`."""
-    from bd3lm.commands.shared.sample_files import is_file_of_samples
+    """Refuse a missing source, what is none and, where all sources are files, flags not in `for_files`."""
+    from bd3lm.commands.shared.models import check_models, is_file_of_samples
 
     if not command.sources:
         raise ValueError("a source must be given: a run, a model, or a file of samples")
+    models = [each for each in command.sources if not is_file_of_samples(each) and not Path(each).is_file()]
+    check_models(models, device=command.device)
     if not all(map(is_file_of_samples, command.sources)):
         return
     for flag in flags_of(type(command)):
