@@ -271,7 +271,7 @@ WRONG_AT_ONCE = {
     "sample empty": "folder empty must hold a model.safetensors, got none",
     "eval": "models must name at least one run",
     "eval ./typo": "there is no folder './typo' here",
-    "eval box --batch 0": "batch must be at least 1, got 0",
+    "eval box --batch-size 0": "--batch-size must be at least 1, got 0",
     "eval box --data no-file": "no-file is neither a file or folder nor one of pydoc",
     "eval box --out there": "--out must be a new file, and there exists",
     "zeroshot typo --data there": "there is no folder 'typo' here",

@@ -52,6 +52,7 @@ def test_tables_3_4_and_5_are_one_command_each(
 ) -> None:
     (empty := tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")  # names of estimators on one line
     for corpus in ("lm1b", "openwebtext"):
         prepared(Path("data") / corpus)
     tiny = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
