@@ -12,7 +12,8 @@ from typing import Any, get_args
 import pytest
 
 from bd3lm.data import FileCorpus
-from bd3lm.data.files import TextUnit, count_rows, find_files, read_rows, split_by_name
+from bd3lm.data.files import TextUnit, count_rows, read_rows
+from bd3lm.data.folders import find_files, split_by_name
 
 TEXTS = ["The first.\nIt has two lines.", "Zweites Dokument: ünïcode 🙂", '"quoted" \\ and \t tabs', "last"]
 
@@ -289,7 +290,7 @@ def test_missing_empty_and_foreign_paths(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no file or folder"):
         FileCorpus(tmp_path / "nowhere")
     with pytest.raises(
-        ValueError, match=r"holds no file that can be read: allowed are .txt, .jsonl, .parquet"
+        ValueError, match=r"holds no file that can be read: allowed are .txt, .md, .jsonl, .parquet"
     ):
         FileCorpus(tmp_path)
     for name in ("a.csv", "b.parquet.gz", "c.gz"):

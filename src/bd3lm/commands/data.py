@@ -1,12 +1,20 @@
 """`bd3lm data`: from text to what training reads."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, subcommand
 
 from bd3lm.commands.shared.command import Command
-from bd3lm.commands.shared.flags import FieldFlag, NewFolder, OptionalFolder, check_out_folder, named
+from bd3lm.commands.shared.flags import (
+    FieldFlag,
+    MaxDocumentFlag,
+    NewFolder,
+    OptionalFolder,
+    check_out_folder,
+    named,
+)
+from bd3lm.commands.shared.skipped import say_skipped
 
 if TYPE_CHECKING:
     from bd3lm.data import Tokenizer
@@ -17,7 +25,7 @@ class Prepare:
     """Text to token shards: parallel, resumable, the same bytes every time."""
 
     source: Positional[Annotated[str, named("SOURCE")]]
-    """A file or folder (txt, jsonl, parquet; also .gz .xz .zst), or a named corpus such as lm1b."""
+    """A file or folder (txt, md, jsonl, parquet; also .gz .xz .zst), or a named corpus such as lm1b."""
     out: NewFolder
     """The folder to write."""
     tokenizer: Annotated[str | None, named("TOKENIZER")] = None
@@ -38,6 +46,7 @@ class Prepare:
     """Share of the documents, the last ones, to hold out (below 1), or how many (1 is one document); 0.05 by
     default where there is no validation or test file. Giving it reads all files as one text, 0 holds out
     none."""
+    max_document: MaxDocumentFlag = None
 
     def run(self) -> int:
         from bd3lm.data import load_corpus, prepare
@@ -48,7 +57,9 @@ class Prepare:
             field=self.field,
             text_unit=self.text_unit,
             held_out=self.held_out,
+            max_document=self.max_document,
         )
+        say_skipped(corpus)
         shards = prepare(
             corpus,
             self._tokenizer(),
@@ -93,6 +104,7 @@ class TrainTokenizer:
     folder: OptionalFolder = None
     """A local copy of a named corpus."""
     field: FieldFlag = None
+    max_document: MaxDocumentFlag = None
 
     def run(self) -> int:
         from bd3lm.data import FileCorpus, load_corpus, train_bpe
@@ -105,9 +117,15 @@ class TrainTokenizer:
             )
         # Shards, and a model, are of no use with another tokenizer than theirs.
         check_out_folder(self.out, may_hold=(TOKENIZER_FILE, CONFIG_FILE))
-        corpus = load_corpus(self.source, folder=self.folder, field=self.field)
+        options: dict[str, Any] = {
+            "folder": self.folder,
+            "field": self.field,
+            "max_document": self.max_document,
+        }
+        corpus = load_corpus(self.source, **options)
+        say_skipped(corpus)
         if isinstance(corpus, FileCorpus) and corpus.too_small_to_share:
-            corpus = load_corpus(self.source, field=self.field, held_out=0)
+            corpus = load_corpus(self.source, **options, held_out=0)
         tokenizer = train_bpe(corpus.documents("train"), self.vocabulary)
         tokenizer.save(self.out)
         fewer = ""
