@@ -1,6 +1,7 @@
 """`bd3lm data`: from text to what training reads."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, subcommand
@@ -136,8 +137,52 @@ class TrainTokenizer:
         return 0
 
 
+@dataclass(frozen=True)
+class Verify:
+    """Read all of a folder of token shards, and say what is damaged or missing; the status is then 1."""
+
+    folder: Positional[Annotated[Path, named("FOLDER")]]
+    """What `bd3lm data prepare` wrote."""
+
+    def run(self) -> int:
+        from rich.box import SIMPLE
+        from rich.console import Console
+        from rich.progress import track
+        from rich.table import Table
+        from rich.text import Text
+
+        from bd3lm.data.verify import count_verdicts, verify
+
+        screen, notes = Console(), Console(stderr=True)
+        total, said = count_verdicts(self.folder), f"reading {self.folder}"
+        watched = track(
+            verify(self.folder), said, total, console=notes, transient=True, disable=not notes.is_terminal
+        )
+        verdicts = list(watched)
+        table = Table(box=SIMPLE, show_edge=False)
+        for heading in ("split", "file"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("documents", "tokens"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for each in verdicts:
+            counts = ("" if count is None else f"{count:,}" for count in (each.documents, each.tokens))
+            found = "whole" if each.problem is None else "not whole"
+            table.add_row(Text(each.split or ""), Text(each.file), *counts, found)
+        screen.print(table)
+        wrong = [each.problem for each in verdicts if each.problem is not None]
+        for problem in wrong:
+            screen.print(Text(problem), soft_wrap=True)
+        if wrong:
+            raise ValueError(f"{self.folder} is not whole: {len(wrong)} of {len(verdicts)} checks failed")
+        tokens = sum(each.tokens or 0 for each in verdicts)
+        screen.print(Text(f"{self.folder} is whole: {tokens:,} tokens"), soft_wrap=True)
+        return 0
+
+
 Kinds = (
     Annotated[Prepare, subcommand("prepare", prefix_name=False)]
+    | Annotated[Verify, subcommand("verify", prefix_name=False)]
     | Annotated[TrainTokenizer, subcommand("train-tokenizer", prefix_name=False)]
 )
 
