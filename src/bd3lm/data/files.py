@@ -21,6 +21,7 @@ is less than 1. Giving `held_out` overrides names.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
 from numbers import Integral
@@ -207,10 +208,21 @@ def count_rows(path: Path, text_unit: TextUnit = "file", max_document: int = MAX
 
 def _open_parquet(path: Path, **options: Any) -> Any:
     parquet = require("pyarrow.parquet", "data", f"reading {path.name}")
-    try:
+    with _damage_named(path):
         return parquet.ParquetFile(path, **options)
-    except ValueError as error:  # ArrowInvalid is one
-        raise ValueError(f"{path} is damaged or cut off: {error}") from error
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Name the file in what pyarrow raises, in one line; not in what the system says of a file."""
+    arrow = require("pyarrow", "data", f"reading {path.name}")
+    try:
+        yield
+    except (arrow.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} is damaged or cut off: {why:.300}") from error
 
 
 def _parquet_rows(path: Path, field: str, max_document: int) -> Iterator[str]:
@@ -224,13 +236,22 @@ def _parquet_rows(path: Path, field: str, max_document: int) -> Iterator[str]:
     _check_sizes(path, file.metadata, field, max_document)
     # A text that is stored once and named by many rows would else be in memory once for each of them.
     file = _open_parquet(path, read_dictionary=[field])
-    number = 0
-    for batch in file.iter_batches(batch_size=256, columns=[field]):
+    for number, text in enumerate(_column(path, file, field), start=1):
+        if len(text) > max_document:
+            raise DocumentTooLong(f"{path}, row {number}", max_document)
+        yield text
+
+
+def _column(path: Path, file: Any, field: str) -> Iterator[str]:
+    batches = file.iter_batches(batch_size=256, columns=[field])
+    while True:
+        with _damage_named(path):
+            batch = next(batches, None)
+        if batch is None:
+            return
         for row in batch.column(0):
-            number += 1
-            text = row.as_py() or ""
-            if len(text) > max_document:
-                raise DocumentTooLong(f"{path}, row {number}", max_document)
+            with _damage_named(path):
+                text = row.as_py() or ""
             yield text
 
 
@@ -286,7 +307,7 @@ def _paragraphs(path: Path, lines: Iterable[tuple[int, str]], most: int) -> Iter
         if line.strip():
             paragraph.append(line)
             size += len(line)
-            if size > most + 1:  # the end of its last line is not in it
+            if size - line.endswith("\n") > most:
                 raise DocumentTooLong(f"{path}, the paragraph at line {number}", most)
         elif paragraph:
             yield "".join(paragraph).rstrip("\n")
