@@ -38,18 +38,18 @@ class Found:
         if not count:
             return None
         named = count <= _FEW
-        reasons = [f"{_counted(self.root, paths, named)} ({why})" for why, paths in self.skipped.items()]
+        reasons = [f"{why}: {_counted(self.root, paths, named)}" for why, paths in self.skipped.items()]
         total = count + len(self.files)
-        return f"skipped {count:,} of the {total:,} files in {self.root}: {'; '.join(reasons)}"
+        return f"skipped {count:,} of the {total:,} files in {self.root}; {'; '.join(reasons)}"
 
 
 _FEW = 5
 _FORMAT, _HIDDEN, _NO_FILE, _LINKED, _NOTES = (
-    f"another format than {', '.join(FORMATS)}",
+    f"of another format than {', '.join(FORMATS)}",
     "hidden",
-    "no regular file",
-    "a link to a folder",
-    f"{NOTES} beside data describes it",
+    "no regular files",
+    "links to folders",
+    f"{NOTES} beside data, which it describes",
 )
 
 
@@ -123,7 +123,7 @@ def _counted(root: Path, files: Sequence[Path], named: bool) -> str:
         for suffix, count in common[:_FEW]
     ]
     if rest := sum(count for _, count in common[_FEW:]):
-        counts.append(f"{rest:,} others")
+        counts.append(f"{rest:,} of other suffixes")
     return ", ".join(counts)
 
 
