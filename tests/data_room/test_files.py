@@ -209,8 +209,8 @@ def test_of_many_files_only_the_numbers_are_said(tmp_path: Path) -> None:
     for number, suffix in enumerate("abbcccddddeeeeeffffff"):
         (tmp_path / f"{number}.{suffix}").touch()
     assert FileCorpus(tmp_path).skipped == (
-        f"skipped 21 of the 22 files in {tmp_path}; of another format than .txt, .md, .jsonl, .parquet: 6 .f, "
-        "5 .e, 4 .d, 3 .c, 2 .b, 1 of other suffixes"
+        f"skipped 21 of the 22 files in {tmp_path}; of another format than .txt, .md, .jsonl, .parquet: 6 "
+        ".f, 5 .e, 4 .d, 3 .c, 2 .b, 1 of other suffixes"
     )
 
 
