@@ -46,8 +46,9 @@ TextUnit = Literal["file", "line", "paragraph"]
 
 HELD_OUT_SHARE = 0.05
 
+_BATCH_ROWS, _BATCH_BYTES = 256, 1 << 28
 _CHARACTER_BYTES = 8  # in parquet, at most: 4 of UTF-8, and 4 of the length of its text
-_PAGE_BYTES = 1 << 20  # of a column beside its texts, generously
+_PAGE_BYTES = 1 << 20  # of a group of rows beside its texts, generously
 
 
 class FileCorpus(Corpus):
@@ -233,9 +234,7 @@ def _parquet_rows(path: Path, field: str, max_document: int) -> Iterator[str]:
     kind = schema.field(field).type
     if not _is_text(kind):
         raise ValueError(f"{path} has no text in its column {field!r}: its type is {kind}, not string")
-    _check_sizes(path, file.metadata, field, max_document)
-    # A text that is stored once and named by many rows would else be in memory once for each of them.
-    file = _open_parquet(path, read_dictionary=[field])
+    _check_sizes(path, file.metadata, max_document)
     for number, text in enumerate(_column(path, file, field), start=1):
         if len(text) > max_document:
             raise DocumentTooLong(f"{path}, row {number}", max_document)
@@ -243,25 +242,35 @@ def _parquet_rows(path: Path, field: str, max_document: int) -> Iterator[str]:
 
 
 def _column(path: Path, file: Any, field: str) -> Iterator[str]:
-    batches = file.iter_batches(batch_size=256, columns=[field])
-    while True:
-        with _damage_named(path):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        for row in batch.column(0):
-            with _damage_named(path):
-                text = row.as_py() or ""
-            yield text
+    stored_once = _open_parquet(path, read_dictionary=[field])
+    with _damage_named(path):
+        for group in range(file.num_row_groups):
+            where = {"row_groups": [group], "columns": [field]}
+            longest = _longest_named(next(stored_once.iter_batches(batch_size=1, **where), None))
+            rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // longest))
+            for batch in file.iter_batches(batch_size=rows, **where):
+                yield from (row or "" for row in batch.column(0).to_pylist())
 
 
-def _check_sizes(path: Path, metadata: Any, field: str, max_document: int) -> None:
-    """Refuse, before it is unpacked, what holds a document that is too long however its rows divide it."""
+def _longest_named(batch: Any) -> int:
+    """The bytes of the longest text that is stored once for the rows that name it, or 1.
+
+    A batch holds it as often as it is named, so that little on the disk would be much in memory.
+    """
+    if batch is None or not hasattr(batch.column(0), "dictionary"):
+        return 1
+    compute = require("pyarrow.compute", "data", "reading parquet")
+    return max(1, compute.max(compute.binary_length(batch.column(0).dictionary)).as_py() or 1)
+
+
+def _check_sizes(path: Path, metadata: Any, max_document: int) -> None:
+    """Refuse, before they are unpacked, rows that must be too long, however what they take is divided.
+
+    By all columns together: asking for one ends the process where what is said of it is damaged.
+    """
     first = 1
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        columns = map(group.column, range(group.num_columns))
-        size = sum(each.total_uncompressed_size for each in columns if each.path_in_schema == field)
-        if size > group.num_rows * max_document * _CHARACTER_BYTES + _PAGE_BYTES:
+        if group.total_byte_size > group.num_rows * max_document * _CHARACTER_BYTES + _PAGE_BYTES:
             raise DocumentTooLong(f"{path}, one of the rows from {first} on", max_document)
         first += group.num_rows
 
