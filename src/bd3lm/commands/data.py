@@ -30,7 +30,8 @@ class Prepare:
     out: NewFolder
     """The folder to write."""
     tokenizer: Annotated[str | None, named("TOKENIZER")] = None
-    """A folder with tokenizer.json, a name on the hub, or bytes; by default the paper's for the corpus."""
+    """A folder with tokenizer.json, a run, box, a name on the hub, or bytes; by default the paper's for the
+    corpus."""
     workers: int = 1
     """Processes that tokenize."""
     eos: bool = True

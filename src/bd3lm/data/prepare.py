@@ -9,7 +9,7 @@ documents are skipped (read, not tokenized), and the result is bit for bit that 
 
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
@@ -177,7 +177,7 @@ def _kept(out: Path, split: Split, meta: Meta) -> Split:
 def _prepare_split(out: Path, meta: Meta, name: str, corpus: Corpus, encode: Encode, bar: "_Bar") -> Meta:
     shards = list(meta.splits[name].shards)
     done = meta.splits[name].documents
-    bar.start(name, corpus.count(name), meta.splits[name])
+    bar.start(name, meta.splits[name], count=lambda: corpus.count(name))
     documents = islice(corpus.documents(name), done, None)
     writer: _ShardWriter | None = None
 
@@ -259,9 +259,10 @@ class _Bar:
         self._progress = progress
         self._tokens = self._text_bytes = 0
 
-    def start(self, split: str, total: int | None, done: Split) -> None:
+    def start(self, split: str, done: Split, *, count: Callable[[], int | None]) -> None:
         self._tokens, self._text_bytes = done.tokens, done.text_bytes
-        self._task = self._progress.add_task(split, total=total, completed=done.documents, counts="")
+        self._task = self._progress.add_task(split, total=None, completed=done.documents, counts="counting")
+        self._progress.update(self._task, total=count(), counts="")  # counting may be a pass over the text
 
     def advance(self, batch: Encoded) -> None:
         self._tokens += len(batch.tokens)

@@ -30,7 +30,8 @@ from bd3lm.io.files import local_path
 from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.objectives import Objective
-from bd3lm.runs.presets import network_config
+from bd3lm.runs.folders import CHECKPOINTS
+from bd3lm.runs.presets import how_to_prepare, network_config
 from bd3lm.runs.recipe import BUILTIN, DataRecipe, Recipe, recipe_to_dict
 from bd3lm.training import (
     Callback,
@@ -213,7 +214,7 @@ def _check_trackers(recipe: Recipe, engine: Engine) -> None:
 def open_store(recipe: Recipe, out: Path) -> CheckpointStore:
     """The checkpoints of a run."""
     return CheckpointStore(
-        out / "checkpoints", keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
+        out / CHECKPOINTS, keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
     )
 
 
@@ -261,9 +262,8 @@ def open_shards(path: str) -> TokenShards:
     """The folder that `data.path` names."""
     if not local_path(path).is_dir():
         raise ValueError(
-            f"data.path must be a folder of token shards, got {path}, which does not exist; "
-            f"make it with `bd3lm data prepare SOURCE {path}` or, if it moved, say where: --data.path "
-            "(train), --data (eval)"
+            f"data.path must be a folder of token shards, got {path}, which does not exist; make it with "
+            f"{how_to_prepare(path)}; or, if it moved, say where: --data.path (train), --data (eval)"
         )
     return TokenShards(path)
 
@@ -302,7 +302,13 @@ def _start_from(network: Transformer, source: str, shards: TokenShards) -> None:
     """Take another model's weights, after making sure that its tokens mean the same."""
     path = interop.resolve(source)
     if (tokenizer := saved_tokenizer(path)) is not None:
-        shards.require_tokenizer(tokenizer)
+        try:
+            shards.require_tokenizer(tokenizer)
+        except ValueError as error:
+            raise ValueError(
+                f"start_from {source} has a tokenizer of its own, and {error}; prepare text with `bd3lm data "
+                f"prepare SOURCE DATA --tokenizer {source}` and train on it with --data.path DATA"
+            ) from None
     other, _ = interop.load(path)
     theirs = {name: tuple(p.shape) for name, p in other.named_parameters()}
     ours = {name: tuple(p.shape) for name, p in network.named_parameters()}

@@ -5,16 +5,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from bd3lm.commands.shared.skipped import say_skipped
-from bd3lm.commands.shared.subjects import Subject
 from bd3lm.data import CORPORA, OrderedBatches, TokenShards, WrappedTokens, load_corpus, prepare
 from bd3lm.data.folders import find_files, split_by_name
 from bd3lm.data.shards import META_FILE
 from bd3lm.io.files import local_path
 from bd3lm.io.reading import DocumentTooLong
-from bd3lm.objectives import TokenBatch
-from bd3lm.reports.content import HELD_OUT
+
+if TYPE_CHECKING:  # texts are checked before torch is loaded, which these bring
+    from bd3lm.commands.shared.subjects import Subject
+    from bd3lm.objectives import TokenBatch
 
 
 @dataclass(frozen=True)
@@ -34,19 +38,26 @@ class Sequences:
         """Of the tokens: the same for runs that read the same data."""
         return self.rows.shards.fingerprint
 
-    def batches(self, subject: Subject, batch_size: int) -> Iterator[TokenBatch]:
+    def batches(self, subject: "Subject", batch_size: int) -> "Iterator[TokenBatch]":
         """On the model's device, scored as the model was trained."""
+        from bd3lm.objectives import TokenBatch
+
         score_first = subject.model.config.method.score_first
         for tokens in OrderedBatches(self.rows, rows=batch_size, limit=self.number):
             yield TokenBatch.of(tokens.to(subject.device), score_first=score_first)
 
-    def text_bytes(self, subject: Subject) -> int | None:
-        """The bytes of what is scored; None without a tokenizer."""
+    def text_bytes(self, subject: "Subject") -> int | None:
+        """The bytes of the text of exactly those tokens that are scored; None without a tokenizer."""
         tokenizer = subject.model.tokenizer
         if tokenizer is None:
             return None
         first = int(not subject.model.config.method.score_first)
-        return sum(tokenizer.text_bytes(self.rows[[index]][:, first:]) for index in range(self.number))
+        found, before = 0, np.empty(0, np.int64)
+        for index in range(self.number):
+            row = self.rows[[index]][0]
+            found += tokenizer.text_bytes(row[first:], before=[*before, *row[:first]])
+            before = row
+        return found
 
 
 def check_texts(data: Iterable[str | None], field: str | None = None) -> None:
@@ -69,7 +80,7 @@ def _is_shards(data: str) -> bool:
 
 @contextmanager
 def open_sequences(
-    subject: Subject,
+    subject: "Subject",
     data: str | None,
     *,
     split: str | None = None,
@@ -86,6 +97,8 @@ def open_sequences(
     A run that was trained on sequences between BOS and EOS is measured on such, whatever the text. A model
     that came without its run does not know how it was trained: `bos_eos` says that it was so.
     """
+    from bd3lm.reports.content import HELD_OUT
+
     if limit is not None and limit < 1:
         raise ValueError(f"sequences must be at least 1, got {limit}")
     with TemporaryDirectory() as scratch:
@@ -114,7 +127,7 @@ def open_sequences(
 
 
 def _tokenize(
-    subject: Subject,
+    subject: "Subject",
     data: str,
     split: str | None,
     field: str | None,
@@ -122,6 +135,8 @@ def _tokenize(
     folder: Path,
 ) -> tuple[TokenShards, str]:
     """One split of a corpus as shards; a file that is no split of anything is taken whole."""
+    from bd3lm.reports.content import HELD_OUT
+
     tokenizer = subject.model.tokenizer
     if tokenizer is None:
         raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
@@ -149,7 +164,7 @@ def _check_eos(shards: TokenShards, wanted: bool | None, name: str) -> None:
         )
 
 
-def _check_tokenizer(subject: Subject, shards: TokenShards, name: str) -> None:
+def _check_tokenizer(subject: "Subject", shards: TokenShards, name: str) -> None:
     """The tokens of the text must mean to the model what they meant when the text was tokenized."""
     tokenizer, inputs = subject.model.tokenizer, shards.meta.inputs
     if tokenizer is not None:

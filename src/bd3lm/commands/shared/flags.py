@@ -46,7 +46,8 @@ SamplingDTypeFlag = Annotated[
     ),
 ]
 TokenizerFlag = Annotated[
-    str | None, named("TOKENIZER", help="For a model saved without one: a folder or a name on the hub.")
+    str | None,
+    named("TOKENIZER", help="For a model saved without one: a folder, a run, box or a name on the hub."),
 ]
 FieldFlag = Annotated[
     str | None, named("NAME", help="The field that holds the text, in jsonl and parquet; text by default.")
@@ -77,7 +78,7 @@ LeanFlag = Annotated[
         "next as its right neighbour. 0 is uniformly random; by default what the model was made with.",
     ),
 ]
-NucleusFlag = Annotated[
+TopPFlag = Annotated[
     float | None,
     named(
         "FLOAT",
@@ -85,9 +86,9 @@ NucleusFlag = Annotated[
         "By default 0.9, for SEDD 0.99, for SSD-LM 0.95.",
     ),
 ]
-NucleusRuleFlag = Annotated[
+TopPRuleFlag = Annotated[
     Literal["inclusive", "exclusive"],
-    arg(help="Whether the token that crosses --nucleus is kept; the reference implementation leaves it out."),
+    arg(help="Whether the token that crosses --top-p is kept; the reference implementation leaves it out."),
 ]
 StepsFlag = Annotated[
     int | None,
@@ -100,11 +101,13 @@ StepsFlag = Annotated[
 
 
 def check_sources(command: Any, *, for_files: Collection[str]) -> None:
-    """Refuse a missing source and, where all sources are files, flags that are not in `for_files`."""
-    from bd3lm.commands.shared.sample_files import is_file_of_samples
+    """Refuse a missing source, what is none and, where all sources are files, flags not in `for_files`."""
+    from bd3lm.commands.shared.models import check_models, is_file_of_samples
 
     if not command.sources:
         raise ValueError("a source must be given: a run, a model, or a file of samples")
+    models = [each for each in command.sources if not is_file_of_samples(each) and not Path(each).is_file()]
+    check_models(models, device=command.device)
     if not all(map(is_file_of_samples, command.sources)):
         return
     for flag in flags_of(type(command)):

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from bd3lm.io.files import local_path
 from bd3lm.io.reading import ENCODING, MAX_DOCUMENT, DocumentTooLong, numbered_lines
-from bd3lm.lm import Gap
+
+if TYPE_CHECKING:  # prompts are read before torch is loaded, which the model's room brings
+    from bd3lm.lm import Gap
 
 STANDARD_INPUT = "-"
 MAX_PROMPTS, MAX_CHARACTERS = 1_000_000, 100_000_000
@@ -18,7 +20,7 @@ MAX_PROMPTS, MAX_CHARACTERS = 1_000_000, 100_000_000
 _JSON_LINES = ".jsonl"
 _BRACES = re.compile(r"\{\{|\}\}|\{(\d+)\}|[{}]")
 
-Template = Sequence[str | Gap]
+Template: TypeAlias = "Sequence[str | Gap]"
 
 
 def read_prompts(source: str) -> list[str]:
@@ -97,9 +99,16 @@ def _prompt_field(line: str) -> str | None:
     return prompt if isinstance(prompt, str) else None
 
 
-def parse_template(template: str) -> list[str | Gap]:
+def parse_template(template: str) -> "list[str | Gap]":
     """The parts of "The {3} sat.", where {3} is a gap of 3 tokens, and {{ and }} are braces."""
-    parts: list[str | Gap] = []
+    from bd3lm.lm import Gap
+
+    return [Gap(part) if isinstance(part, int) else part for part in template_parts(template)]
+
+
+def template_parts(template: str) -> list[str | int]:
+    """The same with the lengths of the gaps; a ValueError where it is no template."""
+    parts: list[str | int] = []
     text, place = "", 0
     for found in _BRACES.finditer(template):
         text, place = text + template[place : found.start()], found.end()
@@ -111,7 +120,7 @@ def parse_template(template: str) -> list[str | Gap]:
                 f"themselves are {{{{ and }}}}, got {found[0]!r} in {template!r}"
             )
         else:
-            parts += [*([text] if text else []), Gap(int(found[1]))]
+            parts += [*([text] if text else []), int(found[1])]
             text = ""
     text += template[place:]
     if not parts:
@@ -124,6 +133,6 @@ def parse_template(template: str) -> list[str | Gap]:
 def template_text(template: Template) -> str:
     """The text that `parse_template` reads as this."""
     return "".join(
-        f"{{{part.tokens}}}" if isinstance(part, Gap) else part.replace("{", "{{").replace("}", "}}")
+        part.replace("{", "{{").replace("}", "}}") if isinstance(part, str) else f"{{{part.tokens}}}"
         for part in template
     )

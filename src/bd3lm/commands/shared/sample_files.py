@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 import bd3lm
-from bd3lm.commands.shared.partials import partial_of
+from bd3lm.commands.shared.models import PLAIN_TEXT, SUFFIX, is_file_of_samples
 from bd3lm.commands.shared.records import FOLDER
-from bd3lm.commands.shared.subjects import Subject, check_lean_is_for
+from bd3lm.commands.shared.subjects import Subject, check_lean_is_for, tell_what_is_not_kept
 from bd3lm.commands.shared.writing import (
     Author,
     Bar,
@@ -27,9 +27,6 @@ from bd3lm.io.files import local_path
 from bd3lm.io.reading import max_document_of, numbered_lines, open_text
 from bd3lm.kinds import spelt_out
 from bd3lm.lm import Settings
-
-SUFFIX = ".jsonl"
-PLAIN_TEXT = ".txt"
 
 # What is used of a line of `bd3lm sample --out`.
 _FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -102,7 +99,7 @@ class Samples:
         settings give another file, and none is ever written over.
         """
         model, file = subject.model, None
-        if subject.run is not None:
+        if subject.run is not None and subject.can_keep:
             key = _key(subject, count, settings)
             file = subject.run / FOLDER / f"{kind}-{key[:8]}{SUFFIX}"
             if file.is_file():
@@ -110,15 +107,22 @@ class Samples:
                 drawn = sorted(cls.read(file).records, key=lambda record: record["index"])
                 return cls(subject.name, drawn, subject)
             file.parent.mkdir(exist_ok=True)
-            partial_of(file).unlink(missing_ok=True)  # what an interrupted drawing left of it
         many = f"{count:,} texts" if count > 1 else "a text"
         notes.print(
             Text(f"writing {many} of up to {settings.length:,} tokens by {subject.name}"), soft_wrap=True
         )
         author = Author(subject.name, subject.weights)
         texts = write_texts(
-            model, [""] * count, settings, author=author, out=file, displays=[Bar(notes, count)], notes=notes
+            model,
+            [""] * count,
+            settings,
+            author=author,
+            out=file,
+            displays=[Bar(notes, count, device=subject.device)],
+            notes=notes,
         )
+        if file is not None:  # some may have been written before this was called
+            return cls(subject.name, cls.read(file).records, subject)
         records = [sample_record(text, "", settings, model, author) for text in texts]
         return cls(subject.name, records, subject)
 
@@ -168,7 +172,7 @@ class Samples:
 
         Records of usual ones do not name them, so that they are the same as those from before they did.
         """
-        usual = {"nucleus_rule": "inclusive", "temperature": 1.0, "top_k": None}
+        usual = {"top_p_rule": "inclusive", "temperature": 1.0, "top_k": None}
         return {
             name: value
             for name, default in usual.items()
@@ -218,11 +222,6 @@ class Samples:
                 )
 
 
-def is_file_of_samples(source: str) -> bool:
-    """Whether a source names a file of samples, rather than a model."""
-    return source.endswith((SUFFIX, PLAIN_TEXT))
-
-
 def open_source(
     source: str, *, field: str = "text", max_document: int | None = None, **options: Any
 ) -> Subject | Samples:
@@ -243,7 +242,9 @@ def open_sources(flags: Any, *, field: str = "text") -> list[Subject | Samples]:
     options = {"device": flags.device, "dtype": dtype, "tokenizer": flags.tokenizer, "lean": flags.lean}
     of_files = {"field": field, "max_document": flags.max_document}
     sources = [open_source(source, **of_files, **options) for source in flags.sources]
-    check_lean_is_for([each for each in sources if isinstance(each, Subject)], flags.lean)
+    subjects = [each for each in sources if isinstance(each, Subject)]
+    check_lean_is_for(subjects, flags.lean)
+    tell_what_is_not_kept(subjects)
     return sources
 
 
