@@ -26,7 +26,7 @@ def test_version(capsys):
 
 NAMES = [
     *every_command(),
-    *("data prepare", "data train-tokenizer", "data train_tokenizer"),
+    *("data prepare", "data verify", "data train-tokenizer", "data train_tokenizer"),
     *("bench train", "bench sample", "bench attention"),
 ]
 
@@ -76,13 +76,13 @@ def test_no_command_shows_them_all(capsys):
         ("xyzzy --help", "bd3lm has no command 'xyzzy'. Its commands are train, data, sample, presets, "),
         (
             "data prepre a b",
-            "bd3lm data has no command 'prepre', did you mean 'prepare'? Its commands are prepare, train-",
+            "bd3lm data has no command 'prepre', did you mean 'prepare'? Its commands are prepare, verify, t",
         ),
         (
             "bench trian",
             "bd3lm bench has no command 'trian', did you mean 'train'? Its commands are train, f",
         ),
-        ("data", "bd3lm data needs a command, prepare or train-tokenizer; see bd3lm data --help"),
+        ("data", "bd3lm data needs a command, prepare or verify or train-tokenizer; see bd3lm data --help"),
         (
             "bench",
             "bd3lm bench needs a command, train or forward or sample or attention; see bd3lm bench --help",

@@ -8,6 +8,7 @@ from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
     LeanFlag,
+    MaxDocumentFlag,
     ModelsOrFiles,
     OptionalFile,
     OptionalFolder,
@@ -60,6 +61,7 @@ class Lengths(Command):
     """Documents written side by side."""
     data: OptionalFolder = None
     """A folder of token shards to compare with; by default what each run was trained on."""
+    max_document: MaxDocumentFlag = None
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: SamplingDTypeFlag = None
@@ -72,7 +74,7 @@ class Lengths(Command):
         from bd3lm.commands.shared.records import check_new_file, write_records
 
         check_new_file(self.out)
-        check_sources(self, for_files=("data", "out"))
+        check_sources(self, for_files=("data", "max_document", "out"))
         if self.count < 1:
             raise ValueError(f"count must be at least 1, got {self.count}")
 

@@ -18,12 +18,14 @@ from bd3lm.commands.shared.flags import (
     EstimatorFlag,
     FieldFlag,
     LeanFlag,
+    MaxDocumentFlag,
     Model,
     OptionalFile,
     OptionalInt,
     TokenizerFlag,
     named,
 )
+from bd3lm.commands.shared.skipped import say_skipped
 
 if TYPE_CHECKING:
     from bd3lm.commands.shared.subjects import Subject
@@ -69,6 +71,7 @@ class Score(Command):
     """Files or folders of text, with the documents that `bd3lm data prepare` would take. Blank ones have a
     line too, without a figure."""
     field: FieldFlag = None
+    max_document: MaxDocumentFlag = None
     estimator: EstimatorFlag = "auto"
     lean: LeanFlag = None
     samples: OptionalInt = None
@@ -114,7 +117,10 @@ def run_score(subject: "Subject", flags: Score) -> None:
     if not flags.files:
         raise ValueError("files must name at least one file or folder of text, got none")
     _check_numbers(subject, flags)
-    corpora = [(file, FileCorpus(file, field=flags.field or "text", held_out=0)) for file in flags.files]
+    options: dict[str, Any] = {"field": flags.field or "text", "max_document": flags.max_document}
+    corpora = [(file, FileCorpus(file, held_out=0, **options)) for file in flags.files]
+    for _, corpus in corpora:
+        say_skipped(corpus)
     tally = _Tally()
     if flags.out is None:
         for line in _lines(subject, _places(corpora), tally, flags):

@@ -32,15 +32,14 @@ from bd3lm.data.corpus import Corpus
 from bd3lm.data.encoding import Encode, Encoded, Encoder, encoding
 from bd3lm.data.shards import (
     META_FILE,
-    DType,
     Inputs,
     Meta,
     Shard,
     Split,
     TokenShards,
-    check_shard,
     dtype_for,
     load_lengths,
+    open_shard,
 )
 from bd3lm.data.tokenizers import CONFIG_FILE, Tokenizer, load_tokenizer
 from bd3lm.io.files import (
@@ -149,7 +148,7 @@ def _begin(out: Path, inputs: Inputs) -> Meta:
             )
         new.write(out)  # no work is lost, as after a line that could not be read and was corrected
         return new
-    kept = {name: _kept(out, meta.splits.get(name, nothing), meta.dtype) for name, nothing in empty.items()}
+    kept = {name: _kept(out, meta.splits.get(name, nothing), meta) for name, nothing in empty.items()}
     return replace(meta, splits=kept)
 
 
@@ -162,12 +161,13 @@ def _holds_tokenizer(out: Path, tokenizer: Tokenizer) -> bool:
     return there == tokenizer.fingerprint and (out / CONFIG_FILE).is_file()
 
 
-def _kept(out: Path, split: Split, dtype: DType) -> Split:
+def _kept(out: Path, split: Split, meta: Meta) -> Split:
+    """As many of the first shards as are whole."""
     kept: list[Shard] = []
     for shard in split.shards:
         try:
-            check_shard(out, shard, dtype)
-            load_lengths(out, shard)
+            open_shard(out, shard, meta)
+            load_lengths(out, shard, meta.inputs.around_documents)
         except (FileNotFoundError, ValueError):
             return Split.of(kept, complete=False)
         kept.append(shard)

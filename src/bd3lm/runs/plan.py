@@ -1,7 +1,9 @@
 """From a recipe to a run: a plan, which has been checked as a whole, and what it builds."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -101,8 +103,9 @@ class _Reading:
     nothing_held_out: str | None
 
     @classmethod
-    def of(cls, recipe: Recipe, shards: TokenShards) -> "_Reading":
+    def of(cls, recipe: Recipe, shards: TokenShards, engine: Engine) -> "_Reading":
         """All of it, checked against the recipe."""
+        shards.check(partial(print, file=sys.stderr) if engine.is_main else lambda line: None)
         config = _config(recipe, shards.tokenizer.vocab_size, shards.tokenizer.mask_id)
         objective = _objective(recipe, config)
         held_out = HeldOut(held_out_batches(recipe.data, shards), recipe.method.score_first)
@@ -136,9 +139,8 @@ class Plan:
         recipe, engine = self.recipe, self.engine
         reading = self.reading
         if reading is None:
-            reading = _Reading.of(
-                recipe, prepare_builtin(recipe.data, data_folder or self.out / "data", engine)
-            )
+            shards = prepare_builtin(recipe.data, data_folder or self.out / "data", engine)
+            reading = _Reading.of(recipe, shards, engine)
         config, shards = reading.config, reading.shards
         # A run that has a checkpoint goes on from it, and no longer needs what it started from.
         start_from = recipe.start_from if self.store.latest() is None else None
@@ -194,7 +196,7 @@ def plan_run(
             recipe.start_from,
         )
     if shards is not None:
-        return Plan(recipe, out, engine, store, _Reading.of(recipe, shards))
+        return Plan(recipe, out, engine, store, _Reading.of(recipe, shards, engine))
     # The tokenizer of built-in text is trained later. Its size is known, and any mask id will do here.
     _objective(recipe, _config(recipe, recipe.data.builtin_vocabulary, mask_id=0))
     return Plan(recipe, out, engine, store, None)
@@ -234,9 +236,13 @@ def prepare_builtin(recipe: DataRecipe, folder: Path, engine: Engine) -> TokenSh
 
 
 def _is_prepared(recipe: DataRecipe, folder: Path) -> bool:
-    return (folder / META_FILE).is_file() and TokenShards(
-        folder
-    ).tokenizer.vocab_size == recipe.builtin_vocabulary
+    """Whether all of it is there; what is damaged or was interrupted is made again."""
+    try:
+        shards = TokenShards(folder)
+        shards.check()
+        return shards.tokenizer.vocab_size == recipe.builtin_vocabulary
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def run_data(recipe: DataRecipe, run: Path) -> TokenShards:

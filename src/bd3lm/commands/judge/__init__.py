@@ -10,6 +10,7 @@ from bd3lm.commands.shared.flags import (
     DeviceFlag,
     DType,
     LeanFlag,
+    MaxDocumentFlag,
     ModelsOrFiles,
     OptionalFile,
     SamplingDTypeFlag,
@@ -23,6 +24,7 @@ from bd3lm.commands.shared.flags import (
 
 _FOR_FILES = (
     "field",
+    "max_document",
     "judge",
     "window",
     "stride",
@@ -51,6 +53,7 @@ class Judge(Command):
             help="The field of .jsonl of other code that holds a text, or a list of them; by default text.",
         ),
     ] = None
+    max_document: MaxDocumentFlag = None
     judge: Annotated[str, arg(metavar="MODEL")] = "gpt2-large"
     """A causal language model: a local folder, a GGUF file, or a name on the hub, which is downloaded."""
     count: int = 300

@@ -48,10 +48,15 @@ def check_flags(flags: Judge) -> None:
         if not flags.mauve.is_file():
             raise ValueError(f"mauve must be a file of human text, and {flags.mauve} is none")
         try:  # its first document: all of it is read last, after everything was drawn and judged
-            next(load_corpus(flags.mauve, held_out=0).documents("train"), None)
+            next(_human_texts(flags), None)
         except ValueError as error:
             raise ValueError(f"mauve must be a file of human text: {error}") from error
         require("mauve", "mauve", "MAUVE")
+
+
+def _human_texts(flags: Judge) -> Iterator[str]:
+    assert flags.mauve is not None
+    return load_corpus(flags.mauve, held_out=0, max_document=flags.max_document).documents("train")
 
 
 def settings_of(flags: Judge, subject: Subject, length: int) -> Settings:
@@ -152,8 +157,7 @@ def judge_samples(samples: Samples, judge: FeatureJudge, flags: Judge, notes: Co
     )
     likeness = None
     if flags.mauve is not None:
-        documents = load_corpus(flags.mauve, held_out=0).documents("train")
-        likeness = mauve_score(judge, texts, documents, **options)
+        likeness = mauve_score(judge, texts, _human_texts(flags), **options)
     result = {
         "samples": len(texts),
         "tokens": int(found.tokens.sum()),

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bd3lm.commands.shared.skipped import say_skipped
 from bd3lm.data import CORPORA, OrderedBatches, TokenShards, WrappedTokens, load_corpus, prepare
-from bd3lm.data.files import find_files, split_by_name
+from bd3lm.data.folders import find_files, split_by_name
 from bd3lm.data.shards import META_FILE
 from bd3lm.io.files import local_path
+from bd3lm.io.reading import DocumentTooLong
 
 if TYPE_CHECKING:  # texts are checked before torch is loaded, which these bring
     from bd3lm.commands.shared.subjects import Subject
@@ -63,7 +65,7 @@ def check_texts(data: Iterable[str | None], field: str | None = None) -> None:
     where no text comes from files, which alone have one."""
     files = [source for source in data if source is not None and _is_of_files(source)]
     for source in files:
-        load_corpus(source)  # finds the files and reads none
+        say_skipped(load_corpus(source))  # finds the files and reads none
     if field is not None and not files:
         raise ValueError(f"--field is for text in files, and none is measured on, got {field!r}")
 
@@ -143,8 +145,13 @@ def _tokenize(
     whole = path.exists() and (path.is_file() or not split_by_name(path, find_files(path)))
     corpus = load_corpus(data, field=field if _is_of_files(data) else None, held_out=0 if whole else None)
     split = split or next((each for each in HELD_OUT if each in corpus.splits), corpus.splits[0])
-    shards = prepare(corpus, tokenizer, folder, splits=[split], eos_between_documents=eos_between_documents)
-    return shards, split
+    try:
+        return prepare(
+            corpus, tokenizer, folder, splits=[split], eos_between_documents=eos_between_documents
+        ), split
+    except DocumentTooLong as error:
+        hint = "`bd3lm data prepare --max-document` allows more, and can be measured on by its folder"
+        raise DocumentTooLong(error.where, error.most, hint) from None
 
 
 def _check_eos(shards: TokenShards, wanted: bool | None, name: str) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from bd3lm.commands.shared.command import flags_of
+from bd3lm.io.reading import MAX_DOCUMENT
 
 DType = Literal["float32", "bfloat16", "float64"]
 DTYPES = "{float32,bfloat16,float64}"
@@ -50,6 +51,13 @@ TokenizerFlag = Annotated[
 ]
 FieldFlag = Annotated[
     str | None, named("NAME", help="The field that holds the text, in jsonl and parquet; text by default.")
+]
+MaxDocumentFlag = Annotated[
+    int | None,
+    named(
+        "INT",
+        help=f"Characters that a document, or a line of JSON, may have at most; by default {MAX_DOCUMENT:,}.",
+    ),
 ]
 EstimatorFlag = Annotated[
     str,

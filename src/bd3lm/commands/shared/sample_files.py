@@ -24,6 +24,7 @@ from bd3lm.commands.shared.writing import (
 from bd3lm.data import load_corpus
 from bd3lm.data.corpus import digest
 from bd3lm.io.files import local_path
+from bd3lm.io.reading import max_document_of, numbered_lines, open_text
 from bd3lm.kinds import spelt_out
 from bd3lm.lm import Settings
 
@@ -55,7 +56,7 @@ class Samples:
     subject: Subject | None = None
 
     @classmethod
-    def read(cls, file: Path, *, field: str = "text") -> "Samples":
+    def read(cls, file: Path, *, field: str = "text", max_document: int | None = None) -> "Samples":
         """The samples in a file, all of which must have been written in one way.
 
         They are lines of `bd3lm sample --out`, or texts of other code: lines with a `field` that holds a text
@@ -64,16 +65,19 @@ class Samples:
         if not file.is_file():
             raise ValueError(f"there is no file {file}")
         if file.name.endswith(PLAIN_TEXT):
-            texts = [_of_other_code(text) for text in load_corpus(file, held_out=0).documents("train")]
+            corpus = load_corpus(file, held_out=0, max_document=max_document)
+            texts = [_of_other_code(text) for text in corpus.documents("train")]
             if not texts:
                 raise ValueError(f"{file} must hold at least one text, got none")
             return cls(str(file), texts)
         try:
-            with file.open(encoding="utf-8") as lines:
-                numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-            records = [
-                record for number, line in numbered for record in _parse(line, field, f"{file} line {number}")
-            ]
+            with open_text(file) as text:
+                records = [
+                    record
+                    for number, line in numbered_lines(text, file, max_document_of(max_document))
+                    if line.strip()
+                    for record in _parse(line, field, f"{file} line {number}")
+                ]
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} must be text, as `bd3lm sample --out` writes it: {error}") from None
         if not records:
@@ -218,10 +222,12 @@ class Samples:
                 )
 
 
-def open_source(source: str, *, field: str = "text", **options: Any) -> Subject | Samples:
+def open_source(
+    source: str, *, field: str = "text", max_document: int | None = None, **options: Any
+) -> Subject | Samples:
     """A file of samples, whose texts a `field` holds, or a model, which `options` are for."""
     if is_file_of_samples(source):
-        return Samples.read(local_path(source), field=field)
+        return Samples.read(local_path(source), field=field, max_document=max_document)
     if Path(source).is_file() and not source.endswith(".ckpt"):
         raise ValueError(
             f"sources must be runs, model folders, hub ids or files of texts, {SUFFIX} as `bd3lm sample "
@@ -234,7 +240,8 @@ def open_sources(flags: Any, *, field: str = "text") -> list[Subject | Samples]:
     """The sources of a command, models with its --device, --dtype, --tokenizer and --lean."""
     dtype = sampling_dtype(flags.dtype, flags.device)
     options = {"device": flags.device, "dtype": dtype, "tokenizer": flags.tokenizer, "lean": flags.lean}
-    sources = [open_source(source, field=field, **options) for source in flags.sources]
+    of_files = {"field": field, "max_document": flags.max_document}
+    sources = [open_source(source, **of_files, **options) for source in flags.sources]
     subjects = [each for each in sources if isinstance(each, Subject)]
     check_lean_is_for(subjects, flags.lean)
     tell_what_is_not_kept(subjects)
@@ -245,7 +252,7 @@ def _parse(line: str, field: str, where: str) -> list[dict[str, Any]]:
     """The samples in a line: one, or each text of a list."""
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} must be JSON, as `bd3lm sample --out` writes it: {error}") from None
     fields = record if isinstance(record, dict) else {}
     if not fields.keys() & {"documents", "settings"}:
