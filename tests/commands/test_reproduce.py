@@ -88,7 +88,7 @@ def test_tables_3_4_and_5_are_one_command_each(
         assert re.search(row, printed)
     words = [word for word in words if word != "paper" and "owt-ar" not in word]
     assert main([*words, "nelbo:ordered", "--data", str(news), *FEW]) == 0
-    assert re.search(r"nelbo:ordered │ ≈ \d", capsys.readouterr().out)
+    assert re.search(r"nelbo:ordered │ +≈ \d", capsys.readouterr().out)
 
 
 def test_samples_of_ssd_lm_as_other_code_writes_them_are_judged(
