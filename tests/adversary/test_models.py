@@ -276,6 +276,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         "x…, did|must be one of .* got 'x+…",
     ),
     "a number without end": (text_of(CONFIG, '{"format": ' + "9" * 5000 + "}"), "must be valid JSON"),
+    "a type without end": (
+        with_config(lambda _: {"model_type": "x" * 500_000, "architectures": ["y" * 400_000]}),
+        "holds a model of type 'x+… .y+., which bd3lm does not load",
+    ),
+    "fields without end": (with_config(lambda _: {"x" * 900_000: 1}), "got the fields: x{100}$"),
     "a plugin": (
         with_config(lambda c: c | {"method": {"kind": "evil"}, "plugins": {"evil": "/evil.py"}}),
         "give --plugin",
