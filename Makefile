@@ -47,7 +47,7 @@ test-slow: $(VENV)/.test ## only the tests marked slow
 test-research: $(VENV)/.test ## the tests of what is in research/, the slow ones too
 	@$(PYTEST) --slow research/tests $(PYTEST_ARGS)
 
-results: $(VENV)/.core ## docs/results.md, its plots and the README's table, from the raw results in research/results
+results: $(VENV)/.core ## docs/results.md and the README's table, with their plots, from research/results
 	@$(BIN)/python -m research.evidence.document
 
 demo: $(VENV)/.core ## the demonstration, `bd3lm demo`
@@ -59,7 +59,7 @@ check: $(VENV)/.dev ## formatting, lint, types and import rules; runs no tests
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-format: $(VENV)/.dev ## rewrite the files in the house format
+format: $(VENV)/.dev ## rewrite the files in the project's format
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 

@@ -32,7 +32,7 @@ make_box() {
     run sample runs/box/bfloat16 "" "The city of" "In mathematics," --count 4 --dtype float32 --out "$out/samples.jsonl"
     # In the order that ships, and in others: eval.json has the records of all.
     for lean in 2 0 1 4; do
-        run eval runs/box/bfloat16 --data "$data" --split test --lean "$lean" --dtype float32 --batch 64 \
+        run eval runs/box/bfloat16 --data "$data" --split test --lean "$lean" --dtype float32 --batch-size 64 \
             --out "$out/eval-$lean.json"
     done
     python -c 'import json, sys; print(json.dumps([r for f in sys.argv[1:] for r in json.load(open(f))], indent=2))' \

@@ -29,12 +29,12 @@ claims)
     ;;
 sample)
     for batch in 1 256; do
-        run sample --block-size 4 --batch $batch --repeats 5 --profile
-        run sample --block-size 16 --batch $batch --repeats 5 --profile
-        run sample --method ar --batch $batch --repeats 5 --profile
+        run sample --block-size 4 --batch-size $batch --repeats 5 --profile
+        run sample --block-size 16 --batch-size $batch --repeats 5 --profile
+        run sample --method ar --batch-size $batch --repeats 5 --profile
     done
     for batch in 1 256; do
-        run sample --block-size 4 --batch $batch --repeats 1 --variants cached unreplayed unfused plain
+        run sample --block-size 4 --batch-size $batch --repeats 1 --variants cached unreplayed unfused plain
     done
     ;;
 lengths)
@@ -46,11 +46,11 @@ lengths)
     ;;
 growth)
     run train --block-size 16
-    run train --block-size 4 --batch 8
-    run train --block-size 4 --batch 8 --context 4096
+    run train --block-size 4 --batch-size 8
+    run train --block-size 4 --batch-size 8 --context 4096
     for batch in 8 64; do
-        run sample --block-size 4 --batch $batch
-        run sample --block-size 16 --batch $batch
+        run sample --block-size 4 --batch-size $batch
+        run sample --block-size 16 --batch-size $batch
     done
     ;;
 many)

@@ -96,7 +96,7 @@ def _draw_time(rows: int, scale: float, **cut: int) -> tuple[float, Tensor]:
             *(logits, numbers, numbers, zero),
             mask_id=_VOCABULARY - 1,
             temperature=1.0,
-            nucleus_p=0.9,
+            top_p=0.9,
             inclusive=True,
         )
 
@@ -119,7 +119,7 @@ def texts() -> Iterator[dict[str, Any]]:
         ("ar", Shape(method="ar"), 256),
         ("4", Shape(block_size=4), 64),
     ):
-        case = SamplingCase(shape=shape, batch=batch, length=_LENGTH, dtype="bfloat16")
+        case = SamplingCase(shape=shape, batch_size=batch, length=_LENGTH, dtype="bfloat16")
         for variant, patches in _VARIANTS.items():
             with ExitStack() as stack:
                 for patch in patches:

@@ -19,7 +19,7 @@ REPEATS = 3
 
 
 def writers(model: Transformer) -> dict[str, Writer]:
-    sharpening = Sharpening(nucleus_p=0.9)
+    sharpening = Sharpening(top_p=0.9)
     found: dict[str, Writer] = {
         f"block {n}": BlockWriter(
             model, reading=BlockReading(block_size=n, mask_id=MASK), context=CONTEXT, sharpening=sharpening

@@ -383,7 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = ("layers", "hidden", "heads", "context", "vocabulary", "block_size")
     for name in sizes:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(plain, name))
-    parser.add_argument("--batch", type=int, default=TrainingCase().batch)
+    parser.add_argument("--batch", type=int, default=TrainingCase().batch_size)
     parser.add_argument("--device")
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path)
@@ -391,7 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         device = pick_device(options.device)
         shape = Shape(**{name: getattr(options, name) for name in sizes})
-        case = TrainingCase(shape=shape, batch=options.batch)
+        case = TrainingCase(shape=shape, batch_size=options.batch)
     except ValueError as error:
         parser.error(str(error))
     if options.steps < 1:
@@ -410,7 +410,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records = measure_all(
         case, names, device=device, steps=options.steps, out=options.out, commit=options.commit
     )
-    _print(console, f"{shape.title}, batch {case.batch}, on {device_name(device)}", records)
+    _print(console, f"{shape.title}, batch {case.batch_size}, on {device_name(device)}", records)
     return int(any("error" in record for record in records))
 
 

@@ -19,7 +19,7 @@ import bd3lm
 from bd3lm import interop
 from bd3lm.cli import main
 from bd3lm.data import load_tokenizer
-from bd3lm.interop import sources
+from bd3lm.io import places
 from bd3lm.runs.presets import network_config, preset
 from bd3lm.runs.recipe import recipe_from_dict
 from tests.lm import of_bytes
@@ -49,7 +49,7 @@ def box(tmp_path, monkeypatch) -> Path:
     model = of_bytes(4, causal_clean=True)
     model.network.to(torch.bfloat16)
     model.save_pretrained(folder)
-    for module in (sources, interop):
+    for module in (places, interop):
         monkeypatch.setattr(module, "BOX_FOLDER", folder)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
@@ -60,6 +60,12 @@ def test_the_name_is_the_model(box: Path) -> None:
     assert interop.resolve("box") == box
     written = [bd3lm.load(source).generate("ab", seed=1)[0].text for source in ("box", box)]
     assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("typed", ["bxo", "Box", "boxx"])
+def test_its_name_may_be_misspelt(box: Path, typed: str) -> None:
+    with pytest.raises(ValueError, match=f"there is no folder '{typed}' here, did you mean 'box'"):
+        bd3lm.load(typed)
 
 
 def test_a_revision_is_for_the_hub(box: Path) -> None:

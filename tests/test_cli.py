@@ -26,7 +26,7 @@ def test_version(capsys):
 
 NAMES = [
     *every_command(),
-    *("data prepare", "data train-tokenizer", "data train_tokenizer"),
+    *("data prepare", "data verify", "data train-tokenizer", "data train_tokenizer"),
     *("bench train", "bench sample", "bench attention"),
 ]
 
@@ -76,13 +76,13 @@ def test_no_command_shows_them_all(capsys):
         ("xyzzy --help", "bd3lm has no command 'xyzzy'. Its commands are train, data, sample, presets, "),
         (
             "data prepre a b",
-            "bd3lm data has no command 'prepre', did you mean 'prepare'? Its commands are prepare, train-",
+            "bd3lm data has no command 'prepre', did you mean 'prepare'? Its commands are prepare, verify, t",
         ),
         (
             "bench trian",
             "bd3lm bench has no command 'trian', did you mean 'train'? Its commands are train, f",
         ),
-        ("data", "bd3lm data needs a command, prepare or train-tokenizer; see bd3lm data --help"),
+        ("data", "bd3lm data needs a command, prepare or verify or train-tokenizer; see bd3lm data --help"),
         (
             "bench",
             "bd3lm bench needs a command, train or forward or sample or attention; see bd3lm bench --help",
@@ -192,6 +192,60 @@ def test_a_second_interrupt_is_one_line(capsys, monkeypatch):
     assert capsys.readouterr().err == "bd3lm: interrupted\n"
 
 
+STAND_IN = """
+import os, signal, sys, time
+sys.path.insert(0, ".")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have ignored it
+sys.argv = ["bd3lm", *{words}]
+from bd3lm.__main__ import main
+sys.exit(main())
+"""
+SIGNALLED = "import os, signal; os.kill(os.getpid(), signal.{})"
+PLACES = {  # where the signal comes, by the module that is being imported then
+    "while tyro is imported": ("tyro.py", ["presets"]),
+    "while torch is imported": ("torch.py", ["sample"]),
+    "where exceptions get lost": ("plugin.py", ["presets", "--plugin", "plugin.py"]),
+}
+LOST = """
+class Lost:
+    def __del__(self):
+        {}
+        print("it went on")  # Python looks for signals before this
+
+Lost()
+import time
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("name", "said", "status"),
+    [("SIGINT", "bd3lm: interrupted\n", 130), ("SIGTERM", "bd3lm: terminated\n", 143)],
+)
+def test_a_signal_is_one_line_from_the_first_moment_on(name, said, status, place, tmp_path):
+    module, words = PLACES[place]
+    does = SIGNALLED.format(name)
+    text = LOST.format(does) if module == "plugin.py" else f"{does}\nimport time; time.sleep(60)"
+    (tmp_path / module).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-c", STAND_IN.format(words=words)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.stderr, done.returncode) == (said, status)
+
+
+def test_what_an_interruption_became_is_told_as_one(capsys, monkeypatch):
+    def run(*_: Any) -> int:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RuntimeError("trying to pop from empty mode stack")  # noqa: B904 - as torch does
+
+    monkeypatch.setattr("bd3lm.commands.presets.Presets.run", run)
+    assert main(["presets"]) == 130
+    assert capsys.readouterr().err == "bd3lm: interrupted\n"
+
+
 def test_reading_a_command_line_is_quick():
     """Whatever brings torch is imported when a command runs."""
     code = """
@@ -205,6 +259,85 @@ print(*{"torch", "numpy", "matplotlib", "rich"} & set(sys.modules))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: bd3lm eval")
     assert done.stdout.splitlines()[-1] == ""
+
+
+WRONG_AT_ONCE = {
+    "sample no-such-model": "there is no folder 'no-such-model' here",
+    "sample --temperature -1": "--temperature must lie in [0.001, 1000]",
+    "sample --length 0": "--length must be at least 1, got 0",
+    "sample --device gpu": "--device must be cpu, cuda or cuda:N, got 'gpu'",
+    "sample --prompts-from no-file": "--prompts-from no-file could not be read",
+    "sample --template text": "--template must hold a gap",
+    "sample empty": "folder empty must hold a model.safetensors, got none",
+    "eval": "models must name at least one run",
+    "eval ./typo": "there is no folder './typo' here",
+    "eval box --batch-size 0": "--batch-size must be at least 1, got 0",
+    "eval box --data no-file": "no-file is neither a file or folder nor one of pydoc",
+    "eval box --out there": "--out must be a new file, and there exists",
+    "zeroshot typo --data there": "there is no folder 'typo' here",
+    "zeroshot box --data no-file": "no-file is neither a file or folder nor one of pydoc",
+    "score typo there": "there is no folder 'typo' here",
+    "score box no-file": "there is no file or folder no-file",
+    "judge typo": "there is no folder 'typo' here",
+    "lengths typo": "there is no folder 'typo' here",
+    "variance typo": "there is no folder 'typo' here",
+    "report typo": "there is no folder 'typo' here",
+    "harness typo --tasks any": "there is no folder 'typo' here",
+    "convert typo out": "there is no folder 'typo' here",
+    "convert box .": "OUT must be a new or empty folder, and . holds empty",
+    "train": "a preset or --config must be given",
+    "train nopreset": "there is no preset 'nopreset'",
+    "train --config no-file": "config must be a YAML file, got no-file, which does not exist",
+    "train demo --from typo": "there is no folder 'typo' here",
+    "train demo --out run": "run holds a run; give --resume to go on with it",
+    "train demo --out empty --resume": "--resume needs a run to continue, and empty holds none",
+    "data prepare no-file out": "no-file is neither a file or folder nor one of pydoc",
+}
+
+
+def test_what_is_wrong_with_a_command_is_told_before_torch_is_loaded(tmp_path):
+    """Which takes seconds. One process asks for all; in a terminal it would say `loading torch` first."""
+    code = f"""
+import sys
+from bd3lm.cli import main
+for words in {list(WRONG_AT_ONCE)}:
+    sys.stderr.write(f"{{main(words.split())}} {{'torch' in sys.modules}}\\n")
+"""
+    (tmp_path / "there").write_text("")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "run" / "checkpoints" / "step-00000001").mkdir(parents=True)
+    (tmp_path / "run" / "recipe.yaml").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    lines = iter(done.stderr.splitlines())
+    for words, said in WRONG_AT_ONCE.items():
+        line = next(lines)
+        assert line.startswith("bd3lm: "), words
+        assert said in line, words
+        assert next(lines) == "1 False", words
+    assert list(lines) == []
+
+
+def test_presets_need_no_torch():
+    code = "import sys; from bd3lm.cli import main; main(['presets']); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+@pytest.mark.parametrize(("is_terminal", "said"), [(True, "loading torch ...\r\n"), (False, "")])
+def test_a_terminal_is_told_that_torch_is_loading(is_terminal, said, tmp_path):
+    """As it is about to be: the stand-in says when that is."""
+    (tmp_path / "torch.py").write_text("import sys; print('here it is', file=sys.stderr); sys.exit(3)")
+    code = (
+        "import sys; sys.path.insert(0, '.'); from bd3lm.cli import main; main(['train', 'demo', '--show'])"
+    )
+    reading, writing = os.openpty() if is_terminal else os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as told:
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stderr=writing)
+        printed = told.read(1000).decode()
+        os.close(writing)
+    assert done.returncode == 3
+    assert printed.replace("\r", "") == f"{said}here it is\n".replace("\r", "")
 
 
 # --- plugins ---

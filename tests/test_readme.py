@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import bd3lm
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -15,8 +17,14 @@ def test_python_examples_run(capsys) -> None:
     for source in blocks("python"):
         exec(compile(source, "README.md", "exec"), {"__name__": "readme"})
     printed = capsys.readouterr().out
+    assert printed.startswith("The city of")
     assert "False True" in printed
     assert "(exact)" in printed
+
+
+def test_the_citation_has_this_version() -> None:
+    (bibtex,) = blocks("bibtex")
+    assert f"version = {{{bd3lm.__version__}}}" in bibtex
 
 
 def test_make_targets_exist() -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from bd3lm.data import Tokenizer, TokenShards, byte_tokenizer, prepare
+from bd3lm.runs.merging import merge
 from bd3lm.runs.presets import Preset, Stage
-from bd3lm.runs.recipe import Recipe, merge, recipe_from_dict
+from bd3lm.runs.recipe import Recipe, recipe_from_dict
 from tests.data_room.documents import small_corpus
 
 

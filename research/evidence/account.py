@@ -105,8 +105,8 @@ def _timed(evidence: Evidence) -> str:
     runs = [run for run in evidence.runs if run.settings["network"]["adaln"]]
     if not runs:
         return ""
-    told = ", and told the time" * all(run.settings["network"]["time_conditioning"] for run in runs)
-    return f" With adaptive norms{_parameters(evidence, runs[0])}{told}: {_kinds(runs)}."
+    timed = ", and conditioned on time" * all(run.settings["network"]["time_conditioning"] for run in runs)
+    return f" With adaptive norms{_parameters(evidence, runs[0])}{timed}: {_kinds(runs)}."
 
 
 def _tied(evidence: Evidence) -> str:

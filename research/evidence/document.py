@@ -1,5 +1,5 @@
-"""docs/results.md and its plots, and the README's table, from the results: prose is written by hand, and no
-figure is.
+"""docs/results.md with its plots, and the README's table and plot, from the results: prose is written by
+hand, and no figure is.
 
     python -m research.evidence.document                     # rewrites the regions and the plots
     python -m research.evidence.document --check             # fails where a region is stale
@@ -25,7 +25,7 @@ from research.evidence.samples import RESULTS
 
 _ROOT = Path(__file__).parents[2]
 DOCUMENT, IMAGES = _ROOT / "docs" / "results.md", "images/results"
-README = _ROOT / "README.md"
+README, SUMMARY_IMAGES = _ROOT / "README.md", "docs/images/readme"
 _REGION = re.compile(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", re.DOTALL)
 _FIGURE = re.compile(r"\d+(?:\.\d+)? ?%|\d+\.\d+")  # what looks measured
 _FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -54,6 +54,10 @@ def _decoding(evidence: Evidence) -> Iterator[Part | None]:
     for name in (f"{PRESET}-4", f"{DECODED}-4", f"{DECODED}-16"):
         yield plots.decoding_plot(evidence, name)
     yield Listing(list(decoding.decoding_findings(evidence)))
+
+
+def _preset_orders(evidence: Evidence) -> Iterator[Part | None]:
+    yield plots.preset_order_plot(evidence) or Prose("Not measured yet.")
 
 
 def _region(
@@ -88,8 +92,11 @@ def _of_table(name: str, end: str = "") -> Callable[[Run, Measure], bool]:
     return lambda run, _: run.table == name and run.name.endswith(end)
 
 
-# The README has no plots, and figures of its own in the prose.
-SUMMARY: Mapping[str, Region] = {"quality": _region(tables.short_summary_table)}
+# Of the README, which has figures of its own in the prose.
+SUMMARY: Mapping[str, Region] = {
+    "preset-orders": _preset_orders,
+    "quality": _region(tables.short_summary_table),
+}
 REGIONS: Mapping[str, Region] = {
     "verdicts": _region(findings.verdict_table),
     "quality": _region(tables.summary_table),
@@ -162,13 +169,15 @@ def build(evidence: Evidence, regions: Mapping[str, Region] = REGIONS) -> dict[s
     return {name: [part for part in region(evidence) if part] for name, region in regions.items()}
 
 
-def rewrite(text: str, parts: Mapping[str, Sequence[Part]]) -> str:
-    """The document with its regions as they should be."""
+def rewrite(text: str, parts: Mapping[str, Sequence[Part]], images: str = IMAGES) -> str:
+    """The document with its regions as they should be; its plots are in `images`, seen from where it lies."""
     found = _REGION.findall(text)
     if sorted(found) != sorted(parts):
         wrong = sorted(set(found) ^ set(parts)) or [name for name in found if found.count(name) > 1]
         raise ValueError(f"the document must hold every region once, which is not so of {', '.join(wrong)}")
-    return _REGION.sub(lambda at: f"<!-- {at[1]} -->\n\n{_markdown(parts[at[1]])}\n\n<!-- end -->", text)
+    return _REGION.sub(
+        lambda at: f"<!-- {at[1]} -->\n\n{_markdown(parts[at[1]], images)}\n\n<!-- end -->", text
+    )
 
 
 def check_prose(text: str) -> None:
@@ -182,9 +191,9 @@ def check_prose(text: str) -> None:
             )
 
 
-def _markdown(parts: Sequence[Part]) -> str:
+def _markdown(parts: Sequence[Part], images: str) -> str:
     """What a report would have for these parts alone."""
-    whole = render_markdown(Document("", "", [Section("", parts)], ""), IMAGES)
+    whole = render_markdown(Document("", "", [Section("", parts)], ""), images)
     return whole.partition("## \n\n")[2].rpartition("\n\n---")[0]
 
 
@@ -223,14 +232,15 @@ def _flat(text: str) -> str:
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", " ".join(text.split()))
 
 
-def write(document: Path, parts: Mapping[str, Sequence[Part]], page: Path | None = None) -> list[Path]:
+def write(
+    document: Path, parts: Mapping[str, Sequence[Part]], page: Path | None = None, images: str = IMAGES
+) -> list[Path]:
     """Rewrite the document, its plots, and the page where one is asked for."""
-    text = rewrite(document.read_text("utf-8"), parts)
-    check_prose(text)
-    images = document.parent / IMAGES
-    files = {images / f"{plot.name}.svg": plot.svg for plot in _plots(parts)}
-    images.mkdir(parents=True, exist_ok=True)
-    for unused in {*images.glob("*.svg")} - {*files}:
+    text = rewrite(document.read_text("utf-8"), parts, images)
+    folder = document.parent / images
+    files = {folder / f"{plot.name}.svg": plot.svg for plot in _plots(parts)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for unused in {*folder.glob("*.svg")} - {*files}:
         unused.unlink()
     files[document] = text
     if page is not None:
@@ -244,14 +254,13 @@ def _plots(parts: Mapping[str, Sequence[Part]]) -> list[Plot]:
     return [part for each in parts.values() for part in each if isinstance(part, Plot)]
 
 
-def stale(document: Path, parts: Mapping[str, Sequence[Part]]) -> list[str]:
+def stale(document: Path, parts: Mapping[str, Sequence[Part]], images: str = IMAGES) -> list[str]:
     """The regions that are not what the results give, and the plots that are not there."""
     text = document.read_text("utf-8")
-    now = {at[1]: at[0] for at in _REGION.finditer(rewrite(text, parts))}
-    check_prose(text)
+    now = {at[1]: at[0] for at in _REGION.finditer(rewrite(text, parts, images))}
     wrong = [at[1] for at in _REGION.finditer(text) if at[0] != now[at[1]]]
-    images = document.parent / IMAGES
-    return wrong + [plot.name for plot in _plots(parts) if not (images / f"{plot.name}.svg").is_file()]
+    folder = document.parent / images
+    return wrong + [plot.name for plot in _plots(parts) if not (folder / f"{plot.name}.svg").is_file()]
 
 
 def main(words: list[str] | None = None) -> None:
@@ -264,20 +273,18 @@ def main(words: list[str] | None = None) -> None:
     options = parser.parse_args(words)
     if options.check and options.page:
         parser.error("--check writes nothing, so it goes without --page")
+    readme = options.readme or (README if options.document == DOCUMENT else None)
     try:
         evidence = Evidence.read(options.results)
-        parts = build(evidence)
-        readme = options.readme or (README if options.document == DOCUMENT else None)
-        summary = readme and rewrite(readme.read_text("utf-8"), build(evidence, SUMMARY))
-        if not options.check:
-            print("\n".join(f"wrote {file}" for file in write(options.document, parts, options.page)))
-            if readme and summary:
-                readme.write_text(summary, "utf-8")
-                print(f"wrote {readme}")
-        elif wrong := stale(options.document, parts):
-            raise ValueError(f"{options.document.name} must be made anew, stale: {', '.join(wrong)}")
-        elif readme and summary != readme.read_text("utf-8"):
-            raise ValueError(f"{readme.name} must be made anew, stale: {', '.join(SUMMARY)}")
+        check_prose(options.document.read_text("utf-8"))
+        pages = [(options.document, build(evidence), options.page, IMAGES)]
+        if readme:
+            pages.append((readme, build(evidence, SUMMARY), None, SUMMARY_IMAGES))
+        for document, parts, page, images in pages:
+            if not options.check:
+                print("\n".join(f"wrote {file}" for file in write(document, parts, page, images)))
+            elif wrong := stale(document, parts, images):
+                raise ValueError(f"{document.name} must be made anew, stale: {', '.join(wrong)}")
     except ValueError as error:
         raise SystemExit(f"evidence: {error}") from None
 

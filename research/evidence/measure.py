@@ -159,7 +159,7 @@ def _texts(what: Texts, run: Run, model: LanguageModel, results: Results) -> dic
     written = model.generate([""] * what.count, settings)
     name = _set_name(what)
     results.add_samples(run, name, [sample_record(text, "", settings, model) for text in written])
-    return {"set": name, **_cost(written), "nucleus_p": settings.nucleus_p}
+    return {"set": name, **_cost(written), "top_p": settings.top_p}
 
 
 def _documents(what: Documents, run: Run, model: LanguageModel, results: Results) -> dict[str, Any]:

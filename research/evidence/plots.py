@@ -175,34 +175,49 @@ _LEANING = ("both", "from-ar", "from-ar-late", "from-ar-copies", UNTIED, PRESET)
 
 def order_plot(evidence: Evidence, size: int) -> Plot | None:
     """How far above AR, over how much the order leans; of some runs, since more cannot be told apart."""
+    names = [name for name in ordered_names(evidence, size) if name.removesuffix(f"-{size}") in _LEANING]
+    return _plot_orders(
+        evidence,
+        f"orders-{size}",
+        {name: name for name in names},
+        f"Blocks of {size}, perplexity ({'exact' if size == 4 else 'bound'}) above the exact one of AR, the "
+        "dashed line, tied where a row is; some rows of the table. Bars are one standard error, where it is "
+        "known.",
+    )
+
+
+def preset_order_plot(evidence: Evidence) -> Plot | None:
+    """The same of the recommended recipe alone, for readers who do not know the names of runs."""
+    return _plot_orders(
+        evidence,
+        "preset-orders",
+        {"blocks of 4 (exact)": f"{PRESET}-4", "blocks of 16 (upper bound)": f"{PRESET}-16"},
+        "Perplexity above that of AR (dashed). Each line is one trained recipe whose blocks are uncovered in "
+        "different orders, without training again. Bars are one standard error.",
+    )
+
+
+def _plot_orders(evidence: Evidence, title: str, labels: Mapping[str, str], caption: str) -> Plot | None:
+    """A line for each run that was measured in several orders, by its label."""
     lines: dict[str, dict[float, Difference]] = {}
-    for name in ordered_names(evidence, size):
-        if name.removesuffix(f"-{size}") not in _LEANING:
-            continue
+    for label, name in labels.items():
         found, ar = evidence.in_orders(name).items(), evidence.ar_beside(name)
         known = {lean: above for lean, nats in found if (above := evidence.above_ar(nats, ar=ar))}
         if len(known) > 1:
-            lines[name] = known
+            lines[label] = known
     if not lines:
         return None
-    with figure_in_style(f"orders-{size}", height=2.8 + legend_height(list(lines))) as (figure, svg):
+    with figure_in_style(title, height=2.8 + legend_height(list(lines))) as (figure, svg):
         axes = figure.add_subplot()
         axes.axhline(0.0, color=_GREY, linewidth=1.0, linestyle=(0, (2, 2)))
         _lines_above_ar(axes, lines)
         axes.set_xlabel("lean of the order, from uniformly random to nearly left to right")
         legend(figure, list(lines), list(lines), marks=True)
     words = [
-        f"{name}: {', '.join(f'{above} at {lean:g}' for lean, above in values.items())}"
-        for name, values in lines.items()
+        f"{label}: {', '.join(f'{above} at {lean:g}' for lean, above in values.items())}"
+        for label, values in lines.items()
     ]
-    return Plot(
-        f"orders-{size}",
-        svg(),
-        f"Perplexity above AR by the lean of the order. {'; '.join(words)}.",
-        f"Blocks of {size}, perplexity ({'exact' if size == 4 else 'bound'}) above the exact one of AR, the "
-        "dashed line, tied where a row is; some rows of the table. Bars are one standard error, where it is "
-        "known.",
-    )
+    return Plot(title, svg(), f"Perplexity above AR by the lean of the order. {'; '.join(words)}.", caption)
 
 
 def _time_mark(when: str, colour: str) -> Line2D:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from bd3lm.runs.recipe import merge
+from bd3lm.runs.merging import merge
 from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, UnmaskingRule
 from research.evidence.measures import (
     ZERO_SHOT,

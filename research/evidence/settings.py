@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from bd3lm.models import Transformer
+from bd3lm.runs.merging import merge
 from bd3lm.runs.presets import network_config
-from bd3lm.runs.recipe import Recipe, merge, recipe_from_dict
+from bd3lm.runs.recipe import Recipe, recipe_from_dict
 
 Settings = Mapping[str, Any]
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from bd3lm.runs.recipe import merge
+from bd3lm.runs.merging import merge
 from research.evidence.measures import Documents, Measure, Perplexity, Texts, Variance
 from research.evidence.runs import Run
 

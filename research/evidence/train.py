@@ -17,7 +17,7 @@ from bd3lm.interop import RUN_MODEL
 from bd3lm.lm import LanguageModel
 from bd3lm.models import Transformer
 from bd3lm.runs import plan as run_plan
-from bd3lm.runs.recipe import merge
+from bd3lm.runs.merging import merge
 from bd3lm.training import CheckpointStore, ClipSearchValidator, Engine, Metrics, Trainer, Validator
 from research.evidence.measures import TRAINED_ON
 from research.evidence.results import Results

@@ -13,7 +13,7 @@ import torch
 from bd3lm.commands.shared.sample_files import Samples
 from bd3lm.data import TokenShards
 from bd3lm.runs import plan as run_plan
-from bd3lm.runs.recipe import merge
+from bd3lm.runs.merging import merge
 from bd3lm.training import Engine
 from research.evidence import paper, plan
 from research.evidence.__main__ import main, time_all, work

@@ -33,6 +33,9 @@ from research.tests.evidence_results import (
     row,
 )
 
+# A README with nothing but its regions.
+SUMMARY = "# A\n\n<!-- preset-orders -->\n<!-- end -->\n\n<!-- quality -->\n<!-- end -->\n"
+
 
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
@@ -100,7 +103,7 @@ def test_what_diverged_or_was_trained_otherwise_is_told(results: Results):
 
 def test_what_is_not_the_same_in_all_runs_is_told(results: Results):
     network, weights, training, _, stages, *_ = setting(Evidence(results, ALL, real=REAL)).items
-    assert re.search(r"With adaptive norms, .* and told the time: `sedd`, `d3pm`, `ssd-lm`\.", network)
+    assert re.search(r"With adaptive norms, .* and conditioned on time: `sedd`, `d3pm`, `ssd-lm`\.", network)
     assert weights.startswith("First weights: `identity`, `gpt2` for what begins as `ar`, `long-ar`,")
     assert "But 16.4 M (0.5 times as many) for `ssd-lm`, 34.4 M" in training
     assert re.search(r"falls over 125 of 150 steps \(`bd3lm`\);.* 300 of 500 steps \(.*`from-ar`.*\)", stages)
@@ -138,7 +141,8 @@ def test_nothing_measured_is_said_to_be_so(results: Results):
 def test_the_document_is_made_checked_and_shown(results: Results, tmp_path: Path):
     verdicts = {"real-x1": judged(30.0), "real-x2": judged(29.0)}
     fill(results, verdicts)
-    parts = document.build(Evidence(results, ALL, verdicts, REAL))
+    evidence = Evidence(results, ALL, verdicts, REAL)
+    parts = document.build(evidence)
     file, page = tmp_path / "results.md", tmp_path / "page.html"
     file.write_text(document.DOCUMENT.read_text("utf-8"))
     document.write(file, parts, page)
@@ -156,16 +160,20 @@ def test_the_document_is_made_checked_and_shown(results: Results, tmp_path: Path
     assert "src=" not in shown
     document.write(file, parts)
     assert file.read_text("utf-8") == text
+    readme, summary = tmp_path / "README.md", document.build(evidence, document.SUMMARY)
+    readme.write_text(SUMMARY)
+    document.write(readme, summary, images=document.SUMMARY_IMAGES)
+    (plot,) = re.findall(r"\]\((docs/images/readme/[\w-]+\.svg)\)", readme.read_text("utf-8"))
+    assert (tmp_path / plot).read_text("utf-8").startswith("<svg")
+    assert document.stale(readme, summary, document.SUMMARY_IMAGES) == []
     (tmp_path / plots[0]).unlink()
     file.write_text(text.replace("Variants are chosen", "Variants are not chosen", 1))
     assert document.stale(file, parts) == ["past-4", Path(plots[0]).stem]
-    file.write_text(text.replace("# Results", "# Results, 12.34 % better"))
     with pytest.raises(ValueError, match=r"in a region of the same section too, got 12\.34 %"):
-        document.stale(file, parts)
+        document.check_prose(text.replace("# Results", "# Results, 12.34 % better"))
     # What stands in a region of another section is no proof.
-    file.write_text(text.replace("## How to read\n", "## How to read\n\n25.56 and more.\n"))
     with pytest.raises(ValueError, match=r"in a region of the same section too, got 25\.56"):
-        document.stale(file, parts)
+        document.check_prose(text.replace("## How to read\n", "## How to read\n\n25.56 and more.\n"))
 
 
 @pytest.mark.slow
@@ -176,20 +184,23 @@ def test_plots_that_are_no_longer_shown_go(results: Results, tmp_path: Path):
     old.parent.mkdir(parents=True)
     old.write_text("<svg/>")
     readme = tmp_path / "README.md"
-    readme.write_text("# A\n\n<!-- quality -->\n<!-- end -->\n")
+    readme.write_text(SUMMARY)
     words = ["--results", str(tmp_path), "--document", str(file), "--readme", str(readme)]
     document.main(words)
     assert not old.exists()
-    assert "| autoregressive | not measured (0) |" in readme.read_text("utf-8")
+    assert "| AR | 0 | not measured |" in readme.read_text("utf-8")
     add(results, "ar/0", exact=40.0)
     with pytest.raises(SystemExit, match=r"results\.md must be made anew, stale: quality, progress, main"):
         document.main([*words, "--check"])
     before = readme.read_text("utf-8")
     document.main(words)
-    assert "| autoregressive | 40.00 (1) |" in readme.read_text("utf-8")
+    assert "| AR | 1 | 40.00 |" in readme.read_text("utf-8")
     readme.write_text(before)
     with pytest.raises(SystemExit, match=r"README\.md must be made anew, stale: quality"):
         document.main([*words, "--check"])
+    file.write_text(file.read_text("utf-8").replace("# Results", "# Results, 12.34 % better"))
+    with pytest.raises(SystemExit, match=r"in a region of the same section too, got 12\.34 %"):
+        document.main(words)
 
 
 def test_regions_are_each_there_once():

@@ -152,7 +152,7 @@ def test_everything_is_put_back(name, monkeypatch):
 
 
 def test_a_record_has_the_fields_of_the_bench():
-    case = TrainingCase(shape=Shape(**TINY), batch=2, compile=False)
+    case = TrainingCase(shape=Shape(**TINY), batch_size=2, compile=False)
     (benched,) = bench_training(case, ["eager"], device=CPU, steps=1)
     first, without_chunks, last = measure_all(case, ["head in chunks"], device=CPU, steps=2, commit="abc")
     for record in (first, without_chunks, last):
@@ -195,14 +195,14 @@ def test_a_failure_is_written_down_and_the_rest_goes_on(clock, tmp_path, capsys)
     assert "seconds" not in lines[1]
     assert {line["commit"] for line in lines} == {"abc"}
     assert clock[0].shape == Shape()
-    assert clock[0].batch == 32
+    assert clock[0].batch_size == 32
     said = capsys.readouterr().out
     assert "undone: compiled: OutOfMemoryError: CUDA out of memory.\n" in said
     assert all(word in said for word in ("torch's tanh GELU", "1500.00", "3.000", "failed"))
 
 
 def test_without_a_first_step_there_are_no_ratios(clock, monkeypatch):
-    case = TrainingCase(shape=Shape(**TINY), batch=2, compile=False)
+    case = TrainingCase(shape=Shape(**TINY), batch_size=2, compile=False)
     eager = undone.Optimisation(instead="compiled", changes={"compile": True})
     monkeypatch.setitem(OPTIMISATIONS, "eager", eager)
     failed, record, _ = measure_all(case, ["eager"], device=CPU, steps=2)

@@ -1,8 +1,29 @@
-"""`python -m bd3lm`, which is also what torchrun starts: `torchrun -m bd3lm train ...`."""
+"""`bd3lm` and `python -m bd3lm`, which is also what torchrun starts: `torchrun -m bd3lm train ...`.
 
+What is imported here is small, so that a signal finds somebody to answer it almost from the first moment.
+"""
+
+import signal
 import sys
 
-from bd3lm.cli import main
+from bd3lm.io.signals import line_and_status, signals_raise
+
+
+def main() -> int:
+    """The command; Ctrl-C and SIGTERM are one line at any time, while modules are imported too."""
+    try:
+        with signals_raise():
+            from bd3lm.cli import main as command
+
+            return command()
+    except KeyboardInterrupt as stop:
+        line, status = line_and_status(stop)
+        print(f"bd3lm: {line}", file=sys.stderr)
+        return status
+    finally:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own end would answer with a traceback
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -125,6 +125,19 @@ def did_you_mean(word: object, options: Collection[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ""
 
 
+def did_you_mean_deeper(key: str, kind: Any, data: object) -> str:
+    """A question with the place, one level down, at which a dataclass has such a key; or nothing."""
+    return _deeper(key, hints_of(kind, data), data)
+
+
+def _deeper(key: str, hints: Mapping[str, Any], data: object) -> str:
+    for name, hint in hints.items():
+        inside = data.get(name) if isinstance(data, Mapping) else None
+        if any(key in hints_of(each, inside) for each in types_of(hint, inside)):
+            return f", did you mean '{name}.{key}'?"
+    return ""
+
+
 def raise_problems(problems: Iterator[str]) -> None:
     """Raise one ValueError with all the problems, if there are any."""
     if found := list(problems):
@@ -172,7 +185,7 @@ def _key_problems(kind: Any, data: object, path: str, plugins: Mapping[str, Any]
             yield from _number_problems(hints[key], value, f"{path}{key}")
             yield from _key_problems(hints[key], value, f"{path}{key}.", plugins)
         elif key not in names:
-            suggestion = did_you_mean(key, names) or ","
+            suggestion = did_you_mean(key, names) or _deeper(key, hints, data) or ","
             allowed = f"allowed are {', '.join(names)}" if names else "no option is allowed here"
             what = f"unknown key{suggestion} {allowed}"
             yield _Problem(f"{path}{key}", what, is_unknown_key=True)

@@ -33,7 +33,7 @@ def test_attention_goes_back_only_when_asked(timed, monkeypatch, backward):
     monkeypatch.setattr(attention, "attend", watched_attend)
     monkeypatch.setattr(torch.autograd, "grad", watched_grad)
     measure_attention(
-        AttentionCase(shape=Shape(**SHAPE), batch=3, backend="dense", backward=backward), device=CPU
+        AttentionCase(shape=Shape(**SHAPE), batch_size=3, backend="dense", backward=backward), device=CPU
     )
     timed[-1]()
     assert asked == [((3, 2, 16, 8), True, backward)]
@@ -42,11 +42,11 @@ def test_attention_goes_back_only_when_asked(timed, monkeypatch, backward):
 
 
 def test_what_attention_cannot_do_is_refused():
-    with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
-        AttentionCase(batch=0)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        AttentionCase(batch_size=0)
     with pytest.raises(ValueError, match="backend must be 'auto' or 'dense' on a CPU"):
-        measure_attention(AttentionCase(shape=Shape(**SHAPE), batch=1, backend="flex"), device=CPU)
+        measure_attention(AttentionCase(shape=Shape(**SHAPE), batch_size=1, backend="flex"), device=CPU)
 
 
 def test_the_title_of_attention_says_its_heads():
-    assert AttentionCase(batch=4).title == "BD3-LM, blocks of 4, 12 heads of 64, context 1,024, batch 4"
+    assert AttentionCase(batch_size=4).title == "BD3-LM, blocks of 4, 12 heads of 64, context 1,024, batch 4"

@@ -14,7 +14,7 @@ SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "context": 8, "vocabulary": 11}
 
 
 def case(**changes) -> TrainingCase:
-    return TrainingCase(shape=Shape(**SHAPE), batch=3, **{"compile": False, **changes})
+    return TrainingCase(shape=Shape(**SHAPE), batch_size=3, **{"compile": False, **changes})
 
 
 @pytest.fixture

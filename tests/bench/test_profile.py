@@ -209,7 +209,7 @@ def watched(monkeypatch) -> list[torch.profiler.profile]:
 
 @pytest.mark.parametrize("method", ["bd3lm", "ar"])
 def test_a_profile_of_training_on_a_cpu_has_all_its_operators(method, watched):
-    case = TrainingCase(shape=Shape(method=method, **SHAPE), batch=2, compile=False)
+    case = TrainingCase(shape=Shape(method=method, **SHAPE), batch_size=2, compile=False)
     timing = measure_training(case, device=CPU, warmup=1, steps=2, profile=True)
     assert len(timing.seconds) == 2
     profile = timing.profile
@@ -227,7 +227,7 @@ def test_a_profile_of_training_on_a_cpu_has_all_its_operators(method, watched):
 
 
 def test_without_being_asked_nothing_is_profiled(watched):
-    case = TrainingCase(shape=Shape(**SHAPE), batch=1, compile=False)
+    case = TrainingCase(shape=Shape(**SHAPE), batch_size=1, compile=False)
     assert measure_training(case, device=CPU, warmup=0, steps=1).profile is None
     assert not watched
 
@@ -238,7 +238,7 @@ def test_a_profiled_step_must_be_finite_too(monkeypatch):
         step()
 
     monkeypatch.setattr(training, "profile_calls", broken)
-    case = TrainingCase(shape=Shape(**SHAPE), batch=1, compile=False)
+    case = TrainingCase(shape=Shape(**SHAPE), batch_size=1, compile=False)
     with pytest.raises(FloatingPointError, match="not finite"):
         measure_training(case, device=CPU, warmup=0, steps=1, profile=True)
 
@@ -257,7 +257,7 @@ def test_a_profile_of_sampling_is_of_short_texts(length, profiled, clocks, timed
 
     monkeypatch.setattr(sampling, "profile_calls", remember)
     monkeypatch.setattr(sampling, "time_calls", clock)
-    case = SamplingCase(shape=Shape(**SHAPE), batch=2, length=length)
+    case = SamplingCase(shape=Shape(**SHAPE), batch_size=2, length=length)
     timing = measure_sampling(case, device=CPU, profile=True)
     assert timing.seconds == (1.0,)
     ((call, calls, seconds),) = seen

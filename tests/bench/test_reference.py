@@ -29,7 +29,7 @@ def test_training_has_a_reference_for_what_was_measured(shape, rate):
 @pytest.mark.parametrize(
     "case",
     [
-        TrainingCase(batch=16),
+        TrainingCase(batch_size=16),
         TrainingCase(shape=Shape(block_size=8)),
         *(TrainingCase(shape=Shape(**change)) for change in DIFFERENT),
     ],
@@ -45,7 +45,7 @@ MEASURED = SamplingCase(dtype="bfloat16")
 def test_sampling_has_a_reference_by_method_and_number_of_texts():
     case = replace(MEASURED, shape=Shape(method="ar"))
     assert sampling_reference(case)[0] == 467.0
-    assert sampling_reference(replace(case, batch=256))[0] == 52_400.0
+    assert sampling_reference(replace(case, batch_size=256))[0] == 52_400.0
     assert sampling_reference(MEASURED)[0] == 57.7
     assert sampling_reference(replace(MEASURED, shape=Shape(block_size=16)))[0] == 68.7
 
@@ -54,9 +54,9 @@ def test_sampling_has_a_reference_by_method_and_number_of_texts():
     "case",
     [
         SamplingCase(dtype="float32"),
-        replace(MEASURED, batch=2),
+        replace(MEASURED, batch_size=2),
         replace(MEASURED, length=256),
-        replace(MEASURED, nucleus_p=1.0),
+        replace(MEASURED, top_p=1.0),
         replace(MEASURED, shape=Shape(method="mdlm")),
         replace(MEASURED, shape=Shape(block_size=8)),
         *(replace(MEASURED, shape=Shape(**change)) for change in DIFFERENT),

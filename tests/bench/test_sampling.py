@@ -12,7 +12,7 @@ SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "context": 8, "vocabulary": 11}
 @pytest.mark.parametrize("method", ["bd3lm", "mdlm", "ar"])
 def test_texts_are_written_to_their_full_length_from_one_token(timed, method):
     """So many new tokens as the rate is computed with, for one evaluation each."""
-    case = SamplingCase(shape=Shape(method=method, **SHAPE), batch=3, length=8, cache=method != "mdlm")
+    case = SamplingCase(shape=Shape(method=method, **SHAPE), batch_size=3, length=8, cache=method != "mdlm")
     measure_sampling(case, device=CPU)
     texts = timed[-1]()
     assert [len(text.tokens) for text in texts] == [8, 8, 8]
@@ -28,9 +28,7 @@ def test_the_cache_the_nucleus_and_the_precision_are_the_cases(timed, monkeypatc
 
         def generate(self, prompts, settings) -> None:
             weights = next(self.network.parameters())
-            seen.append(
-                (len(prompts), settings.batch_size, settings.cache, settings.nucleus_p, weights.dtype)
-            )
+            seen.append((len(prompts), settings.batch_size, settings.cache, settings.top_p, weights.dtype))
             assert not self.network.training
             assert not settings.stop_at_eos
 
@@ -38,7 +36,8 @@ def test_the_cache_the_nucleus_and_the_precision_are_the_cases(timed, monkeypatc
     shape = Shape(**SHAPE)
     measure_sampling(SamplingCase(shape=shape, length=8), device=CPU)
     measure_sampling(
-        SamplingCase(shape=shape, batch=2, length=8, cache=False, nucleus_p=1.0, dtype="bfloat16"), device=CPU
+        SamplingCase(shape=shape, batch_size=2, length=8, cache=False, top_p=1.0, dtype="bfloat16"),
+        device=CPU,
     )
     for call in timed:
         call()

@@ -16,7 +16,7 @@ SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "context": 8, "vocabulary": 11}
 
 
 def trainer_of(timed: list, **changes):
-    measure_training(TrainingCase(shape=Shape(**SHAPE), batch=3, **changes), device=CPU)
+    measure_training(TrainingCase(shape=Shape(**SHAPE), batch_size=3, **changes), device=CPU)
     return timed[-1].__self__
 
 
@@ -58,7 +58,7 @@ def test_a_step_whose_loss_is_not_finite_has_no_speed(broken, monkeypatch):
         torch.nn.init.constant_(network.output.bias, broken)
 
     monkeypatch.setattr(Transformer, "reset_parameters", break_weights)
-    case = TrainingCase(shape=Shape(**SHAPE), batch=1, compile=False)
+    case = TrainingCase(shape=Shape(**SHAPE), batch_size=1, compile=False)
     with pytest.raises(FloatingPointError, match=r"the loss of BD3-LM, blocks of 4, 1 x 16, .* not finite"):
         measure_training(case, device=CPU, warmup=0, steps=1)
 
@@ -92,11 +92,11 @@ def test_two_passes_where_there_is_one_are_refused(shape, title):
 
 def test_as_many_steps_as_asked_for_are_timed():
     timing = measure_training(
-        TrainingCase(shape=Shape(**SHAPE), batch=1, compile=False), device=CPU, warmup=1, steps=2
+        TrainingCase(shape=Shape(**SHAPE), batch_size=1, compile=False), device=CPU, warmup=1, steps=2
     )
     assert len(timing.seconds) == 2
     assert min(timing.seconds) > 0
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-        measure_training(TrainingCase(shape=Shape(**SHAPE), batch=1), device=CPU, steps=0)
-    with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
-        TrainingCase(shape=Shape(**SHAPE), batch=0)
+        measure_training(TrainingCase(shape=Shape(**SHAPE), batch_size=1), device=CPU, steps=0)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        TrainingCase(shape=Shape(**SHAPE), batch_size=0)

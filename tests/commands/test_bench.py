@@ -77,7 +77,7 @@ def words(**options) -> list[str]:
 
 
 def test_variants_of_training_stand_beside_the_first(measured, console):
-    case = TrainingCase(shape=Shape(**SHAPE, **NETWORK), batch=500)
+    case = TrainingCase(shape=Shape(**SHAPE, **NETWORK), batch_size=500)
     rows = bench_training(case, ["eager", "two-pass", "no-ema", "dense"], device=CPU, console=console)
     assert [(each.compile, each.algorithm, each.ema, each.attention) for each in measured] == [
         (False, "single_pass", True, "auto"),
@@ -102,7 +102,7 @@ def test_variants_of_training_stand_beside_the_first(measured, console):
 
 def test_records_are_appended_as_json_lines(measured, console, tmp_path):
     out = tmp_path / "bench.jsonl"
-    case = TrainingCase(shape=Shape(**SHAPE, **NETWORK), batch=2)
+    case = TrainingCase(shape=Shape(**SHAPE, **NETWORK), batch_size=2)
     rows = bench_training(case, ["compiled", "eager"], device=CPU, out=out, console=console)
     rows += bench_training(case, ["no-ema"], device=CPU, out=out, console=console)
     kept = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
@@ -142,7 +142,7 @@ def test_others_figures_are_shown_for_the_very_case_on_the_very_card(
     measured, console, monkeypatch, card, batch, shown
 ):
     on_a(card, monkeypatch)
-    bench_training(TrainingCase(batch=batch), ["compiled"], device=CUDA, console=console)
+    bench_training(TrainingCase(batch_size=batch), ["compiled"], device=CUDA, console=console)
     row = cells(console).get("reference implementation")
     assert row == (["", "", "79,500", "", "66.1", ""] if shown else None)
     assert ("'reference implementation' was measured before this project" in prose(console)) == shown
@@ -167,7 +167,7 @@ def test_sampling_has_its_own_figures_of_others(measured, console, monkeypatch):
 
 
 def test_sampling_counts_the_tokens_that_are_written(measured, console):
-    case = SamplingCase(shape=Shape(**SHAPE, **NETWORK), batch=30, length=101)
+    case = SamplingCase(shape=Shape(**SHAPE, **NETWORK), batch_size=30, length=101)
     rows = bench_sampling(case, ["cached", "uncached"], device=CPU, console=console)
     assert [each.cache for each in measured] == [True, False]
     assert [row["tokens_per_second"] for row in rows] == [3000.0, 1500.0]
@@ -231,7 +231,7 @@ def test_on_a_gpu_plain_and_dense_differ_and_flex_is_automatic(measured, console
 
 def test_passes_of_attention_are_compared_with_their_like(measured, console):
     """Forward alone in one table, with the backward pass in another, each with its own first row."""
-    case = AttentionCase(shape=Shape(method="ar", **SHAPE), batch=6)
+    case = AttentionCase(shape=Shape(method="ar", **SHAPE), batch_size=6)
     rows = bench_attention(case, ["auto", "dense"], device=CPU, console=console)
     assert [(each.backend, each.backward) for each in measured] == [
         ("auto", False),
@@ -311,10 +311,10 @@ def test_of_long_texts_it_is_said_that_shorter_ones_are_profiled(profiled, conso
 
 def test_the_command_times_training(capsys, tmp_path):
     out = tmp_path / "bench.jsonl"
-    given = words(**SHAPE, **NETWORK, batch=2, steps=2, device="cpu", block_size=2, out=out)
+    given = words(**SHAPE, **NETWORK, batch_size=2, steps=2, device="cpu", block_size=2, out=out)
     assert main(["bench", "train", *given, "--variants", "eager"]) == 0
     kept = json.loads(out.read_text("utf-8"))
-    assert (kept["variant"], kept["repeats"], kept["case"]["batch"]) == ("eager", 2, 2)
+    assert (kept["variant"], kept["repeats"], kept["case"]["batch_size"]) == ("eager", 2, 2)
     assert kept["case"]["shape"] == asdict(Shape(block_size=2, **SHAPE, **NETWORK))
     assert kept["seconds"]["least"] > 0
     assert "│ eager " in capsys.readouterr().out
@@ -330,16 +330,16 @@ def test_help_says_where_single_kernels_are(kind, capsys):
 
 def test_the_command_times_sampling(capsys, tmp_path):
     out = tmp_path / "bench.jsonl"
-    given = words(**SHAPE, **NETWORK, batch=2, length=8, repeats=1, device="cpu", nucleus=0.8, out=out)
+    given = words(**SHAPE, **NETWORK, batch_size=2, length=8, repeats=1, device="cpu", top_p=0.8, out=out)
     assert main(["bench", "sample", *given, "--variants", "cached", "uncached"]) == 0
     cached, uncached = (json.loads(line) for line in out.read_text("utf-8").splitlines())
     assert (cached["case"]["cache"], uncached["case"]["cache"]) == (True, False)
-    assert (cached["case"]["nucleus_p"], cached["case"]["shape"]["vocabulary"]) == (0.8, 11)
+    assert (cached["case"]["top_p"], cached["case"]["shape"]["vocabulary"]) == (0.8, 11)
     assert "uncached" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [("train", {"batch": 2, "steps": 1}), ("sample", {"length": 8, "repeats": 1})]
+    ("kind", "options"), [("train", {"batch_size": 2, "steps": 1}), ("sample", {"length": 8, "repeats": 1})]
 )
 def test_the_command_profiles(kind, options, capfd, tmp_path):
     """And torch's profiler says nothing of its own."""
@@ -356,7 +356,7 @@ def test_the_command_profiles(kind, options, capfd, tmp_path):
 
 
 def test_the_command_times_attention(capsys):
-    given = words(**SHAPE, method="ar", batch=2, repeats=2, device="cpu")
+    given = words(**SHAPE, method="ar", batch_size=2, repeats=2, device="cpu")
     assert main(["bench", "attention", *given]) == 0
     printed = capsys.readouterr().out
     assert printed.count("│ auto ") == printed.count("│ dense ") == 2
@@ -368,7 +368,7 @@ def test_the_command_times_attention(capsys):
 )
 def test_the_command_times_forward_passes(capsys, tmp_path, method, variants):
     out = tmp_path / "bench.jsonl"
-    given = words(**SHAPE, **NETWORK, method=method, batch=2, repeats=2, device="cpu", out=out)
+    given = words(**SHAPE, **NETWORK, method=method, batch_size=2, repeats=2, device="cpu", out=out)
     assert main(["bench", "forward", *given]) == 0
     kept = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert [(each["bench"], each["variant"], each["repeats"]) for each in kept] == [
@@ -380,7 +380,7 @@ def test_the_command_times_forward_passes(capsys, tmp_path, method, variants):
 def test_forward_passes_on_a_gpu_are_the_papers(measured, console, monkeypatch):
     """One pass against two, and against the same with a dense mask, 16 texts of 1,024 tokens."""
     on_a("Some GPU", monkeypatch)
-    bench_forward(TrainingCase(batch=16), device=CUDA, console=console)
+    bench_forward(TrainingCase(batch_size=16), device=CUDA, console=console)
     assert [(each.algorithm, each.attention) for each in measured] == [
         ("single_pass", "auto"),
         ("two_pass", "auto"),
@@ -405,7 +405,7 @@ def test_forward_passes_on_a_gpu_are_the_papers(measured, console, monkeypatch):
             "variants of BD3-LM, blocks of 4 must be among compiled, eager, dense, two-pass, no-ema, got",
         ),
         ("train", ["--variants"], "variants must name at least one of compiled, eager"),
-        ("train", ["--batch", "0"], "batch must be at least 1, got 0"),
+        ("train", ["--batch-size", "0"], "batch_size must be at least 1, got 0"),
         ("train", ["--steps", "0"], "steps must be at least 1, got 0"),
         ("train", ["--heads", "5"], "hidden must be a multiple of heads"),
         ("train", ["--block-size", "3"], "block_size must divide the context 8, got 3"),
@@ -422,9 +422,9 @@ def test_forward_passes_on_a_gpu_are_the_papers(measured, console, monkeypatch):
             ["--variants", "eager"],
             "must be among cached, unreplayed, unfused, plain, uncached, got 'eager'",
         ),
-        ("sample", ["--batch", "0"], "batch_size must be a whole number from 1 on, got 0"),
+        ("sample", ["--batch-size", "0"], "batch_size must be a whole number from 1 on, got 0"),
         ("sample", ["--length", "1"], "length must be at least 2"),
-        ("sample", ["--nucleus", "2"], "nucleus_p must lie in (0, 1], got 2.0"),
+        ("sample", ["--top-p", "2"], "top_p must lie in (0, 1], got 2.0"),
         ("sample", ["--repeats", "0"], "repeats at least 1, got 1 and 0"),
         ("sample", ["--out", "nowhere/bench.jsonl"], "--out must be in an existing folder"),
         (
@@ -433,7 +433,7 @@ def test_forward_passes_on_a_gpu_are_the_papers(measured, console, monkeypatch):
             "variants of MDLM must be among uncached, plain, got 'cached'",
         ),
         ("attention", ["--variants", "eager"], "must be among auto, flex, dense, got 'eager'"),
-        ("attention", ["--batch", "0"], "batch must be at least 1, got 0"),
+        ("attention", ["--batch-size", "0"], "batch_size must be at least 1, got 0"),
         ("attention", ["--heads", "5"], "hidden must be a multiple of heads"),
         ("attention", ["--block-size", "3"], "block_size must divide the context 8, got 3"),
         ("attention", ["--variants", "flex"], "backend must be 'auto' or 'dense' on a CPU"),

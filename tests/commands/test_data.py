@@ -112,6 +112,23 @@ def test_what_is_a_document_can_be_chosen(tmp_path: Path, unit: str, documents: 
     assert TokenShards(tmp_path / "out").split("train").documents == documents
 
 
+def test_what_of_a_folder_is_not_read_is_said_first(tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for number in range(11):
+        (folder / f"{number}.md").write_text(f"# Page {number}")
+        (folder / f"{number}.png").touch()
+    assert prepare(folder, tmp_path / "out") == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith(
+        f"skipped 11 of the 22 files in {folder}; of another format than .txt, .md, .jsonl, ."
+    )
+    assert printed.err.count("\n") == 1
+    assert "train: 10 documents" in printed.out
+    assert train_tokenizer(folder, tmp_path / "tokenizer") == 0
+    assert "skipped 11 of the 22 files" in capsys.readouterr().err
+
+
 # --- train-tokenizer --------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -19,7 +20,7 @@ from rich.console import Console
 from bd3lm.cli import main
 from bd3lm.commands import demo
 from bd3lm.commands.demo import results
-from bd3lm.commands.report import Report, make_report
+from bd3lm.commands.report import Report, make_report, measuring
 from bd3lm.commands.shared.records import kept
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.evaluation import Sampled, corpus_likelihood
@@ -28,9 +29,10 @@ from bd3lm.objectives import Autoregressive, TokenBatch
 from bd3lm.reports.numbers import plain, with_error
 from bd3lm.reports.readable import readable
 from bd3lm.runs import presets
+from bd3lm.runs.merging import merge
 from bd3lm.runs.plan import Run
-from bd3lm.runs.recipe import merge
-from bd3lm.runs.stages import resolve_stages
+from bd3lm.runs.recipe import recipe_to_dict
+from bd3lm.runs.stages import read_recipe, resolve_stages
 from bd3lm.runs.train import train_stages
 from bd3lm.training import Trainer, callbacks
 
@@ -71,15 +73,19 @@ def finished(tmp_path_factory, _small) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def autoregressive(finished) -> Run:
-    """Its first stage, opened again."""
-    return train_stages(resolve_stages("demo"), finished[0], resume=True, console=screen(), device="cpu")[0]
+    """The longer trained of its autoregressive stages, opened again."""
+    return train_stages(resolve_stages("demo"), finished[0], resume=True, console=screen(), device="cpu")[1]
 
 
 def table(printed: str) -> dict[str, list[str]]:
-    """The cells of each row after its name."""
+    """The cells of each row after its name; of two of one name, those of the later one."""
     lines = [line for line in printed.splitlines() if line.startswith("│") and line.count("│") == 5]
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
     return {name: cells for name, *cells in rows}
+
+
+def plain_recipe(run: Path) -> dict[str, Any]:
+    return recipe_to_dict(read_recipe(run))
 
 
 def text_of(page: Path) -> str:
@@ -130,9 +136,10 @@ def test_the_table(finished):
     unigram, ar, block = rows.values()
     assert unigram[0] == unigram[2] == ""
     assert float(unigram[1]) > 20
-    assert (ar[0], ar[2]) == ("12", "")
+    assert (ar[0], ar[2]) == ("12 + 12", "")
     assert block[0] == "12 + 12"
-    assert "The last model went on from the one above it, and has read more text." in printed
+    assert "│ autoregressive                       │      12 │" in printed
+    assert "A sum of steps: training went on from the model of the first of them" in printed
     assert block[2].startswith("≤ ")
     assert 1.0 < value(block[1]) <= value(block[2])  # exact, then its bound
 
@@ -140,7 +147,7 @@ def test_the_table(finished):
 def test_the_figures_are_those_of_the_averaged_weights(finished, autoregressive):
     folder, printed = finished
     batches = [TokenBatch.of(tokens) for tokens in autoregressive.held_out.batches]
-    network, config = load(folder / "ar" / "model")
+    network, config = load(folder / "ar_longer" / "model")
     judge = Autoregressive(mask_id=config.mask_id)
     (found,) = corpus_likelihood(network, Sampled("exact", judge), batches)
     assert f"{found.perplexity:.1f} ± {found.perplexity_error:.1f}" == table(printed)["autoregressive"][1]
@@ -164,6 +171,28 @@ def test_the_unigram_by_hand(autoregressive):
 def test_a_sample_past_the_training_context(finished):
     _, printed = finished
     assert "64 tokens, 2 contexts" in printed
+
+
+def test_the_two_that_are_compared_differ_in_nothing_but_the_method(finished):
+    longer, block = (plain_recipe(finished[0] / name) for name in ("ar_longer", "block"))
+    assert longer["start_from"] == block["start_from"] == str(finished[0] / "ar" / "model")
+    for part in ("method", "objective"):
+        del longer[part], block[part]
+    assert longer == block
+
+
+def test_its_page_begins_with_a_verdict_and_the_plot_and_shows_the_model_in_the_box(finished):
+    page = (finished[0] / "report.html").read_text("utf-8")
+    places = [
+        page.index(each) for each in ('<p class="verdict">After the same amount', "<svg", "<nav", "<h2>")
+    ]
+    assert places == sorted(places)
+    drawn = page[places[1] : places[2]]
+    assert "autoregressive, 12 steps" in drawn
+    assert "autoregressive, 24 steps" in drawn
+    film = page.partition("<h2>A text being written</h2>")[2].partition("<h2>")[0]
+    assert 'class="token given"> city</span>' in film
+    assert "<code>box</code>" in film
 
 
 def test_it_writes_a_report_of_both_models_with_what_the_table_has(finished):
@@ -246,6 +275,7 @@ def test_with_flags_of_ones_own_nothing_is_suggested(finished, autoregressive, t
 def test_a_second_demo_finds_the_first_done(finished, monkeypatch):
     folder, printed = finished
     monkeypatch.setattr(Trainer, "train_step", lambda trainer: pytest.fail("trained again"))
+    monkeypatch.setattr(measuring, "record_film", lambda *_, **__: pytest.fail("filmed again"))
     console = screen()
     demo.run_demo(folder, console=console)
     assert table(console.file.getvalue()) == table(printed)

@@ -1,20 +1,27 @@
 """`bd3lm eval`, and what `bd3lm zeroshot` shares with it: the right figure of the right text."""
 
 import io
+import itertools
 import json
 import math
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
 
 from bd3lm.cli import main
 from bd3lm.commands.eval import Eval, measure_perplexity, report_perplexities
 from bd3lm.commands.shared.corpora import open_sequences
 from bd3lm.commands.shared.records import FOLDER, kept
 from bd3lm.commands.shared.subjects import Subject
-from bd3lm.data import byte_tokenizer, train_bpe
+from bd3lm.data import Tokenizer, byte_tokenizer, train_bpe
 from bd3lm.lm import LanguageModel, load
 from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.reports import perplexity_text
@@ -59,7 +66,7 @@ def test_text_is_wrapped_and_scored_as_by_hand(block_size, eos, tmp_path):
     model = of_bytes(block_size)
     subject = Subject.open(saved(model, tmp_path / "model"), device="cpu")
     record = measure_perplexity(
-        subject, Eval(batch=7), str(documents(tmp_path)), eos_between_documents=eos, console=QUIET
+        subject, Eval(batch_size=7), str(documents(tmp_path)), eos_between_documents=eos, console=QUIET
     )
     nats, tokens, size = by_hand(load(tmp_path / "model"), random_texts(12), eos=eos)
     result, figure = record["result"], record["result"]["figures"][0]
@@ -77,7 +84,7 @@ def test_batches_change_nothing_and_a_limit_takes_the_first(tmp_path):
     file = str(documents(tmp_path))
     whole, other, part = (
         measure_perplexity(subject, Eval(**options), file, console=QUIET)["result"]
-        for options in ({"batch": 5}, {"batch": 64}, {"sequences": 3})
+        for options in ({"batch_size": 5}, {"batch_size": 64}, {"sequences": 3})
     )
     assert whole["figures"][0]["nats"] == pytest.approx(other["figures"][0]["nats"], rel=1e-6)
     assert part["sequences"] == 3
@@ -439,7 +446,7 @@ def test_ssd_lm_has_no_likelihood(tmp_path, capsys):
         (["--lean", "2", "--estimator", "nelbo"], "for an order that leans (lean 2), got 'nelbo'"),
         (["--replicates", "0"], "replicates must be at least 1, got 0"),
         (["--replicates", "2"], "replicates must be 1 for exact, which draws nothing, got 2"),
-        (["--batch", "0"], "batch must be at least 1, got 0"),
+        (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         (["--split", "dev"], "split must be one of train, valid"),
         (["--field", "body"], "--field is for text in files, and none is measured on, got 'body'"),
         (["--data", "nowhere"], "nowhere is neither a file or folder nor one of"),
@@ -473,6 +480,55 @@ def test_bytes_of_merged_tokens():
     for text in random_texts(10):
         ids = torch.tensor(tokenizer.encode(text)).numpy()
         assert tokenizer.text_bytes(ids) == len(text.encode())
+
+
+WORDS = {"[UNK]": 0, "un": 1, "##fold": 2, "the": 3, "na": 4, "##ïve": 5, "[MASK]": 6}
+SPACED = {"<unk>": 0, "▁un": 1, "fold": 2, "▁the": 3, "▁na": 4, "ïve": 5, "[MASK]": 6}
+
+
+@pytest.mark.parametrize(
+    ("model", "decoder"),
+    [
+        (models.WordPiece(WORDS, unk_token="[UNK]"), decoders.WordPiece()),
+        (models.WordLevel(SPACED, unk_token="<unk>"), decoders.Metaspace()),
+    ],
+    ids=["WordPiece", "Metaspace"],
+)
+def test_bytes_of_words_are_those_by_which_the_text_grows(model, decoder):
+    """Of "unfold the naïve" the first row has 6 bytes, and the second " the naïve", with its space; where
+    the first token of each is given, "fold" has 4 and " naïve" 7."""
+    tokenizer = Tokenizer(_spec(model, decoder), mask_id=6, eos_id=None, bos_id=None)
+    first, second = np.array([1, 2]), np.array([3, 4, 5])
+    assert tokenizer.decode([*first, *second]) == "unfold the naïve"
+    assert tokenizer.text_bytes(first) == 6
+    assert tokenizer.text_bytes(second, before=first) == len(" the naïve".encode()) == 11
+    assert tokenizer.text_bytes(first[1:], before=first[:1]) == 4
+    assert tokenizer.text_bytes(second[1:], before=[*first, *second[:1]]) == len(" naïve".encode())
+
+
+def test_a_sequence_that_begins_inside_a_text_has_the_space_of_its_first_word(tmp_path):
+    """40 words of 3 letters are 2 sequences of 16, of which 15 words are scored, each with its space."""
+    words = {"▁cat": 0, "▁the": 1, "[MASK]": 2}
+    spec = _spec(models.WordLevel(words, unk_token="▁cat"), decoders.Metaspace(), pre_tokenizers.Metaspace())
+    tokenizer = Tokenizer(spec, mask_id=2, eos_id=None, bos_id=None)
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(["the", "cat"] * 20), encoding="utf-8")
+    model = of_bytes(None, tokenizer=tokenizer, vocab_size=3)
+    subject = Subject.open(saved(model, tmp_path / "model"), device="cpu")
+    result = measure_perplexity(subject, Eval(), str(text), eos_between_documents=False, console=QUIET)[
+        "result"
+    ]
+    assert (result["tokens"], result["bytes"]) == (30, 30 * len(" the"))
+
+
+def _spec(
+    model: models.Model, decoder: decoders.Decoder, splitter: pre_tokenizers.PreTokenizer | None = None
+) -> str:
+    backend = Backend(model)
+    backend.decoder = decoder
+    if splitter is not None:
+        backend.pre_tokenizer = splitter
+    return backend.to_str()
 
 
 @pytest.mark.parametrize("command", ["eval", "zeroshot"])
@@ -517,6 +573,49 @@ def test_text_that_cannot_be_has_an_infinite_perplexity(tmp_path):
     (record,) = report_perplexities([subject], Eval(data=(str(documents(tmp_path)),)), console=console)
     assert record["result"]["figures"][0]["nats"] is None
     assert "∞" in console.file.getvalue()
+
+
+# --- nothing that was measured is lost ---
+
+
+def test_a_run_that_cannot_be_written_to_is_measured_all_the_same(run, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    shutil.rmtree(folder / "measured", ignore_errors=True)
+    (folder / "measured").write_text("")
+    assert main(["eval", str(folder), "--device", "cpu", "--sequences", "2"]) == 0
+    printed = capsys.readouterr()
+    assert re.search(r"exact.* \d+\.\d", printed.out)
+    assert printed.err.startswith(
+        f"bd3lm: warning: what is measured of {folder} is shown and not kept, since "
+    )
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["eval", "zeroshot"])
+def test_what_was_measured_is_printed_when_the_rest_is_interrupted(command, tmp_path, capsys, monkeypatch):
+    from bd3lm.commands import eval as module
+    from bd3lm.commands import zeroshot
+
+    real, calls = module.measure_perplexity, itertools.count()
+
+    def interrupted(*what: Any, **options: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*what, **options)
+
+    for each in (module, zeroshot):
+        monkeypatch.setattr(each, "measure_perplexity", interrupted)
+    models = [str(saved(of_bytes(size), tmp_path / f"of-{size}")) for size in (2, 4)]
+    files = [str(documents(tmp_path)), str(tmp_path / "copy.txt")]
+    shutil.copy(*files)
+    words = [command, *models, "--data", *files, "--sequences", "2", "--estimator", "exact"]
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(words) == 130
+    printed = capsys.readouterr()
+    figures = {"eval": 4, "zeroshot": 2}[command]  # eval also prints the bound that exact passes give
+    assert len(re.findall(r"\d ± \d", printed.out)) == figures
+    assert printed.err == "bd3lm: interrupted\n"
 
 
 # --- a folder of a name that means something ---

@@ -26,7 +26,7 @@ TEXTS = [{"text": "a cat"}, {"text": "longer than one context, naïve ☂"}]
 
 def test_without_lm_eval_it_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert main(["harness", "anything", "--tasks", "arc_easy"]) == 1
+    assert main(["harness", "box", "--tasks", "arc_easy"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("bd3lm: bd3lm harness needs the package lm_eval: ")
     assert error.endswith("pip install 'bd3lm[harness]'\n")
@@ -201,9 +201,12 @@ def test_bad_input_is_one_line(model, tasks, tmp_path, capsys):
         (["--tasks", "own_chose"], "there is no task 'own_chose', did you mean 'own_choose'?"),
         (["--tasks", "own_choose", "--limit", "0"], "limit must be at least 1, got 0"),
         (["--tasks", "own_choose", "--num-fewshot", "-1"], "num_fewshot must be at least 0, got -1"),
-        (["--tasks", "own_choose", "--batch", "0"], "batch_size must be a whole number from 1 on, got 0"),
+        (
+            ["--tasks", "own_choose", "--batch-size", "0"],
+            "batch_size must be a whole number from 1 on, got 0",
+        ),
         (["--tasks", "own_choose", "--estimator", "best"], "estimator must be auto, paper, exact"),
-        (["--tasks", "own_choose", "--steps", "3"], "steps must be left at its default, got 3"),
+        (["--tasks", "own_choose", "--steps", "0"], "steps must be a whole number from 1 on, got 0"),
     ):
         command = [
             "harness",

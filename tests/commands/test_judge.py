@@ -23,7 +23,7 @@ from bd3lm.commands.shared.subjects import Subject
 from bd3lm.data import PydocCorpus
 from bd3lm.evaluation import HuggingFaceJudge, judge_texts
 from bd3lm.reports import with_error
-from bd3lm.runs.recipe import merge
+from bd3lm.runs.merging import merge
 from bd3lm.runs.stages import resolve_stages
 from bd3lm.runs.train import train_stages
 from bd3lm.sampling import Ancestral, FirstHitting
@@ -106,7 +106,7 @@ def test_a_run_is_sampled_judged_and_its_judgement_kept(run, judge):
         "mauve_reference": None,
         "count": 3,
         "length": 40,
-        "nucleus_p": 0.9,
+        "top_p": 0.9,
         "unmasking": {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 0.0},
         "steps": None,
         "entropy_floor": None,
@@ -145,19 +145,19 @@ def test_samples_are_drawn_once_and_never_written_over(run, judge, monkeypatch):
     assert "writing 3 texts of up to 40 tokens by" in told.file.getvalue()
     (file,) = (run / "measured").glob("*.jsonl")
     (run / "measured" / f"{file.name}.partial").write_text("interrupted")
-    other = judged(run, judge, nucleus=1.0)
+    other = judged(run, judge, top_p=1.0)
     assert other[0]["result"]["perplexity"] != first[0]["result"]["perplexity"]
     assert len(list((run / "measured").glob("*.jsonl"))) == 2
     monkeypatch.setattr(sample_files, "write_texts", lambda *_, **__: pytest.fail("drawn again"))
     console = screen()
-    again = judged(run, judge, batch=1, console=console)
+    again = judged(run, judge, batch_size=1, console=console)
     assert again[0]["result"] == first[0]["result"]
     assert f"measuring {file}, drawn before" in console.file.getvalue().replace("\n", "")
 
 
 def test_only_a_judgement_made_in_the_same_way_is_replaced(run, judge):
     first = judged(run, judge)
-    other = judged(run, judge, nucleus=1.0)
+    other = judged(run, judge, top_p=1.0)
     windows = judged(run, judge, stride=8)
     judged(run, judge)
     found = kept(Subject.open(run), "judgement")
@@ -207,15 +207,13 @@ def test_another_nucleus_rule_draws_other_samples_and_is_said(run, judge_folder,
     found = {}
     for rule in ("inclusive", "exclusive"):
         out = tmp_path / f"{len(found)}.json"
-        words = ["--judge", str(judge_folder), "--nucleus-rule", rule, "--nucleus", "0.2", "--out", str(out)]
+        words = ["--judge", str(judge_folder), "--top-p-rule", rule, "--top-p", "0.2", "--out", str(out)]
         assert main(["judge", str(run), *FLAGS, *words]) == 0
         (found[rule],) = json.loads(out.read_text())
         assert ("exclusive" in capsys.readouterr().out) is (rule == "exclusive")
     assert found["inclusive"]["result"]["nats"] != found["exclusive"]["result"]["nats"]
-    assert (
-        "nucleus_rule" not in found["inclusive"]["settings"]
-    )  # as in records from before there was a choice
-    assert found["exclusive"]["settings"]["nucleus_rule"] == "exclusive"
+    assert "top_p_rule" not in found["inclusive"]["settings"]  # as in records from before there was a choice
+    assert found["exclusive"]["settings"]["top_p_rule"] == "exclusive"
     assert len(list((run / "measured").glob("samples-40-*.jsonl"))) == 2
 
 
@@ -294,17 +292,17 @@ def test_the_paper_s_way_of_drawing():
         return settings_of(Judge(**changes), SimpleNamespace(model=model), 1024)
 
     plain = settings(of_bytes())
-    assert (plain.stop_at_eos, plain.redraws, plain.nucleus_p, plain.length) == (False, 20, 0.9, 1024)
+    assert (plain.stop_at_eos, plain.redraws, plain.top_p, plain.length) == (False, 20, 0.9, 1024)
     assert plain.unmasking == FirstHitting()
     assert settings(of_bytes().with_lean(2.0)).unmasking == FirstHitting(lean=2.0)
     assert settings(of_bytes(), steps=5000).unmasking == Ancestral(5000)
-    assert settings(of_bytes(), nucleus=1.0).nucleus_p == 1.0
-    assert settings(of_bytes(), nucleus_rule="exclusive").nucleus_rule == "exclusive"
+    assert settings(of_bytes(), top_p=1.0).top_p == 1.0
+    assert settings(of_bytes(), top_p_rule="exclusive").top_p_rule == "exclusive"
     assert settings(of_bytes(), entropy_floor=0.0).entropy_floor is None
     for method in BASELINES.values():
         found = settings(baseline(method), steps=25)
         assert (found.steps, found.unmasking) == (25, None)
-        assert found.nucleus_p == {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
+        assert found.top_p == {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
 
 
 def test_a_lean_is_drawn_in_recorded_and_in_the_title(run, judge_folder, tmp_path, capsys):
@@ -355,7 +353,18 @@ def nats_after(judge, documents: list[str], prompt: str) -> tuple[float, int]:
 
 def test_after_a_prompt_what_was_written_is_judged_given_the_prompt(run, judge, tmp_path):
     texts, console = tmp_path / "prompted.jsonl", screen()
-    words = ["sample", str(run), "import the", "For", "", "--length", "12", "--no-eos", "--out", str(texts)]
+    words = [
+        "sample",
+        str(run),
+        "import the",
+        "For",
+        "",
+        "--length",
+        "12",
+        "--no-stop-at-eos",
+        "--out",
+        str(texts),
+    ]
     assert main(words) == 0
     (record,) = judged(texts, judge, console=console)
     lines = lines_of(texts)
@@ -436,7 +445,7 @@ def test_all_is_opened_before_anything_is_drawn(run, judge, capsys, monkeypatch)
 
 def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
     texts = tmp_path / "texts.jsonl"
-    sample = ["sample", str(run), "--count", "3", "--no-eos", "--length", "40", "--out", str(texts)]
+    sample = ["sample", str(run), "--count", "3", "--no-stop-at-eos", "--length", "40", "--out", str(texts)]
     assert main(sample) == 0
     capsys.readouterr()
     common = ["--judge", str(judge_folder), "--out"]
@@ -463,7 +472,7 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         ),
         (["RUN", "--length", "512", "512"], "length must be one or more different lengths"),
         (["RUN", "--entropy-floor", "0", "--redraws", "3"], "redraws needs an entropy floor above 0, got 3"),
-        (["RUN", "--judge-batch", "0"], "judge-batch must be at least 1, got 0"),
+        (["RUN", "--judge-batch-size", "0"], "--judge-batch-size must be at least 1, got 0"),
         (["RUN", "--mauve", "no.txt"], "mauve must be a file of human text, and no.txt is none"),
         (
             ["RUN", "--judge", "./no-folder"],

@@ -71,7 +71,7 @@ def test_a_run_is_measured_beside_what_it_was_trained_on(shards, tmp_path):
         "length": 48,
         "entropy_floor": 1.7,
         "entropy_window": 8,
-        "nucleus_p": 0.9,
+        "top_p": 0.9,
         "seed": 3,
         "lean": 0.0,
         "data": str(shards),
@@ -109,20 +109,31 @@ def test_texts_of_other_code_have_no_lengths_in_tokens(tmp_path, capsys):
 
 def test_the_nucleus_rule_is_the_one_asked_for(shards, tmp_path, capsys):
     run = as_run(tmp_path / "run", shards)
-    words = ["--count", "2", "--length", "12", "--entropy-floor", "0", "--nucleus-rule", "exclusive"]
+    words = ["--count", "2", "--length", "12", "--entropy-floor", "0", "--top-p-rule", "exclusive"]
     assert main(["lengths", str(run), *words, "--out", str(tmp_path / "model.json")]) == 0
     (record,) = json.loads((tmp_path / "model.json").read_text())
-    assert record["settings"]["nucleus_rule"] == "exclusive"
+    assert record["settings"]["top_p_rule"] == "exclusive"
     (drawn,) = (run / "measured").glob("documents-*.jsonl")
     assert all(
-        json.loads(line)["settings"]["nucleus_rule"] == "exclusive"
+        json.loads(line)["settings"]["top_p_rule"] == "exclusive"
         for line in drawn.read_text("utf-8").split("\n")[:-1]
     )
 
 
 def test_a_file_of_samples_has_the_lengths_of_the_model_that_wrote_them(shards, tmp_path, capsys):
     run = as_run(tmp_path / "run", shards)
-    words = ["--count", "12", "--length", "40", "--entropy-floor", "0", "--device", "cpu", "--batch", "5"]
+    words = [
+        "--count",
+        "12",
+        "--length",
+        "40",
+        "--entropy-floor",
+        "0",
+        "--device",
+        "cpu",
+        "--batch-size",
+        "5",
+    ]
     assert main(["lengths", str(run), *words, "--out", str(tmp_path / "model.json")]) == 0
     sample = ["sample", str(run), *words[:4], *words[6:], "--out", str(tmp_path / "texts.jsonl")]
     assert main(sample) == 0
@@ -275,7 +286,7 @@ def test_bad_input_is_one_line(shards, tmp_path, capsys):
     )
     options = ["--length", "20", "--device", "cpu"]
     assert main(["sample", str(run), "ab", *options, "--out", str(prompted)]) == 0
-    assert main(["sample", str(run), "--no-eos", *options, "--out", str(endless)]) == 0
+    assert main(["sample", str(run), "--no-stop-at-eos", *options, "--out", str(endless)]) == 0
     assert main(["sample", str(run), *options, "--stop", "a", "--out", str(cut)]) == 0
     broken.write_text('{"text": "no sample"}\n')
     half = tmp_path / "half.jsonl"

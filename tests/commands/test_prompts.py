@@ -133,7 +133,7 @@ def test_prompts_from_a_file_are_continued_by_so_many_tokens(model, tmp_path, ca
         prompts,
         "--max-new-tokens",
         "5",
-        "--no-eos",
+        "--no-stop-at-eos",
     ]
     assert main([*words, "--count", "2", "--out", str(out)]) == 0
     expected = model.generate(["a", "a", "abcdef", "abcdef"], max_new_tokens=5, stop_at_eos=False)
@@ -152,7 +152,15 @@ def test_prompts_from_standard_input(model, tmp_path, capsys, monkeypatch):
 
 def test_a_template_is_filled(model, tmp_path, capsys):
     out = tmp_path / "texts.jsonl"
-    words = ["sample", str(tmp_path / "model"), "--template", "a{3}b{{c{2}", "--count", "2", "--no-eos"]
+    words = [
+        "sample",
+        str(tmp_path / "model"),
+        "--template",
+        "a{3}b{{c{2}",
+        "--count",
+        "2",
+        "--no-stop-at-eos",
+    ]
     assert main([*words, "--out", str(out)]) == 0
     template = ["a", Gap(3), "b{c", Gap(2)]
     expected = model.generate([template, template], stop_at_eos=False)

@@ -9,7 +9,7 @@ import pytest
 
 from bd3lm.cli import main
 from bd3lm.commands.shared.records import keep, kept, model_and_title, new_record, record_name, write_records
-from bd3lm.commands.shared.subjects import Subject
+from bd3lm.commands.shared.subjects import Subject, tell_what_is_not_kept
 from tests.lm import of_bytes
 
 COMMANDS = {
@@ -55,6 +55,32 @@ def a_run(folder: Path) -> Subject:
     of_bytes(4).save_pretrained(folder / "model")
     (folder / "recipe.yaml").write_text("")
     return Subject.open(folder, device="cpu")
+
+
+def test_what_cannot_be_kept_beside_a_run_is_told_once_and_still_there(tmp_path, recwarn):
+    subject = a_run(tmp_path)
+    place = tmp_path / "measured"
+    place.write_text("a file where a folder should be: root may write anywhere")
+    record = new_record(subject, "kind", settings={}, result={"figure": 1})
+    tell_what_is_not_kept([subject])
+    assert keep(subject, "first", record) is None
+    assert keep(subject, "second", record) is None
+    (said,) = recwarn
+    assert f"is shown and not kept, since {place} cannot be written to: Not a directory" in str(said.message)
+    assert kept(subject, "kind") == [record, record]
+
+
+def test_a_disk_that_becomes_full_costs_no_record(tmp_path, monkeypatch):
+    subject = a_run(tmp_path)
+    record = new_record(subject, "kind", settings={}, result={})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("bd3lm.commands.shared.records.write_atomically", full)
+    with pytest.warns(UserWarning, match=r"name\.json could not be written: No space left"):
+        assert keep(subject, "name", record) is None
+    assert kept(subject, "kind") == [record]
 
 
 def test_records_of_a_run_are_those_of_its_weights_the_newest_last(tmp_path):

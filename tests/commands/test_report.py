@@ -19,8 +19,9 @@ from bd3lm.commands.shared.records import kept
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.reports import Film
 from bd3lm.reports.numbers import with_error
+from bd3lm.runs.merging import merge
 from bd3lm.runs.presets import Preset, Stage
-from bd3lm.runs.recipe import merge, recipe_from_dict
+from bd3lm.runs.recipe import recipe_from_dict
 from bd3lm.runs.stages import run_stages
 from bd3lm.runs.train import train_stages
 from bd3lm.training import Trainer

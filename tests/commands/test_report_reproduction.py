@@ -33,7 +33,7 @@ def parsed(record, of=None):
 
 def test_what_was_measured_with_the_defaults_needs_no_flag():
     assert typed(variance() | {"settings": {"batches": 20, "gradients": 0, "seed": 0}}) == "bd3lm variance a"
-    plain = {"judge": "gpt2-large", "count": 300, "nucleus_p": None, "dtype": None}
+    plain = {"judge": "gpt2-large", "count": 300, "top_p": None, "dtype": None}
     record = judgement(settings=plain)
     assert typed({**record, "dtype": "float32"}) == "bd3lm judge a --length 64"
     assert repeatable(film(), recipe()) == film()
@@ -58,7 +58,7 @@ def test_a_perplexity():
         replicates=3,
         sequences=8,
         seed=5,
-        batch=2,
+        batch_size=2,
         field="body",
         dtype="bfloat16",
     )
@@ -103,7 +103,7 @@ def test_the_others():
     assert (found.count, found.length, found.entropy_floor, str(found.data)) == (3, 64, 0.0, "data/mine")
     settings = {"steps": 7, "entropy_floor": 3.5, "redraws": 2, "mauve_reference": "h.txt"}
     found = parsed(judgement(settings=settings))
-    assert (found.judge, found.count, found.length, found.nucleus) == ("judge/one", 30, (64,), 0.9)
+    assert (found.judge, found.count, found.length, found.top_p) == ("judge/one", 30, (64,), 0.9)
     assert (found.steps, found.entropy_floor, found.redraws, str(found.mauve)) == (7, 3.5, 2, "h.txt")
     found = parsed(judgement(settings={"unmasking": {"kind": "Ancestral", "steps": 9}}), BLOCKS)
     assert found.steps == 9

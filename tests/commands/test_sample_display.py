@@ -19,7 +19,8 @@ from rich.live import Live
 import bd3lm
 from bd3lm import kinds
 from bd3lm.commands.sample import display, run_sample
-from bd3lm.commands.shared.writing import Bar, check_out, settings_record, summary, write_texts
+from bd3lm.commands.shared.records import check_new_file
+from bd3lm.commands.shared.writing import Bar, settings_record, summary, write_texts
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.models import Transformer
 from bd3lm.sampling import Adaptive, Ancestral, FirstHitting, Remasking, Sample, Stopped
@@ -187,11 +188,21 @@ def test_of_a_text_longer_than_the_screen_the_end_is_seen_and_at_last_all(block_
 def test_long_lines_are_wrapped_to_the_screen():
     printed, (found,) = shown(terminal(), of_letters(4), ["x" * 700], Settings(length=720, stop_at_eos=False))
     *drawn, last = frames(printed)
-    assert last.startswith(f"{found.text}\n")  # a terminal wraps it, and what is copied is one line
+    assert last.replace("\n", "").startswith(found.text)  # a word that is longer than a line is broken
+    assert max(map(len, last.partition("tokens written")[0].split("\n")[:-1])) <= 60
     for frame in drawn:
         lines = frame.rstrip("\n").split("\n")
         assert len(lines) <= 9
         assert max(map(len, lines)) <= 60
+
+
+def test_the_last_text_is_wrapped_at_words():
+    prompt = "these are words " * 12
+    printed, (found,) = shown(terminal(), of_letters(4), [prompt], Settings(stop_at_eos=False, length=200))
+    *lines, _, _ = frames(printed)[-1].split("\n")  # after the text how it went
+    assert len(lines) == 4
+    assert "".join(lines) == found.text
+    assert all(len(line) <= 60 and line.endswith(" ") for line in lines[:-1])
 
 
 @pytest.mark.usefixtures("_every_frame")
@@ -199,7 +210,7 @@ def test_long_lines_are_wrapped_to_the_screen():
 def test_characters_of_several_tokens(block_size):
     """Some of the bytes of a character come before others, and some never make one."""
     prompt = "naïve ☂ 日本語 🎉"
-    settings = Settings(stop_at_eos=False, length=64, nucleus_p=1.0)
+    settings = Settings(stop_at_eos=False, length=64, top_p=1.0)
     printed, (found,) = shown(terminal(), of_bytes(block_size), [prompt], settings)
     assert found.text.startswith(prompt)
     assert "\ufffd" in found.text
@@ -506,7 +517,7 @@ def test_a_line_a_text(block_size, screen, tmp_path):
             "dtype": "float64",
             "settings": {
                 **asdict(settings),
-                "nucleus_p": 0.9,
+                "top_p": 0.9,
                 "unmasking": {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 0.0}
                 if block_size
                 else None,
@@ -518,11 +529,14 @@ def test_a_line_a_text(block_size, screen, tmp_path):
 
 
 def test_lines_are_in_the_order_of_the_prompts_whichever_text_is_finished_first(tmp_path):
-    """Texts with more of their length given need fewer blocks; what is shown does not wait for the others."""
+    """Texts with more of their length given need fewer blocks, and wait until those before them are shown."""
     out, prompts = tmp_path / "texts.jsonl", ["a", "a\u2028", "a" * 30, "a" * 20]
     printed, found = shown(terminal(), of_letters(), prompts, Settings(length=40, stop_at_eos=False), out=out)
     titles = [int(index) for index in re.findall(r"text (\d+): ", "\n".join(frames(printed)))]
-    assert titles != sorted(titles)
+    assert titles == [0, 1, 2, 3]
+    events = of_letters().stream(prompts, length=40, stop_at_eos=False, watch=False)
+    finished = [event.index for event in events]
+    assert finished != sorted(finished)
     records = [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
     assert [record["index"] for record in records] == [0, 1, 2, 3]
     assert [record["text"] for record in records] == [each.text for each in found]
@@ -581,10 +595,10 @@ def test_the_nucleus_that_was_used_is_recorded(tmp_path):
         out = tmp_path / f"{name}.jsonl"
         shown(pipe(), baseline(method), ["a"], Settings(steps=2), out=out)
         recorded = json.loads(out.read_text())["settings"]
-        assert recorded["nucleus_p"] == {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
+        assert recorded["top_p"] == {"score_entropy": 0.99, "simplex": 0.95}.get(method.kind, 0.9)
         assert (recorded["steps"], recorded["projection"], recorded["eos_id"]) == (2, "sampling", None)
-    shown(pipe(), of_bytes(), ["a"], Settings(nucleus_p=0.3), out=tmp_path / "asked.jsonl")
-    assert json.loads((tmp_path / "asked.jsonl").read_text())["settings"]["nucleus_p"] == 0.3
+    shown(pipe(), of_bytes(), ["a"], Settings(top_p=0.3), out=tmp_path / "asked.jsonl")
+    assert json.loads((tmp_path / "asked.jsonl").read_text())["settings"]["top_p"] == 0.3
 
 
 @pytest.mark.parametrize("screen", [terminal, pipe])
@@ -660,14 +674,41 @@ def test_an_existing_file_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
 
 
-def test_what_another_run_left_is_not_written_over(tmp_path):
+def test_what_another_run_left_is_kept(tmp_path, capsys):
     out, partial = tmp_path / "texts.jsonl", tmp_path / "texts.jsonl.partial"
-    partial.write_text("theirs")
-    said = rf"--out {re.escape(str(out))} was begun before: move away {re.escape(str(partial))}, which holds"
-    with pytest.raises(ValueError, match=said):
-        run_sample(of_bytes(), ["a"], WHOLE, out=out, console=pipe())
-    assert partial.read_text() == "theirs"
-    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl.partial"]
+    run_sample(of_bytes(), ["a", "b"], WHOLE, out=out, console=pipe())
+    expected = out.read_text()
+    theirs = expected.replace('"seed": 0', '"seed": 1')
+    for line in ("theirs\n", theirs, theirs.splitlines(keepends=True)[1]):
+        out.unlink()
+        partial.write_text(line)
+        run_sample(of_bytes(), ["a", "b"], WHOLE, out=out, console=pipe())
+        assert out.read_text() == expected
+        kept = tmp_path / "texts.jsonl.partial.1"
+        assert kept.read_text() == line
+        assert f"{partial} is kept as {kept}: its lines are of other texts" in capsys.readouterr().err
+        kept.unlink()
+        assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+
+
+@pytest.mark.parametrize("lines", [1, 2, 3])
+def test_the_same_command_goes_on_with_what_it_wrote_before_it_was_stopped(lines, tmp_path, capsys):
+    out, partial = tmp_path / "texts.jsonl", tmp_path / "texts.jsonl.partial"
+    model, prompts, settings = of_different_lengths()
+    run_sample(model, prompts, settings, out=out, console=pipe())
+    expected = out.read_text()
+    first = sorted(expected.splitlines(keepends=True), key=len)[:lines]
+    out.unlink()
+    partial.write_text("".join(first) + expected[:40])  # the last line was torn
+    console = pipe()
+    texts = run_sample(model, prompts, replace(settings, batch_size=5), out=out, console=console)
+    assert f"continuing after the {lines} lines of {partial}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.jsonl"]
+    written = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["text"] for line in written] == [json.loads(line)["text"] for line in expected.splitlines()]
+    assert [text.sample.index for text in texts] == [
+        index for index in range(3) if not any(f'"index": {index},' in line for line in first)
+    ]
 
 
 def test_a_folder_must_be_there(tmp_path):
@@ -675,10 +716,10 @@ def test_a_folder_must_be_there(tmp_path):
         run_sample(of_bytes(), ["a"], WHOLE, out=tmp_path / "nowhere" / "texts.jsonl", console=pipe())
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"--out must be in an existing folder, and .*file is none"):
-        check_out(tmp_path / "file" / "texts.jsonl")
+        check_new_file(tmp_path / "file" / "texts.jsonl")
     with pytest.raises(ValueError, match=r"--out must be a new file, and .* exists"):
-        check_out(tmp_path)
-    assert check_out(tmp_path / "texts.jsonl") == tmp_path / "texts.jsonl.partial"
+        check_new_file(tmp_path)
+    check_new_file(tmp_path / "texts.jsonl")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]  # asking makes nothing
 
 
@@ -730,3 +771,26 @@ def test_interrupted_while_a_text_is_watched_the_terminal_is_put_right(monkeypat
         run_sample(of_letters(), ["ab"], WHOLE, console=console)
     assert console.file.getvalue().count("\x1b[?25l") == console.file.getvalue().count("\x1b[?25h") == 1
     assert "tokens written" not in console.file.getvalue()
+
+
+@pytest.mark.usefixtures("_every_frame")
+@pytest.mark.parametrize("block_size", [None, 4, CONTEXT])
+def test_interrupted_a_text_that_is_watched_stays_on_the_screen(block_size, monkeypatch):
+    """What of it was there by then: masks stand only before what was uncovered after them."""
+    calls, forward = itertools.count(), Transformer.forward
+
+    def interrupted(*arguments: Any, **options: Any) -> torch.Tensor:
+        if next(calls) == 8:
+            raise KeyboardInterrupt
+        return forward(*arguments, **options)
+
+    model, console = of_letters(block_size), terminal()
+    (whole,) = model.generate(["ab"], WHOLE)
+    monkeypatch.setattr(Transformer, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_sample(model, ["ab"], WHOLE, console=console)
+    *_, seen, stays = frames(console.file.getvalue())
+    assert stays.endswith("\n")
+    assert stays == seen.strip("\n").rstrip(MASKED) + "\n"
+    assert len(stays) > len("ab\n")
+    assert all(sign in (MASKED, final) for sign, final in zip(stays[:-1], whole.text, strict=False))

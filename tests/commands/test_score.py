@@ -241,7 +241,15 @@ def interrupted_after(calls: int, patch: pytest.MonkeyPatch) -> None:
 def begun(tmp_path, monkeypatch) -> list[str]:
     """A command that was interrupted after 6 of 8 documents."""
     file = texts_in(tmp_path / "texts.jsonl", [f"some text {number}" for number in range(8)])
-    words = ["score", saved(tmp_path / "m", 4), file, "--out", str(tmp_path / "out.jsonl"), "--batch", "3"]
+    words = [
+        "score",
+        saved(tmp_path / "m", 4),
+        file,
+        "--out",
+        str(tmp_path / "out.jsonl"),
+        "--batch-size",
+        "3",
+    ]
     with monkeypatch.context() as patch:
         interrupted_after(2, patch)
         assert main([*words, "--device", "cpu"]) == 130
@@ -325,7 +333,7 @@ def test_a_second_command_does_not_write_into_the_first_ones_file(begun, tmp_pat
 def test_documents_are_scored_as_if_alone(estimator, tmp_path, monkeypatch):
     subject = Subject.open(saved(tmp_path / "model", 4), device="cpu")
     texts = [LONG, "a", LONG[7:], "short", LONG + LONG, "b", "of some length"]
-    options = {"estimator": estimator, "batch": 2}
+    options = {"estimator": estimator, "batch_size": 2}
     calls = []
     plain = LanguageModel.log_likelihood
 

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from bd3lm.cli import main
-from bd3lm.commands.shared.subjects import Subject, one_model
+from bd3lm.commands.shared.models import one_model
+from bd3lm.commands.shared.subjects import Subject
 from tests.lm import of_bytes
 
 
@@ -62,7 +63,7 @@ def test_a_last_stage_without_a_model_is_not_passed_over(run, capsys):
 @pytest.mark.slow
 def test_sampling_from_a_model_does_not_wait_for_training():
     code = (
-        "import sys; from bd3lm.commands.shared.subjects import one_model; "
+        "import sys; from bd3lm.commands.shared.models import one_model; "
         "import bd3lm.commands.sample.display; from bd3lm.interop import BOX_FOLDER; "
         "one_model(BOX_FOLDER); print('bd3lm.training' in sys.modules)"
     )

@@ -19,7 +19,8 @@ from bd3lm.diffusion import ClippedTimes, Counts, Times
 from bd3lm.evaluation import Spread
 from bd3lm.reports import with_error
 from bd3lm.reports.trainings import NO_FINITE_VARIANCE
-from bd3lm.runs.recipe import merge, recipe_from_dict
+from bd3lm.runs.merging import merge
+from bd3lm.runs.recipe import recipe_from_dict
 from bd3lm.runs.stages import resolve_stages
 from bd3lm.runs.train import train_stages
 
@@ -114,10 +115,12 @@ def test_a_smaller_last_batch_has_no_part_in_the_gradient(run, tmp_path):
     rows = zip(record["result"]["rows"], whole["result"]["rows"], strict=True)
     assert all(one["gradient"] == other["gradient"] for one, other in rows)
     few = copied(run, tmp_path / "few", validation_sequences=7)
-    said = r"at least 2 batches of 4 sequences to measure .*, got 1; --batch says .*data\.validation_batch"
+    said = (
+        r"at least 2 batches of 4 sequences to measure .*, got 1; --batch-size says .*data\.validation_batch"
+    )
     with pytest.raises(ValueError, match=said):
         measured(few, gradients=2, console=Console(quiet=True))
-    (record,) = measured(few, gradients=2, batch=3, console=Console(quiet=True))
+    (record,) = measured(few, gradients=2, batch_size=3, console=Console(quiet=True))
     assert (record["settings"]["batch_size"], record["settings"]["gradients"]) == (3, 2)
 
 
@@ -126,7 +129,7 @@ def test_any_model_is_measured_on_the_text_it_is_told(run, tmp_path, capsys):
     model, out = tmp_path / "model", tmp_path / "out.json"
     shutil.copytree(run / "block" / "model", model)
     kept = set((run / "block").rglob("variance-*.json"))
-    words = ["--batch", "4", "--batches", "2", "--gradients", "2", "--device", "cpu", "--out", str(out)]
+    words = ["--batch-size", "4", "--batches", "2", "--gradients", "2", "--device", "cpu", "--out", str(out)]
     sources = [str(model), str(run / "block")]
     assert main(["variance", *sources, "--data", str(run / "data"), *words]) == 0
     alone, beside = json.loads(out.read_text())
@@ -240,7 +243,7 @@ def test_bad_input_is_one_line(run, capsys):
     for words, message in (
         ([str(run / "ar")], "must hold a block diffusion model"),
         ([str(run / "block"), "--gradients", "1"], "gradients 0 or at least 2"),
-        ([str(run / "block"), "--batch", "0"], "batch must be at least 1, got 0"),
+        ([str(run / "block"), "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         ([str(run / "block"), "--data", "nowhere"], "nowhere is neither a file or folder nor one of"),
         (["box"], "box is no training run, so its data is not known: say which with --data"),
     ):

@@ -2,17 +2,22 @@
 
 import io
 import json
+import math
 from pathlib import Path
 
+import pytest
+import torch
 from rich.console import Console
 
 from bd3lm.cli import main
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.commands.zeroshot import ZeroShot, report_zero_shot
+from bd3lm.data import train_bpe
+from bd3lm.data.tokenizers import SMALLEST_BPE
 from bd3lm.reports import perplexity_text
 from tests.commands import documents, saved
 from tests.data_room.documents import random_texts
-from tests.lm import of_bytes
+from tests.lm import BYTES, of_bytes
 
 
 def test_zero_shot_is_a_table_of_models_against_corpora(tmp_path, capsys):
@@ -64,6 +69,42 @@ def test_a_table_says_that_sequences_are_framed_and_cuts_no_name_of_an_estimator
         assert "…" not in screen.file.getvalue()
 
 
+def test_bits_per_byte_stand_beside_perplexities_and_different_tokenizers_are_named(tmp_path, capsys):
+    """By hand: of a text of 256 characters ☂ a model by bytes that knows nothing pays 8 bits a byte or a
+    little more, whatever its context; one whose token is the whole character pays a third of that."""
+    text = tmp_path / "text.txt"
+    text.write_text("☂" * 256, encoding="utf-8")
+    merged = train_bpe(["☂" * 40] * 3, SMALLEST_BPE + 2)
+    assert len(merged.encode("☂" * 4)) == 4
+    models = {"bytes": BYTES, "same": BYTES, "merged": merged}
+    for name, tokenizer in models.items():
+        model = of_bytes(None, tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
+        with torch.no_grad():
+            model.network.output.weight.zero_()
+            model.network.output.bias.zero_()
+        saved(model, tmp_path / name)
+    words = ["--data", str(text), "--device", "cpu", "--out"]
+    out = tmp_path / "records.json"
+    assert main(["zeroshot", str(tmp_path / "bytes"), str(tmp_path / "merged"), *words, str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "Tokenizers differ, so perplexities per token cannot be compared" in printed
+    by_bytes, by_characters = json.loads(out.read_text())
+    assert by_bytes["settings"]["tokenizer"] != by_characters["settings"]["tokenizer"]
+    # 768 tokens are 48 sequences of 16, and 256 are 16 of them; the first token of each is given.
+    scored = (by_bytes["result"], 48 * 15, 48 * 15, 257), (by_characters["result"], 16 * 15, 16 * 15 * 3, 259)
+    for result, tokens, size, choices in scored:
+        assert (result["tokens"], result["bytes"]) == (tokens, size)
+        (figure,) = result["figures"]
+        bits = math.log2(choices) * tokens / size
+        assert figure["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
+        assert f"{bits:.2f} bits/byte" in printed
+        assert f"{size:,} bytes" in printed
+    assert main(["zeroshot", str(tmp_path / "bytes"), str(tmp_path / "same"), *words[:-1]]) == 0
+    printed = capsys.readouterr().out
+    assert "bits/byte" in printed
+    assert "Tokenizers differ" not in printed
+
+
 def test_one_bad_corpus_does_not_lose_the_others(tmp_path, capsys):
     folder = saved(of_bytes(2), tmp_path / "model")
     short = tmp_path / "short.txt"
@@ -72,7 +113,7 @@ def test_one_bad_corpus_does_not_lose_the_others(tmp_path, capsys):
     assert main(["zeroshot", str(folder), "--data", str(short), str(good)]) == 1
     printed, error = capsys.readouterr()
     assert error == "bd3lm: 1 of 2 figures could not be measured\n"
-    assert "tokens scored" in printed
+    assert "  scored" in printed
     assert f"– {folder} on {short}: {short} must hold at least one sequence of 16 tokens" in printed
 
 
@@ -108,8 +149,8 @@ def test_zero_shot_without_a_figure_fails_with_each_reason_once(tmp_path, capsys
     error = capsys.readouterr().err
     assert error.startswith(f"bd3lm: {models[0]}, {models[1]} on {short}: ")
     assert error.count("must hold at least one sequence of") == 2
-    assert main(["zeroshot", *models, "--data", str(short), "--batch", "0", "--device", "cpu"]) == 1
-    assert capsys.readouterr().err == "bd3lm: batch must be at least 1, got 0\n"
+    assert main(["zeroshot", *models, "--data", str(short), "--batch-size", "0", "--device", "cpu"]) == 1
+    assert capsys.readouterr().err == "bd3lm: --batch-size must be at least 1, got 0\n"
 
 
 def test_corpora_of_one_name_are_told_apart(tmp_path):

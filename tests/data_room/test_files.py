@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any, get_args
 import pytest
 
 from bd3lm.data import FileCorpus
-from bd3lm.data.files import TextUnit, count_rows, find_files, read_rows, split_by_name
+from bd3lm.data.files import TextUnit, count_rows, read_rows
+from bd3lm.data.folders import find_files, split_by_name
 
 TEXTS = ["The first.\nIt has two lines.", "Zweites Dokument: ünïcode 🙂", '"quoted" \\ and \t tabs', "last"]
 
@@ -187,11 +189,69 @@ def test_files_come_in_the_order_of_their_names(tmp_path: Path) -> None:
     }
 
 
-def test_hidden_and_foreign_files_are_left_alone(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "test.jsonl", TEXTS)
-    write_jsonl(tmp_path / ".cache" / "other.jsonl", ["hidden"])
-    (tmp_path / "README.md").write_text("foreign")
-    assert all_documents(FileCorpus(tmp_path)) == {"test": TEXTS}
+def test_hidden_and_foreign_files_are_left_alone_and_it_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    write_jsonl(folder / "test.jsonl", TEXTS)
+    write_jsonl(folder / ".cache" / "other.jsonl", ["hidden"])
+    (folder / ".notes.txt").write_text("hidden")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "table.csv.gz").write_text("foreign")
+    corpus = FileCorpus(folder)
+    assert all_documents(corpus) == {"test": TEXTS}
+    assert corpus.skipped == (
+        f"skipped 3 of the 4 files in {folder}; hidden: 1 without a suffix (.cache), 1 .txt (.notes.txt); "
+        "of another format than .txt, .md, .jsonl, .parquet: 1 .csv.gz (sub/table.csv.gz)"
+    )
+
+
+def test_of_many_files_only_the_numbers_are_said(tmp_path: Path) -> None:
+    write_txt(tmp_path / "a.txt", TEXTS)
+    for number, suffix in enumerate("abbcccddddeeeeeffffff"):
+        (tmp_path / f"{number}.{suffix}").touch()
+    assert FileCorpus(tmp_path).skipped == (
+        f"skipped 21 of the 22 files in {tmp_path}; of another format than .txt, .md, .jsonl, .parquet: 6 "
+        ".f, 5 .e, 4 .d, 3 .c, 2 .b, 1 of other suffixes"
+    )
+
+
+def test_what_is_no_file_is_said(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "texts", tmp_path / "elsewhere"
+    write_txt(folder / "a.txt", TEXTS)
+    write_txt(elsewhere / "b.txt", TEXTS)
+    (folder / "linked").symlink_to(elsewhere)
+    (folder / "c.txt").symlink_to(folder / "nowhere")
+    os.mkfifo(folder / "d.txt")
+    corpus = FileCorpus(folder, held_out=0)
+    assert list(corpus.documents("train")) == ["\n\n\n".join(TEXTS)]
+    assert corpus.skipped is not None
+    assert "no regular files: 2 .txt (c.txt, d.txt)" in corpus.skipped
+    assert "links to folders: 1 without a suffix (linked)" in corpus.skipped
+
+
+def test_where_all_is_read_nothing_is_said(tmp_path: Path) -> None:
+    path = write_txt(tmp_path / "a.txt", TEXTS)
+    (tmp_path / "b.MD").write_text("# A heading")
+    assert FileCorpus(tmp_path).skipped is None
+    assert FileCorpus(path).skipped is None
+
+
+@pytest.mark.parametrize("name", ["a.md", "README.md", "a.md.gz", "A.MD"])
+def test_markdown_is_text(tmp_path: Path, name: str) -> None:
+    path = write_txt(tmp_path / name, TEXTS)
+    assert list(FileCorpus(path, held_out=0).documents("train")) == TEXTS
+    write_txt(tmp_path / "z.txt", ["other"])
+    assert list(FileCorpus(tmp_path, held_out=0).documents("train")) == ["\n\n\n".join(TEXTS), "other"]
+
+
+@pytest.mark.parametrize("data", ["a.jsonl", "train.txt"])
+def test_markdown_beside_data_describes_it(tmp_path: Path, data: str) -> None:
+    """The card of a data set from the hub is no document of it."""
+    (write_jsonl if data.endswith("jsonl") else write_txt)(tmp_path / data, TEXTS)
+    write_txt(tmp_path / "README.md", ["about"])
+    corpus = FileCorpus(tmp_path, held_out=0)
+    assert list(corpus.documents("train")) == TEXTS
+    assert corpus.skipped is not None
+    assert ".md beside data, which it describes: 1 .md (README.md)" in corpus.skipped
 
 
 @pytest.mark.parametrize(("held_out", "kept"), [(None, 38), (0.5, 20), (7, 33), (0.001, 39), (0, 40)])
@@ -289,7 +349,7 @@ def test_missing_empty_and_foreign_paths(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no file or folder"):
         FileCorpus(tmp_path / "nowhere")
     with pytest.raises(
-        ValueError, match=r"holds no file that can be read: allowed are .txt, .jsonl, .parquet"
+        ValueError, match=r"holds no file that can be read: allowed are .txt, .md, .jsonl, .parquet"
     ):
         FileCorpus(tmp_path)
     for name in ("a.csv", "b.parquet.gz", "c.gz"):

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from bd3lm.data import Tokenizer, byte_tokenizer, load_tokenizer, saved_tokenizer, train_bpe
+from bd3lm.io.places import BOX_FOLDER
 from tests.data_room.documents import random_texts, run_python
 
 TEXTS = random_texts(80)
@@ -347,3 +348,25 @@ def test_a_tokenizer_in_the_cache_is_used_where_the_hub_is_out_of_reach(
     monkeypatch.setattr("bd3lm.data.tokenizers.unresolved_hub", lambda: "huggingface.co")
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     assert load_tokenizer("someone/gpt") == load_tokenizer(tmp_path)
+
+
+def test_the_tokenizer_of_a_run_is_that_of_its_model(tmp_path: Path) -> None:
+    bytes_, words = byte_tokenizer(), train_bpe(["a cat sat", "a dog sat"] * 9, 300)
+    words.save(tmp_path / "run" / "model")
+    assert load_tokenizer(tmp_path / "run") == words
+    for stage in ("ar", "block"):
+        words.save(tmp_path / "stages" / stage / "model")
+    assert load_tokenizer(tmp_path / "stages") == words
+    bytes_.save(tmp_path / "stages" / "other" / "model")
+    with pytest.raises(ValueError, match=r"holds models of different tokenizers: name one of .*ar/model, "):
+        load_tokenizer(tmp_path / "stages")
+
+
+def test_the_tokenizer_in_the_box_is_called_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_tokenizer("box") == load_tokenizer(BOX_FOLDER)
+    (tmp_path / "box").mkdir()
+    with pytest.raises(ValueError, match=r"tokenizer 'box' is the model .* write \./box for what is here"):
+        load_tokenizer("box")

@@ -55,8 +55,8 @@ MEMBERS = [
     ),
     (MaskingRule, LearnedCounts(), "learned_counts"),
     (Projection, GreedyProjection(), "greedy"),
-    (Projection, SamplingProjection(), {"kind": "sampling", "nucleus_p": 0.95}),
-    (Projection, MultiHotProjection(0.5), {"kind": "multi_hot", "nucleus_p": 0.5}),
+    (Projection, SamplingProjection(), {"kind": "sampling", "top_p": 0.95}),
+    (Projection, MultiHotProjection(0.5), {"kind": "multi_hot", "top_p": 0.5}),
 ]
 
 

@@ -164,7 +164,7 @@ def test_only_the_sampling_projection_draws():
 def test_bad_settings_are_refused():
     for rule in (SamplingProjection, MultiHotProjection):
         for p in (0.0, 1.1, math.nan):
-            with pytest.raises(ValueError, match=rf"nucleus_p must lie in \(0, 1\], got {p}"):
+            with pytest.raises(ValueError, match=rf"top_p must lie in \(0, 1\], got {p}"):
                 rule(p)
     for offset in (-0.1, math.inf):
         with pytest.raises(ValueError, match=f"offset must be finite and not negative, got {offset}"):

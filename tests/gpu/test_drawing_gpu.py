@@ -24,7 +24,7 @@ pytestmark = [
 CUDA = torch.device("cuda")
 VOCABULARY = 50258
 NUCLEI = [
-    Sharpening(nucleus_p=p, nucleus_rule=rule)
+    Sharpening(top_p=p, top_p_rule=rule)
     for p, rule in product((0.05, 0.5, 0.9, 1.0), ("inclusive", "exclusive"))
 ]
 
@@ -37,7 +37,7 @@ def assert_nearly_equal_tokens(case: Case) -> None:
     assert (ahead[unequal].abs() < 1e-4).all()
 
 
-@pytest.mark.parametrize("rule", NUCLEI, ids=lambda r: f"{r.nucleus_p}-{r.nucleus_rule}")
+@pytest.mark.parametrize("rule", NUCLEI, ids=lambda r: f"{r.top_p}-{r.top_p_rule}")
 @pytest.mark.parametrize("logits", ["random", "flat", "ties", "peaked"])
 @pytest.mark.parametrize("rows", [1, 7, 256])
 def test_tokens_are_those_of_the_plain_draw(rows, logits, rule):
@@ -49,19 +49,19 @@ def test_tokens_are_those_of_the_plain_draw(rows, logits, rule):
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 2.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_any_temperature_precision_and_turn(dtype, temperature):
-    rule = Sharpening(temperature=temperature, nucleus_p=0.8)
+    rule = Sharpening(temperature=temperature, top_p=0.8)
     case = Case(rows=64, vocabulary=VOCABULARY, mask_id=0, rule=rule, dtype=dtype, repeats=64)
     assert_nearly_equal_tokens(case)
 
 
-@pytest.mark.parametrize("rule", NUCLEI, ids=lambda r: f"{r.nucleus_p}-{r.nucleus_rule}")
+@pytest.mark.parametrize("rule", NUCLEI, ids=lambda r: f"{r.top_p}-{r.top_p_rule}")
 @pytest.mark.parametrize(("vocabulary", "mask_id"), [(2, 1), (11, 4), (1025, 1024), (4097, 5)])
 def test_small_vocabularies(vocabulary, mask_id, rule):
     assert_nearly_equal_tokens(Case(rows=50, vocabulary=vocabulary, mask_id=mask_id, rule=rule))
 
 
 @pytest.mark.parametrize(
-    "rule", [Sharpening(nucleus_p=0.9), Sharpening(top_k=5), Sharpening(temperature=0.5)], ids=str
+    "rule", [Sharpening(top_p=0.9), Sharpening(top_k=5), Sharpening(temperature=0.5)], ids=str
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_sharpening_draws_from_logits_what_it_draws_from_log_probabilities(rule, dtype):
@@ -75,7 +75,7 @@ def test_sharpening_draws_from_logits_what_it_draws_from_log_probabilities(rule,
 
 
 def test_a_graph_draws_from_the_values_it_is_replayed_on():
-    rule = Sharpening(nucleus_p=0.5)  # about one row in two needs another round
+    rule = Sharpening(top_p=0.5)  # about one row in two needs another round
     generator = torch.Generator(CUDA).manual_seed(0)
     logits = torch.zeros(16, 1, VOCABULARY, device=CUDA, dtype=torch.bfloat16)
     seeds = torch.zeros(16, device=CUDA, dtype=torch.int64)

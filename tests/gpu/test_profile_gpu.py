@@ -49,7 +49,7 @@ def check(profile: Profile | None, names: set[str], *, groups: set[str], ours: s
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_profile_of_training_has_its_kernels(compiled, names):
-    case = TrainingCase(shape=SHAPE, batch=4, compile=compiled)
+    case = TrainingCase(shape=SHAPE, batch_size=4, compile=compiled)
     timing = measure_training(case, device=CUDA, steps=3, profile=True)
     check(
         timing.profile,

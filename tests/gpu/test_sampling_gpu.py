@@ -127,7 +127,7 @@ def test_at_the_size_that_is_timed_the_tokens_are_those_of_plain_passes(
 ):
     """In single precision; `bd3lm bench sample` times the same network, nucleus and rule in bfloat16."""
     model = tiny_transformer(5, dtype=torch.float32, **TIMED).cuda()
-    common: dict[str, Any] = {"context": 1024, "sharpening": Sharpening(nucleus_p=0.9)}
+    common: dict[str, Any] = {"context": 1024, "sharpening": Sharpening(top_p=0.9)}
     if block_size is None:
         writer: Writer = AutoregressiveWriter(model, mask_id=MASK, **common)
     else:
@@ -144,7 +144,7 @@ def test_at_the_size_that_is_timed_the_tokens_are_those_of_plain_passes(
 def test_in_bfloat16_texts_are_as_frequent_as_by_plain_passes(block_size: int | None):
     """A sum in another order may turn a text, so what is compared is how often each text is written."""
     model = tiny_transformer(5, context=CONTEXT, dtype=torch.bfloat16, hidden=64, heads=2).cuda()
-    common: dict[str, Any] = {"context": CONTEXT, "sharpening": Sharpening(nucleus_p=0.9)}
+    common: dict[str, Any] = {"context": CONTEXT, "sharpening": Sharpening(top_p=0.9)}
     if block_size is None:
         writer: Writer = AutoregressiveWriter(model, mask_id=MASK, **common)
     else:

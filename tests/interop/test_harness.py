@@ -251,7 +251,7 @@ def test_greedy_is_what_the_model_writes_with_the_likeliest_tokens(block_size, c
         1, CONTEXT - len(prompt) + 1, 2
     ):  # ends at odd places after one, even after the other
         (written,) = model.generate(
-            [[*prompt, Gap(length)]], top_k=1, nucleus_p=1.0, stop_at_eos=False, seeds=[7]
+            [[*prompt, Gap(length)]], top_k=1, top_p=1.0, stop_at_eos=False, seeds=[7]
         )
         text = bytes(written.tokens[len(prompt) :]).decode()
         if text.startswith(" "):
@@ -285,7 +285,7 @@ def test_the_baselines_have_bounds_and_greedy_texts(method):
             [[*text[0][: text[1]], Gap(len(text[0]) - text[1])]],
             steps=4,
             top_k=1,
-            nucleus_p=1.0,
+            top_p=1.0,
             stop_at_eos=False,
             seeds=[0],
         )
@@ -342,7 +342,7 @@ def test_continuations_are_greedy_by_default_and_without_the_context(block_size)
         assert len(text) == 6
         assert set(text) <= set(LETTERS)
         if block_size is None:  # no order is drawn, so nothing is random
-            (expected,) = model.generate(context, top_k=1, nucleus_p=1.0, length=1 + len(context) + 6)
+            (expected,) = model.generate(context, top_k=1, top_p=1.0, length=1 + len(context) + 6)
             assert context + text == expected.text
 
 
@@ -392,13 +392,13 @@ def test_sampling_is_the_models_own_unless_sharpened():
     assert write(HarnessLM(model, seed=1, batch_size=1), contexts, **sampled) == found
     assert write(HarnessLM(model, seed=2), contexts, **sampled) != found
     settings, until, length = lm._options({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 9})
-    assert (settings.temperature, settings.nucleus_p, settings.top_k) == (0.7, 0.8, 9)
+    assert (settings.temperature, settings.top_p, settings.top_k) == (0.7, 0.8, 9)
     assert (until, length) == ([], 256)
     settings, _, _ = lm._options(sampled)
-    assert (settings.temperature, settings.nucleus_p, settings.top_k) == (1.0, 1.0, None)
+    assert (settings.temperature, settings.top_p, settings.top_k) == (1.0, 1.0, None)
     for options in ({}, {"do_sample": False, "temperature": 0.5}, {"temperature": 0}, {"num_beams": 1}):
         settings, _, _ = lm._options(options)
-        assert (settings.temperature, settings.nucleus_p, settings.top_k) == (1.0, 1.0, 1)
+        assert (settings.temperature, settings.top_p, settings.top_k) == (1.0, 1.0, 1)
 
 
 def test_a_request_has_its_own_seed_whatever_stands_beside_it():
@@ -455,7 +455,7 @@ def test_ssd_lm_has_no_likelihood():
     ("options", "message"),
     [
         ({"estimator": "best"}, "estimator must be auto, paper, exact, nelbo, nelbo:ordered, counts or iw:K"),
-        ({"steps": 5}, "steps must be left at its default, got 5"),
+        ({"steps": 0}, "steps must be a whole number from 1 on, got 0"),
         ({"lean": -1.0}, "lean must be a number from 0 to 1e6, got -1.0"),
         ({"lean": "abc"}, "lean must be a number from 0 to 1e6, got 'abc'"),
         ({"lean": 2.0, "estimator": "nelbo"}, "must be exact, counts or iw:K for an order that leans"),

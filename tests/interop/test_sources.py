@@ -203,12 +203,6 @@ def test_other_files(tmp_path: Path) -> None:
         load(tmp_path / "model.safetensors")
 
 
-def test_unknown_configs(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 768}')
-    with pytest.raises(ValueError, match=r"must have format 'bd3lm'.* got the fields model_type, n_embd"):
-        load(tmp_path)
-
-
 def test_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must hold a model\.safetensors, got none"):
         load(tmp_path)

@@ -81,6 +81,30 @@ def test_two_processes_that_write_the_same_file_do_not_mix(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_a_killed_writer_left_of_a_file_is_removed_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "file[1].json"
+    killed = os.fork()
+    if not killed:
+        with replacing(path) as temporary:
+            temporary.write_bytes(b"half of")
+            os._exit(0)
+    os.waitpid(killed, 0)
+    other = tmp_path / ".other.json.1.tmp"
+    other.touch()
+    (left,) = (each for each in tmp_path.iterdir() if each != other)
+    assert left.name == f".file[1].json.{killed}.tmp"
+    with replacing(path) as temporary:
+        assert not left.exists()
+        at_work = tmp_path / temporary.name.replace(str(os.getpid()), "1")
+        temporary.rename(at_work)  # the file of another process, which holds it
+        write_atomically(path, b"ours")
+        assert at_work.exists()
+        at_work.rename(temporary)
+        temporary.write_bytes(b"theirs")
+    assert path.read_bytes() == b"theirs"
+    assert sorted(tmp_path.iterdir()) == [other, path]
+
+
 def test_a_file_may_be_read_by_whom_the_user_allows(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     with replacing(tmp_path / "file") as temporary:

@@ -221,12 +221,12 @@ def test_ssd_lm_without_a_cache_writes_the_same_inside_the_context():
 
 def test_the_nucleus_of_the_paper():
     for method, papers in ((SEDD, 0.99), (SEDD_UNIFORM, 0.99), (D3PM, 0.9), (D3PM_UNIFORM, 0.9), (SSD, 0.95)):
-        assert method.settled(Settings()).nucleus_p == papers
-        assert method.settled(Settings(nucleus_p=0.3)).nucleus_p == 0.3
+        assert method.settled(Settings()).top_p == papers
+        assert method.settled(Settings(top_p=0.3)).top_p == 0.3
         model = baseline(method)
         default = tokens_of(model.generate(PROMPTS, FEW))
-        assert tokens_of(model.generate(PROMPTS, FEW, nucleus_p=papers)) == default
-        assert tokens_of(model.generate(PROMPTS, FEW, nucleus_p=0.05)) != default
+        assert tokens_of(model.generate(PROMPTS, FEW, top_p=papers)) == default
+        assert tokens_of(model.generate(PROMPTS, FEW, top_p=0.05)) != default
 
 
 def test_the_steps_of_the_paper():
@@ -304,7 +304,7 @@ def test_projections():
                 {"stride": 4},
                 {"temperature": 0.5},
                 {"top_k": 3},
-                {"nucleus_rule": "exclusive"},
+                {"top_p_rule": "exclusive"},
             )
         ),
     ],
@@ -318,10 +318,10 @@ def test_what_would_do_nothing_is_refused(method, changes, why):
 
 @scored
 @pytest.mark.parametrize(
-    "changes", [{"temperature": 0.3}, {"top_k": 1}, {"nucleus_rule": "exclusive"}], ids=str
+    "changes", [{"temperature": 0.3}, {"top_k": 1}, {"top_p_rule": "exclusive"}], ids=str
 )
 def test_sharpening_does_something(method, changes):
-    model, settings = baseline(method), replace(FEW, nucleus_p=0.1)
+    model, settings = baseline(method), replace(FEW, top_p=0.1)
     assert tokens_of(model.generate(PROMPTS, settings, **changes)) != tokens_of(
         model.generate(PROMPTS, settings)
     )
@@ -414,7 +414,7 @@ def test_in_one_step_d3pm_over_masks_is_exact_and_writes_as_it_scores():
         texts = texts[texts[:, 0] == 1]
         p = [math.exp(each.log_p) for each in model.log_likelihood(texts, samples=1)]
         assert sum(p) == pytest.approx(1.0, abs=1e-9)
-        found = model.generate([[1]] * rows, nucleus_p=1.0, length=length, batch_size=rows)
+        found = model.generate([[1]] * rows, top_p=1.0, length=length, batch_size=rows)
         counts = Counter(tuple(each.tokens) for each in found)
         observed = [counts[tuple(text)] for text in texts.tolist()]
         assert sum(observed) == rows
@@ -433,7 +433,7 @@ def test_no_text_of_d3pm_is_written_less_often_than_its_bound_says(method):
     texts = texts[texts[:, 0] == 1]
     bounds = [math.exp(each.log_p) for each in model.log_likelihood(texts, samples=300, batch_size=300)]
     assert 0.1 < sum(bounds) < 1.0  # a bound, and not an empty one
-    found = model.generate([[1]] * rows, nucleus_p=1.0, batch_size=rows)
+    found = model.generate([[1]] * rows, top_p=1.0, batch_size=rows)
     counts = Counter(tuple(each.tokens) for each in found)
     for text, bound in zip(texts.tolist(), bounds, strict=True):
         assert counts[tuple(text)] / rows > bound - 4 * math.sqrt(bound / rows)

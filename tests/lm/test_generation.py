@@ -335,7 +335,7 @@ def test_the_seed_of_the_settings_gives_every_text_its_own():
 
 def test_as_many_seeds_as_prompts():
     for seeds, shown in (([1, 2, 3], r"\[1, 2, 3\]"), ([1], r"\[1\]"), (3, "3"), ([], r"\[\]")):
-        with pytest.raises(ValueError, match=f"seeds must be one for each of 2 prompts, got {shown}"):
+        with pytest.raises(ValueError, match=f"seeds must be one for each of 2 texts, got {shown}"):
             of_bytes().stream(["a", "b"], seeds=seeds)
 
 
@@ -482,7 +482,7 @@ def test_redrawn_texts_start_again():
 def test_without_watching_only_ends_are_told(block_size):
     model = of_bytes(block_size)
     settings = Settings(
-        entropy_floor=1.85, entropy_window=8, redraws=15, stop_at_eos=False, length=24, nucleus_p=1.0
+        entropy_floor=1.85, entropy_window=8, redraws=15, stop_at_eos=False, length=24, top_p=1.0
     )
     quiet = list(model.stream(["ab"] * 8, settings, watch=False))
     assert {type(event) for event in quiet} == {Redrawn, Stopped}

@@ -179,7 +179,7 @@ def test_texts_are_written_as_often_as_they_are_likely(block_size, more, score_f
     if not score_first:
         texts = texts[texts[:, 0] == 1]
     prompt: list[int] = [] if score_first else [1]
-    found = model.generate([prompt] * rows, nucleus_p=1.0, length=length, batch_size=rows)
+    found = model.generate([prompt] * rows, top_p=1.0, length=length, batch_size=rows)
     counts = Counter(tuple(each.tokens) for each in found)
     expected = [rows * math.exp(score.log_p) for score in model.log_likelihood(texts, batch_size=len(texts))]
     observed = [counts[tuple(text)] for text in texts.tolist()]
@@ -241,7 +241,7 @@ def test_leaning_texts_are_written_as_often_as_they_are_likely(block_size, more,
     if not score_first:
         texts = texts[texts[:, 0] == 1]
     prompt: list[int] = [] if score_first else [1]
-    found = model.generate([prompt] * rows, nucleus_p=1.0, length=length, batch_size=rows)
+    found = model.generate([prompt] * rows, top_p=1.0, length=length, batch_size=rows)
     counts = Counter(tuple(each.tokens) for each in found)
     observed = [counts[tuple(text)] for text in texts.tolist()]
     assert sum(observed) == rows
@@ -261,7 +261,7 @@ def test_leaning_continuations_have_probabilities_that_sum_to_one_and_are_drawn_
     texts = torch.cat((torch.tensor(start).expand(27, -1), every_text(CLEAN, 3)), dim=1)
     p = [math.exp(each.log_p) for each in model.log_likelihood(texts, given=[given] * 27, batch_size=27)]
     assert sum(p) == pytest.approx(1.0)
-    found = model.generate([start] * 1000, nucleus_p=1.0, length=given + 3, batch_size=1000)
+    found = model.generate([start] * 1000, top_p=1.0, length=given + 3, batch_size=1000)
     counts = Counter(tuple(each.tokens) for each in found)
     assert chi_square([counts[tuple(text)] for text in texts.tolist()], [1000 * each for each in p]) > 0.01
 

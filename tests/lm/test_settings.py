@@ -45,8 +45,8 @@ pytestmark = pytest.mark.sweep(2)
 # --- how a token is drawn ---
 
 
-def sharpened(p: list[float], temperature=1.0, top_k=None, nucleus_p=0.9, nucleus_rule="inclusive"):
-    """A distribution by hand: temperature, the k likeliest, then the likeliest that hold nucleus_p."""
+def sharpened(p: list[float], temperature=1.0, top_k=None, top_p=0.9, top_p_rule="inclusive"):
+    """A distribution by hand: temperature, the k likeliest, then the likeliest that hold top_p."""
     p = [each ** (1 / temperature) for each in p]
     ranked = sorted(range(len(p)), key=lambda token: -p[token])
     ranked = ranked[:top_k]
@@ -54,7 +54,7 @@ def sharpened(p: list[float], temperature=1.0, top_k=None, nucleus_p=0.9, nucleu
     kept, total = [], 0.0
     for token in ranked:
         after = total + p[token] / mass
-        if kept and (total >= nucleus_p if nucleus_rule == "inclusive" else after > nucleus_p):
+        if kept and (total >= top_p if top_p_rule == "inclusive" else after > top_p):
             break
         kept.append(token)
         total = after
@@ -66,13 +66,13 @@ def sharpened(p: list[float], temperature=1.0, top_k=None, nucleus_p=0.9, nucleu
     "settings",
     [
         {},
-        {"nucleus_p": 1.0},
-        {"nucleus_p": 0.7},
-        {"nucleus_p": 0.7, "nucleus_rule": "exclusive"},
-        {"nucleus_p": 1.0, "temperature": 0.5},
-        {"nucleus_p": 1.0, "temperature": 2.0},
-        {"nucleus_p": 1.0, "top_k": 3},
-        {"nucleus_p": 0.7, "top_k": 4, "temperature": 1.5, "nucleus_rule": "exclusive"},
+        {"top_p": 1.0},
+        {"top_p": 0.7},
+        {"top_p": 0.7, "top_p_rule": "exclusive"},
+        {"top_p": 1.0, "temperature": 0.5},
+        {"top_p": 1.0, "temperature": 2.0},
+        {"top_p": 1.0, "top_k": 3},
+        {"top_p": 0.7, "top_k": 4, "temperature": 1.5, "top_p_rule": "exclusive"},
     ],
     ids=str,
 )
@@ -102,12 +102,12 @@ def test_the_temperature_0_is_greedy(block_size):
 @every_method
 def test_the_default_nucleus_is_the_papers(block_size):
     model = of_bytes(block_size)
-    assert Settings().nucleus_p is None
+    assert Settings().top_p is None
     default = tokens_of(model.generate(PROMPTS, length=24))
-    assert default == tokens_of(model.generate(PROMPTS, length=24, nucleus_p=0.9))
-    assert default != tokens_of(model.generate(PROMPTS, length=24, nucleus_p=0.5))
-    assert model.config.method.settled(Settings()).nucleus_p == 0.9
-    assert model.config.method.settled(Settings(nucleus_p=0.4)).nucleus_p == 0.4
+    assert default == tokens_of(model.generate(PROMPTS, length=24, top_p=0.9))
+    assert default != tokens_of(model.generate(PROMPTS, length=24, top_p=0.5))
+    assert model.config.method.settled(Settings()).top_p == 0.9
+    assert model.config.method.settled(Settings(top_p=0.4)).top_p == 0.4
 
 
 @pytest.mark.parametrize("lean", [0.0, 2.0])
@@ -117,9 +117,9 @@ def test_the_default_order_is_the_models_own(lean):
     assert method.settled(Settings()).unmasking == FirstHitting(lean=lean)
     for rule in (FirstHitting(), FirstHitting(2), FirstHitting(lean=1.0), Ancestral(5), MostConfident()):
         assert method.settled(Settings(unmasking=rule)).unmasking == rule
-    chosen = Settings(nucleus_p=0.4, unmasking=FirstHitting(3))
+    chosen = Settings(top_p=0.4, unmasking=FirstHitting(3))
     assert method.settled(chosen) == chosen
-    assert AutoregressiveMethod().settled(Settings(nucleus_p=0.4)) == Settings(nucleus_p=0.4)
+    assert AutoregressiveMethod().settled(Settings(top_p=0.4)) == Settings(top_p=0.4)
 
 
 @pytest.mark.parametrize("block_size", [4, CONTEXT])
@@ -333,7 +333,7 @@ def test_a_floor_that_nothing_reaches_is_refused(window, highest, said):
 @every_method
 def test_redraws(block_size):
     model = of_bytes(block_size)
-    settings = Settings(length=24, stop_at_eos=False, entropy_window=8, nucleus_p=1.0)
+    settings = Settings(length=24, stop_at_eos=False, entropy_window=8, top_p=1.0)
     never = {"entropy_floor": math.log(CONTEXT), "entropy_window": CONTEXT}  # by what has a letter twice
     (hopeless,) = model.generate("aa", settings, **never, redraws=3, seeds=[5])
     assert (hopeless.sample.redraws, hopeless.sample.stopped_by) == (3, "entropy")
@@ -397,6 +397,33 @@ def test_without_a_cache_the_same_tokens_inside_the_context(block_size, monkeypa
         model.generate("abc")
 
 
+@pytest.mark.parametrize(
+    ("short", "rule"),
+    [
+        ({"steps": 3}, Ancestral(3)),
+        ({"steps": 5, "remask": 0.5}, Remasking(steps=5, eta=0.5)),
+        ({"tokens_per_pass": 2}, FirstHitting(2)),
+        ({"confidence": 0.1}, MostConfident(threshold=0.1)),
+        ({"entropy_bound": 2.0}, EntropyBound(2.0)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("block_size", [4, CONTEXT])
+def test_what_is_short_for_a_rule_writes_as_the_rule_does(short, rule, block_size):
+    model = of_bytes(block_size)
+    named = model.generate(["ab", ""], length=12, unmasking=rule)
+    assert tokens_of(model.generate(["ab", ""], length=12, **short)) == tokens_of(named)
+    assert tokens_of(model.generate(["ab", ""], length=12)) != tokens_of(named)
+    settled = model.config.method.settled(Settings(**short))
+    assert settled == model.config.method.settled(Settings(unmasking=rule))  # which records say
+
+
+def test_tokens_per_pass_keeps_the_order_of_the_model():
+    model = of_bytes(8).with_lean(2.0)
+    few, rule = Settings(tokens_per_pass=2), Settings(unmasking=FirstHitting(2, lean=2.0))
+    assert model.config.method.settled(few) == model.config.method.settled(rule)
+
+
 # --- what is refused ---
 
 
@@ -409,8 +436,18 @@ def test_without_a_cache_the_same_tokens_inside_the_context(block_size, monkeypa
         (None, {"steps": 4}, "steps must be left at its default, got 4: an autoregressive model"),
         (None, {"projection": "greedy"}, "projection must be left at its default, got greedy: an auto"),
         (1, {"projection": "greedy"}, "projection must be left at its default, got greedy: it is SSD-LM's"),
-        (4, {"steps": 4}, r"steps must be left at its default, got 4: block diffusion takes unmasking=Anc"),
-        (CONTEXT, {"steps": 4}, r"got 4: block diffusion takes unmasking=Ancestral\(steps\)"),
+        (
+            4,
+            {"steps": 4, "unmasking": FirstHitting()},
+            "only one of steps, tokens_per_pass, confidence, entropy_bound, unmasking may be given, got "
+            "steps and unmasking",
+        ),
+        (
+            None,
+            {"tokens_per_pass": 4},
+            "tokens_per_pass must be left at its default, got 4: an autoregressive",
+        ),
+        (None, {"confidence": 0.5}, r"confidence must be left at its default, got 0\.5: an autoregressive"),
         (CONTEXT, {"projection": "multi_hot"}, "got multi_hot: it is SSD-LM's"),
         (1, {"stride": 4}, "stride must be left at its default, got 4: this model writes blocks of 1"),
         (4, {"stride": 4}, "stride must be left at its default, got 4: this model writes blocks of 4"),
@@ -450,9 +487,9 @@ NEVER_NONE = ("seed", "batch_size", "temperature", "entropy_window", "redraws")
             for name in ("cache", "stop_at_eos")
             for value in ("no", None, 0)
         ),
-        ({"nucleus_p": 0.0}, r"nucleus_p must lie in \(0, 1\], got 0.0"),
-        ({"nucleus_p": 1.5}, r"nucleus_p must lie in \(0, 1\], got 1.5"),
-        ({"nucleus_rule": "exclude"}, "nucleus_rule must be 'inclusive' or 'exclusive', got 'exclude'"),
+        ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
+        ({"top_p": 1.5}, r"top_p must lie in \(0, 1\], got 1.5"),
+        ({"top_p_rule": "exclude"}, "top_p_rule must be 'inclusive' or 'exclusive', got 'exclude'"),
         ({"entropy_floor": -1.0}, "entropy_floor must be finite and not negative, got -1.0"),
         (
             {"unmasking": "ancestral"},
@@ -460,6 +497,12 @@ NEVER_NONE = ("seed", "batch_size", "temperature", "entropy_window", "redraws")
         ),
         ({"unmasking": Ancestral}, "unmasking must be a rule of bd3lm.sampling such as FirstHitting"),
         ({"projection": "argmax"}, "projection must be one of greedy, sampling, multi_hot, got 'argmax'"),
+        ({"remask": 0.1}, "remask needs steps, the number of steps for each block, got 0.1"),
+        ({"steps": 4, "remask": 1.5}, r"remask must lie in \[0, 1\], got 1.5"),
+        ({"confidence": 0.0}, r"confidence must lie in \(0, 1\], got 0.0"),
+        ({"entropy_bound": -1.0}, "entropy_bound must not be negative, got -1.0"),
+        ({"entropy_bound": "1"}, "entropy_bound must be a number, got '1'"),
+        ({"tokens_per_pass": 0}, "tokens_per_pass must be a whole number from 1 on, got 0"),
         ({"eos_id": 5, "stop_at_eos": False}, "eos_id is for stop_at_eos, which is off, got 5"),
         ({"eos_id": -1}, "eos_id must be a token id, got -1"),
         ({"redraws": 2}, "redraws needs an entropy_floor, got 2 with none"),
@@ -491,9 +534,7 @@ def test_strides_lie_within_the_context(stride):
         of_bytes(CONTEXT).stream("a", stride=stride)
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"), [("lenght", "length"), ("nucleus", "nucleus_p"), ("topk", "top_k"), ("seeds_", "seed")]
-)
+@pytest.mark.parametrize(("name", "meant"), [("lenght", "length"), ("top_b", "top_p"), ("seeds_", "seed")])
 def test_misspelt_settings_get_a_suggestion(name, meant):
     with pytest.raises(
         ValueError, match=rf"{name} is no setting, did you mean '{meant}'\? allowed are length, "

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.sweep(2)
 
 LETTERS = "ab é"  # of which the last is two bytes, that may also come alone
 PROMPTS = [f"x{first}{second}" for first in LETTERS for second in LETTERS][::2]
-DRAWN = Settings(nucleus_p=1.0, length=20)
+DRAWN = Settings(top_p=1.0, length=20)
 STOPS: list[tuple[str, ...]] = [
     ("b",),
     ("ab",),
@@ -153,15 +153,15 @@ def test_strings_in_gaps_before_what_was_given_do_not_count(block_size):
     assert (found.tokens, found.text, found.sample.stopped_by) == (tokens, text, reason)
     assert reason == "string"
     assert any(token in b"b" for token in whole.tokens[2:8])  # otherwise this says little
-    (filled,) = model.generate([template], nucleus_p=1.0, stop=strings)  # nothing follows what was given
+    (filled,) = model.generate([template], top_p=1.0, stop=strings)  # nothing follows what was given
     assert (filled.tokens, filled.sample.stopped_by) == (whole.tokens[:last], "length")
 
 
 @every_method
 def test_a_template_may_end_inside_its_last_gap(block_size):
     model = of_letters(block_size)
-    (whole,) = model.generate(["xa", Gap(20)], nucleus_p=1.0, stop_at_eos=False)
-    (found,) = model.generate(["xa", Gap(20)], nucleus_p=1.0, stop="b")
+    (whole,) = model.generate(["xa", Gap(20)], top_p=1.0, stop_at_eos=False)
+    (found,) = model.generate(["xa", Gap(20)], top_p=1.0, stop="b")
     assert (found.tokens, found.text, found.sample.stopped_by) == cut_by_hand(whole, ["b"], 3)
     assert len(found.tokens) < len(whole.tokens)
 
@@ -178,7 +178,7 @@ def test_new_tokens_are_at_most_so_many():
 def test_a_row_that_met_its_string_makes_room():
     """The passes of texts that stop are not paid for to the end."""
     model = of_letters(4)
-    settings = Settings(length=60, stop="ab", batch_size=4, nucleus_p=1.0)
+    settings = Settings(length=60, stop="ab", batch_size=4, top_p=1.0)
     events = model.stream(PROMPTS, settings, watch=False)
     samples = [event.sample for event in events if isinstance(event, Stopped)]
     assert [sample.index for sample in samples] != sorted(sample.index for sample in samples)
@@ -190,7 +190,7 @@ def test_a_row_that_met_its_string_makes_room():
 def test_low_entropy_keeps_its_meaning():
     """A text that has met its string in a block is not judged; until then it is, and is drawn again."""
     model = of_letters(4)
-    settings = Settings(length=40, entropy_floor=1.0, entropy_window=8, redraws=2, nucleus_p=1.0)
+    settings = Settings(length=40, entropy_floor=1.0, entropy_window=8, redraws=2, top_p=1.0)
     prompts = PROMPTS * 2
     plain, found = (model.generate(prompts, settings, stop=stop) for stop in ((), ("ab",)))
     reasons = {each.sample.stopped_by for each in found}
@@ -208,7 +208,7 @@ def test_low_entropy_keeps_its_meaning():
 @every_method
 def test_events_agree(block_size):
     model = of_letters(block_size)
-    settings = Settings(length=20, stop=("ab", "é"), batch_size=3, nucleus_p=1.0)
+    settings = Settings(length=20, stop=("ab", "é"), batch_size=3, top_p=1.0)
     texts: dict[int, list[int]] = {}
     ends: dict[int, int] = {}
     stopped: dict[int, Generation] = {}

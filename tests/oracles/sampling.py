@@ -309,8 +309,8 @@ def sharpened(
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
-    nucleus_p: float = 1.0,
-    nucleus_rule: str = "inclusive",
+    top_p: float = 1.0,
+    top_p_rule: str = "inclusive",
 ) -> Sharpen:
     """Temperature, then top-k, then nucleus, token by token."""
 
@@ -322,8 +322,8 @@ def sharpened(
         kept: list[int] = []
         for token in likeliest:
             total = sum(row[other] for other in kept)
-            enough = total >= nucleus_p if nucleus_rule == "inclusive" else total + row[token] > nucleus_p
-            if kept and enough and nucleus_p < 1.0:
+            enough = total >= top_p if top_p_rule == "inclusive" else total + row[token] > top_p
+            if kept and enough and top_p < 1.0:
                 break
             kept.append(token)
         return _normalised([p if token in kept else 0.0 for token, p in enumerate(row)])

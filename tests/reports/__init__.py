@@ -98,7 +98,7 @@ def variance(gradient: float | None = None) -> Record:
 def samples(*texts: tuple[str, str]) -> Record:
     return record(
         "samples",
-        {"nucleus_p": 0.9, "steps": None, "seed": 0},
+        {"top_p": 0.9, "steps": None, "seed": 0},
         {
             "texts": [
                 {"given": given, "written": written, "tokens": 3, "evaluations": 3, "stopped_by": "length"}
@@ -123,7 +123,7 @@ def unigram(**settings: Any) -> Record:
 
 
 def film() -> Record:
-    return record("denoising", {"nucleus_p": 0.9, "steps": None, "seed": 0}, FILM)
+    return record("denoising", {"top_p": 0.9, "steps": None, "seed": 0}, FILM)
 
 
 def lengths(training: bool = True) -> Record:
@@ -135,7 +135,7 @@ def lengths(training: bool = True) -> Record:
             "length": 64,
             "entropy_floor": None,
             "entropy_window": 256,
-            "nucleus_p": 0.9,
+            "top_p": 0.9,
             "seed": 0,
             "data": "data/mine" if training else None,
         },
@@ -154,7 +154,7 @@ def lengths(training: bool = True) -> Record:
 def judgement(
     perplexity: float | None = 120.0,
     *,
-    nucleus_p: float | None = 0.9,
+    top_p: float | None = 0.9,
     evaluations: float = 1.0,
     settings: dict[str, Any] | None = None,
     **result: Any,
@@ -169,7 +169,7 @@ def judgement(
             "mauve_reference": None,
             "count": 30,
             "length": 64,
-            "nucleus_p": nucleus_p,
+            "top_p": top_p,
             "unmasking": {"kind": "first_hitting", "tokens_per_pass": 1, "lean": 0.0},
             "steps": None,
             "entropy_floor": 4.0,
@@ -271,7 +271,7 @@ def whole_report() -> Report:
             film(),
             lengths(),
             judgement(150.0),
-            judgement(220.0, nucleus_p=1.0, evaluations=0.5),
+            judgement(220.0, top_p=1.0, evaluations=0.5),
         ],
     )
     ar = run(

@@ -21,21 +21,23 @@ PLOTS: dict[str, Callable[..., str]] = {
 DRAWN: dict[str, str] = {}
 
 
+def drawing_once(draw: Callable[..., str]) -> Callable[..., str]:
+    """The same, but equal plots are drawn once."""
+
+    def plot(*arguments: Any, **options: Any) -> str:
+        key = repr((draw.__name__, arguments, options))
+        if key not in DRAWN:
+            DRAWN[key] = draw(*arguments, **options)
+        return DRAWN[key]
+
+    return plot
+
+
 @pytest.fixture
 def drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal plots are drawn once, for tests of what stands around them."""
-
-    def once(draw: Callable[..., str]) -> Callable[..., str]:
-        def plot(*arguments: Any, **options: Any) -> str:
-            key = repr((draw.__name__, arguments, options))
-            if key not in DRAWN:
-                DRAWN[key] = draw(*arguments, **options)
-            return DRAWN[key]
-
-        return plot
-
     for name, draw in PLOTS.items():
-        monkeypatch.setattr(plots, name, once(draw))
+        monkeypatch.setattr(plots, name, drawing_once(draw))
 
 
 @pytest.fixture

@@ -23,6 +23,17 @@ def test_the_same_method_twice_is_told_apart_by_its_folder():
     ]
 
 
+def test_runs_that_went_on_from_one_another_are_told_apart_by_their_steps():
+    """And what stands beside them has its steps too; runs that only have other steps keep their folders."""
+    runs = [run("x/ar"), run("x/longer", steps=(6, 6)), run("x/block", "SEDD", steps=(6, 6))]
+    assert labels(*runs) == ["autoregressive, 6 steps", "autoregressive, 12 steps", "SEDD, 12 steps"]
+    assert labels(run("a"), run("b", steps=(12,))) == ["autoregressive, a", "autoregressive, b"]
+    assert labels(run("a"), run("b", steps=(6, 6), start="owner/name")) == [
+        "autoregressive, a",
+        "autoregressive, b",
+    ]
+
+
 def test_the_four_runs_of_the_case_study_have_names_of_their_own():
     ones = "block diffusion, blocks of 1"
     runs = [

@@ -146,7 +146,7 @@ def test_markdown_has_the_blocks_that_it_would_have(evil):
 
 @in_a_report
 def test_plots_and_films_are_drawings_that_say_what_they_were_told(evil):
-    drawn = [part for section in document(evil).sections for part in section.parts if isinstance(part, Plot)]
+    drawn = [part for part in document(evil).parts if isinstance(part, Plot)]
     assert len(drawn) == 6
     for plot in drawn:
         assert "font-family: system-ui" in ElementTree.tostring(check_drawing(plot.svg), encoding="unicode")
@@ -170,7 +170,10 @@ def parts(text: str) -> list[Part]:
 @every_evil
 def test_every_part_and_title_keeps_its_structure(evil):
     assert [type(part) for part in parts(evil)] == list(get_args(Part))
-    whole, same = (Document(text, text, [Section(text, parts(text))], text) for text in (evil, "x"))
+    whole, same = (
+        Document(text, text, [Section(text, parts(text))], text, verdict=text, shown_first=parts(text))
+        for text in (evil, "x")
+    )
     tags = [[tag for tag, *_ in Outline(render_page(each)).elements] for each in (whole, same)]
     assert tags[0] == tags[1]
     assert blocks(render_markdown(whole, "p")) == blocks(render_markdown(same, "p"))

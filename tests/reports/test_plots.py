@@ -11,6 +11,7 @@ import matplotlib
 import pytest
 
 from bd3lm.reports import plots, style
+from bd3lm.reports.colours import dark_rules
 from bd3lm.reports.plots import Band, Curve, Dot, Lengths, Point
 
 pytestmark = pytest.mark.sweep(3)
@@ -50,6 +51,14 @@ every_plot = pytest.mark.parametrize("name", MADE)
 def made(name: str) -> str:
     """A plot, drawn once."""
     return MADE[name]()
+
+
+@every_plot
+def test_every_colour_has_one_for_a_dark_page(name):
+    drawn = set(re.findall(r"(?:fill|stroke): (#\w+)", made(name)))
+    known = set(re.findall(r'"(?:fill|stroke): (#\w+)"', dark_rules()))
+    assert drawn
+    assert drawn <= known
 
 
 def texts(svg: str) -> list[str]:

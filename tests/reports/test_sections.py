@@ -2,9 +2,9 @@
 
 import pytest
 
-from bd3lm.reports import Report
+from bd3lm.reports import Report, Run
 from bd3lm.reports.content import COMMANDS
-from bd3lm.reports.document import Listing, Plot, Prose, Table
+from bd3lm.reports.document import Listing, Plot, Prose, Quotation, Table
 from bd3lm.reports.sections import build_document
 from tests.reports import (
     film,
@@ -24,6 +24,12 @@ from tests.reports import (
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 BLOCKS = "block diffusion, blocks of 2"
+
+
+def held_out_plot(report: Report) -> Plot:
+    (plot,) = build_document(report).shown_first
+    assert isinstance(plot, Plot)
+    return plot
 
 
 def section(report: Report, title: str) -> list:
@@ -56,7 +62,10 @@ def test_perplexities_with_errors_and_signs():
     assert "8 sequences, 120 tokens scored" in table.caption
     assert "`bd3lm eval runs/ar runs/block --estimator exact`" in table.caption
     assert others.headings == ["model", "estimator", "wiki (120 tokens)"]
-    assert others.rows == [["autoregressive", "exact", "80.0 ± 8.0"], [BLOCKS, "counts", "≤ 90.0 ± 9.0"]]
+    assert others.rows == [
+        ["autoregressive", "exact", "80.0 ± 8.0; 1.25 bits per byte"],
+        [BLOCKS, "counts", "≤ 90.0 ± 9.0; ≤ 1.25 bits per byte"],
+    ]
     assert "trained" not in others.caption
 
 
@@ -87,7 +96,7 @@ def test_the_largest_record_of_a_text_and_estimator_is_shown_in_table_and_plot()
         ("exact", "2.00 ± 0.20", ""),
         ("counts", "", "≤ 3.00 ± 0.30"),
     ]
-    plot = next(part for part in section(one(*records), "Perplexity") if isinstance(part, Plot))
+    plot = held_out_plot(one(*records))
     assert "autoregressive, exact 2.00; autoregressive, counts ≤ 3.00" in plot.alt
     assert "--sequences" not in table.caption
 
@@ -110,7 +119,7 @@ def test_other_orders_stand_in_rows_of_their_own():
         "Measured by `bd3lm eval runs/ar --estimator exact`, "
         "`bd3lm eval runs/ar --estimator exact --lean 2`, `bd3lm eval runs/ar --estimator exact --lean 0.5`."
     )
-    plot = next(part for part in section(report, "Perplexity") if isinstance(part, Plot))
+    plot = held_out_plot(report)
     assert f"{BLOCKS}, exact 5.00; {BLOCKS}, exact, lean 2 4.00; {BLOCKS}, exact, lean 0.5 4.50" in plot.alt
 
 
@@ -134,7 +143,7 @@ def test_a_lean_that_is_not_the_runs_own_is_named_wherever_it_stands():
         (f"{BLOCKS}, lean 3", "exact, lean 3"),
         ("autoregressive", "exact"),
     ]
-    plot = next(part for part in section(Report(runs=runs), "Perplexity") if isinstance(part, Plot))
+    plot = held_out_plot(Report(runs=runs))
     assert plot.alt.endswith(
         f": {BLOCKS}, a, lean 2 5.00; {BLOCKS}, b, lean 0 4.00; {BLOCKS}, lean 3 3.00; autoregressive 2.00."
     )
@@ -148,7 +157,7 @@ def test_a_figure_at_another_lean_is_not_named_by_the_lean_of_its_run():
     report = one(leaning(4.0, 0.0), leaning(3.0, 2.0), *others, **leans)
     for table in tables(report, "Perplexity"):
         assert [row[0] for row in table.rows] == [BLOCKS, f"{BLOCKS}, lean 2"]
-    plot = next(part for part in section(report, "Perplexity") if isinstance(part, Plot))
+    plot = held_out_plot(report)
     assert plot.alt.endswith(f": {BLOCKS}, exact, lean 0 4.00; {BLOCKS}, lean 2, exact 3.00.")
 
 
@@ -172,9 +181,9 @@ def test_other_texts_have_a_row_for_each_order():
     )
     (table,) = tables(one(*records), "Perplexity")
     assert [row[1:] for row in table.rows] == [
-        ["exact", "5.00 ± 0.50", "–"],
-        ["exact, lean 2", "4.00 ± 0.40", "3.00 ± 0.30"],
-        ["counts, lean 2", "–", "≤ 7.00 ± 0.70"],
+        ["exact", "5.00 ± 0.50; 1.25 bits per byte", "–"],
+        ["exact, lean 2", "4.00 ± 0.40; 1.25 bits per byte", "3.00 ± 0.30; 1.25 bits per byte"],
+        ["counts, lean 2", "–", "≤ 7.00 ± 0.70; ≤ 1.25 bits per byte"],
     ]
 
 
@@ -275,7 +284,27 @@ def test_numbers_of_tokens_stand_in_the_cells_where_they_differ():
     )
     (table,) = tables(Report(runs=runs), "Perplexity")
     assert table.headings[2] == "ptb"
-    assert [row[2] for row in table.rows] == ["2.00 ± 0.20 (120 tokens)", "2.00 ± 0.20 (60 tokens)"]
+    assert [row[2] for row in table.rows] == [
+        "2.00 ± 0.20; 1.25 bits per byte (120 tokens)",
+        "2.00 ± 0.20; 1.25 bits per byte (60 tokens)",
+    ]
+
+
+def test_models_with_different_tokenizers_are_in_one_column_and_a_sentence_says_so():
+    """Their tokens of one text differ; but where one tokenizer made two of them, the text has changed."""
+
+    def of(folder: str, text: str, tokenizer: str) -> Run:
+        settings = {"text": text, "tokenizer": tokenizer}
+        return run(folder, records=[perplexity(("exact", 2.0), data="ptb", settings=settings)])
+
+    runs = (of("a", "f", "T"), of("b", "g", "U"))
+    (table,) = tables(Report(runs=runs), "Perplexity")
+    assert table.headings[2:] == ["ptb (120 tokens)"]
+    assert "different tokenizers, so their perplexities per token cannot be compared" in table.caption
+    (table,) = tables(Report(runs=(*runs, of("c", "changed", "T"))), "Perplexity")
+    assert len(table.headings[2:]) == 3
+    (table,) = tables(Report(runs=(of("a", "f", "T"), of("b", "f", "T"))), "Perplexity")
+    assert "different tokenizers" not in table.caption
 
 
 def test_what_is_not_known_of_a_start_is_said():
@@ -311,17 +340,17 @@ def test_a_plot_has_figures_of_the_same_sequences_and_names_those_left_out():
     few = {"sequences": 4, "tokens": 60, "settings": {"limit": 4}}
     part = perplexity(("bound", 1.9), estimator="iw:4", **few)
     whole = perplexity(("exact", 2.0), ("bound", 3.0))
-    *_, plot = section(one(part, whole), "Perplexity")
+    plot = held_out_plot(one(part, whole))
     assert plot.alt.endswith(": autoregressive 2.00; autoregressive ≤ 3.00.")
     assert plot.caption.endswith(
         " All are of 8 sequences, 120 tokens. Left out, because figures of other sequences cannot be "
         "compared with these: autoregressive, iw:4 (4 sequences, 60 tokens)."
     )
     runs = (run("a", "A", records=[part, whole]), run("b", "B", records=[perplexity(("exact", 9.0), **few)]))
-    *_, plot = section(Report(runs=runs), "Perplexity")
+    plot = held_out_plot(Report(runs=runs))
     assert plot.alt.endswith(": A ≤ 1.90; B 9.00.")  # what most were measured on
     assert plot.caption.endswith(": A, exact (8 sequences, 120 tokens).")
-    *_, plot = section(one(whole, perplexity(("bound", 2.5), estimator="counts")), "Perplexity")
+    plot = held_out_plot(one(whole, perplexity(("bound", 2.5), estimator="counts")))
     assert "Left out" not in plot.caption
 
 
@@ -331,7 +360,7 @@ def test_figures_of_another_context_are_not_in_one_plot():
         run(name, name, records=[perplexity(("exact", value), settings={"context": context})])
         for name, value, context in (("A", 2.0, 16), ("B", 3.0, 16), ("C", 4.0, 32))
     ]
-    *_, plot = section(Report(runs=tuple(runs)), "Perplexity")
+    plot = held_out_plot(Report(runs=tuple(runs)))
     assert plot.alt.endswith(": A 2.00; B 3.00.")
     assert ": C (8 sequences, 120 tokens)." in plot.caption
 
@@ -454,7 +483,7 @@ def test_one_judgement_makes_no_plot_and_an_infinite_one_none_either(drawn_once)
 
 def test_a_plot_for_each_judge_and_length():
     ways = [{}, {"length": 128}, {"judge": "judge/two"}]
-    records = [judgement(nucleus_p=p, settings=way) for way in ways for p in (0.9, 1.0)]
+    records = [judgement(top_p=p, settings=way) for way in ways for p in (0.9, 1.0)]
     parts = section(one(*records, judgement(settings={"length": 256})), "Generative perplexity")
     found = [part for part in parts if isinstance(part, Plot)]
     assert [plot.name for plot in found] == ["judgements", "judgements1", "judgements2"]
@@ -528,6 +557,22 @@ def test_the_film_is_of_the_last_model_in_blocks():
     )
     (part,) = section(Report(runs=runs), "A text being written")
     assert f"Model: {BLOCKS}. It writes one block of 2 tokens after another." in part.caption
+
+
+def test_the_film_of_the_box_stands_for_those_of_models_that_cannot_write():
+    result = {"title": BLOCKS, "parameters": 7_900_000, "film": film()["result"]}
+    report = one(film(), {**film(), "kind": "box_film", "result": result})
+    (part,) = section(report, "A text being written")
+    assert "`box`, which comes with bd3lm: block diffusion, blocks of 2, 7.9M parameters" in part.caption
+    listing = section(one({**film(), "kind": "box_film", "result": result}), "Not measured")[1]
+    assert not [item for item in listing.items if "film" in item]
+
+
+def test_texts_with_code_are_set_as_code_all_of_them():
+    code, words = samples(("", "def f():\n    return 1")), samples(("", "Once.\nUpon a time."))
+    runs = Report(runs=(run("a", records=[code]), run("b", records=[words])))
+    assert [part.is_code for part in section(runs, "Samples") if isinstance(part, Quotation)] == [True, True]
+    assert [part.is_code for part in section(one(words), "Samples") if isinstance(part, Quotation)] == [False]
 
 
 def test_what_is_missing_comes_with_its_command_and_the_reason():

@@ -16,9 +16,10 @@ from bd3lm.commands.shared.corpora import open_sequences
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.data import Corpus, Tokenizer, load_tokenizer, prepare
 from bd3lm.lm import Settings, load
+from bd3lm.runs.merging import merge
 from bd3lm.runs.plan import held_out_batches
 from bd3lm.runs.presets import PRESETS, preset
-from bd3lm.runs.recipe import merge, recipe_from_dict
+from bd3lm.runs.recipe import recipe_from_dict
 from bd3lm.runs.stages import resolve_stages
 from bd3lm.runs.train import train_stages
 
@@ -98,7 +99,7 @@ def test_a_released_model_is_told_how_it_was_trained(run: Path, tmp_path: Path) 
     data = str(run.parent / "data")
 
     def measured(of: Subject, **flags: bool) -> tuple[object, int, float]:
-        record = measure_perplexity(of, Eval(batch=2, **flags), data, console=QUIET)
+        record = measure_perplexity(of, Eval(batch_size=2, **flags), data, console=QUIET)
         figure = record["result"]["figures"][0]
         return record["settings"].get("bos_eos"), record["result"]["sequences"], figure["nats"]
 
@@ -132,7 +133,7 @@ def test_a_model_that_learned_the_frame_writes_it(run: Path) -> None:
 def test_commands_that_write_begin_texts_so_too(run: Path, tmp_path: Path) -> None:
     written, lengths = tmp_path / "texts.jsonl", tmp_path / "lengths.json"
     cpu = ["--device", "cpu"]
-    assert main(["sample", str(run), "--no-eos", "--out", str(written), *cpu]) == 0
+    assert main(["sample", str(run), "--no-stop-at-eos", "--out", str(written), *cpu]) == 0
     (record,) = map(json.loads, written.read_text().splitlines())
     assert (record["tokens"][0], len(record["tokens"]), record["given"]) == (CLS, 128, 1)
     words = ["lengths", str(run), "--count", "2", "--length", "128", "--entropy-floor", "0"]

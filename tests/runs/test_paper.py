@@ -328,4 +328,4 @@ def test_recommended_runs_have_the_papers_budget(name: str, capsys: pytest.Captu
 def test_sampling_is_the_papers(name: str, nucleus: float, sampler_steps: int | None) -> None:
     stage = "finetune" if name == "bd3lm-16" else ""
     method = _recipe(f"owt-{name}", stage).method
-    assert (method.settled(Settings()).nucleus_p, method.default_steps) == (nucleus, sampler_steps)
+    assert (method.settled(Settings()).top_p, method.default_steps) == (nucleus, sampler_steps)

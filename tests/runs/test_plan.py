@@ -222,7 +222,10 @@ def test_another_shape_is_refused_with_the_parameters_that_differ(data, ar, tmp_
 def test_another_tokenizer_is_refused(data, ar, tmp_path):
     other = prepared(tmp_path / "other", train_bpe(random_texts(50), 270))
     assert TokenShards(other).tokenizer.vocab_size != TokenShards(data).tokenizer.vocab_size
-    with pytest.raises(ValueError, match="were made with another tokenizer"):
+    said = (
+        r"^start_from .* were made with another tokenizer: .*; prepare text with `bd3lm data prepare SOURCE "
+    )
+    with pytest.raises(ValueError, match=said):
         build(other, tmp_path / "out", BLOCK, {"start_from": str(ar)})
 
 

@@ -14,10 +14,10 @@ from bd3lm.methods import (
     BlockDiffusionMethod,
     BlockDiffusionTraining,
 )
+from bd3lm.runs.merging import merge
 from bd3lm.runs.presets import PRESETS, preset
 from bd3lm.runs.recipe import (
     Recipe,
-    merge,
     parse_overrides,
     read_settings,
     recipe_from_dict,

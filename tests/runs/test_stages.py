@@ -108,7 +108,19 @@ def test_a_file_alone_may_have_stages(tmp_path):
     file = write(tmp_path / "c.yaml", stages_to_dict(stages))
     assert resolve_stages(None, config=file) == stages
     changed = resolve_stages(None, config=file, overrides={"block": {"train": {"steps": 3}}})
-    assert [(name, recipe.train.steps) for name, recipe in changed] == [("ar", 7), ("block", 3)]
+    assert [(name, recipe.train.steps) for name, recipe in changed] == [
+        ("ar", 7),
+        ("ar_longer", 7),
+        ("block", 3),
+    ]
+
+
+def test_a_start_that_a_stage_names_is_not_replaced_by_a_flag_for_all():
+    """What is said of all stages is about the first: the demo's blocks go on from `ar` all the same."""
+    stages = dict(resolve_stages("demo", overrides={"start_from": "elsewhere"}))
+    assert (stages["ar"].start_from, stages["block"].start_from) == ("elsewhere", "ar")
+    stages = dict(resolve_stages("demo", overrides={"block": {"start_from": "ar_longer"}}))
+    assert stages["block"].start_from == "ar_longer"
 
 
 def test_a_curriculum_is_written_as_stages(tmp_path):

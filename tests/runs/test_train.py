@@ -17,12 +17,14 @@ import torch
 import yaml
 from rich.console import Console
 
+from bd3lm import interop
 from bd3lm.data import TokenShards
 from bd3lm.diffusion import Counts
 from bd3lm.models import Transformer
 from bd3lm.runs import presets
+from bd3lm.runs.folders import is_run
 from bd3lm.runs.recipe import recipe_from_dict, recipe_to_dict
-from bd3lm.runs.stages import is_run, read_recipe, resolve_stages, run_stages, saved_stages
+from bd3lm.runs.stages import read_recipe, resolve_stages, run_stages, saved_stages
 from bd3lm.runs.train import train_stages
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe, two_stages
 from tests.training.tiny import checkpoint, rows, state
@@ -429,6 +431,29 @@ def test_a_signal_in_the_last_step_of_a_stage_is_not_forgotten(staged, tmp_path,
     assert len(train_stages(stages, tmp_path / "parts", resume=True, console=quiet(), device="cpu")) == 2
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_is_saved_lets_it_be_saved(number, staged, tmp_path, monkeypatch, capfd):
+    """It used to end the process there: SIGTERM without a word, Ctrl-C with the model unwritten."""
+    stages = resolve_stages("two")
+    train_stages(stages, tmp_path / "whole", console=quiet(), device="cpu")
+    plain_save = interop.native.save
+
+    def interrupted(*what: Any) -> None:
+        os.kill(os.getpid(), number)
+        plain_save(*what)
+
+    monkeypatch.setattr(interop.native, "save", interrupted)
+    before = signal.signal(number, signal.default_int_handler)  # which a background shell may have ignored
+    try:
+        runs = train_stages(stages, tmp_path / "parts", console=quiet(), device="cpu")
+    finally:
+        signal.signal(number, before)
+    assert capfd.readouterr().err == "saving the model, then stopping; again to quit at once\n"
+    assert [run.trainer.stopped_by for run in runs] == ["signal"], "the next stage was trained all the same"
+    assert (tmp_path / "parts/ar/STOPPED").exists()
+    assert weights(tmp_path / "parts/ar") == weights(tmp_path / "whole/ar")
+
+
 def test_the_second_stage_starts_from_the_averages_of_the_first(staged, data, tmp_path):
     stages = resolve_stages(
         "two", overrides={"block": {"train": {"steps": 1}, "optimizer": {"warmup_steps": 1}}}
@@ -441,6 +466,24 @@ def test_the_second_stage_starts_from_the_averages_of_the_first(staged, data, tm
     assert saved.start_from == str(tmp_path / "ar" / "model")
     assert saved.data.skip == block.trainer.data.skip == ar.trainer.settings.steps * ar.trainer.data.rows > 0
     assert saved.objective.masking == Counts()
+
+
+def test_two_stages_may_start_from_one(data, tmp_path):
+    """A stage that names its start begins with those weights, and with the text that they have not read."""
+    one_step = {"train": {"steps": 1}, "optimizer": {"warmup_steps": 1}}
+    recipes: dict[str, dict[str, Any]] = {
+        "ar": {},
+        "longer": one_step,
+        "block": {**BLOCK, **one_step, "start_from": "ar"},
+    }
+    stages = [(name, tiny_recipe(data, changes)) for name, changes in recipes.items()]
+    ar, longer, block = train_stages(stages, tmp_path, console=quiet(), device="cpu")
+    for name, average in ar.trainer.ema.tensors().items():
+        assert torch.equal(dict(block.trainer.network.named_parameters())[name], average), name
+    assert block.trainer.data.skip == longer.trainer.data.skip == 6 * ar.trainer.data.rows
+    assert saved_stages(tmp_path) == stages
+    starts = [read_recipe(tmp_path / name).start_from for name in ("longer", "block")]
+    assert starts == [str(tmp_path / "ar" / "model")] * 2
 
 
 @pytest.mark.parametrize(

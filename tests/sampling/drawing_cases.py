@@ -62,8 +62,8 @@ def drawn(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
             *(logits, seeds, positions, repeat),
             mask_id=case.mask_id,
             temperature=rule.temperature,
-            nucleus_p=rule.nucleus_p,
-            inclusive=rule.nucleus_rule == "inclusive",
+            top_p=rule.top_p,
+            inclusive=rule.top_p_rule == "inclusive",
         )
     log_p = subs_at_masks(logits, case.mask_id).unsqueeze(1)
     repeat = repeat.unsqueeze(1)
@@ -80,7 +80,7 @@ def assert_equal_tokens(case: Case) -> None:
     found, expected, _ = drawn(case, torch.device("cpu"))
     assert (found.dtype, found.shape) == (torch.int64, (case.rows,))
     assert found.tolist() == expected.tolist()
-    if case.logits == "peaked" and case.rule.nucleus_p < 1.0:
+    if case.logits == "peaked" and case.rule.top_p < 1.0:
         logits = case.make_logits(torch.device("cpu"))
         logits[:, case.mask_id] = -torch.inf
         assert found.tolist() == logits.argmax(1).tolist()
@@ -102,7 +102,7 @@ def assert_it_ends_whatever_the_logits_are(device: torch.device) -> None:
             *(several.to(device), numbers, numbers, numbers),
             mask_id=63,
             temperature=1.0,
-            nucleus_p=1.0,
+            top_p=1.0,
             inclusive=True,
         )
     assert tokens.tolist() == [21, 20]
@@ -111,12 +111,12 @@ def assert_it_ends_whatever_the_logits_are(device: torch.device) -> None:
         spoilt[row, 3] = spoilt[row + 3] = value
     for logits in (spoilt, spoilt[:0]):
         numbers = torch.arange(len(logits), device=device)
-        for nucleus_p, inclusive in ((0.5, True), (0.5, False), (1.0, True)):
+        for top_p, inclusive in ((0.5, True), (0.5, False), (1.0, True)):
             tokens = drawing_kernel.draw(
                 *(logits.to(device), numbers, numbers, numbers),
                 mask_id=9,
                 temperature=1.0,
-                nucleus_p=nucleus_p,
+                top_p=top_p,
                 inclusive=inclusive,
             )
             assert tokens.shape == (len(logits),)

@@ -228,7 +228,7 @@ def test_a_text_may_end_inside_the_context(kind):
 @pytest.mark.parametrize("timed", [False, True])
 def test_a_batch_equals_its_rows_alone(kind, timed):
     network = tiny_transformer(4, adaln=timed, time_conditioning=timed)
-    writer = kind(network, context=5, steps=6, sharpening=Sharpening(nucleus_p=0.9))
+    writer = kind(network, context=5, steps=6, sharpening=Sharpening(top_p=0.9))
     requests = [request(seed, 3 + seed % 3, (1, MASK, 3)[: seed % 4]) for seed in range(12)]
     together = sample(writer, requests, batch_size=12)
     seats = sample(writer, requests, batch_size=5)
@@ -283,7 +283,7 @@ def test_sharpening_is_of_what_a_token_becomes_not_of_whether():
     first, second = (best((MASK, MASK), i) for i in range(2))
     possible = {(first, best((first, MASK), 1)), (best((MASK, second), 0), second), (first, second)}
     assert set(map(tuple, texts.tolist())) <= possible
-    frozen = drawn(uniform(knows_the_noise(2), context=2, steps=100, sharpening=Sharpening(nucleus_p=0.9)), 2)
+    frozen = drawn(uniform(knows_the_noise(2), context=2, steps=100, sharpening=Sharpening(top_p=0.9)), 2)
     # A nucleus over the whole step would never let a token change: all texts would be uniform noise.
     assert p_value(frozen, np.array([float(MASK not in x) for x in states(2)]) / 9) < 1e-8
 

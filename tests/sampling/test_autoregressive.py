@@ -65,9 +65,9 @@ def test_the_mask_before_the_text_is_told_apart(model: Transformer) -> None:
     ("score_first", "given", "how"),
     [
         (True, (), {"temperature": 0.6}),
-        (True, (), {"temperature": 2.0, "nucleus_p": 0.8, "nucleus_rule": "exclusive"}),
-        (False, (0,), {"nucleus_p": 0.8}),
-        (False, (0,), {"temperature": 1.5, "top_k": 2, "nucleus_p": 0.7}),
+        (True, (), {"temperature": 2.0, "top_p": 0.8, "top_p_rule": "exclusive"}),
+        (False, (0,), {"top_p": 0.8}),
+        (False, (0,), {"temperature": 1.5, "top_k": 2, "top_p": 0.7}),
     ],
     ids=str,
 )

@@ -424,9 +424,9 @@ def test_first_hitting_tells_the_network_its_time(clock: Transformer) -> None:
     [
         (2, {"temperature": 0.6}),
         (4, {"temperature": 0.6}),
-        (4, {"nucleus_p": 0.8}),
-        (2, {"nucleus_p": 0.8, "nucleus_rule": "exclusive"}),
-        (4, {"temperature": 1.5, "top_k": 2, "nucleus_p": 0.7}),
+        (4, {"top_p": 0.8}),
+        (2, {"top_p": 0.8, "top_p_rule": "exclusive"}),
+        (4, {"temperature": 1.5, "top_k": 2, "top_p": 0.7}),
     ],
     ids=str,
 )

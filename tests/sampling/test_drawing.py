@@ -26,12 +26,12 @@ def sharpened_by_hand(p: list[float], rule: Sharpening) -> list[float]:
     total = sum(p[v] for v in order)
     kept, mass = [], 0.0
     for v in order:
-        if rule.nucleus_rule == "inclusive":
-            stays = mass < rule.nucleus_p
+        if rule.top_p_rule == "inclusive":
+            stays = mass < rule.top_p
         else:
-            stays = mass + p[v] / total <= rule.nucleus_p
+            stays = mass + p[v] / total <= rule.top_p
         mass += p[v] / total
-        if rule.nucleus_p == 1.0 or stays or not kept:
+        if rule.top_p == 1.0 or stays or not kept:
             kept.append(v)
     total = sum(p[v] for v in kept)
     return [p[v] / total if v in kept else 0.0 for v in range(len(p))]
@@ -44,10 +44,10 @@ RULES = [
     Sharpening(top_k=1),
     Sharpening(top_k=3),
     Sharpening(top_k=100),
-    Sharpening(nucleus_p=0.8),
-    Sharpening(nucleus_p=0.8, nucleus_rule="exclusive"),
-    Sharpening(temperature=2.0, top_k=4, nucleus_p=0.7),
-    Sharpening(temperature=0.7, top_k=5, nucleus_p=0.9, nucleus_rule="exclusive"),
+    Sharpening(top_p=0.8),
+    Sharpening(top_p=0.8, top_p_rule="exclusive"),
+    Sharpening(temperature=2.0, top_k=4, top_p=0.7),
+    Sharpening(temperature=0.7, top_k=5, top_p=0.9, top_p_rule="exclusive"),
 ]
 
 
@@ -67,7 +67,7 @@ def test_by_default_nothing_changes():
     assert torch.equal(Sharpening()(log_p), log_p)
 
 
-@pytest.mark.parametrize("rule", [Sharpening(), Sharpening(temperature=2.0, top_k=4, nucleus_p=0.7)], ids=str)
+@pytest.mark.parametrize("rule", [Sharpening(), Sharpening(temperature=2.0, top_k=4, top_p=0.7)], ids=str)
 def test_tokens_follow_the_sharpened_distribution(rule):
     log_p, draws = random_log_p(7), 20_000
     tokens = rule.draw(log_p.expand(draws, 1, 7), torch.arange(draws), torch.tensor([[3]]))
@@ -124,7 +124,7 @@ def test_logits_are_drawn_from_without_the_mask(rule):
 def test_impossible_tokens_are_never_drawn():
     log_p = torch.full((1000, 1, 4), -math.inf)
     log_p[..., 1] = 0.0
-    drawn = Sharpening(temperature=0.5, nucleus_p=0.9).draw(log_p, torch.arange(1000), torch.tensor([[0]]))
+    drawn = Sharpening(temperature=0.5, top_p=0.9).draw(log_p, torch.arange(1000), torch.tensor([[0]]))
     assert (drawn == 1).all()
 
 
@@ -138,10 +138,10 @@ def test_impossible_tokens_are_never_drawn():
         ({"temperature": 1e300}, r"temperature must lie in \[0\.001, 1000\], .* got 1e\+300"),
         ({"temperature": 0.0, "top_k": 0}, "top_k must be at least 1, got 0"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
-        ({"nucleus_p": 0.0}, r"nucleus_p must lie in \(0, 1\], got 0.0"),
-        ({"nucleus_p": 1.01}, r"nucleus_p must lie in \(0, 1\], got 1.01"),
-        ({"nucleus_p": math.nan}, r"nucleus_p must lie in \(0, 1\], got nan"),
-        ({"nucleus_rule": "outer"}, "nucleus_rule must be 'inclusive' or 'exclusive', got 'outer'"),
+        ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
+        ({"top_p": 1.01}, r"top_p must lie in \(0, 1\], got 1.01"),
+        ({"top_p": math.nan}, r"top_p must lie in \(0, 1\], got nan"),
+        ({"top_p_rule": "outer"}, "top_p_rule must be 'inclusive' or 'exclusive', got 'outer'"),
     ],
 )
 def test_impossible_sharpening_is_refused(options, message):
@@ -149,9 +149,7 @@ def test_impossible_sharpening_is_refused(options, message):
         Sharpening(**options)
 
 
-@pytest.mark.parametrize(
-    "others", [{}, {"top_k": 5}, {"nucleus_p": 0.3, "nucleus_rule": "exclusive"}], ids=str
-)
+@pytest.mark.parametrize("others", [{}, {"top_k": 5}, {"top_p": 0.3, "top_p_rule": "exclusive"}], ids=str)
 def test_the_temperature_0_takes_the_likeliest_token(others):
     log_p = torch.randn(50, 1, 9, generator=torch.Generator().manual_seed(3)).log_softmax(-1)
     drawn = Sharpening(temperature=0.0, **others).draw(log_p, torch.arange(50), torch.tensor([[7]]))

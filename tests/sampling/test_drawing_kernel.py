@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 NUCLEI = [
-    Sharpening(nucleus_p=p, nucleus_rule=rule)
+    Sharpening(top_p=p, top_p_rule=rule)
     for p, rule in product((0.05, 0.5, 0.9, 1.0), ("inclusive", "exclusive"))
 ]
 
@@ -63,7 +63,7 @@ def test_tokens_are_those_of_the_plain_draw(logits, rule, interpreted):
     ids=str,
 )
 def test_any_temperature_and_precision(dtype, temperature, interpreted):
-    rule = Sharpening(temperature=temperature, nucleus_p=0.8)
+    rule = Sharpening(temperature=temperature, top_p=0.8)
     case = Case(rows=6, vocabulary=100, mask_id=0, rule=rule, dtype=dtype, tiles=(32, 64))
     interpreted(assert_equal_tokens, case)
 
@@ -75,7 +75,7 @@ def test_any_temperature_and_precision(dtype, temperature, interpreted):
         for turn, size in enumerate(((2, 1), (11, 4), (65, 64)))
         for p in range(4)
     ],
-    ids=lambda value: f"{value.nucleus_p}-{value.nucleus_rule}" if isinstance(value, Sharpening) else None,
+    ids=lambda value: f"{value.top_p}-{value.top_p_rule}" if isinstance(value, Sharpening) else None,
 )
 def test_small_vocabularies(vocabulary, mask_id, rule, interpreted):
     """Also with the mask alone in the last tile."""
@@ -83,10 +83,10 @@ def test_small_vocabularies(vocabulary, mask_id, rule, interpreted):
     interpreted(assert_equal_tokens, case)
 
 
-@pytest.mark.parametrize("nucleus_rule", ["inclusive", "exclusive"])
-def test_of_equal_tokens_the_first_are_in_the_nucleus(nucleus_rule, interpreted):
+@pytest.mark.parametrize("top_p_rule", ["inclusive", "exclusive"])
+def test_of_equal_tokens_the_first_are_in_the_nucleus(top_p_rule, interpreted):
     """About ten of 32 tokens: with one more or one fewer, a tenth of the rows would be drawn otherwise."""
-    rule = Sharpening(nucleus_p=0.333, nucleus_rule=nucleus_rule)
+    rule = Sharpening(top_p=0.333, top_p_rule=top_p_rule)
     case = Case(rows=16, vocabulary=33, mask_id=7, rule=rule, logits="equal", tiles=(16, 32))
     interpreted(assert_equal_tokens, case)
 
@@ -112,7 +112,7 @@ def test_a_program_of_many_tiles_finds_the_highest_score_in_any(logits, temperat
 
 
 def test_impossible_tokens_rows_far_apart_and_a_turn_for_each_row(interpreted):
-    rule = Sharpening(nucleus_p=0.6)
+    rule = Sharpening(top_p=0.6)
     case = Case(rows=6, vocabulary=100, mask_id=3, rule=rule, logits="impossible", padding=28, repeats=6)
     interpreted(assert_equal_tokens, case)
 
@@ -126,7 +126,7 @@ def assert_rows_must_lie_side_by_side() -> None:
             *(torch.zeros(5, 10).T, number, number, number),
             mask_id=4,
             temperature=1.0,
-            nucleus_p=0.5,
+            top_p=0.5,
             inclusive=True,
         )
 

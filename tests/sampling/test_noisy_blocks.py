@@ -177,7 +177,7 @@ def test_with_a_cache_or_without_alone_or_in_a_batch_a_text_is_the_same(kind, si
     """Texts of other lengths, prompts and places beside it, that enter and leave at other times."""
     given = [(), (1, 0), (1, MASK, 3), (0, 3, 1, 1, 0, 3, 1), (0, 3, 1, 0, 3, 1, MASK, 1)]
     requests = [request(seed, 5 + seed % 5, given[seed % 5][: 5 + seed % 5]) for seed in range(15)]
-    make = partial(WRITERS[kind], model, size, context=9, sharpening=Sharpening(nucleus_p=0.9))
+    make = partial(WRITERS[kind], model, size, context=9, sharpening=Sharpening(top_p=0.9))
     together, few = (sample(make(), requests, batch_size=rows) for rows in (15, 4))
     afresh = sample(make(cache=False), requests)
     for seed, one in enumerate(requests):

@@ -125,7 +125,7 @@ def test_sharpening_is_of_the_guess():
 @pytest.mark.parametrize("timed", [False, True])
 def test_a_batch_equals_its_rows_alone(timed):
     network = tiny_transformer(4, adaln=timed, time_conditioning=timed)
-    writer = writer_of(network, context=5, steps=6, sharpening=Sharpening(nucleus_p=0.9))
+    writer = writer_of(network, context=5, steps=6, sharpening=Sharpening(top_p=0.9))
     requests = [request(seed, 3 + seed % 3, (1, MASK, 3)[: seed % 4]) for seed in range(12)]
     together, seats = (sample(writer, requests, batch_size=size) for size in (12, 5))
     for seed, one in enumerate(requests):

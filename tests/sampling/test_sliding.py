@@ -149,7 +149,7 @@ def test_a_network_that_is_told_the_time_has_no_lean(clock: Transformer) -> None
 
 
 def test_strides_are_sharpened(model: Transformer) -> None:
-    how = {"temperature": 1.5, "nucleus_p": 0.8}
+    how = {"temperature": 1.5, "top_p": 0.8}
     law = in_strides(model, (1, 0, 3), 6, 4, 2, in_every_order, sharpen=sharpened(**how))
     assert chi_square(written(model, given=(1, 0, 3), length=6, sharpening=Sharpening(**how)), law) > FITS
 

@@ -9,9 +9,10 @@ from bd3lm.commands.demo.results import unigram_perplexity
 from bd3lm.evaluation import Sampled, corpus_likelihood
 from bd3lm.lm import load
 from bd3lm.objectives import TokenBatch
+from bd3lm.runs.merging import merge
 from bd3lm.runs.plan import Run, plan_run
 from bd3lm.runs.presets import preset
-from bd3lm.runs.recipe import merge, recipe_from_dict
+from bd3lm.runs.recipe import recipe_from_dict
 
 pytestmark = pytest.mark.slow
 

@@ -16,19 +16,19 @@ class AttentionCase:
     """One layer's attention over a batch, by one backend."""
 
     shape: Shape = field(default_factory=Shape)
-    batch: int = 32
+    batch_size: int = 32
     backend: Backend = "auto"
     backward: bool = True
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ValueError(f"batch must be at least 1, got {self.batch}")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
 
     @property
     def title(self) -> str:
         shape = self.shape
         heads = f"{shape.heads} heads of {shape.hidden // shape.heads}"
-        return f"{shape.method_title}, {heads}, context {shape.context:,}, batch {self.batch}"
+        return f"{shape.method_title}, {heads}, context {shape.context:,}, batch {self.batch_size}"
 
     def as_computed(self, device: torch.device) -> Self:
         """Equal for cases that are the same computation on a device."""
@@ -52,7 +52,7 @@ def measure_attention(
     layout, shape = case.layout(), case.shape
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     generator = torch.Generator(device).manual_seed(0)
-    size = (case.batch, layout.size, shape.heads, shape.hidden // shape.heads)
+    size = (case.batch_size, layout.size, shape.heads, shape.hidden // shape.heads)
 
     def heads() -> Tensor:
         drawn = torch.randn(size, generator=generator, device=device).to(dtype)

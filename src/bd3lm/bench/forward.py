@@ -23,9 +23,9 @@ def measure_forward(
         network.compile_trunk()
     runner = NetworkRunner(network, autocast=torch.bfloat16 if device.type == "cuda" else None)
     objective = case.objective()
-    batch = TokenBatch.of(random_tokens(case.batch, case.shape), score_first=False)
+    batch = TokenBatch.of(random_tokens(case.batch_size, case.shape), score_first=False)
     generator = torch.Generator().manual_seed(0)
-    draws = objective.draw(case.batch, case.shape.context, generator=generator, device="cpu")
+    draws = objective.draw(case.batch_size, case.shape.context, generator=generator, device="cpu")
     losses: list[torch.Tensor] = []
 
     def once() -> None:

@@ -33,10 +33,10 @@ def training_record(
     name: str, case: TrainingCase, timing: Timing, device: torch.device, *, rate: float
 ) -> dict[str, Any]:
     """Of a training step; `rate` is the FLOP/s that a large matrix product reached in the same run."""
-    flops = case.shape.training_flops(case.batch)
+    flops = case.shape.training_flops(case.batch_size)
     return {
         **timing_record("train", name, case, timing, device),
-        "tokens_per_second": case.batch * case.shape.context / timing.median,
+        "tokens_per_second": case.batch_size * case.shape.context / timing.median,
         "utilisation": flops / timing.median / rate,
         "matrix_tflops": rate / 1e12,
     }

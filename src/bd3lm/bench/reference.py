@@ -33,16 +33,16 @@ _SAMPLING = {
 
 def training_reference(case: TrainingCase) -> tuple[int, float, str] | None:
     """(tokens/s, GiB, whose), where it was measured for this very case."""
-    if case.batch != 32 or not _is_the_shape(case.shape):
+    if case.batch_size != 32 or not _is_the_shape(case.shape):
         return None
     return _TRAINING.get(_key(case.shape))
 
 
 def sampling_reference(case: SamplingCase) -> tuple[float, str] | None:
     """(tokens/s, whose), where it was measured for this very case."""
-    if (case.length, case.nucleus_p, case.dtype) != (512, 0.9, "bfloat16") or not _is_the_shape(case.shape):
+    if (case.length, case.top_p, case.dtype) != (512, 0.9, "bfloat16") or not _is_the_shape(case.shape):
         return None
-    return _SAMPLING.get((*_key(case.shape), case.batch))
+    return _SAMPLING.get((*_key(case.shape), case.batch_size))
 
 
 def _is_the_shape(shape: Shape) -> bool:

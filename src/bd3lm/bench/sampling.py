@@ -28,9 +28,9 @@ class SamplingCase:
     """
 
     shape: Shape = field(default_factory=Shape)
-    batch: int = 1
+    batch_size: int = 1
     length: int = 512
-    nucleus_p: float = 0.9
+    top_p: float = 0.9
     cache: bool = True
     fused: bool = True
     replayed: bool = True
@@ -43,7 +43,7 @@ class SamplingCase:
     @property
     def tokens(self) -> int:
         """Written in one go: the first token of each text is given."""
-        return self.batch * (self.length - 1)
+        return self.batch_size * (self.length - 1)
 
     @property
     def profiled_length(self) -> int:
@@ -82,13 +82,13 @@ def sampling_run(case: SamplingCase, *, device: torch.device) -> Iterator[Callab
     model = LanguageModel(network, config)
     settings = Settings(
         length=case.length,
-        batch_size=case.batch,
-        nucleus_p=case.nucleus_p,
+        batch_size=case.batch_size,
+        top_p=case.top_p,
         stop_at_eos=False,
         cache=case.cache or case.shape.one_block,  # which refuses to be told to do without
     )
     if not case.fused and device.type == "cuda":  # elsewhere nothing is fused
         network.attention_backend = "dense"
-    prompts = [[0]] * case.batch
+    prompts = [[0]] * case.batch_size
     with nullcontext() if case.replayed else without_replays():
         yield lambda length: model.generate(prompts, replace(settings, length=length))

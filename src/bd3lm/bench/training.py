@@ -27,15 +27,15 @@ class TrainingCase:
     """One way to train: a shape, a batch, and which of the possible implementations."""
 
     shape: Shape = field(default_factory=Shape)
-    batch: int = 32
+    batch_size: int = 32
     compile: bool = True
     algorithm: Literal["single_pass", "two_pass"] = "single_pass"
     attention: Backend = "auto"
     ema: bool = True
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ValueError(f"batch must be at least 1, got {self.batch}")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.algorithm == "two_pass" and (self.shape.method == "ar" or self.shape.one_block):
             raise ValueError(
                 f"two passes need a clean text before the block, which {self.shape.method_title} has not"
@@ -95,10 +95,10 @@ def training_step(case: TrainingCase, *, device: torch.device, steps: int) -> It
         trainer = Trainer(
             network=network,
             objective=case.objective(),
-            data=_RandomTokens(case.batch, case.shape),
+            data=_RandomTokens(case.batch_size, case.shape),
             settings=TrainSettings(
                 steps=steps,
-                global_batch=case.batch,
+                global_batch=case.batch_size,
                 compile=case.compile,
                 ema_decay=0.9999 if case.ema else 0.0,
             ),

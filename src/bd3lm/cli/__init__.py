@@ -17,8 +17,10 @@ from tyro.conf import subcommand
 import bd3lm
 from bd3lm.cli.errors import EXPECTED, is_out_of_memory, line_of, warn
 from bd3lm.cli.mistakes import command_named, given_twice, in_one_line, mistyped
+from bd3lm.cli.waiting import loading_told
 from bd3lm.commands import every_command
 from bd3lm.commands.shared.command import Command
+from bd3lm.io.signals import line_and_status, stop_behind
 from bd3lm.kinds import load_plugin
 
 _STANDARD_OUTPUT = 1  # the descriptor
@@ -70,16 +72,18 @@ def _main(words: list[str]) -> int:
         if command is None:
             return 2
         warnings.showwarning = warn
-        return command.run()
-    except (*EXPECTED, RuntimeError, MemoryError) as error:
+        with loading_told():
+            return command.run()
+    except (Exception, KeyboardInterrupt) as error:
+        if (stop := stop_behind(error)) is not None:
+            line, status = line_and_status(stop)
+            _say(line)
+            return status
         expected = isinstance(error, EXPECTED) or is_out_of_memory(error)
         if debug or not expected or (isinstance(error, BrokenPipeError) and _nobody_reads()):
             raise
         _say(line_of(error))
         return 1
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return 130
 
 
 def _without_plugins(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -10,14 +10,14 @@ EXPECTED = (ValueError, OSError, FloatingPointError, ImportError)
 """What a command raises for what its user can put right."""
 
 
-def line_of(error: Exception) -> str:
+def line_of(error: BaseException) -> str:
     """An expected error, or one for lack of memory, in one line."""
     if isinstance(error, ImportError):
         return _with_own_pip(str(error))
     return str(error) if isinstance(error, EXPECTED) else _out_of_memory(error)
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Told by names and words: to ask torch for its class would import it for every command."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
@@ -39,7 +39,7 @@ def _with_own_pip(said: str) -> str:
     return said.replace(": pip install ", f": {shlex.quote(str(shown))} install ")
 
 
-def _out_of_memory(error: Exception) -> str:
+def _out_of_memory(error: BaseException) -> str:
     """On an allocation that failed, whose own words may be a paragraph about the allocator."""
     found = re.search(r"allocate ([0-9.]+ [A-Za-z]+)", str(error))
     much = f" at {found[1]} more" if found else ""

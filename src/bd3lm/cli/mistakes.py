@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bd3lm.commands.shared.command import Command, flags_of, subcommands_of
+from bd3lm.words import command_for
 
 _TYPES = {"FLOAT": "a number", "float": "a number", "INT": "a whole number", "int()": "a whole number"}
 _VALUE = re.compile(r"Error parsing (?P<flag>\S+): (?P<why>.*?)\[?(?P<value>'[^']*')\]?\.?$")
@@ -25,12 +26,33 @@ def mistyped(words: Sequence[str], commands: Mapping[str, type[Command]]) -> str
     rest = words[said.count(" ") :]
     if names and rest and not rest[0].startswith("-"):
         near = difflib.get_close_matches(rest[0], names, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else "."
+        meant = (command_for(rest[0]) if said == "bd3lm" else None) or next(iter(near), None)
+        hint = "." if meant is None else f", did you mean {meant!r}?"
         return f"{said} has no command {rest[0]!r}{hint} Its commands are {', '.join(names)}"
     if names and words and not rest:
         return f"{said} needs a command, {' or '.join(names)}; see {said} --help"
-    tried = commands[words[0]].mistakes if words and words[0] in commands else {}
-    return next((tried[flag] for flag in map(_flag, rest) if flag in tried), None)
+    if not words or words[0] not in commands:
+        return None
+    command = commands[words[0]]
+    flags = flags_of(command)
+    own = {flag.name: flag.field for flag in flags if not flag.is_positional}
+    bare = {name: flag.field.upper() for flag in flags if flag.is_positional for name in _as_flags(flag.name)}
+    for flag in (_flag(word) for word in rest if word.startswith("--")):
+        name = flag.replace("_", "-")
+        if name in own:
+            continue
+        if name in command.mistakes:
+            return command.mistakes[name]
+        if name in bare:
+            return f"{said} takes {bare[name]} without a flag, got {flag} (see {said} --help)"
+        if (advice := command.advice(name)) is not None:
+            return f"{said} has no option {flag}: {advice} (see {said} --help)"
+    return None
+
+
+def _as_flags(positional: str) -> tuple[str, str]:
+    """What somebody may type who takes a positional argument for a flag: in the plural, or of several one."""
+    return positional, positional.removesuffix("s")
 
 
 def given_twice(command: Any, words: Sequence[str]) -> str | None:

@@ -43,45 +43,38 @@ class Convert(Command):
     """The layout to write: this project's, or that of the paper's published weights, for its own code."""
 
     def run(self) -> int:
-        import torch
+        from bd3lm.commands.shared.models import check_models, one_model
+
+        is_lightning = self.source.endswith(".ckpt")
+        told_the_noise = self._is_told_the_noise()
+        if is_lightning and self.context is None:
+            raise ValueError("--context must be given for a .ckpt, which does not say it")
+        facts = (self.context, self.block_size, self.mask_id, told_the_noise, self.weights)
+        if not is_lightning and (self.causal or self.sedd or any(fact is not None for fact in facts)):
+            raise ValueError(
+                "--context, --block-size, --causal, --sedd, --mask-id, --[no-]time-conditioning and "
+                f"--weights are for a .ckpt file, got {self.source}"
+            )
+        check_out_folder(self.out)
+        check_models([self.source])
+
+        import torch  # what is above needs none
 
         from bd3lm import interop
-        from bd3lm.commands.shared.subjects import one_model
         from bd3lm.data import saved_tokenizer
         from bd3lm.lm import LanguageModel
 
         lightning = None
-        if self.source.endswith(".ckpt"):
-            if self.context is None:
-                raise ValueError("--context must be given for a .ckpt, which does not say it")
+        if is_lightning and self.context is not None:
             lightning = interop.LightningFacts(
                 context=self.context,
                 block_size=self.block_size,
                 causal=self.causal,
                 sedd=self.sedd,
                 mask_id=self.mask_id,
-                time_conditioning=self._is_told_the_noise(),
+                time_conditioning=told_the_noise,
                 weights=self.weights,
             )
-        elif (
-            self.causal
-            or self.sedd
-            or any(
-                given is not None
-                for given in (
-                    self.context,
-                    self.block_size,
-                    self.mask_id,
-                    self._is_told_the_noise(),
-                    self.weights,
-                )
-            )
-        ):
-            raise ValueError(
-                "--context, --block-size, --causal, --sedd, --mask-id, --[no-]time-conditioning and "
-                f"--weights are for a .ckpt file, got {self.source}"
-            )
-        check_out_folder(self.out)
         path = interop.resolve(one_model(self.source))
         # Not as a model to be used, which would compute in another precision than it is stored in.
         dtype = getattr(torch, self.dtype) if self.dtype else None

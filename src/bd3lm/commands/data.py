@@ -1,12 +1,21 @@
 """`bd3lm data`: from text to what training reads."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, subcommand
 
 from bd3lm.commands.shared.command import Command
-from bd3lm.commands.shared.flags import FieldFlag, NewFolder, OptionalFolder, check_out_folder, named
+from bd3lm.commands.shared.flags import (
+    FieldFlag,
+    MaxDocumentFlag,
+    NewFolder,
+    OptionalFolder,
+    check_out_folder,
+    named,
+)
+from bd3lm.commands.shared.skipped import say_skipped
 
 if TYPE_CHECKING:
     from bd3lm.data import Tokenizer
@@ -17,11 +26,12 @@ class Prepare:
     """Text to token shards: parallel, resumable, the same bytes every time."""
 
     source: Positional[Annotated[str, named("SOURCE")]]
-    """A file or folder (txt, jsonl, parquet; also .gz .xz .zst), or a named corpus such as lm1b."""
+    """A file or folder (txt, md, jsonl, parquet; also .gz .xz .zst), or a named corpus such as lm1b."""
     out: NewFolder
     """The folder to write."""
     tokenizer: Annotated[str | None, named("TOKENIZER")] = None
-    """A folder with tokenizer.json, a name on the hub, or bytes; by default the paper's for the corpus."""
+    """A folder with tokenizer.json, a run, box, a name on the hub, or bytes; by default the paper's for the
+    corpus."""
     workers: int = 1
     """Processes that tokenize."""
     eos: bool = True
@@ -38,6 +48,7 @@ class Prepare:
     """Share of the documents, the last ones, to hold out (below 1), or how many (1 is one document); 0.05 by
     default where there is no validation or test file. Giving it reads all files as one text, 0 holds out
     none."""
+    max_document: MaxDocumentFlag = None
 
     def run(self) -> int:
         from bd3lm.data import load_corpus, prepare
@@ -48,7 +59,9 @@ class Prepare:
             field=self.field,
             text_unit=self.text_unit,
             held_out=self.held_out,
+            max_document=self.max_document,
         )
+        say_skipped(corpus)
         shards = prepare(
             corpus,
             self._tokenizer(),
@@ -93,6 +106,7 @@ class TrainTokenizer:
     folder: OptionalFolder = None
     """A local copy of a named corpus."""
     field: FieldFlag = None
+    max_document: MaxDocumentFlag = None
 
     def run(self) -> int:
         from bd3lm.data import FileCorpus, load_corpus, train_bpe
@@ -105,9 +119,15 @@ class TrainTokenizer:
             )
         # Shards, and a model, are of no use with another tokenizer than theirs.
         check_out_folder(self.out, may_hold=(TOKENIZER_FILE, CONFIG_FILE))
-        corpus = load_corpus(self.source, folder=self.folder, field=self.field)
+        options: dict[str, Any] = {
+            "folder": self.folder,
+            "field": self.field,
+            "max_document": self.max_document,
+        }
+        corpus = load_corpus(self.source, **options)
+        say_skipped(corpus)
         if isinstance(corpus, FileCorpus) and corpus.too_small_to_share:
-            corpus = load_corpus(self.source, field=self.field, held_out=0)
+            corpus = load_corpus(self.source, **options, held_out=0)
         tokenizer = train_bpe(corpus.documents("train"), self.vocabulary)
         tokenizer.save(self.out)
         fewer = ""
@@ -118,8 +138,52 @@ class TrainTokenizer:
         return 0
 
 
+@dataclass(frozen=True)
+class Verify:
+    """Read all of a folder of token shards, and say what is damaged or missing; the status is then 1."""
+
+    folder: Positional[Annotated[Path, named("FOLDER")]]
+    """What `bd3lm data prepare` wrote."""
+
+    def run(self) -> int:
+        from rich.box import SIMPLE
+        from rich.console import Console
+        from rich.progress import track
+        from rich.table import Table
+        from rich.text import Text
+
+        from bd3lm.data.verify import count_verdicts, verify
+
+        screen, notes = Console(), Console(stderr=True)
+        total, said = count_verdicts(self.folder), f"reading {self.folder}"
+        watched = track(
+            verify(self.folder), said, total, console=notes, transient=True, disable=not notes.is_terminal
+        )
+        verdicts = list(watched)
+        table = Table(box=SIMPLE, show_edge=False)
+        for heading in ("split", "file"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("documents", "tokens"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+        for each in verdicts:
+            counts = ("" if count is None else f"{count:,}" for count in (each.documents, each.tokens))
+            found = "whole" if each.problem is None else "not whole"
+            table.add_row(Text(each.split or ""), Text(each.file), *counts, found)
+        screen.print(table)
+        wrong = [each.problem for each in verdicts if each.problem is not None]
+        for problem in wrong:
+            screen.print(Text(problem), soft_wrap=True)
+        if wrong:
+            raise ValueError(f"{self.folder} is not whole: {len(wrong)} of {len(verdicts)} checks failed")
+        tokens = sum(each.tokens or 0 for each in verdicts)
+        screen.print(Text(f"{self.folder} is whole: {tokens:,} tokens"), soft_wrap=True)
+        return 0
+
+
 Kinds = (
     Annotated[Prepare, subcommand("prepare", prefix_name=False)]
+    | Annotated[Verify, subcommand("verify", prefix_name=False)]
     | Annotated[TrainTokenizer, subcommand("train-tokenizer", prefix_name=False)]
 )
 

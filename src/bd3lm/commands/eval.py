@@ -1,6 +1,6 @@
 """`bd3lm eval`: how likely a model finds text, with what the figure is worth."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,7 +46,7 @@ class Likelihoods(Command):
     sequences: OptionalInt = None
     """Measure only this many, from the beginning."""
     seed: int = 0
-    batch: int = 16
+    batch_size: int = 16
     """Sequences side by side."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
@@ -54,11 +54,28 @@ class Likelihoods(Command):
     out: OptionalFile = None
     """Write the records, all figures and settings, to this new JSON file too."""
 
-    def subjects(self) -> "list[Subject]":
-        from bd3lm.commands.shared.subjects import Subject, check_lean_is_for
+    def check(self, texts: Iterable[str | None]) -> None:
+        """Refuse what is known to be wrong before torch is loaded."""
+        from bd3lm.commands.shared.corpora import check_texts
+        from bd3lm.commands.shared.models import check_models
+        from bd3lm.commands.shared.records import check_new_file
 
+        check_new_file(self.out)
         if not self.models:
             raise ValueError("models must name at least one run, model folder or hub id, got none")
+        check_models(self.models, device=self.device)
+        for name, number in (
+            ("--replicates", self.replicates),
+            ("--batch-size", self.batch_size),
+            ("--sequences", self.sequences),
+        ):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
+        check_texts(texts, self.field)
+
+    def subjects(self) -> "list[Subject]":
+        from bd3lm.commands.shared.subjects import Subject, check_lean_is_for, tell_what_is_not_kept
+
         subjects = [
             Subject.open(
                 model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
@@ -66,6 +83,7 @@ class Likelihoods(Command):
             for model in self.models
         ]
         check_lean_is_for(subjects, self.lean)
+        tell_what_is_not_kept(subjects)
         return subjects
 
     def estimates(self, subjects: "Sequence[Subject]") -> "list[Estimate]":
@@ -77,8 +95,6 @@ class Likelihoods(Command):
         """
         from bd3lm.lm import PAPER
 
-        if self.replicates < 1:
-            raise ValueError(f"replicates must be at least 1, got {self.replicates}")
         names = (PAPER, "auto") if self.estimator == PAPER else (self.estimator,)
         found, some_drawn = [], not subjects
         for subject in subjects:
@@ -126,9 +142,9 @@ class Eval(Likelihoods):
     def run(self) -> int:
         from rich.console import Console
 
-        from bd3lm.commands.shared.records import check_new_file, write_records
+        from bd3lm.commands.shared.records import write_records
 
-        check_new_file(self.out)
+        self.check(self.data or (None,))
         write_records(self.out, report_perplexities(self.subjects(), self, console=Console()))
         return 0
 
@@ -142,16 +158,12 @@ def measure_perplexity(
     console: "Console | None" = None,
 ) -> dict[str, Any]:
     """The perplexity of one model on one text, by default its run's own, as a record kept beside the run."""
-    from rich.console import Console
-    from rich.progress import track
-
     from bd3lm.commands.shared.corpora import open_sequences
+    from bd3lm.commands.shared.progress import tracked
     from bd3lm.commands.shared.records import keep, new_record, record_name
     from bd3lm.evaluation import corpus_likelihood
     from bd3lm.lm import build_estimator
 
-    if flags.batch < 1:
-        raise ValueError(f"batch must be at least 1, got {flags.batch}")
     network = subject.model.network
     chosen = build_estimator(subject.model.config, flags.estimator)
     with open_sequences(
@@ -163,14 +175,11 @@ def measure_perplexity(
         bos_eos=flags.bos_eos,
         limit=flags.sequences,
     ) as text:
-        screen = console or Console(stderr=True)
-        batches = track(
-            text.batches(subject, flags.batch),
+        batches = tracked(
+            text.batches(subject, flags.batch_size),
             f"{subject.title} on {text.name}",
-            total=-(-text.number // flags.batch),
-            console=screen,
-            transient=True,
-            disable=not screen.is_terminal,
+            total=-(-text.number // flags.batch_size),
+            console=console,
         )
         found = corpus_likelihood(network, chosen, batches, seed=flags.seed, replicates=flags.replicates)
         text_bytes = text.text_bytes(subject)
@@ -187,8 +196,9 @@ def measure_perplexity(
                 "seed": flags.seed,
                 "eos_between_documents": text.eos_between_documents,
                 "context": text.rows.context,
-                "batch_size": flags.batch,
+                "batch_size": flags.batch_size,
                 "dtype": subject.dtype,
+                "tokenizer": subject.tokenizer,
                 "limit": flags.sequences,
                 **({"bos_eos": True} if text.bos_eos else {}),
                 **({} if flags.field is None else {"field": flags.field}),
@@ -210,22 +220,27 @@ def report_perplexities(
     subjects: "Sequence[Subject]", flags: Eval, *, console: "Console"
 ) -> list[dict[str, Any]]:
     """Measure every model on every text, and print a table of all figures."""
-    from rich.table import Table
-
-    from bd3lm.commands.shared.corpora import check_texts
-
     estimates = flags.estimates(subjects)
     sources = flags.data or (None,)
-    check_texts(sources, flags.field)
     eos = None if flags.eos else False
-    measured = [
-        (
-            each,
-            measure_perplexity(each.subject, each.flags, source, eos_between_documents=eos, console=console),
-        )
-        for source in sources
-        for each in estimates
-    ]
+    measured: list[Measured] = []
+    try:
+        for source in sources:
+            for each in estimates:
+                record = measure_perplexity(
+                    each.subject, each.flags, source, eos_between_documents=eos, console=console
+                )
+                measured.append((each, record))
+    finally:  # an error or Ctrl-C does not take with it what is known by then
+        if measured:
+            _print_tables(measured, subjects, console)
+    return [record for _, record in measured]
+
+
+def _print_tables(measured: "Sequence[Measured]", subjects: "Sequence[Subject]", console: "Console") -> None:
+    """A table for each text, and what the signs in them mean."""
+    from rich.table import Table
+
     for title, group in _by_text(measured):
         table = Table(title=title)
         table.add_column("model", overflow="fold")
@@ -244,7 +259,6 @@ def report_perplexities(
     records = [record for _, record in measured]
     figures = [figure for record in records for figure in record["result"]["figures"]]
     console.print(legend(subjects, records, figures), soft_wrap=True, markup=False)
-    return records
 
 
 def _estimator(subject: "Subject", name: str) -> "Estimator | None":
@@ -331,7 +345,13 @@ def legend(
         )
     if any(record["settings"]["lean"] for record in records):
         words.append("lean: docs/sampling.md.")
-    return " ".join(words)
+    lines = [" ".join(words)]
+    if len({subject.tokenizer for subject in subjects}) > 1:
+        lines.append(
+            "Tokenizers differ, so perplexities per token cannot be compared between these models: compare "
+            "bits per byte."
+        )
+    return "\n".join(lines)
 
 
 Measured = tuple[Estimate, dict[str, Any]]

@@ -56,9 +56,9 @@ class Harness(Command):
     """Draws of each text, for a random estimate; by default 16, for iw:K 1 (of K orders)."""
     lean: LeanFlag = None
     steps: OptionalInt = None
-    """Steps of the sampler, for SEDD and D3PM, for SSD-LM those of each block."""
+    """Steps of the sampler: for SEDD and D3PM those of a text, for the others those of each block."""
     seed: int = 0
-    batch: int = 8
+    batch_size: int = 8
     """Texts side by side."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
@@ -67,15 +67,16 @@ class Harness(Command):
     """Write all that the harness reports to this new JSON file."""
 
     def run(self) -> int:
+        from bd3lm.commands.shared.models import check_models, one_model
+        from bd3lm.commands.shared.records import check_new_file
         from bd3lm.io.extras import require
 
+        check_new_file(self.out)
+        check_models([self.model], device=self.device)
         require("lm_eval", "harness", "bd3lm harness")
 
-        from bd3lm.commands.shared.records import check_new_file
-        from bd3lm.commands.shared.subjects import one_model
-        from bd3lm.interop.harness import HarnessLM
+        from bd3lm.interop.harness import HarnessLM  # which brings torch, as the package does
 
-        check_new_file(self.out)
         model = HarnessLM(
             one_model(self.model),
             estimator=self.estimator,
@@ -83,7 +84,7 @@ class Harness(Command):
             lean=self.lean,
             steps=self.steps,
             seed=self.seed,
-            batch_size=self.batch,
+            batch_size=self.batch_size,
             device=self.device,
             dtype=self.dtype,
             tokenizer=self.tokenizer,

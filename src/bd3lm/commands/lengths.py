@@ -8,14 +8,15 @@ from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
     LeanFlag,
+    MaxDocumentFlag,
     ModelsOrFiles,
-    NucleusFlag,
-    NucleusRuleFlag,
     OptionalFile,
     OptionalFolder,
     OptionalInt,
     SamplingDTypeFlag,
     TokenizerFlag,
+    TopPFlag,
+    TopPRuleFlag,
     check_sources,
 )
 
@@ -52,14 +53,15 @@ class Lengths(Command):
     """End a document when its last tokens have less entropy than this, in nats; 0 ends none."""
     entropy_window: int = 256
     """How many last tokens that is."""
-    nucleus: NucleusFlag = None
-    nucleus_rule: NucleusRuleFlag = "inclusive"
+    top_p: TopPFlag = None
+    top_p_rule: TopPRuleFlag = "inclusive"
     lean: LeanFlag = None
     seed: int = 0
-    batch: int = 32
+    batch_size: int = 32
     """Documents written side by side."""
     data: OptionalFolder = None
     """A folder of token shards to compare with; by default what each run was trained on."""
+    max_document: MaxDocumentFlag = None
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
     dtype: SamplingDTypeFlag = None
@@ -70,12 +72,14 @@ class Lengths(Command):
         from rich.console import Console
 
         from bd3lm.commands.shared.records import check_new_file, write_records
-        from bd3lm.commands.shared.sample_files import open_sources
 
-        check_sources(self, for_files=("data", "out"))
         check_new_file(self.out)
+        check_sources(self, for_files=("data", "max_document", "out"))
         if self.count < 1:
             raise ValueError(f"count must be at least 1, got {self.count}")
+
+        from bd3lm.commands.shared.sample_files import open_sources  # which brings torch
+
         write_records(self.out, report_lengths(open_sources(self), self, notes=Console(stderr=True)))
         return 0
 
@@ -94,9 +98,9 @@ def settings_of(flags: Lengths, subject: "Subject", notes: "Console | None" = No
     settings = Settings(
         length=_CONTEXTS * context if flags.length is None else flags.length,
         seed=flags.seed,
-        batch_size=flags.batch,
-        nucleus_p=flags.nucleus,
-        nucleus_rule=flags.nucleus_rule,
+        batch_size=flags.batch_size,
+        top_p=flags.top_p,
+        top_p_rule=flags.top_p_rule,
         entropy_floor=flags.entropy_floor or None,
         entropy_window=flags.entropy_window,
     )
@@ -163,7 +167,7 @@ def measure_lengths(samples: "Samples", shards: "TokenShards | None") -> dict[st
         },
         "training": None if shards is None else _training(shards),
     }
-    drawn = ("entropy_floor", "entropy_window", "nucleus_p", "seed")
+    drawn = ("entropy_floor", "entropy_window", "top_p", "seed")
     settings = {
         "count": len(lengths),
         "length": samples.length,
@@ -208,7 +212,7 @@ def _document_lengths(samples: "Samples") -> list[int]:
     if samples.settings.get("stop_at_eos") is False:
         raise ValueError(
             f"{samples.name} must hold documents, and its samples were written on past their end tokens: "
-            f"`bd3lm sample --no-eos` writes no documents"
+            f"`bd3lm sample --no-stop-at-eos` writes no documents"
         )
     if stop := samples.settings.get("stop"):
         raise ValueError(

@@ -7,14 +7,20 @@ from bd3lm.commands.shared.command import Command
 
 @dataclass(frozen=True)
 class Presets(Command):
-    """List the named runs."""
+    """List the named runs, and how to get the text that they read."""
 
     kind = "presets"
 
     def run(self) -> int:
-        from bd3lm.runs.presets import PRESETS
+        from bd3lm.runs.presets import DATA, PRESETS
 
         width = max(map(len, PRESETS))
         for name, preset in PRESETS.items():
-            print(f"{name:{width}}  {preset.description}")
+            afterwards = "; then measures it and writes report.html" if preset.report else ""
+            print(f"{name:{width}}  {preset.description}{afterwards}")
+        print(
+            "\nBut for the built-in corpus presets read tokens of yours, by --data.path or in these folders:"
+        )
+        for folder, command in DATA.items():
+            print(f"{folder:{width}}  {command}")
         return 0

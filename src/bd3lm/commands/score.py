@@ -18,12 +18,14 @@ from bd3lm.commands.shared.flags import (
     EstimatorFlag,
     FieldFlag,
     LeanFlag,
+    MaxDocumentFlag,
     Model,
     OptionalFile,
     OptionalInt,
     TokenizerFlag,
     named,
 )
+from bd3lm.commands.shared.skipped import say_skipped
 
 if TYPE_CHECKING:
     from bd3lm.commands.shared.subjects import Subject
@@ -69,6 +71,7 @@ class Score(Command):
     """Files or folders of text, with the documents that `bd3lm data prepare` would take. Blank ones have a
     line too, without a figure."""
     field: FieldFlag = None
+    max_document: MaxDocumentFlag = None
     estimator: EstimatorFlag = "auto"
     lean: LeanFlag = None
     samples: OptionalInt = None
@@ -76,7 +79,7 @@ class Score(Command):
     stride: OptionalInt = None
     """Tokens that a window after the first scores, given the rest of a context; by default half a context."""
     seed: int = 0
-    batch: int = 8
+    batch_size: int = 8
     """Documents, or windows of long ones, or draws, side by side."""
     tokenizer: TokenizerFlag = None
     device: DeviceFlag = None
@@ -86,10 +89,17 @@ class Score(Command):
     FILE.partial, which the same command continues."""
 
     def run(self) -> int:
+        from bd3lm.commands.shared.models import check_models
         from bd3lm.commands.shared.records import check_new_file
-        from bd3lm.commands.shared.subjects import Subject, check_lean_is_for
+        from bd3lm.data import FileCorpus
 
         check_new_file(self.out)
+        check_models([self.model], device=self.device)
+        for file in self.files:
+            FileCorpus(file, held_out=0)  # finds the files and reads none
+
+        from bd3lm.commands.shared.subjects import Subject, check_lean_is_for  # which brings torch
+
         subject = Subject.open(
             self.model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
         )
@@ -107,7 +117,10 @@ def run_score(subject: "Subject", flags: Score) -> None:
     if not flags.files:
         raise ValueError("files must name at least one file or folder of text, got none")
     _check_numbers(subject, flags)
-    corpora = [(file, FileCorpus(file, field=flags.field or "text", held_out=0)) for file in flags.files]
+    options: dict[str, Any] = {"field": flags.field or "text", "max_document": flags.max_document}
+    corpora = [(file, FileCorpus(file, held_out=0, **options)) for file in flags.files]
+    for _, corpus in corpora:
+        say_skipped(corpus)
     tally = _Tally()
     if flags.out is None:
         for line in _lines(subject, _places(corpora), tally, flags):
@@ -168,7 +181,7 @@ def score_documents(
         raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
     drawn = build_estimator(model.config, flags.estimator).is_random
     documents = _documents(texts, model.config, model.tokenizer, flags.stride)
-    together = 1 if drawn else _BATCHES_TOGETHER * flags.batch
+    together = 1 if drawn else _BATCHES_TOGETHER * flags.batch_size
     problem: Exception | None = None
     while problem is None:
         group, problem = _gather(documents, together)
@@ -214,7 +227,7 @@ def _documents(
             text,
             tokens,
             windows(len(tokens), context=context, stride=step, given=first),
-            tokenizer.text_bytes(np.array(tokens[first:])),
+            tokenizer.text_bytes(np.array(tokens[first:]), before=tokens[:first]),
             len(tokenizer.decode(tokens[first:])),
         )
 
@@ -269,7 +282,7 @@ def _likelihoods(
             seed=derive_seed(flags.seed, "window", number) if number else flags.seed,
             estimator=flags.estimator,
             samples=flags.samples,
-            batch_size=flags.batch,
+            batch_size=flags.batch_size,
         )
         found.update(zip(group, likelihoods, strict=True))
     return [found[place] for place in range(len(pieces))]
@@ -337,7 +350,7 @@ def _check_numbers(subject: "Subject", flags: Score) -> None:
         )
     for flag, value, least in (
         ("--samples", flags.samples, 1),
-        ("--batch", flags.batch, 1),
+        ("--batch-size", flags.batch_size, 1),
         ("--seed", flags.seed, 0),
     ):
         if value is not None and value < least:

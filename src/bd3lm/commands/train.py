@@ -1,5 +1,6 @@
 """`bd3lm train`: train a preset, or a recipe of one's own."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from tyro.conf import Positional, Suppress, arg
 
 from bd3lm.commands.shared.command import Command, flags_of
 from bd3lm.commands.shared.flags import DeviceFlag, OptionalFile, OptionalFolder, named
+from bd3lm.words import advice_in_recipes
 
 if TYPE_CHECKING:
     from bd3lm.runs.recipe import Recipe
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 class Train(Command):
     """Train a preset, or a recipe of your own. `--any.field value` sets any field of the recipe.
 
-    Under torchrun it trains on all processes. `bd3lm train PRESET --show` prints the resolved recipe.
+    Under torchrun it trains on all processes. `bd3lm train PRESET --show` prints the resolved recipe. The
+    presets `demo` and `demo-paper` are measured when they are trained, and report.html is written.
     """
 
     kind = "train"
@@ -59,9 +62,15 @@ class Train(Command):
                 overrides.append(rest.pop(0))
         return kept, {"overrides": tuple(overrides)}
 
+    @classmethod
+    def advice(cls, flag: str) -> str | None:
+        return advice_in_recipes(flag)
+
     def run(self) -> int:
-        from bd3lm.runs.recipe import parse_overrides
-        from bd3lm.runs.stages import begun_stages, is_run
+        out = self.out or Path("runs") / (self.preset or (self.config.stem if self.config else "run"))
+        self._check(out)
+
+        from bd3lm.runs.recipe import parse_overrides  # which brings torch
         from bd3lm.runs.train import train_stages
 
         stages = self._stages(parse_overrides(self.overrides))
@@ -69,9 +78,8 @@ class Train(Command):
         if self.show:
             _show(stages)
             return 0
-        out = self.out or Path("runs") / (self.preset or (self.config.stem if self.config else "run"))
-        if self.resume and not (is_run(out) or begun_stages(out)):
-            raise ValueError(f"--resume needs a run to continue, and {out} holds none")
+        if self._wants_report() and os.environ.get("RANK", "0") == "0":  # one of several processes says it
+            print(f"{self.preset} is measured when it is trained, and {out / 'report.html'} is written")
         runs = train_stages(stages, out, resume=self.resume, device=self.device)
         last = runs[-1].trainer
         if last.stopped_by == "signal":
@@ -84,21 +92,38 @@ class Train(Command):
                 show_results(runs, out)
         return 0
 
+    def _check(self, out: Path) -> None:
+        """Refuse what is known to be wrong before torch is loaded."""
+        from bd3lm.commands.shared.models import check_models
+        from bd3lm.runs.folders import begun_stages, check_not_begun, is_run
+        from bd3lm.runs.presets import preset
+
+        if self.preset is not None:
+            preset(self.preset)  # raises where there is none
+        elif self.config is None and (not self.resume or self.out is None):
+            raise ValueError(
+                "a preset or --config must be given, or --resume and the --out of a run; `bd3lm presets` "
+                "lists the presets"
+            )
+        if self.config is not None and not self.config.exists():
+            raise ValueError(f"config must be a YAML file, got {self.config}, which does not exist")
+        begins = not self.resume and not self.show
+        check_models([self.start_from] if self.start_from and begins else [], device=self.device)
+        if self.resume and not (is_run(out) or begun_stages(out)):
+            raise ValueError(f"--resume needs a run to continue, and {out} holds none")
+        if begins:
+            check_not_begun(out)
+
     def _wants_report(self) -> bool:
         from bd3lm.runs.presets import preset
 
         return self.preset is not None and preset(self.preset).report
 
     def _stages(self, overrides: Mapping[str, Any]) -> "list[tuple[str, Recipe]]":
-        from bd3lm.commands.shared.subjects import one_model
+        from bd3lm.commands.shared.models import one_model
         from bd3lm.runs.stages import resolve_stages, saved_stages
 
-        if self.preset is None and self.config is None:
-            if not self.resume or self.out is None:
-                raise ValueError(
-                    "a preset or --config must be given, or --resume and the --out of a run; `bd3lm presets` "
-                    "lists the presets"
-                )
+        if self.preset is None and self.config is None and self.out is not None:
             if self.start_from is not None:
                 raise ValueError(f"--from is for a new run, which {self.out} is not with --resume")
             return saved_stages(self.out, overrides)
@@ -109,12 +134,15 @@ class Train(Command):
 def _check_later_stages(stages: "Sequence[tuple[str, Recipe]]") -> None:
     """Refuse what stages after the first would ignore: a start, and other processes."""
     (first, one), *later = stages
+    earlier = [first]
     for name, recipe in later:
-        if recipe.start_from not in (None, one.start_from):
+        if recipe.start_from not in (None, one.start_from, *earlier):
             raise ValueError(
-                f"{name}.start_from is not for a stage that starts from the one before it, got "
-                f"{recipe.start_from}; --from {recipe.start_from} runs the last stage alone, from there"
+                f"{name}.start_from must be an earlier stage ({', '.join(earlier)}), by default the last of "
+                f"them, got {recipe.start_from}; --from {recipe.start_from} runs the last stage alone, from "
+                "there"
             )
+        earlier.append(name)
         if recipe.parallel != one.parallel:
             raise ValueError(
                 f"parallel must be the same for all stages, which share their processes, got {one.parallel} "

@@ -42,7 +42,7 @@ class Variance(Command):
     """Held-out batches to measure the loss on."""
     gradients: int = 0
     """Held-out batches to measure the gradient on; 0 does not."""
-    batch: OptionalInt = None
+    batch_size: OptionalInt = None
     """Sequences a batch, on which the gradient's variance depends; by default data.validation_batch of the
     run, else 16."""
     seed: int = 0
@@ -52,9 +52,13 @@ class Variance(Command):
     """Write the records, all figures and settings, to this new JSON file too."""
 
     def run(self) -> int:
+        from bd3lm.commands.shared.corpora import check_texts
+        from bd3lm.commands.shared.models import check_models
         from bd3lm.commands.shared.records import check_new_file, write_records
 
         check_new_file(self.out)
+        check_models(self.models, device=self.device)
+        check_texts([self.data], self.field)
         write_records(self.out, report_variances(self))
         return 0
 
@@ -104,9 +108,7 @@ def measure_variances(
     It is measured on what a run held out, and then kept beside the run, or on --data. By default a batch is
     as large as those that the run validates on.
     """
-    from rich.console import Console
-    from rich.progress import track
-
+    from bd3lm.commands.shared.progress import tracked
     from bd3lm.commands.shared.records import keep, new_record, record_name
     from bd3lm.evaluation import gradient_variance, nelbo_variance
     from bd3lm.runs.recipe import DataRecipe
@@ -116,29 +118,27 @@ def measure_variances(
         raise ValueError(
             f"batches must be at least 1 and gradients 0 or at least 2, got {batches}, {gradients}"
         )
-    if flags.batch is not None and flags.batch < 1:
-        raise ValueError(f"batch must be at least 1, got {flags.batch}")
+    if flags.batch_size is not None and flags.batch_size < 1:
+        raise ValueError(f"--batch-size must be at least 1, got {flags.batch_size}")
     config, network = subject.model.config, subject.model.network
     if not config.method.masks_by_rule:
         raise ValueError(f"{subject.name} must hold a block diffusion model, got {config.method.kind}")
     block_size = config.method.piece(config.network.context)
     validated = DataRecipe() if subject.recipe is None else subject.recipe.data
-    rows = flags.batch or validated.validation_batch
+    rows = flags.batch_size or validated.validation_batch
     some = _batches(subject, data, flags.field, rows, max(batches, gradients))
     # A gradient over fewer sequences varies more, so the last batch does not count where it is smaller.
     full = [batch for batch in some[:gradients] if len(batch.tokens) == rows]
     if gradients and len(full) < 2:
         raise ValueError(
             f"{data or f'the data of {subject.name}'} must have at least 2 batches of {rows} sequences to "
-            f"measure gradients on, got {len(full)}; --batch says how many sequences a batch has, by default "
-            "data.validation_batch of a run, else 16"
+            f"measure gradients on, got {len(full)}; --batch-size says how many sequences a batch has, by "
+            "default data.validation_batch of a run, else 16"
         )
     found = []
     measurable = measurable_rules(network)
-    screen = console or Console()
-    for name, rule in track(
-        measurable.items(), subject.title, console=screen, transient=True, disable=not screen.is_terminal
-    ):
+    steps = tracked(measurable.items(), subject.title, total=len(measurable), console=console)
+    for name, rule in steps:
         objective = config.method.judging(rule, config.frame)
         loss = nelbo_variance(network, objective, some[:batches], block_size=block_size, seed=flags.seed)
         gradient = gradient_variance(network, objective, full, seed=flags.seed) if gradients else None
@@ -195,14 +195,14 @@ def report_variances(flags: Variance, *, console: "Console | None" = None) -> li
     """Measure each model, and print a row for each way of drawing masks, a column for each model."""
     from rich.console import Console
 
-    from bd3lm.commands.shared.corpora import check_texts
-    from bd3lm.commands.shared.subjects import Subject
+    from bd3lm.commands.shared.subjects import Subject, tell_what_is_not_kept
 
     console = console or Console()
     if not flags.models:
         raise ValueError("models must name at least one run, model folder or hub id, got none")
     subjects = [Subject.open(model, tokenizer=flags.tokenizer, device=flags.device) for model in flags.models]
-    check_texts([flags.data], flags.field)
+    if flags.data is None:
+        tell_what_is_not_kept(subjects)
     records = [measure_variances(subject, flags, console=console) for subject in subjects]
     for table in _tables(records, flags, console):
         console.print(table)

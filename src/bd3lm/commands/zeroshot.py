@@ -21,7 +21,7 @@ _MISSING = "–"  # in place of a figure that could not be had
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroShot(Likelihoods):
-    """Perplexity on corpora the models were not trained on: a table of models against corpora.
+    """Perplexity and bits per byte on corpora the models were not trained on: models against corpora.
 
     Documents are wrapped to the context without an end-of-text token between them, as the paper does. The
     status is 1 if a figure could not be measured; the others are shown and written all the same.
@@ -35,16 +35,20 @@ class ZeroShot(Likelihoods):
     def run(self) -> int:
         from rich.console import Console
 
-        from bd3lm.commands.shared.records import check_new_file, write_records
+        from bd3lm.commands.shared.records import write_records
 
-        check_new_file(self.out)
+        self.check(self.texts())
         subjects = self.subjects()
         records = report_zero_shot(subjects, self, console=Console())
         write_records(self.out, records)
-        asked = len(self.estimates(subjects)) * len(set(self.data or CORPORA))
+        asked = len(self.estimates(subjects)) * len(self.texts())
         if missing := asked - len(records):
             print(f"bd3lm: {missing} of {asked} figures could not be measured", file=sys.stderr)
         return int(missing > 0)
+
+    def texts(self) -> list[str]:
+        """The corpora, each once."""
+        return list(dict.fromkeys(self.data or CORPORA))
 
 
 def report_zero_shot(
@@ -52,34 +56,32 @@ def report_zero_shot(
 ) -> list[dict[str, Any]]:
     """Models against corpora, sequences wrapped to the context and no EOS between them (Suppl. C.4).
 
-    A path that holds no text is an error before anything is measured. What else cannot be measured is a dash
-    in the table, with the reason below it, and costs no other figure; it is an error only where there is no
-    figure at all.
+    What cannot be measured is a dash in the table, with the reason below it, and costs no other figure; it is
+    an error only where there is no figure at all.
     """
-    from bd3lm.commands.shared.corpora import check_texts
-
     estimates = flags.estimates(subjects)
-    data = list(dict.fromkeys(flags.data or CORPORA))
-    check_texts(data, flags.field)
+    data = flags.texts()
     measured: dict[tuple[str, int], dict[str, Any]] = {}
     problems: dict[tuple[str, str], list[str]] = {}  # by corpus and reason: the models
-    for source in data:
-        for index, each in enumerate(estimates):
-            try:
-                measured[source, index] = measure_perplexity(
-                    each.subject, each.flags, source, eos_between_documents=False, console=console
-                )
-            except (ValueError, OSError, FloatingPointError) as error:
-                reason = " ".join(str(error).split())  # one line
-                names = problems.setdefault((source, reason), [])
-                if each.subject.name not in names:  # of whose estimates another failed so
-                    names.append(each.subject.name)
+    try:
+        for source in data:
+            for index, each in enumerate(estimates):
+                try:
+                    measured[source, index] = measure_perplexity(
+                        each.subject, each.flags, source, eos_between_documents=False, console=console
+                    )
+                except (ValueError, OSError, FloatingPointError) as error:
+                    reason = " ".join(str(error).split())  # one line
+                    names = problems.setdefault((source, reason), [])
+                    if each.subject.name not in names:  # of whose estimates another failed so
+                        names.append(each.subject.name)
+    finally:  # Ctrl-C does not take with it what is known by then
+        if measured:
+            _print_table(subjects, estimates, data, measured, console)
     reasons = list(dict.fromkeys(reason for _, reason in problems))
     lines = [f"{', '.join(names)} on {source}: {reason}" for (source, reason), names in problems.items()]
     if problems and not measured:
         raise ValueError(reasons[0] if len(reasons) == 1 else "; ".join(lines))
-    if measured:
-        _print_table(subjects, estimates, data, measured, console)
     for line in lines:
         console.print(f"{_MISSING} {line}", soft_wrap=True, markup=False, highlight=False)
     return list(measured.values())
@@ -94,33 +96,44 @@ def _print_table(
 ) -> None:
     from rich.table import Table
 
-    from bd3lm.reports import perplexity_text
-
-    table = Table(title="Zero-shot perplexity")
+    table = Table(title="Zero-shot perplexity per token, and bits per byte of text")
     table.add_column("model", overflow="fold")
     table.add_column("estimator", overflow="fold")
     names = [Path(source).name.partition(".")[0] or source for source in data]
     for source, name in zip(data, names, strict=True):
         table.add_column(name if names.count(name) == 1 else source, justify="right", overflow="fold")
     for subject in subjects:
-        name, tokens = f"{subject.name} ({subject.title})", [_MISSING for _ in data]
+        name, scored = f"{subject.name} ({subject.title})", [_MISSING for _ in data]
         framed = False
         for index, each in enumerate(estimates):
             if each.subject is not subject:
                 continue
             mine = [measured.get((source, index)) for source in data]
-            cells = [perplexity_text(found["result"]["figures"][0]) if found else _MISSING for found in mine]
+            cells = [_cell(found["result"]["figures"][0]) if found else _MISSING for found in mine]
             ways = [each.name_of(found["settings"]["estimator"]) for found in mine if found]
             table.add_row(name, ways[0] if ways else _MISSING, *cells)
             name = ""
             framed |= any(found["settings"].get("bos_eos", False) for found in mine if found)
-            tokens = [
-                f"{found['result']['tokens']:,}" if found else before
-                for found, before in zip(mine, tokens, strict=True)
+            scored = [
+                _size(found["result"]) if found else before
+                for found, before in zip(mine, scored, strict=True)
             ]
-        scored = f"  tokens scored{', in sequences with BOS and EOS' if framed else ''}"
-        table.add_row(scored, "", *tokens, style="dim")
+        heading = f"  scored{', in sequences with BOS and EOS' if framed else ''}"
+        table.add_row(heading, "", *scored, style="dim")
     console.print(table)
     every = list(measured.values())
     shown = [record["result"]["figures"][0] for record in every]
     console.print(legend(subjects, every, shown), soft_wrap=True, markup=False)
+
+
+def _cell(figure: Mapping[str, Any]) -> str:
+    from bd3lm.reports import bits_text, perplexity_text
+
+    return f"{perplexity_text(figure)}\n{bits_text(figure)} bits/byte"
+
+
+def _size(result: Mapping[str, Any]) -> str:
+    known = result["bytes"] is not None
+    return (
+        f"{result['tokens']:,} tokens\n{result['bytes'] if known else _MISSING:{',' if known else ''}} bytes"
+    )

@@ -10,6 +10,7 @@ from bd3lm.data.shards import TokenShards
 from bd3lm.data.stream import BatchStream
 from bd3lm.data.tokenizers import Tokenizer, byte_tokenizer, load_tokenizer, saved_tokenizer, train_bpe
 from bd3lm.data.topics import PydocCorpus
+from bd3lm.data.verify import Verdict, verify
 from bd3lm.data.wrap import WrappedTokens
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "PydocCorpus",
     "TokenShards",
     "Tokenizer",
+    "Verdict",
     "WrappedTokens",
     "byte_tokenizer",
     "load_corpus",
@@ -29,4 +31,5 @@ __all__ = [
     "prepare",
     "saved_tokenizer",
     "train_bpe",
+    "verify",
 ]

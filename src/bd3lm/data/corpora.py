@@ -18,17 +18,16 @@ def load_corpus(
     field: str | None = None,
     text_unit: TextUnit | None = None,
     held_out: float | None = None,
+    max_document: int | None = None,
 ) -> Corpus:
     """The corpus `source` names: one of `CORPORA`, or a path (write ./lm1b for a folder of that name).
 
-    `folder` is a local copy of a named corpus; `field`, `text_unit` and `held_out` say how to read files (see
-    `FileCorpus`).
+    `folder` is a local copy of a named corpus; the other options say how to read files (see `FileCorpus`).
     """
     named = isinstance(source, str) and source in CORPORA
-    given = {"folder": folder, "field": field, "text_unit": text_unit, "held_out": held_out}
-    allowed = (
-        {"folder"} if named and source != PYDOC else set() if named else {"field", "text_unit", "held_out"}
-    )
+    of_files = {"field": field, "text_unit": text_unit, "held_out": held_out, "max_document": max_document}
+    given = {"folder": folder, **of_files}
+    allowed = {"folder"} if named and source != PYDOC else set() if named else set(of_files)
     for option, value in given.items():
         if value is not None and option not in allowed:
             raise ValueError(f"{option} does not apply to corpus {str(source)!r}, got {value!r}")
@@ -38,4 +37,10 @@ def load_corpus(
         return NamedCorpus(str(source), folder=folder)
     if not local_path(source).exists():
         raise FileNotFoundError(f"{source} is neither a file or folder nor one of {', '.join(CORPORA)}")
-    return FileCorpus(source, field=field or "text", text_unit=text_unit, held_out=held_out)
+    return FileCorpus(
+        source,
+        field=field or "text",
+        text_unit=text_unit,
+        held_out=held_out,
+        max_document=max_document,
+    )

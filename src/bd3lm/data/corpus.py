@@ -30,6 +30,11 @@ class Corpus(ABC):
         """Its name, and the options that its documents were read with, for people."""
         return self.name
 
+    @property
+    def skipped(self) -> str | None:
+        """What lies where it is read from and is passed over, and why, in a line; None where nothing is."""
+        return None
+
     @abstractmethod
     def documents(self, split: str) -> Iterator[str]:
         """The documents of a split, none of them blank, in an order that never changes."""

@@ -1,10 +1,15 @@
-"""Documents in local files: .txt, .jsonl and .parquet, the first two also as .gz, .xz or .zst.
+"""Documents in local files: .txt, .md, .jsonl and .parquet, all but the last also as .gz, .xz or .zst.
 
 **Documents.** A line of a .jsonl file is an object with the document in its field `text` (or another,
-`field`); a row of a .parquet file likewise. A .txt file is one document in a folder of them
+`field`); a row of a .parquet file likewise. A .txt or .md file is one document in a folder of them
 (`text_unit="file"`); where it is the corpus or a whole split of it, blank lines separate documents
 ("paragraph"). "line" makes each line one. Blank documents are left out, and a null in place of a text is a
-blank document. Text is UTF-8; line ends become "\\n".
+blank document. Text is UTF-8; line ends become "\\n". A document, or a line of JSON, that is longer than
+`max_document` characters is refused before more of it is in memory.
+
+**What is passed over** in a folder, hidden files, other formats and what is no file, is said by `skipped`. A
+.md file is text like a .txt file, but describes the data where the others are JSON lines or parquet, or say a
+split in their names; then it is passed over too.
 
 **Splits.** A folder whose files say train, valid (validation, val, dev) or test in their names, as
 train.jsonl.xz or wiki.valid.txt do, or in the name of a folder above them, is split that way. Everything
@@ -13,40 +18,37 @@ whose last part is the valid split: `held_out` rows if it is a whole number, tha
 is less than 1. Giving `held_out` overrides names.
 """
 
-import gzip
 import hashlib
-import io
 import json
-import lzma
-import re
-import zlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
 from numbers import Integral
 from pathlib import Path
-from typing import IO, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from bd3lm.data.corpus import Corpus, digest
+from bd3lm.data.folders import all_say_train, look_into, required_format, split_by_name
 from bd3lm.io.extras import require
 from bd3lm.io.files import local_path
+from bd3lm.io.reading import (
+    MAX_DOCUMENT,
+    DocumentTooLong,
+    max_document_of,
+    numbered_lines,
+    open_text,
+    readable,
+    whole_text,
+)
 
 TextUnit = Literal["file", "line", "paragraph"]
 
-FORMATS = (".txt", ".jsonl", ".parquet")
-COMPRESSIONS = (".gz", ".xz", ".zst")
-SPLIT_WORDS = {
-    "train": "train",
-    "training": "train",
-    "valid": "valid",
-    "validation": "valid",
-    "val": "valid",
-    "dev": "valid",
-    "test": "test",
-}
-SPLIT_ORDER = ("train", "valid", "test")
 HELD_OUT_SHARE = 0.05
+
+_BATCH_ROWS, _BATCH_BYTES = 256, 1 << 28
+_CHARACTER_BYTES = 8  # in parquet, at most: 4 of UTF-8, and 4 of the length of its text
+_PAGE_BYTES = 1 << 20  # of a group of rows beside its texts, generously
 
 
 class FileCorpus(Corpus):
@@ -59,6 +61,7 @@ class FileCorpus(Corpus):
         field: str = "text",
         text_unit: TextUnit | None = None,
         held_out: float | None = None,
+        max_document: int | None = None,
     ) -> None:
         path = local_path(path)
         if text_unit is not None and text_unit not in get_args(TextUnit):
@@ -74,10 +77,12 @@ class FileCorpus(Corpus):
         self.name = path.resolve().name
         self._root = path if path.is_dir() else path.parent
         self._field = field
-        self._files = find_files(path)
+        self._most = max_document_of(max_document)
+        found = look_into(path)
+        self._files, self._skipped = found.files, found.skipped_in_words
         self._by_split = split_by_name(self._root, self._files) if path.is_dir() and held_out is None else {}
         self._held_out = 0.0 if self._by_split else HELD_OUT_SHARE if held_out is None else float(held_out)
-        of_a_split = bool(self._by_split) or _all_say_train(self._root, self._files)
+        of_a_split = bool(self._by_split) or all_say_train(self._root, self._files)
         self._text_unit: TextUnit = text_unit or ("paragraph" if of_a_split or path.is_file() else "file")
 
     @property
@@ -88,6 +93,10 @@ class FileCorpus(Corpus):
     def description(self) -> str:
         options = f"field {self._field}, a document a {self._text_unit}, held out {self._held_out:g}"
         return f"{self.name} ({options})"
+
+    @property
+    def skipped(self) -> str | None:
+        return self._skipped
 
     @cached_property
     def fingerprint(self) -> str:
@@ -103,10 +112,12 @@ class FileCorpus(Corpus):
         return self._rows_of(split)
 
     def count(self, split: str) -> int | None:
+        if self._held_out:
+            return self._part(split)[1]  # which is known where rows are held out, whatever the format
         files = self._by_split.get(split, self._files)
-        if any(_format(file)[0] != ".parquet" for file in files):
+        if any(required_format(file)[0] != ".parquet" for file in files):
             return None
-        return self._part(split)[1] if self._held_out else sum(map(count_rows, files))
+        return sum(map(count_rows, files))
 
     @property
     def too_small_to_share(self) -> bool:
@@ -145,46 +156,12 @@ class FileCorpus(Corpus):
             if any(file.stat().st_size for file in self._files):
                 raise ValueError(f"{self.name} has no documents")
             raise ValueError(f"{self.name} is empty, so it has no documents")
-        return sum(count_rows(file, self._text_unit) for file in self._files)
+        return sum(count_rows(file, self._text_unit, self._most) for file in self._files)
 
     def _rows(self, files: Iterable[Path]) -> Iterator[str]:
-        return chain.from_iterable(read_rows(file, self._field, self._text_unit) for file in files)
-
-
-def find_files(path: Path) -> list[Path]:
-    """The file, or all files of a folder that can be read, sorted by name; hidden ones are left out."""
-    allowed = f"{', '.join(FORMATS)}, the first two also with {', '.join(COMPRESSIONS)}"
-    if path.is_file():
-        if format_of(path) is None:
-            raise ValueError(f"{path} has a name that says no format that can be read: allowed are {allowed}")
-        return [path]
-    if not path.is_dir():
-        raise FileNotFoundError(f"there is no file or folder {path}")
-    found = [p for p in path.rglob("*") if p.is_file() and format_of(p) is not None]
-    visible = [p for p in found if not any(part.startswith(".") for part in p.relative_to(path).parts)]
-    if not visible:
-        raise ValueError(f"{path} holds no file that can be read: allowed are {allowed}")
-    return sorted(visible, key=lambda p: p.relative_to(path).parts)
-
-
-def split_by_name(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
-    """The files of each split where their names tell splits apart; empty where none does or all say train."""
-    return {} if _all_say_train(root, files) else files_by_name(root, files)
-
-
-def files_by_name(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
-    """The files of each split that names say; empty where none says one."""
-    named: dict[str, list[Path]] = {split: [] for split in SPLIT_ORDER}
-    unnamed: list[Path] = []
-    for file in files:
-        split = _split_named(file.relative_to(root))
-        (unnamed if split is None else named[split]).append(file)
-    if unnamed and any(named.values()):
-        raise ValueError(
-            f"{root} has files whose names say a split and others that do not, such as "
-            f"{unnamed[0].relative_to(root)}: move them, or give held_out to read all as one"
+        return chain.from_iterable(
+            read_rows(file, self._field, self._text_unit, self._most) for file in files
         )
-    return {split: found for split, found in named.items() if found}
 
 
 def fingerprint_files(root: Path, files: Iterable[Path]) -> str:
@@ -198,150 +175,106 @@ def fingerprint_files(root: Path, files: Iterable[Path]) -> str:
     return digest(parts if len(parts) > 1 else [parts[0][1]])
 
 
-def format_of(path: Path) -> tuple[str, str | None] | None:
-    """The format and the compression that a name says; None where it says none that is read here."""
-    name, compression = path.name.lower(), None
-    for suffix in COMPRESSIONS:
-        if name.endswith(suffix):
-            name, compression = name.removesuffix(suffix), suffix
-    kind = next((suffix for suffix in FORMATS if name.endswith(suffix)), None)
-    # Parquet compresses its own pages and is read from its end.
-    return None if kind is None or (kind == ".parquet" and compression) else (kind, compression)
-
-
-def read_rows(path: Path, field: str = "text", text_unit: TextUnit = "file") -> Iterator[str]:
+def read_rows(
+    path: Path, field: str = "text", text_unit: TextUnit = "file", max_document: int = MAX_DOCUMENT
+) -> Iterator[str]:
     """The rows of one file, blank ones included, a few at a time."""
-    kind, _ = _format(path)
-    with _readable(path):
+    kind, _ = required_format(path)
+    with readable(path):
         if kind == ".parquet":
-            yield from _parquet_rows(path, field)
+            yield from _parquet_rows(path, field, max_document)
             return
-        with _open_text(path) as lines:
+        with open_text(path) as text:
+            if text_unit == "file" and kind != ".jsonl":
+                yield whole_text(text, path, max_document)
+                return
+            lines = numbered_lines(text, path, max_document)
             if kind == ".jsonl":
                 yield from _json_rows(path, lines, field)
-            elif text_unit == "file":
-                yield lines.read()
             elif text_unit == "line":
-                yield from (line.rstrip("\n") for line in lines)
+                yield from (line.rstrip("\n") for _, line in lines)
             else:
-                yield from _paragraphs(lines)
+                yield from _paragraphs(path, lines, max_document)
 
 
-def count_rows(path: Path, text_unit: TextUnit = "file") -> int:
+def count_rows(path: Path, text_unit: TextUnit = "file", max_document: int = MAX_DOCUMENT) -> int:
     """How many rows `read_rows` gives."""
-    kind, _ = _format(path)
-    with _readable(path):
+    kind, _ = required_format(path)
+    with readable(path):
         if kind == ".parquet":
             return cast(int, _open_parquet(path).metadata.num_rows)
         if kind == ".jsonl":
-            with _open_text(path) as lines:
-                return sum(1 for line in lines if line.strip())
-    return sum(1 for _ in read_rows(path, text_unit=text_unit))
+            with open_text(path) as text:
+                return sum(1 for _, line in numbered_lines(text, path, max_document) if line.strip())
+    return sum(1 for _ in read_rows(path, text_unit=text_unit, max_document=max_document))
 
 
-def _format(path: Path) -> tuple[str, str | None]:
-    found = format_of(path)
-    if found is None:
-        raise ValueError(f"{path} has a name that says no format that can be read")
-    return found
-
-
-def _all_say_train(root: Path, files: Iterable[Path]) -> bool:
-    return all(_split_named(file.relative_to(root)) == "train" for file in files)
-
-
-def _split_named(relative: Path) -> str | None:
-    for part in reversed(relative.parts):
-        for word in re.split(r"[-_.]", part.lower()):
-            if word in SPLIT_WORDS:
-                return SPLIT_WORDS[word]
-    return None
+def _open_parquet(path: Path, **options: Any) -> Any:
+    parquet = require("pyarrow.parquet", "data", f"reading {path.name}")
+    with _damage_named(path):
+        return parquet.ParquetFile(path, **options)
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Name the file in what goes wrong while its bytes are unpacked and decoded."""
+def _damage_named(path: Path) -> Iterator[None]:
+    """Name the file in what pyarrow raises, in one line; not in what the system says of a file."""
+    arrow = require("pyarrow", "data", f"reading {path.name}")
     try:
         yield
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is damaged or cut off: {error}") from error
+    except (arrow.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path} is damaged or cut off: {why:.300}") from error
 
 
-def _open_text(path: Path) -> IO[str]:
-    _, compression = _format(path)
-    encoding = "utf-8-sig"  # a byte order mark is no text
-    if compression == ".gz":
-        return gzip.open(path, "rt", encoding=encoding)
-    if compression == ".xz":
-        return lzma.open(path, "rt", encoding=encoding)
-    if compression == ".zst":
-        unpacked = _ZstdStream(path, require("zstandard", "data", f"reading {path.name}"))
-        return io.TextIOWrapper(io.BufferedReader(unpacked), encoding=encoding)
-    return open(path, encoding=encoding)
-
-
-class _ZstdStream(io.RawIOBase):
-    """A .zst file unpacked: the package's reader stops after one frame and takes a cut one for the end."""
-
-    def __init__(self, path: Path, zstandard: Any) -> None:
-        self._chunks = self._unpack(path, zstandard)
-        self._chunk = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._chunk:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._chunk = memoryview(chunk)
-        count = min(len(buffer), len(self._chunk))
-        buffer[:count], self._chunk = self._chunk[:count], self._chunk[count:]
-        return count
-
-    def close(self) -> None:
-        self._chunks.close()
-        super().close()
-
-    @staticmethod
-    def _unpack(path: Path, zstandard: Any) -> Generator[bytes]:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-        frame = None
-        with open(path, "rb") as file:
-            while packed := file.read(1 << 14):
-                while packed:
-                    frame = frame or decompressor.decompressobj()
-                    try:
-                        yield frame.decompress(packed)
-                    except zstandard.ZstdError as error:
-                        raise EOFError(str(error)) from error
-                    packed = frame.unused_data
-                    if frame.eof:
-                        frame = None
-        if frame is not None:
-            raise EOFError("its last frame does not end")
-
-
-def _open_parquet(path: Path) -> Any:
-    parquet = require("pyarrow.parquet", "data", f"reading {path.name}")
-    try:
-        return parquet.ParquetFile(path)
-    except ValueError as error:  # ArrowInvalid is one
-        raise ValueError(f"{path} is damaged or cut off: {error}") from error
-
-
-def _parquet_rows(path: Path, field: str) -> Iterator[str]:
+def _parquet_rows(path: Path, field: str, max_document: int) -> Iterator[str]:
     file = _open_parquet(path)
-    if field not in file.schema_arrow.names:
-        raise ValueError(f"{path} has no column {field!r}: it has {', '.join(file.schema_arrow.names)}")
-    kind = file.schema_arrow.field(field).type
+    schema = file.schema_arrow
+    if field not in schema.names:
+        raise ValueError(f"{path} has no column {field!r}: it has {', '.join(schema.names)}")
+    kind = schema.field(field).type
     if not _is_text(kind):
         raise ValueError(f"{path} has no text in its column {field!r}: its type is {kind}, not string")
-    for batch in file.iter_batches(batch_size=256, columns=[field]):
-        yield from (row or "" for row in batch.column(0).to_pylist())
+    _check_sizes(path, file.metadata, max_document)
+    for number, text in enumerate(_column(path, file, field), start=1):
+        if len(text) > max_document:
+            raise DocumentTooLong(f"{path}, row {number}", max_document)
+        yield text
+
+
+def _column(path: Path, file: Any, field: str) -> Iterator[str]:
+    stored_once = _open_parquet(path, read_dictionary=[field])
+    with _damage_named(path):
+        for group in range(file.num_row_groups):
+            where = {"row_groups": [group], "columns": [field]}
+            longest = _longest_named(next(stored_once.iter_batches(batch_size=1, **where), None))
+            rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // longest))
+            for batch in file.iter_batches(batch_size=rows, **where):
+                yield from (row or "" for row in batch.column(0).to_pylist())
+
+
+def _longest_named(batch: Any) -> int:
+    """The bytes of the longest text that is stored once for the rows that name it, or 1.
+
+    A batch holds it as often as it is named, so that little on the disk would be much in memory.
+    """
+    if batch is None or not hasattr(batch.column(0), "dictionary"):
+        return 1
+    compute = require("pyarrow.compute", "data", "reading parquet")
+    return max(1, compute.max(compute.binary_length(batch.column(0).dictionary)).as_py() or 1)
+
+
+def _check_sizes(path: Path, metadata: Any, max_document: int) -> None:
+    """Refuse, before they are unpacked, rows that must be too long, however what they take is divided.
+
+    By all columns together: asking for one ends the process where what is said of it is damaged.
+    """
+    first = 1
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        if group.total_byte_size > group.num_rows * max_document * _CHARACTER_BYTES + _PAGE_BYTES:
+            raise DocumentTooLong(f"{path}, one of the rows from {first} on", max_document)
+        first += group.num_rows
 
 
 def _is_text(kind: Any) -> bool:
@@ -352,8 +285,8 @@ def _is_text(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
 
 
-def _json_rows(path: Path, lines: Iterable[str], field: str) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
+def _json_rows(path: Path, lines: Iterable[tuple[int, str]], field: str) -> Iterator[str]:
+    for number, line in lines:
         if not line.strip():
             continue
         try:
@@ -378,11 +311,15 @@ def _whole_characters(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+def _paragraphs(path: Path, lines: Iterable[tuple[int, str]], most: int) -> Iterator[str]:
     paragraph: list[str] = []
-    for line in chain(lines, ("",)):
+    size = 0
+    for number, line in chain(lines, ((0, ""),)):
         if line.strip():
             paragraph.append(line)
+            size += len(line)
+            if size - line.endswith("\n") > most:
+                raise DocumentTooLong(f"{path}, the paragraph at line {number}", most)
         elif paragraph:
             yield "".join(paragraph).rstrip("\n")
-            paragraph = []
+            paragraph, size = [], 0

@@ -29,7 +29,8 @@ from typing import Any
 from bd3lm.data import detokenizers
 from bd3lm.data.corpus import Corpus, digest
 from bd3lm.data.detokenizers import Detokenizer
-from bd3lm.data.files import files_by_name, find_files, fingerprint_files
+from bd3lm.data.files import fingerprint_files
+from bd3lm.data.folders import files_by_name, find_files
 from bd3lm.io.extras import require
 from bd3lm.io.files import local_path
 from bd3lm.io.hub import hub_reason

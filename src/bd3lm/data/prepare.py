@@ -9,7 +9,7 @@ documents are skipped (read, not tokenized), and the result is bit for bit that 
 
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
@@ -32,15 +32,14 @@ from bd3lm.data.corpus import Corpus
 from bd3lm.data.encoding import Encode, Encoded, Encoder, encoding
 from bd3lm.data.shards import (
     META_FILE,
-    DType,
     Inputs,
     Meta,
     Shard,
     Split,
     TokenShards,
-    check_shard,
     dtype_for,
     load_lengths,
+    open_shard,
 )
 from bd3lm.data.tokenizers import CONFIG_FILE, Tokenizer, load_tokenizer
 from bd3lm.io.files import (
@@ -149,7 +148,7 @@ def _begin(out: Path, inputs: Inputs) -> Meta:
             )
         new.write(out)  # no work is lost, as after a line that could not be read and was corrected
         return new
-    kept = {name: _kept(out, meta.splits.get(name, nothing), meta.dtype) for name, nothing in empty.items()}
+    kept = {name: _kept(out, meta.splits.get(name, nothing), meta) for name, nothing in empty.items()}
     return replace(meta, splits=kept)
 
 
@@ -162,12 +161,13 @@ def _holds_tokenizer(out: Path, tokenizer: Tokenizer) -> bool:
     return there == tokenizer.fingerprint and (out / CONFIG_FILE).is_file()
 
 
-def _kept(out: Path, split: Split, dtype: DType) -> Split:
+def _kept(out: Path, split: Split, meta: Meta) -> Split:
+    """As many of the first shards as are whole."""
     kept: list[Shard] = []
     for shard in split.shards:
         try:
-            check_shard(out, shard, dtype)
-            load_lengths(out, shard)
+            open_shard(out, shard, meta)
+            load_lengths(out, shard, meta.inputs.around_documents)
         except (FileNotFoundError, ValueError):
             return Split.of(kept, complete=False)
         kept.append(shard)
@@ -177,7 +177,7 @@ def _kept(out: Path, split: Split, dtype: DType) -> Split:
 def _prepare_split(out: Path, meta: Meta, name: str, corpus: Corpus, encode: Encode, bar: "_Bar") -> Meta:
     shards = list(meta.splits[name].shards)
     done = meta.splits[name].documents
-    bar.start(name, corpus.count(name), meta.splits[name])
+    bar.start(name, meta.splits[name], count=lambda: corpus.count(name))
     documents = islice(corpus.documents(name), done, None)
     writer: _ShardWriter | None = None
 
@@ -259,9 +259,10 @@ class _Bar:
         self._progress = progress
         self._tokens = self._text_bytes = 0
 
-    def start(self, split: str, total: int | None, done: Split) -> None:
+    def start(self, split: str, done: Split, *, count: Callable[[], int | None]) -> None:
         self._tokens, self._text_bytes = done.tokens, done.text_bytes
-        self._task = self._progress.add_task(split, total=total, completed=done.documents, counts="")
+        self._task = self._progress.add_task(split, total=None, completed=done.documents, counts="counting")
+        self._progress.update(self._task, total=count(), counts="")  # counting may be a pass over the text
 
     def advance(self, batch: Encoded) -> None:
         self._tokens += len(batch.tokens)

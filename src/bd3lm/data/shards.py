@@ -8,24 +8,40 @@ A folder holds, for each split,
 then the tokenizer (tokenizer.json, tokenizer_config.json) and meta.json: the counts and the sha256 of every
 shard, and the fingerprints of the tokenizer and of the source. A shard ends where a document ends. meta.json
 is written last, after each shard, so it never names a file that is not complete; `prepare` goes on from it.
+
+A folder may come from anywhere, so meta.json is believed in nothing that can be checked: its counts agree
+with each other and with the files, which have bare names, and a shard has its sha256 when it is first read
+(`VerifiedFile`).
 """
 
 import hashlib
-from collections.abc import Iterable
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from bd3lm.data.tokenizers import Tokenizer, saved_tokenizer
 from bd3lm.io.files import local_path, write_atomically
+from bd3lm.io.verified import VerifiedFile
 
 META_FILE = "meta.json"
 DType = Literal["uint16", "uint32"]
+Count = Annotated[int, Field(ge=0, le=1 << 60)]  # so that sums of offsets fit 64 bits
+TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
+
+_BARE_NAME = re.compile(r"[\w-][\w.-]*\.bin", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LARGEST_META = 1 << 28  # bytes, about a million shards
+_LONG = 2.0  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +49,33 @@ class Inputs:
     """All that decides the tokens: equal inputs give equal shards, byte for byte."""
 
     tokenizer_fingerprint: str
-    vocab_size: int
-    mask_id: int
-    eos_id: int | None
-    bos_id: int | None
+    vocab_size: Annotated[int, Field(ge=1, le=1 << 32)]
+    mask_id: TokenId
+    eos_id: TokenId | None
+    bos_id: TokenId | None
     source: str
     source_fingerprint: str
     eos_between_documents: bool
     bos_before_documents: bool
     splits: tuple[str, ...]
     shard_tokens: int
+
+    def __post_init__(self) -> None:
+        if not self.splits or len(set(self.splits)) < len(self.splits):
+            raise ValueError(f"splits must name at least one split, and none twice, got {self.splits}")
+        for name in ("mask_id", "eos_id", "bos_id"):
+            place = getattr(self, name)
+            if place is not None and place >= self.vocab_size:
+                raise ValueError(f"{name} must be below the vocab_size of {self.vocab_size}, got {place}")
+        if (self.eos_between_documents and self.eos_id is None) or (
+            self.bos_before_documents and self.bos_id is None
+        ):
+            raise ValueError("eos_id and bos_id must be there where documents begin or end with them")
+
+    @property
+    def around_documents(self) -> int:
+        """Tokens of a document that are not of its text."""
+        return self.eos_between_documents + self.bos_before_documents
 
     def differences(self, other: "Inputs") -> list[str]:
         """What `other` has that differs, for people; a source may change its name."""
@@ -67,10 +100,16 @@ class Shard:
     """One file of tokens: whole documents."""
 
     file: str
-    documents: int
-    tokens: int
-    text_bytes: int  # of their UTF-8 text: what bits per byte are counted against
+    documents: Annotated[Count, Field(ge=1)]
+    tokens: Count
+    text_bytes: Count  # of their UTF-8 text: what bits per byte are counted against
     sha256: str
+
+    def __post_init__(self) -> None:
+        if not _BARE_NAME.fullmatch(self.file):
+            raise ValueError(f"file must be the bare name of a .bin file beside it, got {self.file!r:.80}")
+        if not _DIGEST.fullmatch(self.sha256):
+            raise ValueError(f"sha256 must be 64 hexadecimal digits, got {self.sha256!r:.80}")
 
     @property
     def lengths_file(self) -> str:
@@ -82,21 +121,29 @@ class Split:
     """The shards of a split, and their sums for whoever reads meta.json."""
 
     complete: bool
-    documents: int
-    tokens: int
-    text_bytes: int
+    documents: Count
+    tokens: Count
+    text_bytes: Count
     shards: tuple[Shard, ...]
+
+    def __post_init__(self) -> None:
+        if self.complete and not self.shards:
+            raise ValueError("shards must not be empty in a split that is complete")
+        for name, total in _totals(self.shards).items():
+            if getattr(self, name) != total:
+                raise ValueError(f"{name} must be {total}, the sum over shards, got {getattr(self, name)}")
 
     @classmethod
     def of(cls, shards: Iterable[Shard], *, complete: bool) -> "Split":
         shards = tuple(shards)
-        return cls(
-            complete=complete,
-            documents=sum(shard.documents for shard in shards),
-            tokens=sum(shard.tokens for shard in shards),
-            text_bytes=sum(shard.text_bytes for shard in shards),
-            shards=shards,
-        )
+        return cls(complete=complete, shards=shards, **_totals(shards))
+
+
+def _totals(shards: Iterable[Shard]) -> dict[str, int]:
+    shards = tuple(shards)
+    return {
+        name: sum(getattr(shard, name) for shard in shards) for name in ("documents", "tokens", "text_bytes")
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +156,14 @@ class Meta:
     inputs: Inputs
     splits: dict[str, Split] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.inputs.vocab_size - 1 > np.iinfo(self.dtype).max:
+            raise ValueError(f"dtype must hold {self.inputs.vocab_size} tokens, got {self.dtype}")
+        named = Counter(shard.file for split in self.splits.values() for shard in split.shards)
+        for file, times in named.most_common(1):
+            if times > 1:
+                raise ValueError(f"file must differ from shard to shard, got {file!r} {times} times")
+
     @property
     def complete(self) -> bool:
         return all(name in self.splits and self.splits[name].complete for name in self.inputs.splits)
@@ -118,13 +173,16 @@ class Meta:
         path = folder / META_FILE
         if not path.is_file():
             raise FileNotFoundError(f"{folder} holds no token shards: there is no {META_FILE}")
+        if path.stat().st_size > _LARGEST_META:
+            raise ValueError(f"{path} must have at most {_LARGEST_META} bytes, got {path.stat().st_size}")
         try:
             return _META.validate_json(path.read_bytes())
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the file"
             raise ValueError(
-                f"{path} does not describe token shards that can be read here: {where}: {first['msg']}"
+                f"{path} does not describe token shards that can be read here: {where}: "
+                f"{first['msg'].removeprefix('Value error, ')}"
             ) from None
 
     def write(self, folder: Path) -> None:
@@ -150,7 +208,7 @@ def on_disk(dtype: DType) -> np.dtype[Any]:
 
 
 class TokenShards:
-    """A finished folder of shards. Opening reads meta.json only; a shard is mapped when it is first read."""
+    """A finished folder of shards. Opening reads meta.json only; a shard is checked when it is first read."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = local_path(folder)
@@ -160,7 +218,7 @@ class TokenShards:
                 f"the preparation of {self.folder} was interrupted: prepare it again with the same inputs, "
                 f"and it goes on where it stopped"
             )
-        self._open: dict[str, NDArray[Any]] = {}
+        self._open: dict[str, VerifiedFile] = {}
         self._starts = {
             name: np.cumsum([0, *(shard.tokens for shard in split.shards)])
             for name, split in self.meta.splits.items()
@@ -205,7 +263,7 @@ class TokenShards:
         return self.meta.splits[name]
 
     def read(self, split: str, start: int, stop: int) -> NDArray[Any]:
-        """Tokens start..stop of a split, across the borders of shards; a view where they lie in one."""
+        """Tokens start..stop of a split, across the borders of shards."""
         total = self.split(split).tokens
         if not 0 <= start <= stop <= total:
             raise IndexError(f"tokens {start}..{stop} are not within the {total} of split {split!r}")
@@ -214,7 +272,8 @@ class TokenShards:
         i = int(np.searchsorted(starts, start, side="right")) - 1
         while start < stop:
             end = min(stop, int(starts[i + 1]))
-            pieces.append(self._map(self.meta.splits[split].shards[i])[start - starts[i] : end - starts[i]])
+            shard = self.meta.splits[split].shards[i]
+            pieces.append(self._read(shard, start - int(starts[i]), end - int(starts[i])))
             start, i = end, i + 1
         if len(pieces) == 1:
             return pieces[0]
@@ -222,39 +281,93 @@ class TokenShards:
 
     def lengths(self, split: str) -> NDArray[np.uint32]:
         """How many tokens the text of each document has, in order."""
-        return np.concatenate([load_lengths(self.folder, shard) for shard in self.split(split).shards])
+        around, shards = self.meta.inputs.around_documents, self.split(split).shards
+        return np.concatenate([load_lengths(self.folder, shard, around) for shard in shards])
 
-    def _map(self, shard: Shard) -> NDArray[Any]:
+    def check(self, say: Callable[[str], object] = lambda line: None) -> None:
+        """Make sure that all shards are whole, before hours of work on them; if it takes long, `say` so."""
+        started, said = time.monotonic(), False
+        for name in self.splits:
+            for shard in self.meta.splits[name].shards:
+                if not said and time.monotonic() - started > _LONG:
+                    say(f"checking that the shards in {self.folder} are whole; a later start need not")
+                    said = True
+                self._opened(shard)
+
+    def _read(self, shard: Shard, start: int, stop: int) -> NDArray[Any]:
+        kind, file = on_disk(self.meta.dtype), self._opened(shard)
+        try:
+            found = file.read(start * kind.itemsize, stop * kind.itemsize)
+        except ValueError as error:
+            raise _restorable(error) from None
+        return np.frombuffer(found, kind)
+
+    def _opened(self, shard: Shard) -> VerifiedFile:
         if shard.file not in self._open:
-            path = check_shard(self.folder, shard, self.meta.dtype)
-            self._open[shard.file] = np.memmap(path, on_disk(self.meta.dtype), mode="r")
+            self._open[shard.file] = open_shard(self.folder, shard, self.meta)
         return self._open[shard.file]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenShards, (self.folder,)  # open files stay in their process
 
-def check_shard(folder: Path, shard: Shard, dtype: DType) -> Path:
-    """The path of a shard that is there and as long as it should be."""
-    path = folder / shard.file
-    expected = shard.tokens * on_disk(dtype).itemsize
+
+def open_shard(folder: Path, shard: Shard, meta: Meta, *, anew: bool = False) -> VerifiedFile:
+    """A shard that has its sha256 and none but tokens of the vocabulary; `anew` trusts no earlier check."""
+    path, kind, size = folder / shard.file, on_disk(meta.dtype), meta.inputs.vocab_size
+
+    def inspect(piece: bytes) -> None:
+        most = np.frombuffer(piece, kind).max(initial=0)
+        if most >= size:
+            raise ValueError(f"{path} is damaged: it has token {most}, and the vocabulary ends at {size - 1}")
+
     try:
-        size = path.stat().st_size
+        return VerifiedFile(
+            path, size=shard.tokens * kind.itemsize, digest=shard.sha256, inspect=inspect, anew=anew
+        )
     except FileNotFoundError:
         raise FileNotFoundError(f"shard {path} is missing: prepare the folder again to restore it") from None
-    if size != expected:
-        raise ValueError(
-            f"shard {path} is damaged: it has {size} bytes, not {expected}; prepare the folder again"
-        )
-    return path
+    except ValueError as error:
+        raise _restorable(error) from None
 
 
-def load_lengths(folder: Path, shard: Shard) -> NDArray[np.uint32]:
-    """The document lengths of a shard, one for each of its documents."""
+def _restorable(error: ValueError) -> ValueError:
+    return ValueError(f"shard {error}; prepare the folder again to restore it")
+
+
+def load_lengths(folder: Path, shard: Shard, around: int) -> NDArray[np.uint32]:
+    """The document lengths of a shard, one for each of its documents.
+
+    With the tokens `around` each text they are as many as the tokens of the shard.
+    """
     path = folder / shard.lengths_file
     try:
-        lengths: NDArray[np.uint32] = np.load(path, allow_pickle=False)
+        lengths = _read_lengths(path, shard.documents)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing: prepare the folder again to restore it") from None
-    except (ValueError, EOFError, OSError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # numpy reads the header as Python, with whatever that raises
         raise ValueError(f"{path} is damaged: {error}; prepare the folder again") from error
-    if lengths.shape != (shard.documents,):
-        raise ValueError(f"{path} is damaged: it has {lengths.size} lengths for {shard.documents} documents")
+    tokens = int(lengths.sum(dtype=np.uint64)) + around * shard.documents
+    if tokens != shard.tokens:
+        raise ValueError(
+            f"{path} is damaged: its lengths make {tokens} tokens, not {shard.tokens}; prepare the folder "
+            "again"
+        )
     return lengths
+
+
+def _read_lengths(path: Path, documents: int) -> NDArray[np.uint32]:
+    """By hand: numpy makes room for as many as the header says before it finds that they are not there."""
+    if not path.is_file():  # to open a pipe is to wait for its writer
+        raise FileNotFoundError(path)
+    with open(path, "rb") as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("it is of another version than 1.0")
+        shape, _, kind = np.lib.format.read_array_header_1_0(file)
+        if kind != on_disk("uint32") or len(shape) != 1:
+            raise ValueError(f"it is an array {shape} of {kind}")
+        here = (os.fstat(file.fileno()).st_size - file.tell()) // kind.itemsize
+        if not shape == (documents,) == (here,):
+            raise ValueError(f"it has {min(shape[0], here)} lengths for {documents} documents")
+        return np.fromfile(file, kind, documents).astype(np.uint32)

@@ -28,6 +28,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bd3lm.io.files import local_path, write_atomically
 from bd3lm.io.hub import hub_reason, is_hub_id, unresolved_hub
+from bd3lm.io.places import BOX, RUN_MODEL, box_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,15 +71,20 @@ class Tokenizer:
         listed = list(ids) if isinstance(ids, Sequence) else ids.tolist()
         return self._backend.decode(listed, skip_special_tokens=skip_special)
 
-    def text_bytes(self, ids: "np.ndarray[Any, Any]") -> int:
-        """How many bytes of UTF-8 the text of `ids` has, special tokens aside: what bits per byte count.
+    def text_bytes(
+        self, ids: "np.ndarray[Any, Any]", before: "Sequence[int] | np.ndarray[Any, Any]" = ()
+    ) -> int:
+        """How many bytes of UTF-8 `ids` add to the text of what stands `before` them, special tokens aside:
+        what bits per byte count.
 
-        Exact for byte-level vocabularies, also where a row begins or ends inside a character; for others it
-        is the length of the decoded text.
+        Byte-level vocabularies have their bytes token by token, also where a text begins or ends inside a
+        character. For others it is by how much the decoded text grows: that the first token of a word begins
+        with a space, or goes on with a word, shows only after another.
         """
         if self._bytes_of is not None:
             return int(self._bytes_of[ids].sum())
-        return sum(len(self.decode(row).encode()) for row in np.atleast_2d(ids))
+        given = list(map(int, before))
+        return len(self.decode([*given, *map(int, ids)]).encode()) - len(self.decode(given).encode())
 
     @cached_property
     def _bytes_of(self) -> "np.ndarray[Any, Any] | None":
@@ -133,13 +139,15 @@ class Tokenizer:
 def load_tokenizer(source: str | Path) -> Tokenizer:
     """The tokenizer in a local folder, "bytes", or one of the hub by its name ("gpt2", "bert-base-uncased").
 
-    A folder needs a tokenizer.json; tokenizer_config.json beside it names the special tokens. The hub is
-    asked only for a name that cannot be a path and that no folder here has.
+    A folder needs a tokenizer.json; tokenizer_config.json beside it names the special tokens. A training
+    run's folder will do, and "box" is that of the model that comes with this package. The hub is asked only
+    for a name that cannot be a path and that no folder here has.
     """
     if source == BYTES:
         return byte_tokenizer()
-    folder = local_path(source)
+    folder = box_folder("tokenizer") if source == BOX else local_path(source)
     if folder.is_dir():
+        folder = _folder_of_run(folder)
         file = folder / TOKENIZER_FILE
         if not file.is_file():
             raise FileNotFoundError(f"{folder} is not a tokenizer: it holds no {TOKENIZER_FILE}")
@@ -148,6 +156,19 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     if isinstance(source, Path) or not is_hub_id(source):
         raise FileNotFoundError(f"there is no tokenizer folder {source}")
     return _from_hub(source)
+
+
+def _folder_of_run(folder: Path) -> Path:
+    """The folder of the tokenizer, for a training run that of its model; stages of a run share theirs."""
+    if (folder / TOKENIZER_FILE).is_file():
+        return folder
+    models = [path for pattern in (RUN_MODEL, f"*/{RUN_MODEL}") for path in sorted(folder.glob(pattern))]
+    found = {path: load_tokenizer(path).fingerprint for path in models if (path / TOKENIZER_FILE).is_file()}
+    if len(set(found.values())) > 1:
+        raise ValueError(
+            f"{folder} holds models of different tokenizers: name one of {', '.join(map(str, found))}"
+        )
+    return next(iter(found), folder)
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -167,7 +188,8 @@ def byte_tokenizer() -> Tokenizer:
 
 def saved_tokenizer(folder: str | Path) -> Tokenizer | None:
     """The tokenizer beside a model, or None where it was saved without one."""
-    return load_tokenizer(folder) if (local_path(folder) / TOKENIZER_FILE).is_file() else None
+    path = local_path(folder)
+    return load_tokenizer(path) if (path / TOKENIZER_FILE).is_file() else None
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:

@@ -87,20 +87,20 @@ class GreedyProjection(Projection):
 
 @dataclass(frozen=True)
 class SamplingProjection(Projection):
-    """A token drawn from the nucleus: the smallest set of tokens that holds at least `nucleus_p`."""
+    """A token drawn from the nucleus: the smallest set of tokens that holds at least `top_p`."""
 
     kind = "sampling"
 
-    nucleus_p: float = 0.95
+    top_p: float = 0.95
     draws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_nucleus(self.nucleus_p)
+        _check_nucleus(self.top_p)
 
     def raised(self, log_p: Tensor, uniform: Tensor | None = None) -> Tensor:
         if uniform is None:
             raise ValueError("uniform must be given: the sampling projection draws a token")
-        return _one_hot(gumbel_max(nucleus(log_p, self.nucleus_p), uniform), log_p.shape[-1])
+        return _one_hot(gumbel_max(nucleus(log_p, self.top_p), uniform), log_p.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,13 @@ class MultiHotProjection(Projection):
 
     kind = "multi_hot"
 
-    nucleus_p: float = 0.95
+    top_p: float = 0.95
 
     def __post_init__(self) -> None:
-        _check_nucleus(self.nucleus_p)
+        _check_nucleus(self.top_p)
 
     def raised(self, log_p: Tensor, uniform: Tensor | None = None) -> Tensor:
-        return nucleus(log_p, self.nucleus_p) > -math.inf
+        return nucleus(log_p, self.top_p) > -math.inf
 
 
 def _one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
@@ -124,4 +124,4 @@ def _one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
 
 def _check_nucleus(p: float) -> None:
     if not 0.0 < p <= 1.0:
-        raise ValueError(f"nucleus_p must lie in (0, 1], got {p}")
+        raise ValueError(f"top_p must lie in (0, 1], got {p}")

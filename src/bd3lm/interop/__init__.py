@@ -1,31 +1,35 @@
-"""Models in files: ours, and the reference's. No pickle is ever trusted."""
+"""Models in files: ours, and the reference's. No pickle is ever trusted.
 
+Where a model lies can be asked without torch: what brings it is imported when a model is loaded or saved.
+"""
+
+from importlib import import_module
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-import torch
-
-from bd3lm.interop import lightning as _lightning
-from bd3lm.interop import native, reference
-from bd3lm.interop.lightning import LightningFacts
-from bd3lm.interop.native import save
-from bd3lm.interop.reference import save as save_reference
 from bd3lm.interop.sources import (
-    BOX,
-    BOX_FOLDER,
     CONFIG_NAME,
-    RUN_MODEL,
+    LIGHTNING_SUFFIX,
     WEIGHTS_NAME,
     HubOptions,
     check_folder,
+    check_source,
     hub_id,
     read_config,
     refuse_file,
     resolve,
 )
-from bd3lm.interop.weights import check_config, floating_dtype
-from bd3lm.methods import LanguageModelConfig
-from bd3lm.models import Transformer, pick_device
+from bd3lm.io.places import BOX, BOX_FOLDER, RUN_MODEL
+
+if TYPE_CHECKING:
+    import torch
+
+    from bd3lm.interop.lightning import LightningFacts
+    from bd3lm.interop.native import save
+    from bd3lm.interop.reference import save as save_reference
+    from bd3lm.interop.weights import check_config, floating_dtype
+    from bd3lm.methods import LanguageModelConfig
+    from bd3lm.models import Transformer
 
 __all__ = [
     "BOX",
@@ -37,6 +41,7 @@ __all__ = [
     "LightningFacts",
     "check_config",
     "check_folder",
+    "check_source",
     "floating_dtype",
     "hub_id",
     "load",
@@ -46,24 +51,46 @@ __all__ = [
 ]
 
 
+_IMPORTED_WHEN_USED = {
+    "LightningFacts": ("lightning", "LightningFacts"),
+    "check_config": ("weights", "check_config"),
+    "floating_dtype": ("weights", "floating_dtype"),
+    "save": ("native", "save"),
+    "save_reference": ("reference", "save"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IMPORTED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, own_name = _IMPORTED_WHEN_USED[name]
+    return getattr(import_module(f"{__name__}.{module}"), own_name)
+
+
 def load(
     source: str | Path,
     *,
-    device: torch.device | str | None = "cpu",
-    dtype: torch.dtype | str | None = None,
-    lightning: LightningFacts | None = None,
+    device: "torch.device | str | None" = "cpu",
+    dtype: "torch.dtype | str | None" = None,
+    lightning: "LightningFacts | None" = None,
     **hub: Unpack[HubOptions],
-) -> tuple[Transformer, LanguageModelConfig]:
+) -> "tuple[Transformer, LanguageModelConfig]":
     """A network in evaluation mode, and its config, from a folder, a hub id or a Lightning `.ckpt` file.
 
     A folder or a hub repository may be ours or in the layout of the reference's published weights; its
     config.json tells. `lightning` says what a `.ckpt` leaves open. Without a dtype weights keep theirs. The
     device None is a GPU where there is one.
     """
+    from bd3lm.interop import lightning as _lightning
+    from bd3lm.interop import native, reference
+    from bd3lm.interop.unsupported import unsupported
+    from bd3lm.interop.weights import floating_dtype
+    from bd3lm.models import pick_device
+
     device, dtype = pick_device(device), floating_dtype(dtype)
     path = resolve(source, **hub)
     if path.is_file():
-        if path.suffix != ".ckpt":
+        if path.suffix != LIGHTNING_SUFFIX:
             raise refuse_file(path)
         return _lightning.load(path, lightning, device=device, dtype=dtype)
     if lightning is not None:
@@ -73,7 +100,4 @@ def load(
         return native.load(path, device=device, dtype=dtype)
     if reference.recognises(data):
         return reference.load(path, device=device, dtype=dtype)
-    raise ValueError(
-        f"config.json in {path} must have format {native.FORMAT!r}, or the reference's fields hidden_dim and "
-        f"n_blocks, got the fields {', '.join(map(str, data)) or 'of none'}"
-    )
+    raise unsupported(path, data)

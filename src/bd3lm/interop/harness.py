@@ -51,7 +51,7 @@ class HarnessLM(LM):
     """A model's likelihoods, exact or bounded, and its continuations of contexts.
 
     `pretrained` is a run, model folder or hub id, or a model in memory; `estimator`, `samples` and `seed` are
-    those of `LanguageModel.log_likelihood`, `steps` those of a sampler that has its own, `lean` replaces that
+    those of `LanguageModel.log_likelihood`, `steps` those of `Settings`, `lean` replaces that
     of a block diffusion model. A context begins as all texts of the model do, with the token that texts begin
     with. What does not fit into the network's context is left off on the left. The batch size "auto" is 8, or
     `max_batch_size` where that is less; dtype "auto" is the same as None.
@@ -271,7 +271,7 @@ class HarnessLM(LM):
             drawing = {
                 "temperature": temperature,
                 "top_k": options.get("top_k") or None,  # for Hugging Face 0 is off
-                "nucleus_p": options.get("top_p", 1.0),
+                "top_p": options.get("top_p", 1.0),
             }
         return Settings.of(self.settings, drawing), options["until"], options["max_gen_toks"]
 

@@ -2,22 +2,21 @@
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from huggingface_hub import snapshot_download
-
 from bd3lm.io.files import local_path
 from bd3lm.io.hub import FILE_SUFFIXES, PICKLE_SUFFIXES, hub_reason, is_hub_id
+from bd3lm.io.places import BOX, RUN_MODEL, box_folder
 from bd3lm.parsing import did_you_mean
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
-RUN_MODEL = "model"  # where a training run puts its model
-BOX = "box"  # the name of the model that comes with this package
-BOX_FOLDER = Path(__file__).parents[1] / BOX
 HUB = "hf://"  # before a hub id that could be taken for a path
+LIGHTNING_SUFFIX = ".ckpt"
+
+_ALLOWED = f"an existing folder, a {LIGHTNING_SUFFIX} file, a hub id 'owner/name' or {BOX!r}"
 
 _PATTERNS = ("*.json", "*.safetensors")  # all that is ever downloaded: nothing in them can run
 
@@ -46,34 +45,73 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
     Only a hub id is ever downloaded: "hf://owner/name", or "owner/name" where no folder here has such a name.
     """
     _check_options(hub)
-    allowed = f"an existing folder, a .ckpt file, a hub id 'owner/name' or {BOX!r}"
-    if not isinstance(source, str | Path):
-        raise ValueError(f"source must be {allowed}, got {source!r}")
-    path = _box_folder() if source == BOX else local_path(source)
-    if source != "" and path.exists():  # the path of an empty string would be the working folder
+    path = _here(source)
+    if path is not None:
         if hub.get("revision") is not None:
             raise ValueError(f"revision is for a hub id, got {hub['revision']!r} with the local path {path}")
         released = path / RUN_MODEL
         return released if (released / CONFIG_NAME).is_file() else path
-    asked = hub_id("source", source, allowed=allowed)
+    asked = hub_id("source", source, allowed=_ALLOWED, names=(BOX,))
     try:
         return Path(snapshot_download(asked, allow_patterns=list(_PATTERNS), **hub))
     except Exception as error:  # the hub's client has many: offline, not found, no access, bad revision
-        it = f"source {source!r}" if asked != source else f"{_not_here('source', source)} As a hub id it"
+        here = _not_here("source", source, (BOX,))
+        it = f"source {source!r}" if asked != source else f"{here} As a hub id it"
         raise ValueError(f"{it} could not be downloaded: {hub_reason(error)}") from error
 
 
-def hub_id(argument: str, source: str | Path, *, allowed: str, needs_owner: bool = True) -> str:
-    """The hub id that a source asks for which is not here. A mistyped path asks for none, and is refused."""
+def snapshot_download(repo_id: str, **options: Any) -> str:
+    """That of the hub's client, whose import takes as long as all else that a mistyped name waits for."""
+    from huggingface_hub import snapshot_download as download
+
+    return str(download(repo_id, **options))
+
+
+def check_source(source: str | Path) -> None:
+    """Refuse what `resolve` would refuse, and a folder or a file that is no model's, without a download.
+
+    It is quick: a mistyped name need not wait until torch is there to load a model.
+    """
+    if _here(source) is None:
+        hub_id("source", source, allowed=_ALLOWED, names=(BOX,))
+        return
+    path = resolve(source)
+    if path.is_dir():
+        read_config(path)
+    elif path.suffix != LIGHTNING_SUFFIX:
+        raise refuse_file(path)
+
+
+def _here(source: str | Path) -> Path | None:
+    """The path that a source names; None where nothing is there, so that it can only be a hub id."""
+    if not isinstance(source, str | Path):
+        raise ValueError(f"source must be {_ALLOWED}, got {source!r}")
+    path = box_folder("source") if source == BOX else local_path(source)
+    # The path of an empty string would be the working folder.
+    return path if source != "" and path.exists() else None
+
+
+def hub_id(
+    argument: str,
+    source: str | Path,
+    *,
+    allowed: str,
+    names: Collection[str] = (),
+    needs_owner: bool = True,
+) -> str:
+    """The hub id that a source asks for which is not here. A mistyped path asks for none, and is refused.
+
+    `names` would do too, and may be what was meant.
+    """
     asked = "" if isinstance(source, Path) else source.removeprefix(HUB)
     if not is_hub_id(asked, needs_owner=needs_owner):
         if str(source).startswith(HUB):
             shapes = f"'{HUB}owner/name'" if needs_owner else f"'{HUB}owner/name' or '{HUB}name'"
             raise ValueError(f"{argument}: a hub id must look like {shapes} and name no file, got {source!r}")
-        raise ValueError(f"{_not_here(argument, source)} It must be {allowed}")
+        raise ValueError(f"{_not_here(argument, source, names)} It must be {allowed}")
     if asked == source and (Path(asked).parent.is_dir() or _nearest_folder(Path(asked))):
         raise ValueError(
-            f"{_not_here(argument, source)} To ask the Hugging Face hub for it, say '{HUB}{asked}'"
+            f"{_not_here(argument, source, names)} To ask the Hugging Face hub for it, say '{HUB}{asked}'"
         )
     return asked
 
@@ -95,10 +133,10 @@ def _check_options(hub: Mapping[str, object]) -> None:
             )
 
 
-def _not_here(argument: str, source: str | Path) -> str:
-    """The sentence that says so, with the nearest folder that there is."""
+def _not_here(argument: str, source: str | Path, names: Collection[str] = ()) -> str:
+    """The sentence that says so, with the nearest folder that there is, or the nearest of some names."""
     near = _nearest_folder(local_path(source))
-    hint = "." if near is None else f", did you mean '{near}'?"
+    hint = did_you_mean(str(source).lower(), names) or "." if near is None else f", did you mean '{near}'?"
     kind = "file" if str(source).endswith(FILE_SUFFIXES) else "folder"
     return f"{argument}: there is no {kind} {str(source)!r} here{hint}"
 
@@ -115,16 +153,6 @@ def _nearest_folder(path: Path) -> Path | None:
             part = near[0]
         found /= part
     return found if path.parts else None
-
-
-def _box_folder() -> Path:
-    """Where the model lies that comes with this package; not for whoever may mean a folder of its name."""
-    if Path(BOX).exists():
-        raise ValueError(
-            f"source {BOX!r} is the model that comes with bd3lm, and something here has that name too: write "
-            f"./{BOX} for what is here, or {BOX_FOLDER} for the model"
-        )
-    return BOX_FOLDER
 
 
 def read_config(folder: Path) -> dict[str, Any]:

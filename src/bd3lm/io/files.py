@@ -5,6 +5,7 @@ so whatever a reader finds under its name is complete, however the writer ended.
 """
 
 import errno
+import glob
 import os
 import re
 from collections.abc import Iterator
@@ -54,17 +55,42 @@ class AtomicFile:
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to; at the end what is there becomes `path`, which an error leaves as it was.
 
-    The temporary name is this process's own, so that two processes that write the same file do not mix.
+    The temporary name is this process's own, so that two processes that write the same file do not mix. What
+    a killed one left of it is removed.
     """
+    _sweep_up(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # as in _OWN_TEMPORARY
     try:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        yield temporary
-        temporary.chmod(mode)  # some libraries make their files readable to their owner alone
-        _put_in_place(temporary, path)
+        with temporary.open("wb") as held:
+            _lock(held.fileno())  # as long as this process writes
+            mode = os.fstat(held.fileno()).st_mode
+            yield temporary
+            temporary.chmod(mode)  # some libraries make their files readable to their owner alone
+            _put_in_place(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sweep_up(path: Path) -> None:
+    """Remove the temporary files of `path` whose writers are gone, which the system tells by their locks."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with suppress(OSError), left.open("rb") as file:
+            if _lock(file.fileno()):
+                left.unlink()
+
+
+def _lock(handle: int) -> bool | None:
+    """Lock an open file or folder until it is closed. False where somebody else holds it, and None where
+    there are no locks, as on some file systems and on Windows."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -93,20 +119,12 @@ def only_writer(folder: Path) -> Iterator[bool]:
 
     Gives whether it is held, which it is not on a file system without locks.
     """
-    import fcntl  # not on Windows, where reading shards works all the same
-
     handle = os.open(folder, os.O_RDONLY)
-    held = True
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(
-                errno.EWOULDBLOCK, "another process is writing to this folder", str(folder)
-            ) from None
-        except OSError:
-            held = False  # a file system without locks
-        yield held
+        held = _lock(handle)
+        if held is False:
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process is writing to this folder", str(folder))
+        yield held is True
     finally:
         os.close(handle)
 

@@ -7,14 +7,15 @@ from bd3lm.lm.stops import StopStrings, shared_start, written_text
 from bd3lm.methods import LanguageModelConfig, Settings
 from bd3lm.models import Denoiser
 from bd3lm.sampling import Sample, Stopping, Writer, token_entropy
+from bd3lm.sampling.stopping import StoppedBy
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Generation:
     """A text that was written, and what it cost. Without a tokenizer there are tokens and no text.
 
-    A text that was stopped by a string ends before that string, as with OpenAI and vLLM; its tokens end with
-    the one that completes it.
+    Printed, it is its text. A text that was stopped by a string ends before that string, as with OpenAI and
+    vLLM; its tokens end with the one that completes it.
     """
 
     text: str | None
@@ -39,10 +40,23 @@ class Generation:
         prompt = shared_start(tokenizer.decode(tokens[: sample.prompt]), text)
         return cls(text, text[prompt:], sample)
 
+    def __str__(self) -> str:
+        return repr(self) if self.text is None else self.text
+
+    def __repr__(self) -> str:
+        shown = self.tokens if self.text is None else self.text
+        return f"Generation({shown!r}, {len(self.tokens)} tokens, stopped by {self.stopped_by})"
+
     @property
     def tokens(self) -> list[int]:
+        """What was given and what was written, the token that texts begin with included."""
         tokens: list[int] = self.sample.tokens.tolist()
         return tokens
+
+    @property
+    def stopped_by(self) -> StoppedBy:
+        """Why the text ends where it does."""
+        return self.sample.stopped_by
 
     @property
     def entropy(self) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 
 import torch
 from huggingface_hub import HfApi
@@ -20,9 +20,11 @@ from bd3lm.data.tokenizers import TOKENIZER_FILE
 from bd3lm.interop import HubOptions, LightningFacts, check_config
 from bd3lm.io.files import local_path
 from bd3lm.lm.generation import Generation, build_stopping, build_writer
-from bd3lm.lm.prompts import Prompt, build_requests, continued_tokens, listed, text_tokens
+from bd3lm.lm.prompts import Prompts, build_requests, continued_tokens, listed, repeated, text_tokens
 from bd3lm.lm.scoring import TextLikelihood, score
-from bd3lm.methods import LanguageModelConfig, Settings, Training
+from bd3lm.lm.signatures import shows_settings
+from bd3lm.lm.streaming import with_texts
+from bd3lm.methods import LanguageModelConfig, Settings, SettingsKeywords, Training
 from bd3lm.models import Transformer, pick_device
 from bd3lm.objectives import Objective, TokenBatch
 from bd3lm.sampling import Event, Sample, Stopped, Writer, write
@@ -96,6 +98,8 @@ class LanguageModel:
         A tensor (rows, length) holds token ids, all of which are predicted but, unless the model predicts it
         too, the first of each row.
         """
+        if not isinstance(batch, Tensor | TokenBatch):
+            raise ValueError(f"batch must be token ids (rows, length) or a TokenBatch, got {batch!r:.80}")
         if isinstance(batch, Tensor):
             batch = TokenBatch.of(batch, score_first=self.config.method.score_first)
         return self.objective(training)(self.network, batch, generator=generator).mean()
@@ -126,42 +130,49 @@ class LanguageModel:
             network.float()
         return cls(network, config, saved_tokenizer(path) if tokenizer is None else load_tokenizer(tokenizer))
 
+    @shows_settings
     def generate(
         self,
-        prompts: str | Sequence[Prompt] = "",
+        prompts: Prompts = "",
         settings: Settings | None = None,
         *,
+        count: int = 1,
         seeds: Sequence[int] | None = None,
         max_new_tokens: int | None = None,
-        **changes: Any,
+        **changes: Unpack[SettingsKeywords],
     ) -> list[Generation]:
         """Continue each prompt: a text, token ids, or a template of texts and `Gap`s to fill.
 
-        `settings`, or any field of `Settings` by name, say how. Each text has its own seed, derived from
-        `settings.seed` and its place unless `seeds` are given, and does not depend on the others. In place of
-        a `length`, `max_new_tokens` may say how many tokens at most follow what is given of each.
+        `settings`, or any field of `Settings` by name, say how. Each prompt has `count` texts, which follow
+        one another. Each text has its own seed, derived from `settings.seed` and its place unless `seeds` are
+        given, and does not depend on the others. In place of a `length`, which counts what is given too,
+        `max_new_tokens` may say how many tokens at most follow what is given of each.
         """
         events = self.stream(
-            prompts, settings, seeds=seeds, max_new_tokens=max_new_tokens, watch=False, **changes
+            prompts, settings, count=count, seeds=seeds, max_new_tokens=max_new_tokens, watch=False, **changes
         )
         samples = [event.sample for event in events if isinstance(event, Stopped)]
         return [self.generation(sample) for sample in sorted(samples, key=lambda sample: sample.index)]
 
+    @shows_settings
     def stream(
         self,
-        prompts: str | Sequence[Prompt] = "",
+        prompts: Prompts = "",
         settings: Settings | None = None,
         *,
+        count: int = 1,
         seeds: Sequence[int] | None = None,
         max_new_tokens: int | None = None,
         watch: bool = True,
-        **changes: Any,
+        **changes: Unpack[SettingsKeywords],
     ) -> Iterator[Event]:
         """The same for one prompt, or several side by side, as events while it happens.
 
         `Started`, then for each block `BlockStarted`, `TokenRevealed` (and `TokenHidden` under remasking)
-        and `BlockFinished`, at last `Stopped` with the sample. Without `watch` only when a text is stopped or
-        drawn again, which does not hold the device up after every pass. `generation` gives a sample its text.
+        and `BlockFinished`, at last `Stopped` with the sample. `event.index` says which text an event is of,
+        and `event.text` what it looks like by then, with a sign in place of each mask. Without `watch` only
+        when a text is stopped or drawn again, which does not hold the device up after every pass.
+        `generation` gives a sample its text.
         """
         if seeds is not None and "seed" in changes:
             raise ValueError(
@@ -170,15 +181,17 @@ class LanguageModel:
         settings = Settings.of(settings, changes)
         stopping = build_stopping(settings, self.tokenizer)
         settings.check_floor(self.config.network.vocab_size)
-        return write(
-            self._writer(settings),
-            build_requests(
-                listed(prompts), seeds, self.config, self.tokenizer, settings, max_new_tokens=max_new_tokens
-            ),
-            stopping=stopping,
-            batch_size=settings.batch_size,
-            watch=watch,
+        writer = self._writer(settings)
+        requests = build_requests(
+            repeated(listed(prompts), count),
+            seeds,
+            self.config,
+            self.tokenizer,
+            settings,
+            max_new_tokens=max_new_tokens,
         )
+        events = write(writer, requests, stopping=stopping, batch_size=settings.batch_size, watch=watch)
+        return with_texts(events, self.tokenizer, self.config.mask_id)
 
     def _writer(self, settings: Settings) -> Writer:
         """The last writer if these settings make the same one: on a GPU it keeps what it recorded."""
@@ -190,9 +203,9 @@ class LanguageModel:
 
     def log_likelihood(
         self,
-        texts: str | Sequence[Prompt],
+        texts: Prompts,
         *,
-        prompts: str | Sequence[Prompt] | None = None,
+        prompts: Prompts | None = None,
         given: Sequence[int] | None = None,
         estimator: str = "auto",
         samples: int | None = None,

@@ -24,8 +24,11 @@ class Gap:
             raise ValueError(f"a Gap must have at least 1 token, got {self.tokens!r}")
 
 
-Prompt = str | Sequence[int] | Sequence[str | int | Gap] | Tensor
+Part = str | int | Gap
+Prompt = str | Tensor | Sequence[Part]
 """Text, token ids, or a template: texts or ids with gaps."""
+Prompts = str | Tensor | Sequence[Part | Prompt]
+"""One prompt or several. One type of sequence for both: of a union of two mypy cannot tell which is meant."""
 
 
 def listed(prompts: Any, *, argument: str = "prompts") -> Sequence[Prompt]:
@@ -41,6 +44,18 @@ def listed(prompts: Any, *, argument: str = "prompts") -> Sequence[Prompt]:
     if any(isinstance(part, Gap) or is_whole(part) for part in prompts):
         return [prompts]
     return prompts
+
+
+def repeated(prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
+    """Each prompt so many times, one after another."""
+    if not is_whole(count) or count < 1:
+        raise ValueError(f"count must be a whole number from 1 on, got {count!r}")
+    return [prompt for prompt in prompts for _ in range(count)]
+
+
+def text_seeds(seed: int, count: int) -> list[int]:
+    """The seed of each of some texts, where one seed was given for all."""
+    return [derive_seed(seed, "text", index) for index in range(count)]
 
 
 def build_requests(
@@ -64,9 +79,9 @@ def build_requests(
     if seeds is not None and hasattr(seeds, "tolist"):
         seeds = seeds.tolist()
     if seeds is None:
-        seeds = [derive_seed(settings.seed, "text", index) for index in range(len(prompts))]
+        seeds = text_seeds(settings.seed, len(prompts))
     if not isinstance(seeds, Sequence) or len(seeds) != len(prompts):
-        raise ValueError(f"seeds must be one for each of {len(prompts)} prompts, got {seeds!r:.80}")
+        raise ValueError(f"seeds must be one for each of {len(prompts)} texts, got {seeds!r:.80}")
     if not all(is_whole(seed) and 0 <= seed < 2**63 for seed in seeds):
         raise ValueError(f"seeds must be whole numbers from 0 to 2^63 − 1, got {seeds!r:.80}")
     if settings.eos_id is not None and settings.eos_id >= config.network.vocab_size:

@@ -6,7 +6,7 @@ from bd3lm.methods.block_diffusion import BlockDiffusionMethod, BlockDiffusionTr
 from bd3lm.methods.config import LanguageModelConfig, config_from_dict, config_to_dict
 from bd3lm.methods.d3pm import D3PMMethod, D3PMTraining
 from bd3lm.methods.score_entropy import ScoreEntropyMethod
-from bd3lm.methods.settings import Settings
+from bd3lm.methods.settings import Settings, SettingsKeywords
 from bd3lm.methods.simplex import SimplexMethod, SimplexTraining
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "NoisedTraining",
     "ScoreEntropyMethod",
     "Settings",
+    "SettingsKeywords",
     "SimplexMethod",
     "SimplexTraining",
     "Training",

@@ -1,12 +1,12 @@
 """Next-token prediction (eq. 1)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bd3lm.evaluation import Estimator, Sampled
 from bd3lm.methods.base import Frame, Method, Training, only_estimator
-from bd3lm.methods.settings import Settings
+from bd3lm.methods.settings import UNMASKING, Settings
 from bd3lm.models import Denoiser
 from bd3lm.objectives import Autoregressive
 from bd3lm.sampling import AutoregressiveWriter, Writer
@@ -47,7 +47,7 @@ class AutoregressiveMethod(Method):
 
     def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
         settings.refuse(
-            "unmasking",
+            *UNMASKING,
             "stride",
             "steps",
             "projection",
@@ -61,6 +61,11 @@ class AutoregressiveMethod(Method):
             sharpening=settings.sharpening(),
             cache=settings.cache,
         )
+
+    def settled(self, settings: Settings) -> Settings:
+        if settings.tokens_per_pass == 1:  # as it does
+            settings = replace(settings, tokens_per_pass=None)
+        return super().settled(settings)
 
     def estimator(self, name: str, frame: Frame) -> Estimator:
         only_estimator(["exact"], name, "an autoregressive model, whose likelihood needs no bound")

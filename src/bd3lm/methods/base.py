@@ -92,11 +92,11 @@ class Method(Kinded, ABC, family="method"):
     """What tables call it."""
     Training: ClassVar[type[Any]] = Training
     """Its own options of training, a frozen dataclass."""
-    default_nucleus: ClassVar[float] = 0.9
+    default_top_p: ClassVar[float] = 0.9
     """The paper's, for texts whose settings name none (Suppl. C.5)."""
     default_steps: ClassVar[int | None] = None
     """Steps that its sampler takes where settings name none; None for a sampler without steps of its own."""
-    greedy: ClassVar[Mapping[str, Any]] = MappingProxyType({"top_k": 1, "nucleus_p": 1.0})
+    greedy: ClassVar[Mapping[str, Any]] = MappingProxyType({"top_k": 1, "top_p": 1.0})
     """Settings that take the likeliest token at every place."""
     paper_estimator: ClassVar[str] = "auto"
     """The name of the estimator whose figure the paper prints; "auto" for a method that is not in it."""
@@ -165,15 +165,11 @@ class Method(Kinded, ABC, family="method"):
 
     # --- how it writes ---
 
-    def in_steps(self, steps: int | None) -> dict[str, Any]:
-        """The settings that write in so many steps, of whatever kind the method has."""
-        return {"steps": steps}
-
     def settled(self, settings: Settings) -> Settings:
         """The settings with what they leave open filled in: the order and the nucleus of the method."""
-        if settings.nucleus_p is not None:
+        if settings.top_p is not None:
             return settings
-        return replace(settings, nucleus_p=self.default_nucleus)
+        return replace(settings, top_p=self.default_top_p)
 
     def piece(self, context: int) -> int:
         """How many tokens are written together, and cannot depend on later ones."""

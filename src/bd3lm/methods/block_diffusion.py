@@ -15,7 +15,7 @@ from bd3lm.methods.settings import Settings
 from bd3lm.models import BlockReading, Denoiser
 from bd3lm.objectives import BlockDiffusionLoss
 from bd3lm.objectives.denoising import Algorithm
-from bd3lm.sampling import Ancestral, FirstHitting, Writer
+from bd3lm.sampling import Writer
 
 _LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
 
@@ -153,7 +153,6 @@ class BlockDiffusionMethod(Method):
 
     def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
         settings.refuse("projection", why="it is SSD-LM's")
-        settings.refuse("steps", why="block diffusion takes unmasking=Ancestral(steps)")
         unmasking = settings.unmasking
         if self.lean and unmasking is not None and not unmasking.can_lean:
             raise ValueError(
@@ -193,13 +192,8 @@ class BlockDiffusionMethod(Method):
 
     # --- how it writes, is scored, and is called ---
 
-    def in_steps(self, steps: int | None) -> dict[str, Any]:
-        return {} if steps is None else {"unmasking": Ancestral(steps)}
-
     def settled(self, settings: Settings) -> Settings:
-        if settings.unmasking is None:
-            settings = replace(settings, unmasking=FirstHitting(lean=self.lean))
-        return super().settled(settings)
+        return super().settled(settings.by_rule(self.lean))
 
     def piece(self, context: int) -> int:
         return context if self.block_size is None else self.block_size

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bd3lm.diffusion import Linear, NoiseSchedule, Uniform
 from bd3lm.methods.base import Frame, NoisedTraining, at_least_one
 from bd3lm.methods.corruption import CorruptionMethod, masked_writer
-from bd3lm.methods.settings import Settings
+from bd3lm.methods.settings import UNMASKING, Settings
 from bd3lm.models import BlockReading, Denoiser
 from bd3lm.objectives import D3PM
 from bd3lm.sampling import Ancestral, PosteriorWriter, Writer
@@ -59,7 +59,7 @@ class D3PMMethod(CorruptionMethod):
         )
 
     def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
-        settings.refuse("unmasking", "projection", why="D3PM takes its own steps")
+        settings.refuse(*UNMASKING, "projection", why="D3PM takes its own steps")
         steps = settings.steps or self.steps
         size = self.piece(frame.context)
         if self.process == "absorbing":  # revealing what falls into a step is its posterior

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from bd3lm.methods.base import Frame, NoisedTraining
 from bd3lm.methods.corruption import CorruptionMethod
-from bd3lm.methods.settings import Settings
+from bd3lm.methods.settings import UNMASKING, Settings
 from bd3lm.models import Denoiser
 from bd3lm.objectives import ScoreEntropy
 from bd3lm.sampling import AnalyticWriter, Writer
@@ -20,7 +20,7 @@ class ScoreEntropyMethod(CorruptionMethod):
 
     kind = "score_entropy"
     title = "SEDD"
-    default_nucleus = 0.99
+    default_top_p = 0.99
     default_steps = 1000
     reference_tells_noise = True
 
@@ -36,7 +36,7 @@ class ScoreEntropyMethod(CorruptionMethod):
 
     def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
         size = self.piece(frame.context)
-        refused = ("unmasking", "projection", "stride")
+        refused = (*UNMASKING, "projection", "stride")
         if size == frame.context:
             settings.refuse(*refused, "cache", why="SEDD writes a whole context")
         settings.refuse(*refused, why=f"SEDD writes blocks of {size} in steps of its own")

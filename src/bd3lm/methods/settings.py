@@ -1,17 +1,62 @@
 """How texts are written, as users say it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from bd3lm.diffusion import Projection, is_number, is_whole
 from bd3lm.diffusion.categorical import NucleusRule
 from bd3lm.parsing import did_you_mean
-from bd3lm.sampling import Adaptive, Planned, Sharpening, Stopping, UnmaskingRule
+from bd3lm.sampling import (
+    Adaptive,
+    Ancestral,
+    EntropyBound,
+    FirstHitting,
+    MostConfident,
+    Planned,
+    Remasking,
+    Sharpening,
+    Stopping,
+    UnmaskingRule,
+)
 from bd3lm.sampling.stopping import FindEnd
+from bd3lm.words import advice_in_python
+
+_COUNTS = ("length", "batch_size", "top_k", "steps", "tokens_per_pass", "entropy_window", "stride")
+_WAYS = ("steps", "tokens_per_pass", "confidence", "entropy_bound", "unmasking")
+"""Each says by itself which tokens a pass reveals."""
+UNMASKING = ("remask", "tokens_per_pass", "confidence", "entropy_bound", "unmasking")
+"""Settings of nothing but which masks a pass reveals."""
+
+
+class SettingsKeywords(TypedDict, total=False):
+    """The fields of `Settings`, as keywords of `generate` and `stream` that editors know."""
+
+    length: int | None
+    seed: int
+    batch_size: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    top_p_rule: NucleusRule
+    steps: int | None
+    remask: float | None
+    tokens_per_pass: int | None
+    confidence: float | None
+    entropy_bound: float | None
+    unmasking: UnmaskingRule | None
+    projection: str
+    stop_at_eos: bool
+    eos_id: int | None
+    stop: str | Sequence[str]
+    entropy_floor: float | None
+    entropy_window: int
+    redraws: int
+    stride: int | None
+    cache: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,20 +67,32 @@ class Settings:
     """Tokens a text may reach, what was given included (also the token that texts begin with). By default a
     template's own length, else the network's context."""
     seed: int = 0
+    """Of all texts of a call; each has one of its own, made of this one and its place."""
     batch_size: int = 32
     """Texts written side by side. It changes speed and memory, not the texts."""
     temperature: float = 1.0
-    """0 always takes the likeliest token, as top_k=1 does."""
+    """Below 1 likely tokens become likelier; 0 always takes the likeliest token, as top_k=1 does."""
     top_k: int | None = None
-    nucleus_p: float | None = None
+    """Draw from this many of the likeliest tokens."""
+    top_p: float | None = None
     """Draw from the likeliest tokens that hold this much probability; 1 draws from the model itself. By
     default the paper's: 0.9, for SEDD 0.99, for SSD-LM 0.95."""
-    nucleus_rule: NucleusRule = "inclusive"
-    """Whether the token that crosses nucleus_p is kept; the reference implementation leaves it out."""
-    unmasking: UnmaskingRule | None = None
-    """Which tokens of a block a pass reveals. By default one, first-hitting, in the model's own order."""
+    top_p_rule: NucleusRule = "inclusive"
+    """Whether the token that crosses top_p is kept; the reference implementation leaves it out."""
     steps: int | None = None
-    """Steps of SEDD (by default 1,000), of D3PM (as trained), of SSD-LM for each block (1,000)."""
+    """Ancestral steps for each block instead of first-hitting ones (5,000 in the paper); for SEDD (by default
+    1,000) and D3PM (as trained) the steps of a text, for SSD-LM those of a block (1,000)."""
+    remask: float | None = None
+    """With `steps`: ReMDM's eta in [0, 1], the share of the tokens it may mask again that it does."""
+    tokens_per_pass: int | None = None
+    """Reveal this many tokens at once, in random order. Faster, but no longer the model's distribution."""
+    confidence: float | None = None
+    """Reveal all tokens drawn with at least this probability. Not the model's distribution either."""
+    entropy_bound: float | None = None
+    """Reveal tokens together as long as their entropies bound the error by this many nats."""
+    unmasking: UnmaskingRule | None = None
+    """Which tokens of a block a pass reveals, by any rule of `bd3lm.sampling`; the five fields before are
+    short for the usual ones. By default one token, first-hitting, in the model's own order."""
     projection: str = "sampling"
     """How SSD-LM makes almost one-hot vectors of what its network says: sampling, greedy or multi_hot."""
     stop_at_eos: bool = True
@@ -48,6 +105,7 @@ class Settings:
     entropy_floor: float | None = None
     """End a text whose last tokens have less entropy, in nats; 4 in the paper."""
     entropy_window: int = 256
+    """How many last tokens that is."""
     redraws: int = 0
     """How often a text below the floor is drawn again, rather than ended."""
     stride: int | None = None
@@ -56,7 +114,7 @@ class Settings:
     """Keep keys and values between passes; without, the context is computed afresh each time."""
 
     def __post_init__(self) -> None:
-        for name in ("length", "batch_size", "top_k", "steps", "entropy_window", "stride"):
+        for name in _COUNTS:
             value = getattr(self, name)
             if not _is_left_open(name, value) and (not is_whole(value) or value < 1):
                 raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
@@ -64,20 +122,16 @@ class Settings:
             value = getattr(self, name)
             if not _is_left_open(name, value) and not is_whole(value):
                 raise ValueError(f"{name} must be a whole number, got {value!r}")
-        for name in ("temperature", "nucleus_p", "entropy_floor"):
+        for name in ("temperature", "top_p", "entropy_floor", "remask", "confidence", "entropy_bound"):
             value = getattr(self, name)
             if not _is_left_open(name, value) and not is_number(value):
                 raise ValueError(f"{name} must be a number, got {value!r}")
+        self._check_unmasking()
         object.__setattr__(self, "stop", stop_strings(self.stop))
         for name in ("stop_at_eos", "cache"):
             value = getattr(self, name)
             if not isinstance(value, bool | np.bool_):
                 raise ValueError(f"{name} must be True or False, got {value!r}")
-        if not isinstance(self.unmasking, Planned | Adaptive | None):
-            raise ValueError(
-                f"unmasking must be a rule of bd3lm.sampling such as FirstHitting() or Ancestral(5000), got "
-                f"{self.unmasking!r}"
-            )
         if self.eos_id is not None and not self.stop_at_eos:
             raise ValueError(f"eos_id is for stop_at_eos, which is off, got {self.eos_id}")
         if self.projection not in list(members := Projection.members()):
@@ -85,17 +139,55 @@ class Settings:
         self.sharpening()  # these two say what is wrong with their parts
         self.stopping()
 
+    def _check_unmasking(self) -> None:
+        """Refuse what no pass could reveal by."""
+        if not isinstance(self.unmasking, Planned | Adaptive | None):
+            raise ValueError(
+                f"unmasking must be a rule of bd3lm.sampling such as FirstHitting() or Ancestral(5000), got "
+                f"{self.unmasking!r}"
+            )
+        if self.remask is not None and self.steps is None:
+            raise ValueError(f"remask needs steps, the number of steps for each block, got {self.remask}")
+        if self.remask is not None and not 0.0 <= self.remask <= 1.0:
+            raise ValueError(f"remask must lie in [0, 1], got {self.remask}")
+        if self.confidence is not None and not 0.0 < self.confidence <= 1.0:
+            raise ValueError(f"confidence must lie in (0, 1], got {self.confidence}")
+        if self.entropy_bound is not None and not self.entropy_bound >= 0.0:
+            raise ValueError(f"entropy_bound must not be negative, got {self.entropy_bound}")
+
     @classmethod
-    def of(cls, settings: "Settings | None", changes: dict[str, Any]) -> "Settings":
+    def of(cls, settings: "Settings | None", changes: Mapping[str, object]) -> "Settings":
         """Settings with some fields changed, by name."""
         if settings is not None and not isinstance(settings, cls):
             raise ValueError(f"settings must be a Settings, or fields of it by name, got {settings!r}")
         names = [each.name for each in fields(cls)]
         for name in changes:
             if name not in names:
-                hint = did_you_mean(name, names) or ","
-                raise ValueError(f"{name} is no setting{hint} allowed are {', '.join(names)}")
-        return replace(settings or cls(), **changes)
+                raise ValueError(_no_setting(name, names))
+        known: dict[str, Any] = dict(changes)
+        return replace(settings or cls(), **known)
+
+    def by_rule(self, lean: float) -> "Settings":
+        """The same with the unmasking rule that the fields short for one ask for; by default first-hitting,
+        in an order that leans so much."""
+        chosen = [name for name in _WAYS if getattr(self, name) is not None]
+        if len(chosen) > 1:
+            raise ValueError(f"only one of {', '.join(_WAYS)} may be given, got {' and '.join(chosen)}")
+        unsaid: dict[str, Any] = dict.fromkeys(("steps", *UNMASKING))
+        return replace(self, **{**unsaid, "unmasking": self._rule(lean)})
+
+    def _rule(self, lean: float) -> UnmaskingRule:
+        if self.unmasking is not None:
+            return self.unmasking
+        if self.steps is not None and self.remask is not None:
+            return Remasking(steps=self.steps, eta=self.remask)
+        if self.steps is not None:
+            return Ancestral(self.steps)
+        if self.confidence is not None:
+            return MostConfident(threshold=self.confidence)
+        if self.entropy_bound is not None:
+            return EntropyBound(self.entropy_bound)
+        return FirstHitting(self.tokens_per_pass or 1, lean)
 
     def of_writer(self) -> "Settings":
         """A copy with only the fields that affect how the writer is built."""
@@ -128,8 +220,8 @@ class Settings:
         return Sharpening(
             temperature=self.temperature,
             top_k=self.top_k,
-            nucleus_p=1.0 if self.nucleus_p is None else self.nucleus_p,
-            nucleus_rule=self.nucleus_rule,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_p_rule=self.top_p_rule,
         )
 
     def stopping(self, *, eos_id: int | None = None, find_end: FindEnd | None = None) -> Stopping:
@@ -146,8 +238,8 @@ class Settings:
     def projection_rule(self) -> Projection:
         """The projection by its kind, with the nucleus where it has one."""
         member: Any = Projection.members()[self.projection]
-        has_nucleus = "nucleus_p" in {each.name for each in fields(member)}
-        return member(nucleus_p=self.sharpening().nucleus_p) if has_nucleus else member()
+        has_nucleus = "top_p" in {each.name for each in fields(member)}
+        return member(top_p=self.sharpening().top_p) if has_nucleus else member()
 
     def refuse(self, *names: str, why: str) -> None:
         """Refuse settings that would do nothing for a method."""
@@ -167,6 +259,14 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
         if not _is_unicode(string):  # half of a surrogate pair, as a broken argument of a command has it
             raise ValueError(f"stop must be valid Unicode, got {string!r}")
     return tuple(str(string) for string in strings)
+
+
+def _no_setting(name: str, names: Sequence[str]) -> str:
+    """What to say of a keyword that is no setting: what it is called here, or what is near."""
+    advice = advice_in_python(name)
+    if advice is not None:
+        return f"{name} is no setting: {advice}"
+    return f"{name} is no setting{did_you_mean(name, names) or ','} allowed are {', '.join(names)}"
 
 
 def _is_left_open(name: str, value: object) -> bool:

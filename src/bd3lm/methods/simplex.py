@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from bd3lm.evaluation import Estimator
 from bd3lm.methods.base import Frame, Method, Training, at_least_one
-from bd3lm.methods.settings import Settings
+from bd3lm.methods.settings import UNMASKING, Settings
 from bd3lm.models import Denoiser
 from bd3lm.objectives import SimplexDiffusionLoss
 from bd3lm.sampling import SimplexWriter, Writer
@@ -32,7 +32,7 @@ class SimplexMethod(Method):
     kind = "simplex"
     title = "SSD-LM"
     Training = SimplexTraining
-    default_nucleus = 0.95
+    default_top_p = 0.95
     default_steps = 1000
     greedy: ClassVar[Mapping[str, Any]] = MappingProxyType({"projection": "greedy"})
     no_likelihood = "SSD-LM (method kind simplex) has no likelihood, nor a bound on one, to be asked for"
@@ -65,15 +65,15 @@ class SimplexMethod(Method):
 
     def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
         settings.refuse(
-            "unmasking",
+            *UNMASKING,
             "stride",
             "temperature",
             "top_k",
-            "nucleus_rule",
+            "top_p_rule",
             why="SSD-LM draws by its projection",
         )
         if settings.projection == "greedy":
-            settings.refuse("nucleus_p", why="the greedy projection takes the likeliest token")
+            settings.refuse("top_p", why="the greedy projection takes the likeliest token")
         return SimplexWriter(
             network,
             mask_id=frame.mask_id,

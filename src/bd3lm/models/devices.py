@@ -6,6 +6,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from bd3lm.limits import check_device
+
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """A tensor on a device, without waiting for the device: from a CPU to a GPU through pinned memory.
@@ -36,12 +38,8 @@ def pick_device(device: torch.device | str | None, local_rank: int | None = None
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        asked = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"device must be cpu, cuda or cuda:N, got {str(device)!r}") from None
-    if asked.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be cpu, cuda or cuda:N, got {str(device)!r}")
+    check_device(str(device))
+    asked = torch.device(device)
     if asked.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be cpu where there is no GPU that torch can use, got {str(device)!r}")
     if asked.type != "cuda":

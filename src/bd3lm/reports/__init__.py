@@ -7,7 +7,7 @@ a document is built.
 from bd3lm.reports.animation import Film, record_film
 from bd3lm.reports.content import KINDS, Report, Run
 from bd3lm.reports.film_svg import film_svg
-from bd3lm.reports.numbers import leaning, perplexity_text, plain, with_error
+from bd3lm.reports.numbers import bits_text, leaning, perplexity_text, plain, with_error
 from bd3lm.reports.writing import MARKDOWN, PAGE, write_report
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Film",
     "Report",
     "Run",
+    "bits_text",
     "film_svg",
     "leaning",
     "perplexity_text",

@@ -19,6 +19,8 @@ from typing import Any
 from bd3lm.reports.readable import readable
 from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
 
+LONGEST = 2**16
+"""Tokens of a film, at most: a player goes through all of them at every step."""
 Step = Sequence[Any]
 Pieces = list[str | None]
 """What is at each position so far; None is a mask."""
@@ -77,7 +79,26 @@ class Film:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Film":
-        return cls(plain["given"], plain["steps"])
+        """A film that can be played; anything else is a ValueError."""
+        given, steps = plain.get("given"), plain.get("steps")
+        if not isinstance(given, list) or not all(isinstance(each, str | None) for each in given):
+            raise ValueError("given must be a list of pieces of text")
+        if not isinstance(steps, list):
+            raise ValueError("steps must be a list")
+        length = len(given)
+        for number, step in enumerate(steps):
+            match step:
+                case ["block", int(start), int(stop)] if 0 <= start < stop <= LONGEST:
+                    length = max(length, stop)
+                case ["show", int(place), str()] | ["hide", int(place)] if 0 <= place < length:
+                    pass
+                case ["cut", int(place)] if 0 <= place <= length:
+                    length = place
+                case _:
+                    raise ValueError(
+                        f"steps.{number} must be a step that can follow the others, got {step!r:.60}"
+                    )
+        return cls(given, steps)
 
 
 def record_film(events: Iterable[Event], decode: Callable[[list[int]], str], *, mask_id: int) -> Film:

@@ -18,8 +18,8 @@ COMMANDS = {
     "denoising": "bd3lm report {folders}",
 }
 """The kinds of records that a report asks for, and what measures each."""
-KINDS = (*COMMANDS, "unigram", "long_text")
-"""All that it shows; the last two are the demo's, and not missed elsewhere."""
+KINDS = (*COMMANDS, "unigram", "long_text", "box_film")
+"""All that it shows; the last three are the demo's, and not missed elsewhere."""
 OWN = "own"
 """What a record says of data that is the run's own."""
 HELD_OUT = ("valid", "test")
@@ -165,13 +165,24 @@ class Report:
 
     @cached_property
     def _labels(self) -> dict[str, str]:
-        """By folder."""
+        """By folder. Runs of one method have their steps in their names where one of them went on from
+        another, and then all runs have; otherwise they have their folders."""
         methods = [run.title + run.variant for run in self.runs]
-        names = _short_names([run.folder for run in self.runs])
+        folders = [run.folder for run in self.runs]
+        with_steps = [f"{run.title}{run.variant}, {sum(run.steps):,} steps" for run in self.runs]
+        if self._is_gone_on_from and len(set(with_steps)) == len(with_steps):
+            return dict(zip(folders, with_steps, strict=True))
+        names = _short_names(folders)
         return {
-            run.folder: method if methods.count(method) == 1 else f"{method}, {names[run.folder]}"
-            for run, method in zip(self.runs, methods, strict=True)
+            folder: method if methods.count(method) == 1 else f"{method}, {names[folder]}"
+            for folder, method in zip(folders, methods, strict=True)
         }
+
+    @property
+    def _is_gone_on_from(self) -> bool:
+        """Whether a run is here, and another of its method that went on from it; both from known starts."""
+        chains = [(run.title + run.variant, run.steps) for run in self.runs if run.start is None]
+        return any((method, steps[:-1]) in chains for method, steps in chains)
 
 
 def largest(

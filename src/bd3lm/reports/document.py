@@ -64,11 +64,12 @@ class Plot:
 
 @dataclass(frozen=True)
 class Quotation:
-    """A text that a model wrote, after what it was given."""
+    """A text that a model wrote, after what it was given; code is set as such."""
 
     given: str
     written: str
     note: str
+    is_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,19 @@ class Document:
     lead: str
     sections: Sequence[Section]
     colophon: str
+    verdict: str = ""
+    """What came out, in a sentence; `shown_first` are the parts that belong to it."""
+    shown_first: Sequence[Part] = ()
+
+    @property
+    def parts(self) -> list[Part]:
+        """All of them, in their order."""
+        return [*self.shown_first, *(part for section in self.sections for part in section.parts)]
+
+
+def looks_like_code(text: str) -> bool:
+    """Whether a text has lines that are set in, or a prompt of Python's: it needs a face of equal widths."""
+    return re.search(r"^(  +|\t)\S|^>>> ", text, re.MULTILINE) is not None
 
 
 def kind(part: Part) -> str:

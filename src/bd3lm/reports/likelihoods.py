@@ -1,14 +1,14 @@
 """The part of a report on perplexities: what is exact, what is a bound, and on which text."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from bd3lm.reports import plots
 from bd3lm.reports.content import HELD_OUT, OWN, Measured, Record, Report, Run, largest
 from bd3lm.reports.document import Part, Plot, Prose, Table
-from bd3lm.reports.numbers import SIGNS, chain, leaning, perplexity_text, plain
+from bd3lm.reports.numbers import SIGNS, bits_text, chain, leaning, perplexity_text, plain
 from bd3lm.reports.reproduction import measured_by
 
 _LEGEND = (
@@ -20,9 +20,23 @@ Text = tuple[str, str, bool]
 """What tells texts apart: the fingerprint of the tokens, the split, whether end tokens follow documents."""
 
 
+def held_out_alike(report: Report) -> list[Measured]:
+    """The measurements of the runs' own held-out text that can be compared; of several texts the first's."""
+    first = next(iter(_own_texts(report)), [])
+    return _measured_alike(first) if first and not _trained_on(first) else []
+
+
+def held_out_plot(report: Report) -> Iterator[Plot]:
+    """The figures of that text as a plot, where there are several."""
+    alike = held_out_alike(report)
+    if alike:
+        yield from _plot(report, alike, _own_texts(report)[0], "perplexities")
+
+
 def perplexity_parts(report: Report) -> Iterator[Part]:
-    """A table and a plot for each of the runs' own texts, held-out ones first; one table for other texts."""
-    measured = [(run, record) for run in report.runs for record in _largest(run)]
+    """A table for each of the runs' own texts, held-out ones first, and a plot, unless it is `held_out_plot`;
+    one table for other texts."""
+    measured = _measured(report)
     if not measured:
         return
     yield Prose(
@@ -32,27 +46,31 @@ def perplexity_parts(report: Report) -> Iterator[Part]:
         "computed too, by going through every order in which a block can be uncovered. It is never above the "
         "bound."
     )
-    own: dict[Text, list[Measured]] = {}
-    for run, record in measured:
-        if _is_own(record):
-            own.setdefault(_text(record), []).append((run, record))
-    for index, group in enumerate(sorted(own.values(), key=_trained_on)):
-        yield from _own_text_parts(report, group, f"perplexities{index or ''}")
+    for index, group in enumerate(_own_texts(report)):
+        yield _table(report, group, f"{_text_name(group)}, split {group[0][1]['settings']['split']}")
+        yield from _unigram(report, group)
+        if index or _trained_on(group):
+            yield from _plot(report, _measured_alike(group), group, f"perplexities{index or ''}")
     elsewhere = [(run, record) for run, record in measured if not _is_own(record)]
     if elsewhere:
         yield _other_texts(report, elsewhere)
 
 
-def _own_text_parts(report: Report, group: Sequence[Measured], plot_name: str) -> Iterator[Part]:
-    """All that was measured on one text."""
-    text = f"{'training' if _trained_on(group) else 'held-out'} text: {_data_name(group[0][0])}"
-    yield _table(report, group, f"{text}, split {group[0][1]['settings']['split']}")
-    yield from _unigram(report, group)
-    alike = _measured_alike(group)
-    dots = list(_dots(report, alike))
-    if len(dots) > 1:
-        others = [measured for measured in group if measured not in alike]
-        yield _plot(dots, plot_name, text, _left_out(report, alike, others))
+def _measured(report: Report) -> list[Measured]:
+    return [(run, record) for run in report.runs for record in _largest(run)]
+
+
+def _own_texts(report: Report) -> list[list[Measured]]:
+    """All that was measured on the runs' own texts, text by text, held-out ones first."""
+    own: dict[Text, list[Measured]] = {}
+    for run, record in _measured(report):
+        if _is_own(record):
+            own.setdefault(_text(record), []).append((run, record))
+    return sorted(own.values(), key=_trained_on)
+
+
+def _text_name(group: Sequence[Measured]) -> str:
+    return f"{'training' if _trained_on(group) else 'held-out'} text: {_data_name(group[0][0])}"
 
 
 def _largest(run: Run) -> list[Record]:
@@ -119,11 +137,7 @@ _HEADINGS = {"exact": "perplexity, exact", "bound": "perplexity, bound", "neithe
 def _figures(figures: Sequence[Any], meanings: Sequence[str]) -> list[str]:
     """The perplexities of a record by what they mean, and the bits per byte of the first."""
     by_meaning = {figure["meaning"]: perplexity_text(figure) for figure in figures}
-    bits, sign = figures[0]["bits_per_byte"], SIGNS[figures[0]["meaning"]]
-    return [
-        *(by_meaning.get(meaning, "") for meaning in meanings),
-        "–" if bits is None else sign + plain(bits),
-    ]
+    return [*(by_meaning.get(meaning, "") for meaning in meanings), bits_text(figures[0])]
 
 
 def _unigram(report: Report, group: Sequence[Measured]) -> Iterator[Prose]:
@@ -213,41 +227,50 @@ def _size(record: Record) -> str:
     return f"{result['sequences']:,} sequences, {result['tokens']:,} tokens"
 
 
-def _plot(dots: Sequence[plots.Dot], name: str, text: str, left_out: str) -> Plot:
+def _plot(report: Report, alike: Sequence[Measured], group: Sequence[Measured], name: str) -> Iterator[Plot]:
+    """The figures that can be compared, where there are several of them."""
+    dots = list(_dots(report, alike))
+    if len(dots) < 2:
+        return
     words = "; ".join(f"{dot.label} {SIGNS[dot.meaning]}{plain(dot.value)}" for dot in dots)
-    return Plot(
+    others = [measured for measured in group if measured not in alike]
+    yield Plot(
         name,
         plots.perplexities(dots, name),
-        f"Perplexity of {text}: {words}.",
-        "The same figures as a plot. Bars are one standard error to each side, hidden where they are smaller "
-        f"than the mark.{left_out}",
+        f"Perplexity of {_text_name(group)}: {words}.",
+        f"Perplexity of {_text_name(group)}. Bars are one standard error to each side, hidden where they are "
+        "smaller than the mark. Each model is one training run, and with another seed it would have another "
+        f"figure.{_left_out(report, alike, others)}",
     )
 
 
 def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
     """Models against corpora, a row for each model and estimator."""
-    texts: dict[Text, list[Record]] = {}
-    rows: dict[tuple[str, str], dict[Text, Record]] = {}
+    column = _columns([record for _, record in group])
+    texts: dict[tuple[Any, ...], list[Record]] = {}
+    rows: dict[tuple[str, str], dict[tuple[Any, ...], Record]] = {}
     for run, record in group:
-        texts.setdefault(_text(record), []).append(record)
+        texts.setdefault(column(record), []).append(record)
         way = _estimator(record, _order(run, record), of_draws=False)
-        rows.setdefault((_label(report, run, record), way), {})[_text(record)] = record
+        rows.setdefault((_label(report, run, record), way), {})[column(record)] = record
     names = _headings([records[0] for records in texts.values()])
     sizes = {text: {record["result"]["tokens"] for record in records} for text, records in texts.items()}
 
     def cell(record: Record | None) -> str:
         if record is None:
             return "–"
-        tokens = f" ({record['result']['tokens']:,} tokens)" if len(sizes[_text(record)]) > 1 else ""
-        return perplexity_text(record["result"]["figures"][0]) + tokens
+        figure = record["result"]["figures"][0]
+        tokens = f" ({record['result']['tokens']:,} tokens)" if len(sizes[column(record)]) > 1 else ""
+        return f"{perplexity_text(figure)}; {bits_text(figure)} bits per byte{tokens}"
 
     headings = [
         f"{name} ({min(size):,} tokens)" if len(size) == 1 else name
         for name, size in zip(names, sizes.values(), strict=True)
     ]
+    differ = len({record["settings"].get("tokenizer") for _, record in group}) > 1
     return Table(
-        f"Perplexity per token of other texts, with the number of tokens scored. {_LEGEND}"
-        f"{measured_by(group)}",
+        "Perplexity per token of other texts, with the number of tokens scored, and bits per byte of text. "
+        f"{_LEGEND}{_TOKENIZERS_DIFFER if differ else ''}{measured_by(group)}",
         ["model", "estimator", *headings],
         [
             [label, estimator, *(cell(found.get(text)) for text in texts)]
@@ -255,6 +278,34 @@ def _other_texts(report: Report, group: Sequence[Measured]) -> Table:
         ],
         text_columns=[1],
     )
+
+
+_TOKENIZERS_DIFFER = (
+    " The models have different tokenizers, so their perplexities per token cannot be compared: compare bits "
+    "per byte."
+)
+
+
+def _columns(records: Sequence[Record]) -> Callable[[Record], tuple[Any, ...]]:
+    """What the column of a record is: its text. Models with different tokenizers, which make different tokens
+    of one text, are in one column, unless a text has changed since another was measured on it."""
+    read: dict[tuple[Any, ...], set[tuple[str | None, str]]] = {}
+
+    def name(record: Record) -> tuple[Any, ...]:
+        settings = record["settings"]
+        own = (settings["data"], settings["split"], settings["eos_between_documents"])
+        return (*own, settings.get("field"))
+
+    for record in records:
+        settings = record["settings"]
+        read.setdefault(name(record), set()).add((settings.get("tokenizer"), settings["text"]))
+
+    def column(record: Record) -> tuple[Any, ...]:
+        ways = read[name(record)]
+        is_one = len({tokenizer for tokenizer, _ in ways}) == len(ways)
+        return name(record) if is_one else _text(record)
+
+    return column
 
 
 def _headings(records: Sequence[Record]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from markupsafe import Markup
 
@@ -60,7 +61,7 @@ def _frames(film: Film, blocks: int = 3) -> str:
     """The end of the text after each step of its first blocks, a line each."""
     starts = [place for place, step in enumerate(film.steps) if step[0] == "block"]
     last = starts[blocks] if len(starts) > blocks else len(film.steps)
-    states = list(film.readable().states())[: last + 1]
+    states = islice(film.readable().states(), last + 1)
     lines = ["".join(_MASK_SIGN if piece is None else piece for piece in state) for state in states]
     lines = [" ".join(line.split()) for line in lines]
     return "\n".join(line if len(line) <= _WIDTH else f"…{line[1 - _WIDTH :]}" for line in lines)

@@ -22,6 +22,12 @@ def perplexity_text(figure: Mapping[str, Any]) -> str:
     return with_error(figure["perplexity"], figure["perplexity_error"], sign=SIGNS[figure["meaning"]])
 
 
+def bits_text(figure: Mapping[str, Any]) -> str:
+    """The bits per byte of a record's figure, with its sign; a dash where they are not known."""
+    bits = figure["bits_per_byte"]
+    return "–" if bits is None else SIGNS[figure["meaning"]] + plain(bits)
+
+
 def leaning(lean: float, *, beside: float = 0.0) -> str:
     """The lean of an order, as the end of a name. It is left out for a uniform order, unless the name stands
     `beside` one with a lean, for which it could be mistaken."""

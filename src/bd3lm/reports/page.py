@@ -6,15 +6,16 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from bd3lm.reports.animation import Film
-from bd3lm.reports.document import Document, Plot, Screening, kind, pieces
+from bd3lm.reports.colours import dark_rules
+from bd3lm.reports.document import Document, Plot, Screening, kind, looks_like_code, pieces
 from bd3lm.reports.rendering import environment
 from bd3lm.reports.svg import inline_svg
 
 
 def render_page(document: Document) -> str:
     """The whole page."""
-    has_film = any(isinstance(part, Screening) for section in document.sections for part in section.parts)
-    return _PAGE.render(document=document, has_film=has_film)
+    has_film = any(isinstance(part, Screening) for part in document.parts)
+    return _PAGE.render(document=document, has_film=has_film, dark_plots=Markup(dark_rules()))
 
 
 class _Token(NamedTuple):
@@ -51,6 +52,6 @@ def _inline_svg(plot: Plot) -> Markup:
     return Markup(inline_svg(plot.svg, plot.alt))
 
 
-_PAGE = environment(kind=kind, pieces=pieces, stage=_stage, inline_svg=_inline_svg).get_template(
-    "page.html.j2"
-)
+_PAGE = environment(
+    kind=kind, pieces=pieces, stage=_stage, inline_svg=_inline_svg, looks_like_code=looks_like_code
+).get_template("page.html.j2")

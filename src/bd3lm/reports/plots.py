@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from bd3lm.reports.colours import COLOURS, INK, SOFT
+from bd3lm.reports.colours import BARS, COLOURS, INK, MIDDLE, PAPER, SOFT
 from bd3lm.reports.readable import readable
 from bd3lm.reports.style import (
     figure_in_style,
@@ -99,7 +99,7 @@ def training_curves(curves: Sequence[Curve], order: Sequence[str]) -> str:
                 color=colour,
                 linestyle="none",
                 marker=marker,
-                markeredgecolor="white",
+                markeredgecolor=PAPER,
                 markersize=6.5,
                 zorder=3,
                 clip_on=False,
@@ -145,7 +145,7 @@ _MEANINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "exact": ("exact", {**_BLUE, "color": INK, "marker": "o"}),
     "bound": (
         "upper bound: the exact value is here or further left",
-        {**_BLUE, "marker": "<", "markerfacecolor": "white"},
+        {**_BLUE, "marker": "<", "markerfacecolor": PAPER},
     ),
     "neither": ("neither exact nor a bound", {**_BLUE, "marker": "x"}),
 }
@@ -183,7 +183,7 @@ def variances(by_run: Mapping[str, Mapping[str, float]], biased: Sequence[str], 
         for label, figures in by_run.items():
             colour, _, marker = look(order.index(label))
             for rule, value in figures.items():
-                face = "white" if rule in biased else colour
+                face = PAPER if rule in biased else colour
                 axes.plot(
                     value, rules.index(rule), marker=marker, color=colour, markerfacecolor=face, markersize=6
                 )
@@ -203,8 +203,8 @@ def length_histograms(found: Sequence[Lengths]) -> str:
         panels = figure.subplots(len(found), sharex=True, squeeze=False)[:, 0]
         for axes, each in zip(panels, found, strict=True):
             if each.training:
-                _histogram(axes, each.training, bins, color="#c9cdd2", label="training documents")
-                axes.axvline(float(np.median(each.training)), color="#8a8f96", linewidth=1.2)
+                _histogram(axes, each.training, bins, color=BARS, label="training documents")
+                axes.axvline(float(np.median(each.training)), color=MIDDLE, linewidth=1.2)
             outline: dict[str, Any] = {"histtype": "step", "color": COLOURS[0], "linewidth": 1.6}
             _histogram(axes, each.samples, bins, label="texts it wrote", **outline)
             median = float(np.median(each.samples))

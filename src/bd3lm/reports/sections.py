@@ -6,10 +6,11 @@ from typing import Any
 
 from bd3lm.reports.content import COMMANDS, Report, Run, differing
 from bd3lm.reports.document import Document, Listing, Part, Prose, Section, Table, code
-from bd3lm.reports.likelihoods import perplexity_parts
+from bd3lm.reports.likelihoods import held_out_plot, perplexity_parts
 from bd3lm.reports.numbers import capital, chain, shortened
 from bd3lm.reports.texts import film_parts, judgement_parts, length_parts, long_text_parts, sample_parts
 from bd3lm.reports.trainings import clip_parts, curve_parts, variance_parts
+from bd3lm.reports.verdict import verdict
 
 _LEAD = (
     "A language model tells how likely a text is, and can write one. Its text is made of tokens, which are "
@@ -44,6 +45,8 @@ def build_document(report: Report) -> Document:
         lead=_LEAD,
         sections=[section for section in sections if section.parts],
         colophon=_colophon(report),
+        verdict=verdict(report),
+        shown_first=list(held_out_plot(report)),
     )
 
 
@@ -118,7 +121,7 @@ def _missing(report: Report) -> Iterator[Part]:
     for kind, name in _NAMES.items():
         reasons: dict[str, list[Run]] = {}
         for run in report.runs:
-            if _is_missed(run, kind):
+            if _is_missed(run, kind, has_film=bool(report.of_kind("box_film"))):
                 reasons.setdefault(report.unmeasured.get((run.folder, kind), ""), []).append(run)
         for why, runs in reasons.items():
             whose = "; ".join(map(report.label, runs))
@@ -129,7 +132,7 @@ def _missing(report: Report) -> Iterator[Part]:
         yield Listing([capital(item) for item in items])
 
 
-def _is_missed(run: Run, kind: str) -> bool:
+def _is_missed(run: Run, kind: str, *, has_film: bool) -> bool:
     """Whether a run was not measured in this way, and could be."""
     match kind:
         case "perplexity":
@@ -137,5 +140,5 @@ def _is_missed(run: Run, kind: str) -> bool:
         case "variance":
             return run.masks_by_rule and not run.of_kind(kind)
         case "denoising":
-            return run.uncovers and not run.of_kind(kind)
+            return run.uncovers and not run.of_kind(kind) and not has_film
     return not run.of_kind(kind)

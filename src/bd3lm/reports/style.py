@@ -16,29 +16,28 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from bd3lm.reports.colours import COLOURS, INK, SOFT
+from bd3lm.reports.colours import AXIS, COLOURS, GRID, INK, SOFT
 from bd3lm.reports.readable import readable
 from bd3lm.reports.svg import portable_svg
 
 _DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.3)), (0, (5, 1.4, 1.2, 1.4)), (0, (8, 1.6, 3, 1.6)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _WIDTH = 5.2  # inches; a page shows it about 1.5 times as large, a phone as it is
-_GRID = "#e4e4e0"
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.labelsize": 9,
     "axes.labelcolor": SOFT,
-    "axes.edgecolor": "#8a8a8a",
+    "axes.edgecolor": AXIS,
     "axes.linewidth": 0.7,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "grid.color": _GRID,
+    "grid.color": GRID,
     "grid.linewidth": 0.7,
-    "xtick.color": "#8a8a8a",
-    "ytick.color": "#8a8a8a",
+    "xtick.color": AXIS,
+    "ytick.color": AXIS,
     "xtick.labelcolor": SOFT,
     "ytick.labelcolor": SOFT,
     "xtick.labelsize": 8.5,

@@ -6,28 +6,56 @@ from typing import Any
 from bd3lm.reports import plots
 from bd3lm.reports.animation import Film
 from bd3lm.reports.content import Measured, Record, Report, Run, largest
-from bd3lm.reports.document import Heading, Part, Plot, Prose, Quotation, Screening, Table, code
-from bd3lm.reports.numbers import capital, plain, with_error
+from bd3lm.reports.document import (
+    Heading,
+    Part,
+    Plot,
+    Prose,
+    Quotation,
+    Screening,
+    Table,
+    code,
+    looks_like_code,
+)
+from bd3lm.reports.numbers import capital, plain, shortened, with_error
 from bd3lm.reports.reproduction import measured_by, unmasking
 
 
 def film_parts(report: Report) -> Iterator[Part]:
-    """One film: that of the last model that writes in blocks, otherwise the last one there is."""
+    """One film: that of the model in the box where there is one, else that of the last model that writes in
+    blocks, otherwise the last one there is."""
+    if by_box := report.of_kind("box_film"):
+        yield _film_by_box(by_box[-1][1])
+        return
     films = report.of_kind("denoising")
     if not films:
         return
     run, record = ([each for each in films if each[0].writes_blocks] or films)[-1]
     film = Film.from_json(record["result"])
+    yield Screening(film, f"Model: {report.label(run)}. {_way_of_film(film)} {_sampler(record)}")
+
+
+def _film_by_box(record: Record) -> Screening:
+    result = record["result"]
+    film = Film.from_json(result["film"])
+    return Screening(
+        film,
+        f"Model: not one of those below, which have learned too little to write, but `box`, which comes with "
+        f"bd3lm: {result['title']}, {shortened(result['parameters'])} parameters, trained on the English "
+        f"Wikipedia. {_way_of_film(film)} The text is the first that was drawn. {_sampler(record)}",
+    )
+
+
+def _way_of_film(film: Film) -> str:
     size = max((stop - start for start, stop in film.blocks), default=1)
     blocks = (
         "the whole text as one block"
         if len(film.blocks) == 1
         else f"one block of {size} tokens after another"
     )
-    yield Screening(
-        film,
-        f"Model: {report.label(run)}. It writes {'token after token' if size == 1 else blocks}. A token that "
-        f"has been uncovered stays as it is. {_sampler(record)}",
+    return (
+        f"It writes {'token after token' if size == 1 else blocks}. A token that has been uncovered stays as "
+        "it is."
     )
 
 
@@ -43,10 +71,11 @@ def sample_parts(report: Report) -> Iterator[Part]:
         "through the network. Nucleus 0.9 (top-p) means that each token is drawn from the most likely ones "
         "only, which together have a probability of 0.9. `bd3lm sample` draws more."
     )
+    is_code = any(_is_code(record) for _, record in drawn)  # all in one face, so that they can be compared
     for run, record in drawn:
         if len(report.runs) > 1:
             yield Heading(capital(report.label(run)))
-        yield from _quotations(record)
+        yield from _quotations(record, is_code=is_code)
 
 
 def long_text_parts(report: Report) -> Iterator[Part]:
@@ -58,7 +87,7 @@ def long_text_parts(report: Report) -> Iterator[Part]:
             f"texts of that length. This one has {length:,} tokens. Past the context, each token is written "
             "with only the last ones before it in view."
         )
-        yield from _quotations(record)
+        yield from _quotations(record, is_code=_is_code(record))
 
 
 _ENDS = {
@@ -69,16 +98,20 @@ _ENDS = {
 }
 
 
-def _quotations(record: Record) -> Iterator[Quotation]:
+def _is_code(record: Record) -> bool:
+    return any(looks_like_code(text["given"] + text["written"]) for text in record["result"]["texts"])
+
+
+def _quotations(record: Record, *, is_code: bool) -> Iterator[Quotation]:
     for text in record["result"]["texts"]:
         cost = f"{text['tokens']} tokens written in {text['evaluations']} evaluations"
         note = f"{cost}, {_ENDS[text['stopped_by']]}. {_sampler(record)}"
-        yield Quotation(text["given"], text["written"], note)
+        yield Quotation(text["given"], text["written"], note, is_code)
 
 
 def _sampler(record: Record) -> str:
     settings = record["settings"]
-    nucleus = f"Nucleus {settings['nucleus_p']:g}" if settings["nucleus_p"] else "Without a nucleus"
+    nucleus = f"Nucleus {settings['top_p']:g}" if settings["top_p"] else "Without a nucleus"
     steps = f", {settings['steps']} steps" if settings["steps"] else ""
     return f"{nucleus}{steps}, seed {settings['seed']}, {record['dtype']}."
 
@@ -173,7 +206,7 @@ def _cost_plots(report: Report, judged: Sequence[Measured]) -> Iterator[Plot]:
                 result["evaluations_per_token"],
                 result["perplexity"],
                 result["perplexity_error"],
-                f"nucleus {settings['nucleus_p'] or 1:g}{run.other_order(record)}",
+                f"nucleus {settings['top_p'] or 1:g}{run.other_order(record)}",
             )
             groups.setdefault((settings["judge"], settings["length"]), []).append(point)
     shown = {key: points for key, points in groups.items() if len(points) > 1}
@@ -216,12 +249,12 @@ _FOLDED = ("MAUVE", "texts", "length", "redrawn", "degenerate", "sampler", "judg
 
 def _judgement(run: Run, record: Record) -> dict[str, str]:
     settings, result = record["settings"], record["result"]
-    rule = f", {settings['nucleus_rule']}" if "nucleus_rule" in settings else ""  # inclusive is not recorded
+    rule = f", {settings['top_p_rule']}" if "top_p_rule" in settings else ""  # inclusive is not recorded
     return {
         "generative perplexity": with_error(result["perplexity"], result["perplexity_error"]),
         "entropy": with_error(result["entropy"], result["entropy_error"]),
         "evaluations a token": _or_dash(result["evaluations_per_token"]),
-        "nucleus": "–" if settings["nucleus_p"] is None else f"{settings['nucleus_p']:g}{rule}",
+        "nucleus": "–" if settings["top_p"] is None else f"{settings['top_p']:g}{rule}",
         "MAUVE": _or_dash(result["mauve"]),
         "texts": f"{result['samples']:,}",
         "length": f"{settings['length']:,}",
@@ -234,7 +267,7 @@ def _judgement(run: Run, record: Record) -> dict[str, str]:
 
 def _way_of_writing(run: Run, settings: Any) -> list[str]:
     """How a model wrote: its unmasking rule if it writes in blocks, otherwise in how many steps."""
-    if run.writes_blocks:
+    if run.writes_blocks and settings.get("unmasking") is not None:
         return _rule_in_words(settings["unmasking"])
     if run.writes_in_order:
         return ["token after token"]

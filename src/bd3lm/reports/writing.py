@@ -16,7 +16,7 @@ def write_report(report: Report, out: Path) -> Path:
     from bd3lm.reports.sections import build_document
 
     document = build_document(report)
-    plots = [part for section in document.sections for part in section.parts if isinstance(part, Plot)]
+    plots = [part for part in document.parts if isinstance(part, Plot)]
     (out / PLOTS).mkdir(parents=True, exist_ok=True)
     _remove_earlier_plots(out)
     for plot in plots:

@@ -1,7 +1,9 @@
 """From a recipe to a run: a plan, which has been checked as a whole, and what it builds."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +30,8 @@ from bd3lm.io.files import local_path
 from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.objectives import Objective
-from bd3lm.runs.presets import network_config
+from bd3lm.runs.folders import CHECKPOINTS
+from bd3lm.runs.presets import how_to_prepare, network_config
 from bd3lm.runs.recipe import BUILTIN, DataRecipe, Recipe, recipe_to_dict
 from bd3lm.training import (
     Callback,
@@ -100,8 +103,9 @@ class _Reading:
     nothing_held_out: str | None
 
     @classmethod
-    def of(cls, recipe: Recipe, shards: TokenShards) -> "_Reading":
+    def of(cls, recipe: Recipe, shards: TokenShards, engine: Engine) -> "_Reading":
         """All of it, checked against the recipe."""
+        shards.check(partial(print, file=sys.stderr) if engine.is_main else lambda line: None)
         config = _config(recipe, shards.tokenizer.vocab_size, shards.tokenizer.mask_id)
         objective = _objective(recipe, config)
         held_out = HeldOut(held_out_batches(recipe.data, shards), recipe.method.score_first)
@@ -135,9 +139,8 @@ class Plan:
         recipe, engine = self.recipe, self.engine
         reading = self.reading
         if reading is None:
-            reading = _Reading.of(
-                recipe, prepare_builtin(recipe.data, data_folder or self.out / "data", engine)
-            )
+            shards = prepare_builtin(recipe.data, data_folder or self.out / "data", engine)
+            reading = _Reading.of(recipe, shards, engine)
         config, shards = reading.config, reading.shards
         # A run that has a checkpoint goes on from it, and no longer needs what it started from.
         start_from = recipe.start_from if self.store.latest() is None else None
@@ -193,7 +196,7 @@ def plan_run(
             recipe.start_from,
         )
     if shards is not None:
-        return Plan(recipe, out, engine, store, _Reading.of(recipe, shards))
+        return Plan(recipe, out, engine, store, _Reading.of(recipe, shards, engine))
     # The tokenizer of built-in text is trained later. Its size is known, and any mask id will do here.
     _objective(recipe, _config(recipe, recipe.data.builtin_vocabulary, mask_id=0))
     return Plan(recipe, out, engine, store, None)
@@ -211,7 +214,7 @@ def _check_trackers(recipe: Recipe, engine: Engine) -> None:
 def open_store(recipe: Recipe, out: Path) -> CheckpointStore:
     """The checkpoints of a run."""
     return CheckpointStore(
-        out / "checkpoints", keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
+        out / CHECKPOINTS, keep_last=recipe.checkpoint.keep_last, keep_best=recipe.checkpoint.keep_best
     )
 
 
@@ -233,9 +236,13 @@ def prepare_builtin(recipe: DataRecipe, folder: Path, engine: Engine) -> TokenSh
 
 
 def _is_prepared(recipe: DataRecipe, folder: Path) -> bool:
-    return (folder / META_FILE).is_file() and TokenShards(
-        folder
-    ).tokenizer.vocab_size == recipe.builtin_vocabulary
+    """Whether all of it is there; what is damaged or was interrupted is made again."""
+    try:
+        shards = TokenShards(folder)
+        shards.check()
+        return shards.tokenizer.vocab_size == recipe.builtin_vocabulary
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def run_data(recipe: DataRecipe, run: Path) -> TokenShards:
@@ -255,9 +262,8 @@ def open_shards(path: str) -> TokenShards:
     """The folder that `data.path` names."""
     if not local_path(path).is_dir():
         raise ValueError(
-            f"data.path must be a folder of token shards, got {path}, which does not exist; "
-            f"make it with `bd3lm data prepare SOURCE {path}` or, if it moved, say where: --data.path "
-            "(train), --data (eval)"
+            f"data.path must be a folder of token shards, got {path}, which does not exist; make it with "
+            f"{how_to_prepare(path)}; or, if it moved, say where: --data.path (train), --data (eval)"
         )
     return TokenShards(path)
 
@@ -296,7 +302,13 @@ def _start_from(network: Transformer, source: str, shards: TokenShards) -> None:
     """Take another model's weights, after making sure that its tokens mean the same."""
     path = interop.resolve(source)
     if (tokenizer := saved_tokenizer(path)) is not None:
-        shards.require_tokenizer(tokenizer)
+        try:
+            shards.require_tokenizer(tokenizer)
+        except ValueError as error:
+            raise ValueError(
+                f"start_from {source} has a tokenizer of its own, and {error}; prepare text with `bd3lm data "
+                f"prepare SOURCE DATA --tokenizer {source}` and train on it with --data.path DATA"
+            ) from None
     other, _ = interop.load(path)
     theirs = {name: tuple(p.shape) for name, p in other.named_parameters()}
     ours = {name: tuple(p.shape) for name, p in network.named_parameters()}

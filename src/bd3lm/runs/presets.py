@@ -7,11 +7,13 @@ diffusion model in two: at L' = L first, then at L' with the clip range searched
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bd3lm.models import TransformerConfig
 from bd3lm.parsing import did_you_mean, parse
-from bd3lm.runs.recipe import merge
+from bd3lm.runs.merging import merge
+
+if TYPE_CHECKING:
+    from bd3lm.models import TransformerConfig
 
 SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
@@ -22,12 +24,31 @@ SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 )
 
 
-def network_config(size: str, *, vocab_size: int, context: int, **overrides: Any) -> TransformerConfig:
+def network_config(size: str, *, vocab_size: int, context: int, **overrides: Any) -> "TransformerConfig":
     """A network of a named size; `overrides` are fields of TransformerConfig, the size's own included."""
+    from bd3lm.models import TransformerConfig
+
     if size not in SIZES:
         raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}{did_you_mean(size, SIZES)}")
     values = {**SIZES[size], "vocab_size": vocab_size, "context": context, **overrides}
     return parse(TransformerConfig, values, where=f"network (size {size})")
+
+
+DATA: Mapping[str, str] = MappingProxyType(
+    {
+        "data/lm1b": "`bd3lm data prepare lm1b data/lm1b --workers 4`",
+        "data/openwebtext": "`bd3lm data prepare openwebtext data/openwebtext --workers 4`",
+        "data/wikipedia": "`bd3lm data prepare ARTICLES data/wikipedia --tokenizer gpt2`, where ARTICLES is "
+        "any text of Wikipedia, such as the parquet files of wikimedia/wikipedia on the Hugging Face hub",
+        "data/box": "`bd3lm data prepare ARTICLES data/box --tokenizer box`, where ARTICLES is such text",
+    }
+)
+"""How to make the folders of tokens that presets read. None comes with this package."""
+
+
+def how_to_prepare(path: str) -> str:
+    """The command that makes a folder of tokens, as far as it is known."""
+    return DATA.get(path, f"`bd3lm data prepare SOURCE {path}`")
 
 
 ONLY = "run"  # the stage of a preset that has just one
@@ -300,6 +321,7 @@ _DEMO = {
 # At so few steps the paper's two stages are better from small weights (docs/decisions.md). The baselines have
 # not been tried from others.
 _SMALL_WEIGHTS = {"network": {"initialisation": "gpt2"}}
+_FASTER = {"optimizer": {"lr": 6e-3}}  # best for both of the demo's later stages, of those tried
 _DEMO_TIED = merge(_DEMO, _SMALL_WEIGHTS, _TIED)
 
 # Of many steps the last ones pay for whatever is not copied from the input, and a network learns to copy
@@ -350,21 +372,24 @@ _LEANING = {"method": {"kind": "block_diffusion", "lean": 2.0}}
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "demo": Preset(
-            "autoregressive, then block diffusion from it by counts, a next-token loss and the token before "
-            "masked ones shown, written in an order that leans to the left; built-in corpus",
+            "autoregressive; then from it, side by side, autoregressive again and block diffusion by counts "
+            "with a next-token loss and the token before masked ones shown, written in an order that leans "
+            "to the left; built-in corpus",
             (
                 Stage("ar", merge(_DEMO, _steps(420), _AR)),
+                Stage("ar_longer", merge(_DEMO, _steps(420), _AR, _FASTER)),
                 Stage(
                     "block",
                     merge(
                         _DEMO,
                         _steps(420),
+                        {"start_from": "ar"},
                         _COUNTS,
                         _NEXT_TOKEN,
                         _PREVIOUS_TOKEN,
                         _LEANING,
                         _block(4),
-                        {"optimizer": {"lr": 6e-3}},
+                        _FASTER,
                     ),
                 ),
             ),

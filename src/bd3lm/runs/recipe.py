@@ -126,7 +126,8 @@ class Recipe:
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """auto is one process alone, or DDP under torchrun."""
     start_from: str | None = None
-    """A checkpoint whose (EMA) weights training starts from, with a fresh optimizer; also --from."""
+    """A checkpoint whose (EMA) weights training starts from, with a fresh optimizer; also --from. For a later
+    stage of several the name of an earlier one, in place of the one before."""
 
     def __post_init__(self) -> None:
         if type(self.objective) is Training:
@@ -178,34 +179,6 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
 def recipe_from_dict(data: Mapping[str, Any], *, where: str) -> Recipe:
     """A recipe from plain values; one ValueError says all that is wrong."""
     return with_plugins(Recipe, data, where=where)
-
-
-def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts, later ones winning. A `kind` that changes drops the options of the kind before, and a
-    method that changes drops those of its training."""
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        if _is_other(_kind(layer.get("method")), _kind(merged.get("method"))):
-            merged.pop("objective", None)
-        for key, value in layer.items():
-            before = merged.get(key)
-            if isinstance(value, Mapping) and isinstance(before, Mapping | str):
-                changed = _is_other(_kind(value), _kind(before))
-                merged[key] = merge({} if changed else spelt_out(before), value)
-            else:
-                merged[key] = merge(value) if isinstance(value, Mapping) else value
-    return merged
-
-
-def _is_other(kind: Any, before: Any) -> bool:
-    """Whether a kind is said, and another than before."""
-    return kind is not None and before is not None and kind != before
-
-
-def _kind(value: Any) -> Any:
-    """The kind that is said of a member of a family; None where none is said."""
-    said = spelt_out(value)
-    return said.get("kind") if isinstance(said, Mapping) else None
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:

@@ -10,14 +10,11 @@ import yaml
 
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import write_atomically
-from bd3lm.parsing import SettingsError, did_you_mean
+from bd3lm.parsing import SettingsError, did_you_mean, did_you_mean_deeper
+from bd3lm.runs.folders import CHECKPOINTS, RECIPE_FILE, STAGES_FILE, begun_stages
+from bd3lm.runs.merging import merge
 from bd3lm.runs.presets import ONLY, Stage, preset
-from bd3lm.runs.recipe import Recipe, merge, read_settings, recipe_from_dict, recipe_to_dict
-
-RECIPE_FILE = "recipe.yaml"
-"""The resolved recipe of one stage, in its folder."""
-STAGES_FILE = "stages.yaml"
-"""The recipes of all stages of a run with several, by name and in order, including those not begun."""
+from bd3lm.runs.recipe import Recipe, read_settings, recipe_from_dict, recipe_to_dict
 
 
 def resolve_stages(
@@ -55,10 +52,10 @@ def _stages_of(settings: Mapping[str, Any], where: str) -> tuple[Stage, ...]:
         if not isinstance(recipe, Mapping):
             raise ValueError(f"{where}: the stage {name} must be a mapping of settings, got {recipe!r}")
         is_name = isinstance(name, str) and re.fullmatch(r"\w[\w-]*", name)
-        if not is_name or name in (RUN_MODEL, "checkpoints"):
+        if not is_name or name in (RUN_MODEL, CHECKPOINTS):
             raise ValueError(
                 f"{where}: the name of a stage is that of its folder and must be made of letters, digits, _ "
-                f"and -, other than {RUN_MODEL} and checkpoints, got {name!r}"
+                f"and -, other than {RUN_MODEL} and {CHECKPOINTS}, got {name!r}"
             )
     return tuple(Stage(name, recipe) for name, recipe in settings.items())
 
@@ -90,6 +87,8 @@ def _resolved(
         data: dict[str, Any] = dict(stage.recipe)
         for layer in layers:
             common = {key: value for key, value in layer.items() if key not in names}
+            if stage.recipe.get("start_from") in names:
+                common.pop("start_from", None)  # that of the first stage, from which this one does not start
             data = merge(data, common, layer[stage.name] if stage.name in names & layer.keys() else {})
         if start_from is not None:
             data = merge(data, {"start_from": start_from})
@@ -122,7 +121,8 @@ def _check_stage_names(layer: Mapping[str, Any], stages: Sequence[str]) -> None:
         if key in stages and not isinstance(value, Mapping):
             raise ValueError(f"{key} is a stage, whose settings are {key}.any.field, got {value!r}")
         if key not in stages and key not in parts:
-            hint = did_you_mean(key, [*stages, *parts]) or ","
+            near = did_you_mean(key, [*stages, *parts])
+            hint = near or did_you_mean_deeper(key, Recipe, layer) or ","
             raise ValueError(
                 f"{key}: unknown key{hint} allowed are the stages {', '.join(stages)}, and {', '.join(parts)}"
             )
@@ -162,16 +162,6 @@ def _leaves(value: Any, name: str) -> list[str]:
     if not isinstance(value, Mapping):
         return [name]
     return [leaf for key, each in value.items() for leaf in _leaves(each, f"{name}.{key}")]
-
-
-def is_run(out: Path) -> bool:
-    """Whether a folder holds a run, of one stage or of several."""
-    return (out / RECIPE_FILE).is_file() or (out / STAGES_FILE).is_file()
-
-
-def begun_stages(out: Path) -> list[str]:
-    """The names of the stages in a folder, in no particular order, also where nothing says of which run."""
-    return sorted(file.parent.name for file in out.glob(f"*/{RECIPE_FILE}"))
 
 
 def run_stages(out: Path) -> list[Path]:

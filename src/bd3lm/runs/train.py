@@ -11,12 +11,15 @@ from rich.console import Console
 from bd3lm import interop
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import only_writer
+from bd3lm.runs.folders import RECIPE_FILE, begun_stages
 from bd3lm.runs.plan import Plan, Run, open_store, plan_run
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
-from bd3lm.runs.stages import RECIPE_FILE, begun_stages, read_recipe, save_recipe, save_stages
+from bd3lm.runs.stages import read_recipe, save_recipe, save_stages
 from bd3lm.training import Engine
+from bd3lm.training.signals import stop_requests
 
 STOPPED_FILE = "STOPPED"
+_ANSWER_WHILE_SAVING = "saving the model, then stopping; again to quit at once"
 
 
 def train_stages(
@@ -27,7 +30,8 @@ def train_stages(
     device: str | None = None,
     console: Console | None = None,
 ) -> list[Run]:
-    """Run the stages in order, each from the one before, under `out`; returns them, the last being the model.
+    """Run the stages in order under `out`, each from the one before or from the one that its start_from
+    names; returns them, the last being the model.
 
     Stopped by a signal, the runs so far are returned, the last one unfinished.
     """
@@ -92,11 +96,13 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 class _Stage(NamedTuple):
-    """A stage, the folder it is trained in, and its recipe with what follows from the stage before it."""
+    """A stage, the folder it is trained in, its recipe with what follows from the stage that it starts from,
+    and that stage's own."""
 
     name: str
     folder: Path
     recipe: Recipe
+    before: Recipe | None
 
     @property
     def has_checkpoint(self) -> bool:
@@ -104,14 +110,17 @@ class _Stage(NamedTuple):
 
 
 def _chained(stages: Sequence[tuple[str, Recipe]], out: Path) -> list[_Stage]:
-    """Each stage goes on from the model of the one before, in a folder of its own if there are several."""
-    chained: list[_Stage] = []
+    """Each stage goes on from the model of an earlier one, the one before unless its start_from names
+    another, in a folder of its own if there are several."""
+    chained: dict[str, _Stage] = {}
+    last: _Stage | None = None
     for name, recipe in stages:
-        if chained:
-            before = chained[-1]
-            recipe = _after(before.recipe, recipe, start_from=str(before.folder / RUN_MODEL))
-        chained.append(_Stage(name, out / name if len(stages) > 1 else out, recipe))
-    return chained
+        start = chained.get(recipe.start_from or "", last)
+        if start is not None:
+            recipe = _after(start.recipe, recipe, start_from=str(start.folder / RUN_MODEL))
+        folder = out / name if len(stages) > 1 else out
+        last = chained[name] = _Stage(name, folder, recipe, None if start is None else start.recipe)
+    return list(chained.values())
 
 
 def _checked(
@@ -123,7 +132,6 @@ def _checked(
     """
     checked = []
     for index, stage in enumerate(stages):
-        before = stages[index - 1].recipe if index else None
         if resume and not stage.has_checkpoint and any(each.has_checkpoint for each in stages[index:]):
             if (stage.folder / RECIPE_FILE).exists():
                 _require_same(stage.folder, stage.recipe)
@@ -133,14 +141,14 @@ def _checked(
                     soft_wrap=True,
                 )
             continue
-        recipe = _check_folder(stage, resume=resume, chained=before is not None)
-        before = None if stage.has_checkpoint else before
+        recipe = _check_folder(stage, resume=resume, chained=stage.before is not None)
+        before = None if stage.has_checkpoint else stage.before
         checked.append((stage.name, plan_run(recipe, stage.folder, engine=engine, before=before)))
     return checked
 
 
 def _after(before: Recipe, recipe: Recipe, *, start_from: str) -> Recipe:
-    """A stage that goes on from the one before: from its weights, and with the text that it has not read."""
+    """A stage that goes on from an earlier one: from its weights, and with the text that it has not read."""
     data = recipe.data
     if data.skip is None:
         in_one_order = (before.data.path, before.data.context, before.data.bos_eos, before.train.seed) == (
@@ -185,11 +193,14 @@ def _train(run: Run, recipe: Recipe, *, resume: bool, console: Console) -> None:
         console.print(f"training on {trainer.engine.device} in {trainer.precision}, {how}")
         if run.nothing_held_out is not None:
             console.print(f"{run.nothing_held_out}: nothing will be validated", soft_wrap=True, markup=False)
-    try:
-        trainer.run()
-    except FloatingPointError as error:
-        raise FloatingPointError(f"{error}. {_way_out(run)}") from error
-    folder = run.export()
+    with stop_requests(lambda: _ANSWER_WHILE_SAVING if trainer.engine.is_main else "") as stop_requested:
+        try:
+            trainer.run()  # which answers signals itself
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error}. {_way_out(run)}") from error
+        folder = run.export()
+        if trainer.engine.any_true(stop_requested()):
+            trainer.stopped_by = "signal"
     if trainer.engine.is_main and trainer.stopped_by == "signal":
         # torchrun has one exit status for all ends but success; this tells a job script more.
         (run.out / STOPPED_FILE).touch()

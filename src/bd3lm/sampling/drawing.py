@@ -8,9 +8,8 @@ from torch import Tensor
 
 from bd3lm.diffusion import Purpose, counter_uniform, gumbel_max, nucleus, subs_at_masks, temper, top_k
 from bd3lm.diffusion.categorical import NucleusRule
+from bd3lm.limits import check_temperature
 from bd3lm.models import runs_kernels
-
-_COLDEST, _HOTTEST = 1e-3, 1e3  # where log-probabilities over a temperature surely stay finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,21 +21,17 @@ class Sharpening:
 
     temperature: float = 1.0
     top_k: int | None = None
-    nucleus_p: float = 1.0
-    nucleus_rule: NucleusRule = "inclusive"
+    top_p: float = 1.0
+    top_p_rule: NucleusRule = "inclusive"
 
     def __post_init__(self) -> None:
-        if self.temperature != 0.0 and not _COLDEST <= self.temperature <= _HOTTEST:
-            raise ValueError(
-                f"temperature must lie in [{_COLDEST:g}, {_HOTTEST:g}], so that probabilities stay finite, "
-                f"or be 0, which always takes the likeliest token, got {self.temperature}"
-            )
+        check_temperature(self.temperature)
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {self.top_k}")
-        if not 0.0 < self.nucleus_p <= 1.0:
-            raise ValueError(f"nucleus_p must lie in (0, 1], got {self.nucleus_p}")
-        if self.nucleus_rule not in ("inclusive", "exclusive"):
-            raise ValueError(f"nucleus_rule must be 'inclusive' or 'exclusive', got {self.nucleus_rule!r}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
+        if self.top_p_rule not in ("inclusive", "exclusive"):
+            raise ValueError(f"top_p_rule must be 'inclusive' or 'exclusive', got {self.top_p_rule!r}")
         if self.temperature == 0.0:
             object.__setattr__(self, "temperature", 1.0)
             object.__setattr__(self, "top_k", 1)
@@ -45,7 +40,7 @@ class Sharpening:
         log_p = temper(log_p, self.temperature)
         if self.top_k is not None:
             log_p = top_k(log_p, self.top_k)
-        return nucleus(log_p, self.nucleus_p, self.nucleus_rule)
+        return nucleus(log_p, self.top_p, self.top_p_rule)
 
     def draw(self, log_p: Tensor, seeds: Tensor, positions: Tensor, *, repeat: int | Tensor = 0) -> Tensor:
         """Tokens (rows, k) for log_p (rows, k, vocabulary) at text positions (rows, k)."""
@@ -79,8 +74,8 @@ class Sharpening:
                 repeat.reshape(1),
                 mask_id=mask_id,
                 temperature=self.temperature,
-                nucleus_p=self.nucleus_p,
-                inclusive=self.nucleus_rule == "inclusive",
+                top_p=self.top_p,
+                inclusive=self.top_p_rule == "inclusive",
             )
         return tokens.view(rows, places)
 

@@ -50,7 +50,7 @@ def draw(
     *,
     mask_id: int,
     temperature: float,
-    nucleus_p: float,
+    top_p: float,
     inclusive: bool,
 ) -> Tensor:
     """Tokens (n,) for logits (n, vocabulary), as `Sharpening.draw` of `subs_at_masks(logits, mask_id)`.
@@ -76,8 +76,8 @@ def draw(
     )
     _score[(rows, chunks)](*row, scores, candidates, largest, chunk, TILE=_TILE, num_warps=_WARPS)
     _settle[(rows,)](
-        *(*row, scores, candidates, largest, tokens, chunks, nucleus_p),
-        NUCLEUS=nucleus_p < 1.0,
+        *(*row, scores, candidates, largest, tokens, chunks, top_p),
+        NUCLEUS=top_p < 1.0,
         INCLUSIVE=inclusive,
         CHUNKS=triton.next_power_of_2(chunks),
         TILE=_ROW_TILE,
@@ -146,7 +146,7 @@ def _settle(
     largest,
     tokens,
     chunks,
-    nucleus_p: tl.float64,
+    top_p: tl.float64,
     NUCLEUS: tl.constexpr,
     INCLUSIVE: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -177,7 +177,7 @@ def _settle(
                 mass = tl.exp(scaled - top).to(tl.float64)
                 total += mass
                 before += tl.where(_is_likelier(scaled, start + column, own, candidate), mass, 0.0)
-            limit = nucleus_p * tl.sum(total, 0)
+            limit = top_p * tl.sum(total, 0)
             likelier = tl.sum(before, 0)
             # Written so that NaN is never outside: the loop must end whatever the logits are.
             if INCLUSIVE:

@@ -1,5 +1,6 @@
 """What happens while texts are written, and what is left of each: the sample."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -35,63 +36,70 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Started:
-    """A text is begun, or begun again."""
+class TextEvent:
+    """Something that happens to a text while it is written."""
 
     index: int
+    """Which request the text answers."""
+    tell: Callable[[], str] | None = field(default=None, kw_only=True, repr=False, compare=False)
+    """Tells what the text looks like by then, where the events come from a model with a tokenizer."""
+
+    @property
+    def text(self) -> str | None:
+        """What was given and what is written by then, with a sign in place of each mask."""
+        return None if self.tell is None else self.tell()
+
+
+@dataclass(frozen=True)
+class Started(TextEvent):
+    """A text is begun, or begun again."""
+
     request: Request
 
 
 @dataclass(frozen=True)
-class BlockStarted:
+class BlockStarted(TextEvent):
     """Positions start..stop − 1 of a text are written next; some of them may be given."""
 
-    index: int
     start: int
     stop: int
 
 
 @dataclass(frozen=True)
-class TokenRevealed:
+class TokenRevealed(TextEvent):
     """A token was written at a position of a text.
 
     Under uniform noise a position is written many times, and may hold the mask, a token like others there.
     """
 
-    index: int
     position: int
     token: int
 
 
 @dataclass(frozen=True)
-class TokenHidden:
+class TokenHidden(TextEvent):
     """A token that had been written was masked again."""
 
-    index: int
     position: int
 
 
 @dataclass(frozen=True)
-class BlockFinished:
+class BlockFinished(TextEvent):
     """Positions start..stop − 1 of a text are written; they may yet be dropped, or all drawn again."""
 
-    index: int
     start: int
     stop: int
 
 
 @dataclass(frozen=True)
-class Redrawn:
+class Redrawn(TextEvent):
     """A text fell below the entropy floor; it is begun again, from a new seed."""
-
-    index: int
 
 
 @dataclass(frozen=True)
-class Stopped:
+class Stopped(TextEvent):
     """A text is finished."""
 
-    index: int
     sample: Sample
 
 

@@ -3,12 +3,13 @@
 import csv
 import io
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from bd3lm.diffusion import derive_seed
 from bd3lm.io.extras import require
@@ -66,7 +67,10 @@ class CsvLog:
         """The rows of the file, without a last one that a crash tore."""
         text = self._path.read_bytes().decode("utf-8", errors="replace").replace("\0", "")
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        whole = [row for row in csv.DictReader(lines) if None not in row and None not in row.values()]
+        try:
+            whole = [row for row in csv.DictReader(lines) if None not in row and None not in row.values()]
+        except csv.Error as error:
+            raise ValueError(f"{self._path} must be the log of a training run, as CSV: {error}") from None
         rows = [{name: value for name, value in row.items() if value} for row in whole]
         return [row for row in rows if row.get("step", "").isdecimal()]
 
@@ -80,13 +84,26 @@ class CsvLog:
         write_atomically(self._path, text.getvalue().encode())
 
 
+class _Steps(Progress):
+    """A bar that shows each step as it is done, however rarely it is told something new."""
+
+    def __init__(self, trainer: "Trainer", *columns: ProgressColumn, **options: Any) -> None:
+        self.trainer = trainer
+        super().__init__(*columns, **options)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.task_ids:
+            self.update(task, completed=self.trainer.step)
+        yield from super().get_renderables()
+
+
 class ProgressBar:
     """Steps, loss, speed and time left, on a terminal; elsewhere a line at validations, and now and then."""
 
     def __init__(self, console: Console | None = None, *, description: str = "training") -> None:
         self._console = console or Console()
         self._description = description
-        self._progress: Progress | None = None
+        self._progress: _Steps | None = None
         self._task: Any = None
         self._began = self._said = time.perf_counter()
 
@@ -96,7 +113,8 @@ class ProgressBar:
         self._began = self._said = time.perf_counter()
         if not self._console.is_terminal:
             return
-        self._progress = Progress(
+        self._progress = _Steps(
+            trainer,
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.completed}/{task.total}"),
@@ -115,7 +133,8 @@ class ProgressBar:
             return
         figures = describe(trainer, metrics)
         if self._progress is not None:
-            self._progress.update(self._task, completed=trainer.step, figures=figures)
+            self._progress.trainer = trainer
+            self._progress.update(self._task, figures=figures)
         elif "valid_nats" in metrics or self._is_silent():
             self._said = time.perf_counter()
             where = f"step {trainer.step}/{trainer.settings.steps}, {self._said - self._began:.0f} s"

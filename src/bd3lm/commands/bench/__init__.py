@@ -40,7 +40,7 @@ class BenchTrain(_Bench):
 
     layers: int = 12
     vocabulary: int = 50258
-    batch: int = 32
+    batch_size: int = 32
     dropout: float = 0.1
     steps: int = 20
     """Steps to time, after three to warm up."""
@@ -61,7 +61,7 @@ class BenchTrain(_Bench):
         on_gpu = options["device"].type == "cuda"
         compile = on_gpu if self.compile == "auto" else self.compile == "on"
         shape = self._shape(layers=self.layers, vocabulary=self.vocabulary, dropout=self.dropout)
-        case = TrainingCase(shape=shape, batch=self.batch, compile=compile)
+        case = TrainingCase(shape=shape, batch_size=self.batch_size, compile=compile)
         variants = self.variants if self.variants is not None else ("compiled" if compile else "eager",)
         bench_training(case, variants, steps=self.steps, profile=self.profile, **options)
         return 0
@@ -73,7 +73,7 @@ class BenchForward(_Bench):
 
     layers: int = 12
     vocabulary: int = 50258
-    batch: int = 16
+    batch_size: int = 16
     """Texts side by side; by default as in the paper (Suppl. B.7)."""
     repeats: int = 20
     compile: Literal["auto", "on", "off"] = "auto"
@@ -90,7 +90,7 @@ class BenchForward(_Bench):
         on_gpu = options["device"].type == "cuda"
         compile = on_gpu if self.compile == "auto" else self.compile == "on"
         shape = self._shape(layers=self.layers, vocabulary=self.vocabulary, dropout=0.0)
-        case = TrainingCase(shape=shape, batch=self.batch, compile=compile, ema=False)
+        case = TrainingCase(shape=shape, batch_size=self.batch_size, compile=compile, ema=False)
         bench_forward(case, self.variants, repeats=self.repeats, **options)
         return 0
 
@@ -101,9 +101,9 @@ class BenchSample(_Bench):
 
     layers: int = 12
     vocabulary: int = 50258
-    batch: int = 1
+    batch_size: int = 1
     length: int = 512
-    nucleus: float = 0.9
+    top_p: float = 0.9
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the weights; auto is bfloat16 on a GPU, else float32."""
     repeats: int = 3
@@ -122,9 +122,9 @@ class BenchSample(_Bench):
         on_gpu = options["device"].type == "cuda"
         case = SamplingCase(
             shape=self._shape(layers=self.layers, vocabulary=self.vocabulary),
-            batch=self.batch,
+            batch_size=self.batch_size,
             length=self.length,
-            nucleus_p=self.nucleus,
+            top_p=self.top_p,
             dtype=("bfloat16" if on_gpu else "float32") if self.dtype == "auto" else self.dtype,
         )
         bench_sampling(case, self.variants, repeats=self.repeats, profile=self.profile, **options)
@@ -135,7 +135,7 @@ class BenchSample(_Bench):
 class BenchAttention(_Bench):
     """The attention of one layer under the training layout."""
 
-    batch: int = 32
+    batch_size: int = 32
     repeats: int = 20
     variants: Annotated[tuple[str, ...], arg(metavar="VARIANT ...")] = ("auto", "dense")
     """Any of auto, flex, dense; those that are the same on the device are timed once."""
@@ -144,7 +144,7 @@ class BenchAttention(_Bench):
         from bd3lm.bench import AttentionCase
         from bd3lm.commands.bench.timing import bench_attention
 
-        case = AttentionCase(shape=self._shape(), batch=self.batch)
+        case = AttentionCase(shape=self._shape(), batch_size=self.batch_size)
         bench_attention(case, self.variants, repeats=self.repeats, **self._options())
         return 0
 

@@ -87,7 +87,7 @@ def bench_training(
         rows.append(record)
     reference = training_reference(case) if _on_the_card(device) else None
     beside = [] if reference is None else [(reference[2], float(reference[0]), reference[1])]
-    _print(console, f"Training, {case.shape.title}, batch {case.batch}", rows, beside, device)
+    _print(console, f"Training, {case.shape.title}, batch {case.batch_size}", rows, beside, device)
     _explain(
         console,
         rows,
@@ -122,10 +122,10 @@ def bench_forward(
         with console.status(f"forward: {case.shape.title}, {name}"):
             timing = measure_forward(variant, device=device, repeats=repeats)
         record = timing_record("forward", name, variant, timing, device)
-        record |= {"tokens_per_second": case.batch * case.shape.context / timing.median}
+        record |= {"tokens_per_second": case.batch_size * case.shape.context / timing.median}
         _keep(out, record)
         rows.append(record)
-    _print(console, f"Forward pass, {case.shape.title}, batch {case.batch}", rows, [], device)
+    _print(console, f"Forward pass, {case.shape.title}, batch {case.batch_size}", rows, [], device)
     _explain(console, rows, [], timed="call", tokens="those of the texts")
     return rows
 
@@ -159,12 +159,11 @@ def bench_sampling(
         rows.append(record)
     reference = sampling_reference(case) if _on_the_card(device) else None
     beside = [] if reference is None else [(reference[1], reference[0], None)]
-    texts = f"{_number(case.batch, 'text')} of {case.length} tokens"
+    texts = f"{_number(case.batch_size, 'text')} of {case.length} tokens"
     _print(console, f"Sampling, {case.shape.title}: {texts}, {case.dtype}", rows, beside, device)
     _explain(console, rows, beside, timed="run", tokens="those written, of all texts together")
-    profiled = (
-        f"one more run of each variant, of {_number(case.batch, 'text')} of {case.profiled_length} tokens"
-    )
+    few = f"{_number(case.batch_size, 'text')} of {case.profiled_length} tokens"
+    profiled = f"one more run of each variant, of {few}"
     if case.profiled_length < case.length:
         profiled += f" and not {case.length}, to keep it small"
     _print_profiles(console, rows, device, "run", profiled)
@@ -193,7 +192,7 @@ def bench_attention(
                 timed = replace(variant, backward=backward)
                 timing = measure_attention(timed, device=device, repeats=repeats)
             record = timing_record("attention", name, timed, timing, device)
-            record |= {"tokens_per_second": case.batch * case.shape.context / timing.median}
+            record |= {"tokens_per_second": case.batch_size * case.shape.context / timing.median}
             _keep(out, record)
             alike.append(record)
         _print(console, f"Attention of one layer, {passes}, {case.title}", alike, [], device)

@@ -1,8 +1,8 @@
 """`bd3lm demo`: train, measure and sample a small block diffusion model, on text every Python carries.
 
-An autoregressive model comes first, as the comparison and as the start; a block diffusion model with blocks
-of 4 is trained from it. Both are measured on held-out text: the one exactly, the other exactly and by the
-bound that the paper can print.
+An autoregressive model comes first. From it go on, for as many steps again, an autoregressive model and a
+block diffusion model with blocks of 4, which can be compared therefore. All are measured on held-out text:
+exactly, and the last also by the bound that the paper can print.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Demo(Command):
 
 
 def run_demo(out: Path, *, console: "Console | None" = None) -> int:
-    """Train the demo's two models under `out`, and report; the exit status, 130 when stopped."""
+    """Train the demo's models under `out`, and report; the exit status, 130 when stopped."""
     from rich.console import Console
 
     from bd3lm.commands.demo.results import show_results
@@ -42,8 +42,9 @@ def run_demo(out: Path, *, console: "Console | None" = None) -> int:
     console.print(
         "[bold]Block diffusion on a laptop.[/] An autoregressive model writes one token after another. A "
         "block diffusion model writes a block at a time: it starts from 4 masks and uncovers them in a "
-        "random order that leans to the left, each time looking at all it has so far. Here the first is "
-        "trained, then the second from it, on the documentation that comes with Python.\n",
+        "random order that leans to the left, each time looking at all it has so far. Here a model of "
+        "the first kind is trained on the documentation that comes with Python. From it training goes on "
+        "twice, for as long again: as before, and with blocks.\n",
         soft_wrap=True,
     )
     runs = train_stages(resolve_stages("demo"), out, resume=True, console=console)

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from bd3lm.commands.eval import Eval, measure_perplexity
 from bd3lm.commands.report import Report, make_report
-from bd3lm.commands.report.measuring import keep_texts
+from bd3lm.commands.report.measuring import keep_box_film, keep_texts
+from bd3lm.commands.report.runs import stages_of
 from bd3lm.commands.shared.corpora import open_sequences
 from bd3lm.commands.shared.records import keep, new_record
 from bd3lm.commands.shared.subjects import Subject
@@ -22,11 +23,14 @@ from bd3lm.lm import Settings, build_estimator
 from bd3lm.objectives import TokenBatch
 from bd3lm.reports import perplexity_text
 from bd3lm.reports.content import OWN
+from bd3lm.reports.numbers import chain
+from bd3lm.runs.folders import is_run
 from bd3lm.runs.plan import Run
 from bd3lm.runs.recipe import Recipe, recipe_from_dict
-from bd3lm.runs.stages import is_run, resolve_stages
+from bd3lm.runs.stages import resolve_stages
 
 _DRAWS = 8  # of each text, for a bound that is estimated
+_BOX_PROMPT = "The city of"
 
 
 def show_results(runs: list[Run], out: Path, *, console: Console | None = None) -> None:
@@ -43,8 +47,10 @@ def show_results(runs: list[Run], out: Path, *, console: Console | None = None) 
             markup=False,
         )
     else:
-        _print_perplexities(runs, console)
+        _print_perplexities(runs, out, console)
         _print_long_text(run, console)
+    with _doing("letting the model in the box write", console):
+        keep_box_film(_subject(run), _BOX_PROMPT)
     with _doing("writing the report", console):
         page = make_report(
             Report(runs=(out,), device=str(run.trainer.engine.device)), console=Console(quiet=True)
@@ -71,21 +77,25 @@ def _doing(what: str, console: Console) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _print_perplexities(runs: list[Run], console: Console) -> None:
+def _print_perplexities(runs: list[Run], out: Path, console: Console) -> None:
     """A table of every stage and, to compare, token frequencies."""
     table = Table(title="Perplexity of held-out text (per token; lower is better)")
     for heading in ("model", "steps", "exact", "bound"):
         table.add_column(heading, justify="left" if heading == "model" else "right")
-    titles = " and ".join(each.config.title for each in runs)
+    titles = " and ".join(dict.fromkeys(each.config.title for each in runs))
     console.print(f"measuring on held-out text: {titles} ...", soft_wrap=True)
     table.add_row("unigram frequencies", "", f"{_unigram(runs[-1]):.1f}", "")
-    for index, each in enumerate(runs):
-        steps = " + ".join(str(earlier.trainer.step) for earlier in runs[: index + 1])
-        table.add_row(each.config.title, steps, *_perplexities(each, console))
+    trainings = {stage.folder: stage.training() for stage in stages_of(out)}
+    for each in runs:
+        made = trainings[each.out]
+        table.add_row(each.config.title, chain(made.steps, made.start), *_perplexities(each, console))
     console.print()
     console.print(table)
-    if len(runs) > 1:
-        console.print("The last model went on from the one above it, and has read more text.")
+    if any(len(each.steps) > 1 for each in trainings.values()):
+        console.print(
+            "A sum of steps: training went on from the model of the first of them, with a fresh optimizer.",
+            soft_wrap=True,
+        )
     if runs[-1].config.method.has_order:
         console.print(
             "Exact figures count every order in which a block can be uncovered; the bound is what papers "

@@ -10,18 +10,30 @@ from bd3lm.commands.shared.flags import (
     DeviceFlag,
     DType,
     LeanFlag,
+    MaxDocumentFlag,
     ModelsOrFiles,
-    NucleusFlag,
-    NucleusRuleFlag,
     OptionalFile,
     SamplingDTypeFlag,
     StepsFlag,
     TokenizerFlag,
+    TopPFlag,
+    TopPRuleFlag,
     check_sources,
     named,
 )
 
-_FOR_FILES = ("field", "judge", "window", "stride", "judge_batch", "mauve", "out", "device", "judge_dtype")
+_FOR_FILES = (
+    "field",
+    "max_document",
+    "judge",
+    "window",
+    "stride",
+    "judge_batch_size",
+    "mauve",
+    "out",
+    "device",
+    "judge_dtype",
+)
 
 
 @dataclass(frozen=True)
@@ -41,21 +53,22 @@ class Judge(Command):
             help="The field of .jsonl of other code that holds a text, or a list of them; by default text.",
         ),
     ] = None
+    max_document: MaxDocumentFlag = None
     judge: Annotated[str, arg(metavar="MODEL")] = "gpt2-large"
     """A causal language model: a local folder, a GGUF file, or a name on the hub, which is downloaded."""
     count: int = 300
     """Samples of each model and length."""
     length: Annotated[tuple[int, ...], arg(metavar="INT ...")] = (1024, 2048)
     """Tokens of a sample, end tokens or not; several lengths are judged one by one."""
-    nucleus: NucleusFlag = None
-    nucleus_rule: NucleusRuleFlag = "inclusive"
+    top_p: TopPFlag = None
+    top_p_rule: TopPRuleFlag = "inclusive"
     steps: StepsFlag = None
     lean: LeanFlag = None
     entropy_floor: float = 4.0
     """Draw a sample again if its last 256 tokens have less entropy than this, in nats; 0 draws none again."""
     redraws: int = 20
     """How often to draw it again before it is cut short and counted."""
-    batch: int = 32
+    batch_size: int = 32
     """Samples drawn side by side."""
     seed: int = 0
     tokenizer: TokenizerFlag = None
@@ -63,7 +76,7 @@ class Judge(Command):
     """Tokens that the judge reads at a time."""
     stride: int = 512
     """Tokens by which the window moves on in longer texts."""
-    judge_batch: int = 8
+    judge_batch_size: int = 8
     """Windows judged side by side."""
     mauve: OptionalFile = None
     """Also compute MAUVE against the human text in this file (.jsonl, .txt or .parquet)."""
@@ -75,20 +88,23 @@ class Judge(Command):
     """Precision of the judge."""
 
     def run(self) -> int:
-        import torch
-        from rich.console import Console
-
-        from bd3lm.commands.judge.judging import check_flags, open_judge, run_judge
+        from bd3lm.commands.shared.models import SUFFIX
         from bd3lm.commands.shared.records import check_new_file, write_records
-        from bd3lm.commands.shared.sample_files import SUFFIX, open_sources
-        from bd3lm.models.devices import pick_device
 
+        check_new_file(self.out)
         check_sources(self, for_files=_FOR_FILES)
         if self.field is not None and not any(source.endswith(SUFFIX) for source in self.sources):
             raise ValueError(
                 f"--field is for texts in {SUFFIX} files, and no source is one, got {self.field!r}"
             )
-        check_new_file(self.out)
+
+        import torch  # what is above needs none
+        from rich.console import Console
+
+        from bd3lm.commands.judge.judging import check_flags, open_judge, run_judge
+        from bd3lm.commands.shared.sample_files import open_sources
+        from bd3lm.models.devices import pick_device
+
         check_flags(self)
         records = run_judge(
             open_sources(self, field=self.field or "text"),

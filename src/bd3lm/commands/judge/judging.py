@@ -42,16 +42,21 @@ def check_flags(flags: Judge) -> None:
         )
     if not flags.entropy_floor and flags.redraws != Judge.redraws:
         raise ValueError(f"redraws needs an entropy floor above 0, got {flags.redraws} without one")
-    if flags.judge_batch < 1:
-        raise ValueError(f"judge-batch must be at least 1, got {flags.judge_batch}")
+    if flags.judge_batch_size < 1:
+        raise ValueError(f"--judge-batch-size must be at least 1, got {flags.judge_batch_size}")
     if flags.mauve is not None:
         if not flags.mauve.is_file():
             raise ValueError(f"mauve must be a file of human text, and {flags.mauve} is none")
         try:  # its first document: all of it is read last, after everything was drawn and judged
-            next(load_corpus(flags.mauve, held_out=0).documents("train"), None)
+            next(_human_texts(flags), None)
         except ValueError as error:
             raise ValueError(f"mauve must be a file of human text: {error}") from error
         require("mauve", "mauve", "MAUVE")
+
+
+def _human_texts(flags: Judge) -> Iterator[str]:
+    assert flags.mauve is not None
+    return load_corpus(flags.mauve, held_out=0, max_document=flags.max_document).documents("train")
 
 
 def settings_of(flags: Judge, subject: Subject, length: int) -> Settings:
@@ -60,10 +65,10 @@ def settings_of(flags: Judge, subject: Subject, length: int) -> Settings:
     settings = Settings(
         length=length,
         seed=flags.seed,
-        batch_size=flags.batch,
-        nucleus_p=flags.nucleus,
-        nucleus_rule=flags.nucleus_rule,
-        **method.in_steps(flags.steps),
+        batch_size=flags.batch_size,
+        top_p=flags.top_p,
+        top_p_rule=flags.top_p_rule,
+        steps=flags.steps,
         stop_at_eos=False,
         entropy_floor=flags.entropy_floor or None,
         redraws=flags.redraws if flags.entropy_floor else 0,
@@ -135,7 +140,7 @@ def judge_samples(samples: Samples, judge: FeatureJudge, flags: Judge, notes: Co
     """The judgement of samples as a record, which is kept beside the run of their model."""
     texts, prompts = samples.values("documents"), samples.prompts()
     _check_there_is_text(samples)
-    options = {"window": flags.window, "batch_size": flags.judge_batch}
+    options = {"window": flags.window, "batch_size": flags.judge_batch_size}
     found = judge_texts(
         judge,
         texts,
@@ -152,8 +157,7 @@ def judge_samples(samples: Samples, judge: FeatureJudge, flags: Judge, notes: Co
     )
     likeness = None
     if flags.mauve is not None:
-        documents = load_corpus(flags.mauve, held_out=0).documents("train")
-        likeness = mauve_score(judge, texts, documents, **options)
+        likeness = mauve_score(judge, texts, _human_texts(flags), **options)
     result = {
         "samples": len(texts),
         "tokens": int(found.tokens.sum()),
@@ -217,7 +221,7 @@ def _of_writing(samples: Samples) -> dict[str, Any]:
 
 def _settings(samples: Samples, judge: FeatureJudge, flags: Judge) -> dict[str, Any]:
     """What the figures depend on."""
-    drawn = ("nucleus_p", "unmasking", "steps", "entropy_floor", "redraws", "seed")
+    drawn = ("top_p", "unmasking", "steps", "entropy_floor", "redraws", "seed")
     return {
         "judge": judge.name,
         "judge_dtype": judge.dtype,
@@ -263,9 +267,9 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
         passes = [f"{result['evaluations']:,.0f}"]
         if result["redrawn_passes"]:
             passes.append(f"+ {result['redrawn_passes'] / result['samples']:,.0f}")
-        if settings["nucleus_p"] is not None:  # a greedy projection has none
-            rule = f" {settings['nucleus_rule']}" if "nucleus_rule" in settings else ""
-            drawn.insert(1, f"nucleus {settings['nucleus_p']:g}{rule}")
+        if settings["top_p"] is not None:  # a greedy projection has none
+            rule = f" {settings['top_p_rule']}" if "top_p_rule" in settings else ""
+            drawn.insert(1, f"nucleus {settings['top_p']:g}{rule}")
         drawn += [
             f"{name.replace('_', ' ')} {settings[name]:g}"
             for name in ("temperature", "top_k")

@@ -46,10 +46,8 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
     from rich.console import Console
     from rich.text import Text
 
-    from bd3lm.commands.report.measuring import measure_missing
-    from bd3lm.commands.report.runs import check_different, check_out, content, open_run, runs_in, stages_of
     from bd3lm.interop import check_folder
-    from bd3lm.reports import write_report
+    from bd3lm.limits import check_device
 
     console = console or Console(stderr=True)
     if not flags.runs:
@@ -58,6 +56,14 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
         raise ValueError(f"samples must be at least 1, got {flags.samples}")
     for folder in flags.runs:
         check_folder("runs", folder)
+    if flags.device is not None:
+        check_device(flags.device, "--device")
+
+    from bd3lm.commands.report.measuring import measure_missing  # which brings torch
+    from bd3lm.commands.report.runs import check_different, check_out, content, open_run, runs_in, stages_of
+    from bd3lm.commands.shared.subjects import tell_what_is_not_kept
+    from bd3lm.reports import write_report
+
     out = flags.out or (flags.runs[0] if len(flags.runs) == 1 else Path("report"))
     check_out(out)
     stages = [stage for folder in flags.runs for run in runs_in(folder) for stage in stages_of(run)]
@@ -71,6 +77,7 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
     content(opened, {}, unfinished)  # raises what is wrong with the runs before anything is measured
     unmeasured: dict[tuple[str, str], str] = {}
     if flags.measure:
+        tell_what_is_not_kept(each.subject for each in opened)
         for each in opened:
             for kind, why in measure_missing(each.subject, flags.samples, console).items():
                 unmeasured[each.subject.name, kind] = why

@@ -18,9 +18,10 @@ from bd3lm.commands.shared.writing import settings_record
 from bd3lm.commands.variance import Variance, measurable_rules, measure_variances
 from bd3lm.data import Tokenizer
 from bd3lm.evaluation import corpus_likelihood
-from bd3lm.lm import Generation, Settings, build_estimator
+from bd3lm.interop import BOX
+from bd3lm.lm import Generation, LanguageModel, Settings, build_estimator
 from bd3lm.methods import Method
-from bd3lm.reports import record_film
+from bd3lm.reports import Film, record_film
 from bd3lm.reports.content import HELD_OUT, OWN
 
 _AFFORDABLE = 60.0  # seconds; what would take longer is left to its own command
@@ -150,9 +151,24 @@ def _draw_film(subject: Subject, console: Console) -> None:
         _say(console, subject, "a film of a text being written")
         settings = Settings(length=min(context, _FILM_TOKENS), steps=_steps(method), stop_at_eos=False)
         settings = method.settled(settings)
-        events = subject.model.stream(_prompts(subject, tokenizer, 1), settings)
-        film = record_film(events, tokenizer.decode, mask_id=subject.model.config.mask_id)
+        film = _film(subject.model, tokenizer, _prompts(subject, tokenizer, 1), settings)
         _keep(subject, "denoising", settings, film.to_json())
+
+
+def keep_box_film(subject: Subject, prompt: str) -> None:
+    """A film of the model in the box, beside a run whose own models write nothing that can be read."""
+    if kept(subject, "box_film"):
+        return
+    box = Subject.open(BOX, device=str(subject.device))
+    settings = box.model.config.method.settled(Settings(length=_FILM_TOKENS, stop_at_eos=False))
+    film = _film(box.model, _reader(box), [prompt], settings)
+    parameters = sum(parameter.numel() for parameter in box.model.network.parameters())
+    result = {"title": box.title, "parameters": parameters, "film": film.to_json()}
+    _keep(subject, "box_film", settings, result)
+
+
+def _film(model: LanguageModel, tokenizer: Tokenizer, prompts: list[str], settings: Settings) -> Film:
+    return record_film(model.stream(prompts, settings), tokenizer.decode, mask_id=model.config.mask_id)
 
 
 def _reader(subject: Subject) -> Tokenizer:
@@ -185,7 +201,7 @@ def keep_texts(subject: Subject, kind: str, settings: Settings, written: Sequenc
 
 
 def _keep(subject: Subject, kind: str, settings: Settings, result: dict[str, Any]) -> None:
-    used = ("length", "nucleus_p", "unmasking", "steps", "stop_at_eos", "seed")
+    used = ("length", "top_p", "unmasking", "steps", "stop_at_eos", "seed")
     plain = settings_record(settings)
     record = new_record(subject, kind, settings={name: plain[name] for name in used}, result=result)
     keep(subject, kind, record)

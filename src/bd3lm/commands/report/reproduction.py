@@ -13,11 +13,7 @@ from bd3lm.commands.variance import Variance
 from bd3lm.reports.content import OWN, Record
 from bd3lm.reports.reproduction import Typed, unmasking
 
-_OTHER_NAMES = {
-    "limit": "sequences",
-    "batch_size": "batch",
-    "nucleus_p": "nucleus",
-}
+_OTHER_NAMES = {"limit": "sequences"}
 """The fields of commands that records call otherwise."""
 
 
@@ -66,7 +62,7 @@ def command_of(record: Record, recipe: Mapping[str, Any]) -> Command | None:
 
 
 _PERPLEXITY = ("split", "field", "estimator", "lean", "replicates", "limit", "seed", "batch_size", "dtype")
-_DRAWN = ("lean", "length", "nucleus_p", "nucleus_rule", "entropy_floor", "seed", "dtype")
+_DRAWN = ("lean", "length", "top_p", "top_p_rule", "entropy_floor", "seed", "dtype")
 _JUDGED = ("judge", "judge_dtype", "window", "stride", "steps", "redraws")
 
 

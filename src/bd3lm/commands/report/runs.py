@@ -14,8 +14,10 @@ from bd3lm.commands.shared.subjects import Subject
 from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME
 from bd3lm.lm import LanguageModel
 from bd3lm.reports import KINDS, MARKDOWN, PAGE, Report, Run
+from bd3lm.reports.records import LARGEST
+from bd3lm.runs.folders import CHECKPOINTS, RECIPE_FILE, begun_stages, is_run
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
-from bd3lm.runs.stages import RECIPE_FILE, begun_stages, is_run, read_recipe, run_stages
+from bd3lm.runs.stages import read_recipe, run_stages
 from bd3lm.runs.train import STOPPED_FILE
 from bd3lm.training import CheckpointStore, CsvLog
 
@@ -119,14 +121,35 @@ def _log(folder: Path) -> list[dict[str, float]]:
     file = folder / LOG_FILE
     if not (file.is_file() and (folder / RECIPE_FILE).is_file()):
         return []
-    return [{name: float(value) for name, value in row.items()} for row in CsvLog(file).rows()]
+    return [_entry(row, file) for row in CsvLog(file).rows()]
+
+
+def _entry(row: Mapping[str, str], file: Path) -> dict[str, float]:
+    """The numbers of a row that can be drawn: a loss may have become too large, or none."""
+    entry: dict[str, float] = {}
+    for name, text in row.items():
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"{file} must hold numbers, got {name} {text!r:.60}") from None
+        if abs(value) <= LARGEST:
+            entry[name] = value
+    if not (entry.get("step", 0) >= 1 and entry.get("tokens", -1) >= 0):
+        raise ValueError(
+            f"{file} must have in each row a step, from 1 on, and the tokens seen until then, got "
+            f"{dict(row)!r:.80}"
+        )
+    if not {"clip_low", "clip_high"} <= entry.keys():
+        entry.pop("clip_low", None)
+        entry.pop("clip_high", None)
+    return entry
 
 
 def _totals(folder: Path) -> tuple[int, int]:
     """Steps and tokens, including those after the last log entry: a stopped run leaves a checkpoint."""
     last = _log(folder)[-1]
     step = int(last["step"])
-    made = max(step, CheckpointStore(folder / "checkpoints").latest() or 0)
+    made = max(step, CheckpointStore(folder / CHECKPOINTS).latest() or 0)
     return made, int(last["tokens"]) // step * made
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -12,14 +12,14 @@ from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
     LeanFlag,
-    NucleusFlag,
-    NucleusRuleFlag,
     OptionalFile,
     OptionalFloat,
     OptionalInt,
     SamplingDTypeFlag,
     StepsFlag,
     TokenizerFlag,
+    TopPFlag,
+    TopPRuleFlag,
     named,
 )
 
@@ -38,8 +38,8 @@ _NO_FLAG = 'bd3lm sample takes prompts after the model, without a flag: bd3lm sa
 class Sample(Command):
     """Let a model write, one text for each prompt.
 
-    In a terminal one text is shown as it is uncovered; of several each is shown when it is finished, and
-    elsewhere in the order of the prompts.
+    In a terminal one text is shown as it is uncovered. Of several each is shown when it and those before it
+    are finished.
     """
 
     kind = "sample"
@@ -62,14 +62,14 @@ class Sample(Command):
     for SEDD and D3PM with uniform noise."""
     max_new_tokens: OptionalInt = None
     """Tokens at most after each prompt, in place of --length."""
-    nucleus: NucleusFlag = None
-    nucleus_rule: NucleusRuleFlag = "inclusive"
+    top_p: TopPFlag = None
+    top_p_rule: TopPRuleFlag = "inclusive"
     temperature: float = 1.0
     """Below 1 likely tokens become likelier; 0 always takes the likeliest."""
     top_k: OptionalInt = None
     """Draw from this many of the likeliest tokens."""
     seed: int = 0
-    batch: int = 32
+    batch_size: int = 32
     """Texts written side by side. It changes speed and memory, not the texts."""
     steps: StepsFlag = None
     projection: Annotated[str, named("KIND")] = "sampling"
@@ -85,8 +85,10 @@ class Sample(Command):
     """Reveal tokens together as long as their entropies bound the error by this many nats."""
     unmasking: Annotated[tuple[str, ...], named("KIND [FIELD=VALUE ...]")] = ()
     """Reveal tokens by a rule of this kind, with these fields; a --plugin may define it."""
-    eos: bool = True
+    stop_at_eos: bool = True
     """End a text at the end token."""
+    eos_id: OptionalInt = None
+    """The end token; by default the tokenizer's."""
     stop: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="STRING")]] = ()
     """End a text before this string, where it stands after the prompt. May be given several times, each with
     one string: a text ends before the first of them."""
@@ -109,32 +111,35 @@ class Sample(Command):
     dtype: SamplingDTypeFlag = None
 
     def run(self) -> int:
-        import torch
-        from rich.console import Console
-
         from bd3lm import interop
-        from bd3lm.commands.sample.display import check_film
-        from bd3lm.commands.sample.unmasking import check_ways
-        from bd3lm.commands.shared.records import weights_digest
-        from bd3lm.commands.shared.subjects import one_model
-        from bd3lm.commands.shared.writing import Author, check_out, sampling_dtype
-        from bd3lm.lm import load
-        from bd3lm.models.devices import pick_device
+        from bd3lm.commands.sample.checks import check_film, check_numbers, check_ways
+        from bd3lm.commands.shared.models import check_models, one_model
+        from bd3lm.commands.shared.records import check_new_file
 
         if self.count < 1:
             raise ValueError(f"--count must be at least 1, got {self.count}")
         check_ways(self)
-        self._check_numbers()
+        check_numbers(self)
         named = self.model or ""
         if any(each.isspace() for each in named) and not Path(named).exists():
             raise ValueError(
                 f"MODEL must be a run, model folder or hub id, got {named!r}; to continue a text, name "
                 f'the model first: bd3lm sample box "{named}"'
             )
-        if self.out is not None:
-            check_out(self.out)
-        prompts = [prompt for prompt in self._given() for _ in range(self.count)]
-        check_film(self.film, len(prompts), self.out)
+        check_new_file(self.out)
+        texts = [text for text in self._texts() for _ in range(self.count)]
+        check_film(self.film, len(texts), self.out)
+        check_models([] if self.model is None else [self.model], device=self.device)
+
+        import torch  # what is above needs none, and whoever mistyped something need not wait for it
+        from rich.console import Console
+
+        from bd3lm.commands.shared.prompts import parse_template
+        from bd3lm.commands.shared.records import weights_digest
+        from bd3lm.commands.shared.writing import Author, sampling_dtype
+        from bd3lm.lm import load
+        from bd3lm.models.devices import pick_device
+
         dtype = sampling_dtype(self.dtype, self.device)
         source = interop.BOX if self.model is None else one_model(self.model)
         path = interop.BOX_FOLDER if self.model is None else interop.resolve(source)
@@ -148,7 +153,7 @@ class Sample(Command):
             model = model.with_lean(self.lean)
         run_sample(
             model,
-            prompts,
+            texts if self.template is None else [parse_template(text) for text in texts],
             self._settings(model.config.method),
             author=Author(str(source), None if self.out is None else weights_digest(path)),
             max_new_tokens=self.max_new_tokens,
@@ -159,20 +164,26 @@ class Sample(Command):
         return 0
 
     def _settings(self, method: "Method") -> "Settings":
-        from bd3lm.commands.sample.unmasking import how_to_unmask
+        from bd3lm.commands.sample.unmasking import unmasking_rule
         from bd3lm.lm import Settings
 
         return Settings(
             length=self.length,
             seed=self.seed,
-            batch_size=self.batch,
+            batch_size=self.batch_size,
             temperature=self.temperature,
             top_k=self.top_k,
-            nucleus_p=self.nucleus,
-            nucleus_rule=self.nucleus_rule,
-            **how_to_unmask(self, method),
+            top_p=self.top_p,
+            top_p_rule=self.top_p_rule,
+            steps=self.steps,
+            remask=self.remask,
+            tokens_per_pass=self.tokens_per_pass,
+            confidence=self.confidence,
+            entropy_bound=self.entropy_bound,
+            unmasking=unmasking_rule(self.unmasking, method),
             projection=self.projection,
-            stop_at_eos=self.eos,
+            stop_at_eos=self.stop_at_eos,
+            eos_id=self.eos_id,
             stop=self.stop,
             entropy_floor=self.entropy_floor,
             entropy_window=self.entropy_window,
@@ -181,41 +192,18 @@ class Sample(Command):
             cache=self.cache,
         )
 
-    def _given(self) -> Sequence[Any]:
-        """Prompts, a template, or the empty prompt, which starts from nothing."""
-        from bd3lm.commands.shared.prompts import parse_template, read_prompts
+    def _texts(self) -> Sequence[str]:
+        """Prompts, or the template, or the empty prompt, which starts from nothing."""
+        from bd3lm.commands.shared.prompts import read_prompts, template_parts
 
         sources = {"PROMPTS": self.prompts, "--prompts-from": self.prompts_from, "--template": self.template}
         given = [name for name, value in sources.items() if value not in (None, ())]
         if len(given) > 1:
             raise ValueError(f"only one of {', '.join(sources)} may be given, got {' and '.join(given)}")
         if self.template is not None:
-            return [parse_template(self.template)]
+            template_parts(self.template)  # which says what is wrong with it
+            return [self.template]
         return self.prompts or ("",) if self.prompts_from is None else read_prompts(self.prompts_from)
-
-    def _check_numbers(self) -> None:
-        """In the words of the flags, where Python's arguments have other names."""
-        if self.length is not None and self.max_new_tokens is not None:
-            raise ValueError(
-                f"only one of --length and --max-new-tokens may be given, got {self.length} and "
-                f"{self.max_new_tokens}"
-            )
-        for name, count in (
-            ("--steps", self.steps),
-            ("--tokens-per-pass", self.tokens_per_pass),
-            ("--max-new-tokens", self.max_new_tokens),
-        ):
-            if count is not None and count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}")
-        if self.batch < 1:
-            raise ValueError(f"--batch must be a whole number from 1 on, got {self.batch}")
-        for name, share in (("--nucleus", self.nucleus), ("--confidence", self.confidence)):
-            if share is not None and not 0.0 < share <= 1.0:
-                raise ValueError(f"{name} must lie in (0, 1], got {share}")
-        if self.remask is not None and not 0.0 <= self.remask <= 1.0:
-            raise ValueError(f"--remask must lie in [0, 1], got {self.remask}")
-        if self.entropy_bound is not None and not self.entropy_bound >= 0.0:
-            raise ValueError(f"--entropy-bound must not be negative, got {self.entropy_bound}")
 
 
 def run_sample(
@@ -232,14 +220,14 @@ def run_sample(
 ) -> "list[Generation]":
     """Write a text for each prompt or template, show them, and say on `notes` how fast it went.
 
-    One text in a terminal is shown while it is written, masks and all; of several each is shown when it is
-    finished, and elsewhere than in a terminal once those before it are. How a single text was written goes
-    to `film`, an animated SVG.
+    One text in a terminal is shown while it is written, masks and all; of several each is shown when it and
+    those before it are finished. How a single text was written goes to `film`, an animated SVG.
     """
     from rich.console import Console
     from rich.text import Text
 
-    from bd3lm.commands.sample.display import Animation, Film, Printer, check_film
+    from bd3lm.commands.sample.checks import check_film
+    from bd3lm.commands.sample.display import Animation, Film, Printer
     from bd3lm.commands.shared.writing import UNNAMED, Bar, Display, write_texts
 
     console = console or Console()
@@ -250,7 +238,7 @@ def run_sample(
     if len(prompts) == 1 and console.is_terminal and tokenizer is not None:
         displays.append(Animation(console, tokenizer, mask_id))
     else:
-        displays += [Bar(console, len(prompts)), Printer(console, len(prompts))]
+        displays += [Bar(notes, len(prompts), device=model.device), Printer(console, len(prompts))]
     filmed = None if film is None else Film(film)
     if filmed is not None:
         displays.append(filmed)

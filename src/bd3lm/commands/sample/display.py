@@ -2,6 +2,7 @@
 
 import time
 import unicodedata
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bd3lm.commands.shared.records import check_new_file
 from bd3lm.commands.shared.writing import Display
 from bd3lm.data import Tokenizer
 from bd3lm.io.files import write_atomically
@@ -23,7 +23,8 @@ _SHOWN = 2000  # last tokens that an animation decodes: more than a screen holds
 
 
 class Animation(Display):
-    """The end of a text that is being written, redrawn as its tokens come; at last the text."""
+    """The end of a text that is being written, redrawn as its tokens come; at last the text, or when writing
+    is stopped what there is of it."""
 
     watches = True
 
@@ -42,6 +43,11 @@ class Animation(Display):
         self.live.stop()
         if self.finished is not None:
             print_text(self.console, self.finished, many=False)
+            return
+        while self.tokens and self.tokens[-1] == self.mask_id:
+            self.tokens.pop()
+        if self.tokens:  # stopped, by Ctrl-C or an error
+            self.console.print(self._shown(self.tokens), soft_wrap=True)
 
     def event(self, event: Event) -> None:
         match event:
@@ -62,22 +68,25 @@ class Animation(Display):
 
     def _tail(self) -> Text:
         """As many of the last lines as the terminal has room for."""
+        lines = self._shown(self.tokens[-_SHOWN:]).wrap(self.console, self.console.width)
+        return Text("\n").join(lines[-max(self.console.height - 2, 1) :])
+
+    def _shown(self, seen: Sequence[int]) -> Text:
         shown = Text()
-        for masked, run in groupby(self.tokens[-_SHOWN:], lambda token: token == self.mask_id):
+        for masked, run in groupby(seen, lambda token: token == self.mask_id):
             tokens = list(run)  # decoded together: a character may be several tokens
             if masked:
                 shown.append(_MASK_SIGN * len(tokens), style="dim")
             else:
                 shown.append(_printable(self.tokenizer.decode(tokens)))
-        lines = shown.wrap(self.console, self.console.width)
-        return Text("\n").join(lines[-max(self.console.height - 2, 1) :])
+        return shown
 
 
 class Printer(Display):
-    """Prints finished texts: in a terminal at once, elsewhere in the order of the prompts.
+    """Prints finished texts in the order of the prompts.
 
-    What a program reads must not depend on which text was finished first. Texts that still wait for an
-    earlier one when writing is interrupted are printed then.
+    What is read must not depend on which text was finished first. Texts that still wait for an earlier one
+    when writing is interrupted are printed then.
     """
 
     def __init__(self, console: Console, texts: int) -> None:
@@ -90,9 +99,6 @@ class Printer(Display):
             print_text(self.console, self.waiting.pop(index), many=self.many)
 
     def text(self, text: Generation) -> None:
-        if self.console.is_terminal:
-            print_text(self.console, text, many=self.many)
-            return
         self.waiting[text.sample.index] = text
         while self.next in self.waiting:
             self.next += 1
@@ -112,26 +118,19 @@ class Film(Display):
         self.events.append(event)
 
     def write(self, tokenizer: Tokenizer, mask_id: int) -> None:
+        if not self.events:
+            raise ValueError(
+                f"--film {self.file} cannot be drawn: the text was in --out already, by a command "
+                "that was stopped; write it again to another --out"
+            )
         write_atomically(
             self.file, film_svg(record_film(self.events, tokenizer.decode, mask_id=mask_id)).encode()
         )
 
 
-def check_film(film: Path | None, texts: int, out: Path | None) -> None:
-    """Refuse a film of several texts, one that is not called .svg, and one that would overwrite a file."""
-    if film is None:
-        return
-    if film == out:
-        raise ValueError(f"--film and --out must be two files, got {film} for both")
-    if texts != 1:
-        raise ValueError(f"--film is of one text, got {texts}")
-    if film.suffix != ".svg":
-        raise ValueError(f"--film must be a file called .svg, got {film}")
-    check_new_file(film, "--film")
-
-
 def print_text(console: Console, generation: Generation, *, many: bool) -> None:
-    """A text as it is into a file or a pipe; in a terminal without what would steer the terminal."""
+    """A text as it is into a file or a pipe; in a terminal wrapped at words, and without what would steer the
+    terminal."""
     text, written = generation.text or "", generation.completion or ""
     sample = generation.sample
     if many:
@@ -141,7 +140,7 @@ def print_text(console: Console, generation: Generation, *, many: bool) -> None:
         console.file.write(text + "\n")
         return
     given = text[: len(text) - len(written)]
-    console.print(Text.assemble((_printable(given), "dim"), _printable(written)), soft_wrap=True)
+    console.print(Text.assemble((_printable(given), "dim"), _printable(written)))
 
 
 def _printable(text: str) -> str:

@@ -1,54 +1,23 @@
-"""The order in which `bd3lm sample` reveals tokens: from its flags to a rule."""
+"""Which tokens `bd3lm sample` reveals in a pass: the flags that go together, and --unmasking as a rule."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bd3lm.parsing import did_you_mean, parse
-from bd3lm.sampling import EntropyBound, FirstHitting, MostConfident, Remasking, UnmaskingRule
+from bd3lm.sampling import UnmaskingRule
 
 if TYPE_CHECKING:
-    from bd3lm.commands.sample import Sample
     from bd3lm.methods import Method
 
 
-def check_ways(flags: "Sample") -> None:
-    """Refuse flags that would contradict each other."""
-    if flags.remask is not None and flags.steps is None:
-        raise ValueError("--remask needs --steps, the number of steps for each block")
-    ways = {
-        "--steps": flags.steps,
-        "--tokens-per-pass": flags.tokens_per_pass,
-        "--confidence": flags.confidence,
-        "--entropy-bound": flags.entropy_bound,
-        "--unmasking": flags.unmasking or None,
-    }
-    chosen = [name for name, value in ways.items() if value is not None]
-    if len(chosen) > 1:
-        raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
-    if flags.lean and chosen and chosen != ["--tokens-per-pass"]:
-        raise ValueError(
-            f"--lean is for an order that is drawn, and {chosen[0]} has its own; only --lean 0 goes with it"
-        )
-
-
-def how_to_unmask(flags: "Sample", method: "Method") -> dict[str, Any]:
-    """The settings that the flags ask for: an unmasking rule, or steps of the method's own."""
-    if flags.unmasking:
-        rule = named_rule(flags.unmasking, UnmaskingRule.members())
-        says_lean = any(word.startswith("lean=") for word in flags.unmasking)
-        return {
-            "unmasking": rule if says_lean or not rule.can_lean else replace(rule, lean=method.order_lean)
-        }
-    if flags.remask is not None and flags.steps is not None:
-        return {"unmasking": Remasking(steps=flags.steps, eta=flags.remask)}
-    if flags.confidence is not None:
-        return {"unmasking": MostConfident(threshold=flags.confidence)}
-    if flags.entropy_bound is not None:
-        return {"unmasking": EntropyBound(flags.entropy_bound)}
-    if flags.tokens_per_pass is not None and (method.has_order or flags.tokens_per_pass > 1):
-        return {"unmasking": FirstHitting(flags.tokens_per_pass, method.order_lean)}
-    return method.in_steps(flags.steps)
+def unmasking_rule(words: Sequence[str], method: "Method") -> UnmaskingRule | None:
+    """The rule that --unmasking asks for, which leans as the model does unless its words say how much."""
+    if not words:
+        return None
+    rule: Any = named_rule(words, UnmaskingRule.members())
+    says_lean = any(word.startswith("lean=") for word in words)
+    return rule if says_lean or not rule.can_lean else replace(rule, lean=method.order_lean)
 
 
 def named_rule(words: Sequence[str], kinds: Mapping[str, type[Any]], *, flag: str = "--unmasking") -> Any:

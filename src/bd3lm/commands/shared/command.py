@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hint
 from tyro.conf import FlagCreatePairsOff, Positional, Suppress, UseAppendAction, subcommand
 
 from bd3lm.kinds import Kinded
+from bd3lm.words import advice_in_flags
 
 
 class Command(Kinded, ABC, family="command", group="bd3lm.commands"):
@@ -17,6 +18,11 @@ class Command(Kinded, ABC, family="command", group="bd3lm.commands"):
 
     mistakes: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Flags that people try and the command does not have, each with what to say then."""
+
+    @classmethod
+    def advice(cls, flag: str) -> str | None:
+        """What to say for a flag that other programs have for something of ours."""
+        return advice_in_flags(flag, {each.field for each in flags_of(cls)})
 
     @abstractmethod
     def run(self) -> int:
@@ -34,7 +40,7 @@ class Flag:
 
     field: str
     name: str
-    """Such as --nucleus-rule."""
+    """Such as --top-p-rule."""
     default: Any
     is_switch: bool
     """It is --name or, where it `has_opposite`, --no-name."""

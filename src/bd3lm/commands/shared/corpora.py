@@ -5,14 +5,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-from bd3lm.commands.shared.subjects import Subject
+import numpy as np
+
+from bd3lm.commands.shared.skipped import say_skipped
 from bd3lm.data import CORPORA, OrderedBatches, TokenShards, WrappedTokens, load_corpus, prepare
-from bd3lm.data.files import find_files, split_by_name
+from bd3lm.data.folders import find_files, split_by_name
 from bd3lm.data.shards import META_FILE
 from bd3lm.io.files import local_path
-from bd3lm.objectives import TokenBatch
-from bd3lm.reports.content import HELD_OUT
+from bd3lm.io.reading import DocumentTooLong
+
+if TYPE_CHECKING:  # texts are checked before torch is loaded, which these bring
+    from bd3lm.commands.shared.subjects import Subject
+    from bd3lm.objectives import TokenBatch
 
 
 @dataclass(frozen=True)
@@ -32,19 +38,26 @@ class Sequences:
         """Of the tokens: the same for runs that read the same data."""
         return self.rows.shards.fingerprint
 
-    def batches(self, subject: Subject, batch_size: int) -> Iterator[TokenBatch]:
+    def batches(self, subject: "Subject", batch_size: int) -> "Iterator[TokenBatch]":
         """On the model's device, scored as the model was trained."""
+        from bd3lm.objectives import TokenBatch
+
         score_first = subject.model.config.method.score_first
         for tokens in OrderedBatches(self.rows, rows=batch_size, limit=self.number):
             yield TokenBatch.of(tokens.to(subject.device), score_first=score_first)
 
-    def text_bytes(self, subject: Subject) -> int | None:
-        """The bytes of what is scored; None without a tokenizer."""
+    def text_bytes(self, subject: "Subject") -> int | None:
+        """The bytes of the text of exactly those tokens that are scored; None without a tokenizer."""
         tokenizer = subject.model.tokenizer
         if tokenizer is None:
             return None
         first = int(not subject.model.config.method.score_first)
-        return sum(tokenizer.text_bytes(self.rows[[index]][:, first:]) for index in range(self.number))
+        found, before = 0, np.empty(0, np.int64)
+        for index in range(self.number):
+            row = self.rows[[index]][0]
+            found += tokenizer.text_bytes(row[first:], before=[*before, *row[:first]])
+            before = row
+        return found
 
 
 def check_texts(data: Iterable[str | None], field: str | None = None) -> None:
@@ -52,7 +65,7 @@ def check_texts(data: Iterable[str | None], field: str | None = None) -> None:
     where no text comes from files, which alone have one."""
     files = [source for source in data if source is not None and _is_of_files(source)]
     for source in files:
-        load_corpus(source)  # finds the files and reads none
+        say_skipped(load_corpus(source))  # finds the files and reads none
     if field is not None and not files:
         raise ValueError(f"--field is for text in files, and none is measured on, got {field!r}")
 
@@ -67,7 +80,7 @@ def _is_shards(data: str) -> bool:
 
 @contextmanager
 def open_sequences(
-    subject: Subject,
+    subject: "Subject",
     data: str | None,
     *,
     split: str | None = None,
@@ -84,6 +97,8 @@ def open_sequences(
     A run that was trained on sequences between BOS and EOS is measured on such, whatever the text. A model
     that came without its run does not know how it was trained: `bos_eos` says that it was so.
     """
+    from bd3lm.reports.content import HELD_OUT
+
     if limit is not None and limit < 1:
         raise ValueError(f"sequences must be at least 1, got {limit}")
     with TemporaryDirectory() as scratch:
@@ -112,7 +127,7 @@ def open_sequences(
 
 
 def _tokenize(
-    subject: Subject,
+    subject: "Subject",
     data: str,
     split: str | None,
     field: str | None,
@@ -120,6 +135,8 @@ def _tokenize(
     folder: Path,
 ) -> tuple[TokenShards, str]:
     """One split of a corpus as shards; a file that is no split of anything is taken whole."""
+    from bd3lm.reports.content import HELD_OUT
+
     tokenizer = subject.model.tokenizer
     if tokenizer is None:
         raise ValueError(f"{subject.name} was saved without a tokenizer; name one with --tokenizer")
@@ -128,8 +145,13 @@ def _tokenize(
     whole = path.exists() and (path.is_file() or not split_by_name(path, find_files(path)))
     corpus = load_corpus(data, field=field if _is_of_files(data) else None, held_out=0 if whole else None)
     split = split or next((each for each in HELD_OUT if each in corpus.splits), corpus.splits[0])
-    shards = prepare(corpus, tokenizer, folder, splits=[split], eos_between_documents=eos_between_documents)
-    return shards, split
+    try:
+        return prepare(
+            corpus, tokenizer, folder, splits=[split], eos_between_documents=eos_between_documents
+        ), split
+    except DocumentTooLong as error:
+        hint = "`bd3lm data prepare --max-document` allows more, and can be measured on by its folder"
+        raise DocumentTooLong(error.where, error.most, hint) from None
 
 
 def _check_eos(shards: TokenShards, wanted: bool | None, name: str) -> None:
@@ -142,7 +164,7 @@ def _check_eos(shards: TokenShards, wanted: bool | None, name: str) -> None:
         )
 
 
-def _check_tokenizer(subject: Subject, shards: TokenShards, name: str) -> None:
+def _check_tokenizer(subject: "Subject", shards: TokenShards, name: str) -> None:
     """The tokens of the text must mean to the model what they meant when the text was tokenized."""
     tokenizer, inputs = subject.model.tokenizer, shards.meta.inputs
     if tokenizer is not None:

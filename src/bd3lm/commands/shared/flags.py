@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from bd3lm.commands.shared.command import flags_of
+from bd3lm.io.reading import MAX_DOCUMENT
 
 DType = Literal["float32", "bfloat16", "float64"]
 DTYPES = "{float32,bfloat16,float64}"
@@ -45,10 +46,18 @@ SamplingDTypeFlag = Annotated[
     ),
 ]
 TokenizerFlag = Annotated[
-    str | None, named("TOKENIZER", help="For a model saved without one: a folder or a name on the hub.")
+    str | None,
+    named("TOKENIZER", help="For a model saved without one: a folder, a run, box or a name on the hub."),
 ]
 FieldFlag = Annotated[
     str | None, named("NAME", help="The field that holds the text, in jsonl and parquet; text by default.")
+]
+MaxDocumentFlag = Annotated[
+    int | None,
+    named(
+        "INT",
+        help=f"Characters that a document, or a line of JSON, may have at most; by default {MAX_DOCUMENT:,}.",
+    ),
 ]
 EstimatorFlag = Annotated[
     str,
@@ -69,7 +78,7 @@ LeanFlag = Annotated[
         "next as its right neighbour. 0 is uniformly random; by default what the model was made with.",
     ),
 ]
-NucleusFlag = Annotated[
+TopPFlag = Annotated[
     float | None,
     named(
         "FLOAT",
@@ -77,9 +86,9 @@ NucleusFlag = Annotated[
         "By default 0.9, for SEDD 0.99, for SSD-LM 0.95.",
     ),
 ]
-NucleusRuleFlag = Annotated[
+TopPRuleFlag = Annotated[
     Literal["inclusive", "exclusive"],
-    arg(help="Whether the token that crosses --nucleus is kept; the reference implementation leaves it out."),
+    arg(help="Whether the token that crosses --top-p is kept; the reference implementation leaves it out."),
 ]
 StepsFlag = Annotated[
     int | None,
@@ -92,11 +101,13 @@ StepsFlag = Annotated[
 
 
 def check_sources(command: Any, *, for_files: Collection[str]) -> None:
-    """Refuse a missing source and, where all sources are files, flags that are not in `for_files`."""
-    from bd3lm.commands.shared.sample_files import is_file_of_samples
+    """Refuse a missing source, what is none and, where all sources are files, flags not in `for_files`."""
+    from bd3lm.commands.shared.models import check_models, is_file_of_samples
 
     if not command.sources:
         raise ValueError("a source must be given: a run, a model, or a file of samples")
+    models = [each for each in command.sources if not is_file_of_samples(each) and not Path(each).is_file()]
+    check_models(models, device=command.device)
     if not all(map(is_file_of_samples, command.sources)):
         return
     for flag in flags_of(type(command)):

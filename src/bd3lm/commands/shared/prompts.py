@@ -3,36 +3,40 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from bd3lm.io.files import local_path
-from bd3lm.lm import Gap
+from bd3lm.io.reading import ENCODING, MAX_DOCUMENT, DocumentTooLong, numbered_lines
+
+if TYPE_CHECKING:  # prompts are read before torch is loaded, which the model's room brings
+    from bd3lm.lm import Gap
 
 STANDARD_INPUT = "-"
+MAX_PROMPTS, MAX_CHARACTERS = 1_000_000, 100_000_000
+"""The most lines, and the most characters of all of them: they are kept in memory. A line is a document."""
 _JSON_LINES = ".jsonl"
 _BRACES = re.compile(r"\{\{|\}\}|\{(\d+)\}|[{}]")
 
-Template = Sequence[str | Gap]
+Template: TypeAlias = "Sequence[str | Gap]"
 
 
 def read_prompts(source: str) -> list[str]:
     """The prompts in a file, or for - in standard input: one a line, blank lines left out, or JSON lines.
 
     A file called .jsonl is JSON lines, objects with the prompt in their field `prompt`. Standard input has no
-    name: it is JSON lines where its first line is such an object.
+    name: it is JSON lines where its first line is such an object. What has no end is refused.
     """
     where = "standard input" if source == STANDARD_INPUT else source
     try:
-        data = sys.stdin.buffer.read() if source == STANDARD_INPUT else local_path(source).read_bytes()
-        text = data.decode("utf-8-sig")
+        with _opened(source) as text:
+            lines = list(_lines(text, where))
     except OSError as error:
         raise ValueError(f"--prompts-from {source} could not be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"--prompts-from must be UTF-8 text, and {where} is not: {error}") from None
-    # Not splitlines, which also splits at characters that a prompt may hold.
-    lines = [(number, line.removesuffix("\r")) for number, line in enumerate(text.split("\n"), 1)]
-    lines = [(number, line) for number, line in lines if line.strip()]
     if not lines:
         raise ValueError(f"--prompts-from must hold at least one prompt, and {where} is empty")
     is_json = source.endswith(_JSON_LINES) or (
@@ -51,6 +55,41 @@ def read_prompts(source: str) -> list[str]:
     return prompts
 
 
+@contextmanager
+def _opened(source: str) -> Iterator[IO[str]]:
+    """Text whose lines end at line feeds alone: a prompt may hold other ends, such as U+2028."""
+    if source != STANDARD_INPUT:
+        with local_path(source).open(encoding=ENCODING, newline="\n") as text:
+            yield text
+        return
+    text = TextIOWrapper(sys.stdin.buffer, encoding=ENCODING, newline="\n")
+    try:
+        yield text
+    finally:
+        text.detach()  # it would close standard input
+
+
+def _lines(text: IO[str], where: str) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, with their numbers, as far as there may be so many."""
+    size = 0
+    try:
+        for number, line in numbered_lines(text, where, MAX_DOCUMENT):
+            line = line.removesuffix("\n").removesuffix("\r")
+            size += len(line)
+            if number > MAX_PROMPTS or size > MAX_CHARACTERS:
+                raise ValueError(
+                    f"--prompts-from must have at most {MAX_PROMPTS:,} lines, of {MAX_CHARACTERS:,} "
+                    f"characters together, and {where} has more at line {number:,}"
+                )
+            if line.strip():
+                yield number, line
+    except DocumentTooLong as error:
+        raise ValueError(
+            f"--prompts-from must have prompts of at most {MAX_DOCUMENT:,} characters, and {error.where}, is "
+            "longer"
+        ) from None
+
+
 def _prompt_field(line: str) -> str | None:
     try:
         value: Any = json.loads(line)
@@ -60,9 +99,16 @@ def _prompt_field(line: str) -> str | None:
     return prompt if isinstance(prompt, str) else None
 
 
-def parse_template(template: str) -> list[str | Gap]:
+def parse_template(template: str) -> "list[str | Gap]":
     """The parts of "The {3} sat.", where {3} is a gap of 3 tokens, and {{ and }} are braces."""
-    parts: list[str | Gap] = []
+    from bd3lm.lm import Gap
+
+    return [Gap(part) if isinstance(part, int) else part for part in template_parts(template)]
+
+
+def template_parts(template: str) -> list[str | int]:
+    """The same with the lengths of the gaps; a ValueError where it is no template."""
+    parts: list[str | int] = []
     text, place = "", 0
     for found in _BRACES.finditer(template):
         text, place = text + template[place : found.start()], found.end()
@@ -74,7 +120,7 @@ def parse_template(template: str) -> list[str | Gap]:
                 f"themselves are {{{{ and }}}}, got {found[0]!r} in {template!r}"
             )
         else:
-            parts += [*([text] if text else []), Gap(int(found[1]))]
+            parts += [*([text] if text else []), int(found[1])]
             text = ""
     text += template[place:]
     if not parts:
@@ -87,6 +133,6 @@ def parse_template(template: str) -> list[str | Gap]:
 def template_text(template: Template) -> str:
     """The text that `parse_template` reads as this."""
     return "".join(
-        f"{{{part.tokens}}}" if isinstance(part, Gap) else part.replace("{", "{{").replace("}", "}}")
+        part.replace("{", "{{").replace("}", "}}") if isinstance(part, str) else f"{{{part.tokens}}}"
         for part in template
     )

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import bd3lm
 from bd3lm import interop
-from bd3lm.data.corpus import digest
 from bd3lm.io.files import write_atomically
 
 if TYPE_CHECKING:  # a subject brings all of training with it, for which `bd3lm sample` need not wait
@@ -60,13 +60,35 @@ def weights_digest(path: Path) -> str:
 
 
 def keep(of: "Subject | str", name: str, record: Mapping[str, Any]) -> Path | None:
-    """Write a record beside its run, in place of one of the same name; nothing for what has no run."""
+    """Write a record beside its run, in place of one of the same name; nothing for what has no run.
+
+    Where it cannot be written, which is said, `kept` has it all the same as long as this process runs: what
+    was measured is still to be shown.
+    """
     if isinstance(of, str) or of.run is None:
         return None
     file = of.run / FOLDER / f"{name}.json"
-    file.parent.mkdir(exist_ok=True)
-    _write(file, record)
-    return file
+    if of.can_keep:
+        try:
+            file.parent.mkdir(exist_ok=True)
+            _write(file, record)
+            return file
+        except OSError as error:  # the disk is full by now
+            warnings.warn(f"{file} could not be written: {error.strerror}", stacklevel=2)
+    of.unkept.append(dict(record))
+    return None
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """Why no file can be made in a folder, or where it is not there in the one above it; None if one can.
+
+    Permissions alone do not say it: there are systems that can only be read, and root.
+    """
+    try:
+        with TemporaryFile(dir=folder if folder.exists() else folder.parent):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def check_new_file(out: Path | None, flag: str = "--out") -> None:
@@ -77,13 +99,8 @@ def check_new_file(out: Path | None, flag: str = "--out") -> None:
         raise ValueError(f"{flag} must be in an existing folder, and {out.parent} is none")
     if out.exists():
         raise ValueError(f"{flag} must be a new file, and {out} exists")
-    try:
-        with TemporaryFile(dir=out.parent):  # permissions alone do not say it: read-only systems, root
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"{flag} must be in a folder that can be written to, and {out.parent} cannot: {error.strerror}"
-        ) from None
+    if (why := why_not_writable(out.parent)) is not None:
+        raise ValueError(f"{flag} must be in a folder that can be written to, and {out.parent} cannot: {why}")
 
 
 def write_records(out: Path | None, records: Sequence[Mapping[str, Any]]) -> None:
@@ -102,8 +119,17 @@ def kept(subject: "Subject", kind: str) -> list[dict[str, Any]]:
     """The records of a kind that were measured on the weights the run has now, the newest last."""
     if subject.run is None:
         return []
-    found = [_read(file) for file in sorted((subject.run / FOLDER).glob("*.json"))]
-    records = [each for each in found if each.get("kind") == kind and each.get("weights") == subject.weights]
+    from bd3lm.reports.records import check_record
+
+    records = []
+    for file in sorted((subject.run / FOLDER).glob("*.json")):
+        record = _read(file)
+        if record.get("kind") == kind and record.get("weights") == subject.weights:
+            check_record(record, str(file))
+            records.append(record)
+    records += [
+        each for each in subject.unkept if each.get("kind") == kind and each.get("weights") == subject.weights
+    ]
     return sorted(records, key=lambda record: record["measured"])
 
 
@@ -112,6 +138,8 @@ def record_name(kind: str, settings: Mapping[str, Any], *words: str) -> str:
 
     The same settings have the same name, so that a measurement replaces only one made in the same way.
     """
+    from bd3lm.data.corpus import digest
+
     return f"{_slug(kind, *words)}-{digest(plain_json(settings))[:8]}"
 
 
@@ -124,8 +152,9 @@ def _read(file: Path) -> dict[str, Any]:
     """A record; nothing for other JSON that lies there, such as the list that --out writes."""
     try:
         value = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} must be JSON, as measurements are kept, and is not: {error}") from None
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{file} must be JSON, as measurements are kept, and is not: {why}") from None
     names = {"kind", "weights", "measured", "settings", "result"}
     is_record = isinstance(value, dict) and names <= value.keys() and isinstance(value["settings"], dict)
     return value if is_record else {}

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 import bd3lm
-from bd3lm.commands.shared.partials import partial_of
+from bd3lm.commands.shared.models import PLAIN_TEXT, SUFFIX, is_file_of_samples
 from bd3lm.commands.shared.records import FOLDER
-from bd3lm.commands.shared.subjects import Subject, check_lean_is_for
+from bd3lm.commands.shared.subjects import Subject, check_lean_is_for, tell_what_is_not_kept
 from bd3lm.commands.shared.writing import (
     Author,
     Bar,
@@ -24,11 +24,9 @@ from bd3lm.commands.shared.writing import (
 from bd3lm.data import load_corpus
 from bd3lm.data.corpus import digest
 from bd3lm.io.files import local_path
+from bd3lm.io.reading import max_document_of, numbered_lines, open_text
 from bd3lm.kinds import spelt_out
 from bd3lm.lm import Settings
-
-SUFFIX = ".jsonl"
-PLAIN_TEXT = ".txt"
 
 # What is used of a line of `bd3lm sample --out`.
 _FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -58,7 +56,7 @@ class Samples:
     subject: Subject | None = None
 
     @classmethod
-    def read(cls, file: Path, *, field: str = "text") -> "Samples":
+    def read(cls, file: Path, *, field: str = "text", max_document: int | None = None) -> "Samples":
         """The samples in a file, all of which must have been written in one way.
 
         They are lines of `bd3lm sample --out`, or texts of other code: lines with a `field` that holds a text
@@ -67,16 +65,19 @@ class Samples:
         if not file.is_file():
             raise ValueError(f"there is no file {file}")
         if file.name.endswith(PLAIN_TEXT):
-            texts = [_of_other_code(text) for text in load_corpus(file, held_out=0).documents("train")]
+            corpus = load_corpus(file, held_out=0, max_document=max_document)
+            texts = [_of_other_code(text) for text in corpus.documents("train")]
             if not texts:
                 raise ValueError(f"{file} must hold at least one text, got none")
             return cls(str(file), texts)
         try:
-            with file.open(encoding="utf-8") as lines:
-                numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-            records = [
-                record for number, line in numbered for record in _parse(line, field, f"{file} line {number}")
-            ]
+            with open_text(file) as text:
+                records = [
+                    record
+                    for number, line in numbered_lines(text, file, max_document_of(max_document))
+                    if line.strip()
+                    for record in _parse(line, field, f"{file} line {number}")
+                ]
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} must be text, as `bd3lm sample --out` writes it: {error}") from None
         if not records:
@@ -98,7 +99,7 @@ class Samples:
         settings give another file, and none is ever written over.
         """
         model, file = subject.model, None
-        if subject.run is not None:
+        if subject.run is not None and subject.can_keep:
             key = _key(subject, count, settings)
             file = subject.run / FOLDER / f"{kind}-{key[:8]}{SUFFIX}"
             if file.is_file():
@@ -106,15 +107,22 @@ class Samples:
                 drawn = sorted(cls.read(file).records, key=lambda record: record["index"])
                 return cls(subject.name, drawn, subject)
             file.parent.mkdir(exist_ok=True)
-            partial_of(file).unlink(missing_ok=True)  # what an interrupted drawing left of it
         many = f"{count:,} texts" if count > 1 else "a text"
         notes.print(
             Text(f"writing {many} of up to {settings.length:,} tokens by {subject.name}"), soft_wrap=True
         )
         author = Author(subject.name, subject.weights)
         texts = write_texts(
-            model, [""] * count, settings, author=author, out=file, displays=[Bar(notes, count)], notes=notes
+            model,
+            [""] * count,
+            settings,
+            author=author,
+            out=file,
+            displays=[Bar(notes, count, device=subject.device)],
+            notes=notes,
         )
+        if file is not None:  # some may have been written before this was called
+            return cls(subject.name, cls.read(file).records, subject)
         records = [sample_record(text, "", settings, model, author) for text in texts]
         return cls(subject.name, records, subject)
 
@@ -164,7 +172,7 @@ class Samples:
 
         Records of usual ones do not name them, so that they are the same as those from before they did.
         """
-        usual = {"nucleus_rule": "inclusive", "temperature": 1.0, "top_k": None}
+        usual = {"top_p_rule": "inclusive", "temperature": 1.0, "top_k": None}
         return {
             name: value
             for name, default in usual.items()
@@ -214,15 +222,12 @@ class Samples:
                 )
 
 
-def is_file_of_samples(source: str) -> bool:
-    """Whether a source names a file of samples, rather than a model."""
-    return source.endswith((SUFFIX, PLAIN_TEXT))
-
-
-def open_source(source: str, *, field: str = "text", **options: Any) -> Subject | Samples:
+def open_source(
+    source: str, *, field: str = "text", max_document: int | None = None, **options: Any
+) -> Subject | Samples:
     """A file of samples, whose texts a `field` holds, or a model, which `options` are for."""
     if is_file_of_samples(source):
-        return Samples.read(local_path(source), field=field)
+        return Samples.read(local_path(source), field=field, max_document=max_document)
     if Path(source).is_file() and not source.endswith(".ckpt"):
         raise ValueError(
             f"sources must be runs, model folders, hub ids or files of texts, {SUFFIX} as `bd3lm sample "
@@ -235,8 +240,11 @@ def open_sources(flags: Any, *, field: str = "text") -> list[Subject | Samples]:
     """The sources of a command, models with its --device, --dtype, --tokenizer and --lean."""
     dtype = sampling_dtype(flags.dtype, flags.device)
     options = {"device": flags.device, "dtype": dtype, "tokenizer": flags.tokenizer, "lean": flags.lean}
-    sources = [open_source(source, field=field, **options) for source in flags.sources]
-    check_lean_is_for([each for each in sources if isinstance(each, Subject)], flags.lean)
+    of_files = {"field": field, "max_document": flags.max_document}
+    sources = [open_source(source, **of_files, **options) for source in flags.sources]
+    subjects = [each for each in sources if isinstance(each, Subject)]
+    check_lean_is_for(subjects, flags.lean)
+    tell_what_is_not_kept(subjects)
     return sources
 
 
@@ -244,7 +252,7 @@ def _parse(line: str, field: str, where: str) -> list[dict[str, Any]]:
     """The samples in a line: one, or each text of a list."""
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} must be JSON, as `bd3lm sample --out` writes it: {error}") from None
     fields = record if isinstance(record, dict) else {}
     if not fields.keys() & {"documents", "settings"}:

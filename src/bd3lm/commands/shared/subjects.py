@@ -1,40 +1,24 @@
 """The model that a command is about, and the run it came from where it came from one."""
 
-import sys
+import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from bd3lm import interop
-from bd3lm.commands.shared.records import weights_digest
-from bd3lm.io.files import local_path
+from bd3lm.commands.shared.models import one_model
+from bd3lm.commands.shared.records import FOLDER, weights_digest, why_not_writable
 from bd3lm.lm import LanguageModel, load
 from bd3lm.models.devices import pick_device
+from bd3lm.runs.folders import RECIPE_FILE
 
 if TYPE_CHECKING:  # a run brings all of training with it, for which `bd3lm sample box` need not wait
     from bd3lm.data import TokenShards
     from bd3lm.runs.recipe import Recipe
-
-
-def one_model(source: str | Path) -> str | Path:
-    """The source itself; for a run of several stages the last that has begun, which standard error tells."""
-    folder = local_path(source)
-    models = (folder, folder / interop.RUN_MODEL)
-    if source in ("", interop.BOX) or not folder.is_dir():
-        return source
-    if any((model / interop.CONFIG_NAME).is_file() for model in models):
-        return source
-    from bd3lm.runs.stages import STAGES_FILE, run_stages
-
-    if not (folder / STAGES_FILE).is_file():
-        return source
-    stage = run_stages(folder)[-1]
-    print(f"{source} is a run of several stages: taking the last that was begun, {stage}", file=sys.stderr)
-    return stage
 
 
 @dataclass(frozen=True)
@@ -45,6 +29,8 @@ class Subject:
     model: LanguageModel
     folder: Path
     run: Path | None
+    unkept: list[dict[str, Any]] = field(default_factory=list, compare=False)
+    """Records of it that could not be kept beside its run: they are there as long as this process is."""
 
     @classmethod
     def open(
@@ -60,8 +46,6 @@ class Subject:
 
         A run of several stages is opened at its last one, under the name of that stage.
         """
-        from bd3lm.runs.stages import RECIPE_FILE
-
         source = one_model(source)
         folder = interop.resolve(source)
         model = load(
@@ -93,10 +77,29 @@ class Subject:
         """The method, as a table names it."""
         return self.model.config.title
 
+    @property
+    def tokenizer(self) -> str | None:
+        """The fingerprint of its tokenizer: perplexities per token are only compared where it is the same."""
+        return None if self.model.tokenizer is None else self.model.tokenizer.fingerprint
+
     @cached_property
     def weights(self) -> str:
         """sha256 of the weights: what a record says it was measured on."""
         return weights_digest(self.folder)
+
+    @cached_property
+    def can_keep(self) -> bool:
+        """Whether records can be kept beside its run. That they cannot is told once, however often asked."""
+        if self.run is None:
+            return False
+        place = self.run / FOLDER
+        if (why := why_not_writable(place)) is not None:
+            warnings.warn(
+                f"what is measured of {self.name} is shown and not kept, since {place} cannot be written to: "
+                f"{why}",
+                stacklevel=2,
+            )
+        return why is None
 
     @cached_property
     def recipe(self) -> "Recipe | None":
@@ -114,6 +117,12 @@ class Subject:
                 f"{self.name} is no training run, so its data is not known: say which with --data"
             )
         return run_data(self.recipe.data, self.run)
+
+
+def tell_what_is_not_kept(subjects: Iterable[Subject]) -> None:
+    """Say so before anything is measured, which may take hours: there is time to copy the run elsewhere."""
+    for subject in subjects:
+        _ = subject.can_keep
 
 
 def check_lean_is_for(subjects: Iterable[Subject], lean: float | None) -> None:

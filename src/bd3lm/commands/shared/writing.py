@@ -3,20 +3,21 @@
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 import bd3lm
-from bd3lm.commands.shared.partials import partial_of
+from bd3lm.commands.shared.partials import Partial
+from bd3lm.commands.shared.progress import TimeLeft
 from bd3lm.commands.shared.prompts import Template, template_text
 from bd3lm.commands.shared.records import check_new_file
 from bd3lm.data import Tokenizer
@@ -24,10 +25,12 @@ from bd3lm.evaluation import stop_counts
 from bd3lm.io.files import write_atomically
 from bd3lm.kinds import plain
 from bd3lm.lm import Generation, LanguageModel, Settings
+from bd3lm.lm.prompts import text_seeds
 from bd3lm.models.devices import pick_device
-from bd3lm.sampling import Event, Stopped
+from bd3lm.sampling import BlockFinished, Event, Started, Stopped
 
 _SMALL = 20_000_000  # parameters
+_BETWEEN_DRAWINGS = 0.1  # seconds
 
 
 @dataclass(frozen=True)
@@ -61,19 +64,28 @@ class Display:
 
 
 class Bar(Display):
-    """How many texts are finished, in a terminal; nothing elsewhere."""
+    """How much is written and the time left, in a terminal; nothing elsewhere.
 
-    def __init__(self, console: Console, total: int) -> None:
+    On a CPU it follows every piece: texts that are written side by side end side by side, and until then a
+    count of those would stand still. On a GPU that would hold the device up.
+    """
+
+    def __init__(self, console: Console, total: int, *, device: torch.device | None = None) -> None:
         self.progress = Progress(
             TextColumn("writing"),
             BarColumn(),
-            TextColumn("{task.completed}/{task.total} texts"),
-            TimeElapsedColumn(),
+            TextColumn("{task.fields[texts]}/{task.fields[of]} texts"),
+            TimeLeft(),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self.task = self.progress.add_task("writing", total=total)
+        self.watches = console.is_terminal and device is not None and device.type == "cpu"
+        self.texts, self.total = 0, total
+        self.lengths: dict[int, int] = {}
+        self.written: dict[int, int] = {}
+        self.drawn = float("-inf")
+        self.task = self.progress.add_task("writing", total=1.0, texts=0, of=total)
 
     def __enter__(self) -> "Bar":
         self.progress.start()
@@ -83,13 +95,25 @@ class Bar(Display):
         self.progress.stop()
 
     def event(self, event: Event) -> None:
-        if isinstance(event, Stopped):
-            self.progress.advance(self.task)
+        match event:
+            case Started(index=index, request=request):
+                self.lengths[index] = request.length
+            case BlockFinished(index=index, stop=stop):
+                self.written[index] = stop
+            case Stopped(index=index):
+                self.texts += 1
+                self.written[index] = self.lengths.setdefault(index, 1)
+            case _:
+                return
+        if time.perf_counter() - self.drawn > _BETWEEN_DRAWINGS or isinstance(event, Stopped):
+            self.drawn = time.perf_counter()
+            share = sum(self.written.values()) / sum(self.lengths.values()) * len(self.lengths) / self.total
+            self.progress.update(self.task, completed=share, texts=self.texts)
 
 
 def write_texts(
     model: LanguageModel,
-    prompts: Sequence[str | Template],
+    prompts: "Sequence[str | Template]",
     settings: Settings,
     *,
     displays: Sequence[Display],
@@ -100,44 +124,82 @@ def write_texts(
 ) -> list[Generation]:
     """A text for each prompt or template, in their order; `notes` is told how fast it went.
 
-    Records are written as texts are finished. `out` appears when all are, in the order of the prompts.
+    Records are written as texts are finished. `out` appears when all are, in the order of the prompts. Texts
+    that the same command wrote there before it was stopped are not written again, shown or returned.
     """
     settings = model.config.method.settled(settings)  # what is recorded is what was used
     if model.tokenizer is None:
         raise ValueError("the model was saved without a tokenizer; name one with --tokenizer")
-    partial = None if out is None else check_out(out)
+    check_new_file(out)
     watch = any(display.watches for display in displays)
     begun = time.perf_counter()
     # complains before anything is written
     events = model.stream(prompts, settings, max_new_tokens=max_new_tokens, watch=watch)
     done: list[Generation] = []
-    alone = min(len(prompts), settings.batch_size) == 1
+    origins = [_origin(prompt, settings, model, author, max_new_tokens) for prompt in prompts]
     with ExitStack() as stack:
-        file = stack.enter_context(partial.open("w", encoding="utf-8")) if partial else None
-        stack.enter_context(_threads(model, alone))
-        for display in displays:
-            stack.enter_context(display)
-        for event in events:
+        partial = None if out is None else stack.enter_context(Partial.open(out))
+        before = _written_before(partial, origins)
+        left = [index for index in range(len(prompts)) if index not in before]
+        if before and left:
+            seeds = text_seeds(settings.seed, len(prompts))
+            events = model.stream(
+                [prompts[index] for index in left],
+                settings,
+                seeds=[seeds[index] for index in left],
+                max_new_tokens=max_new_tokens,
+                watch=watch,
+            )
+        with ExitStack() as shown:
+            shown.enter_context(_threads(model, alone=min(len(left), settings.batch_size) == 1))
             for display in displays:
-                display.event(event)
-            if isinstance(event, Stopped):
-                generation = model.generation(event.sample)
-                done.append(generation)
-                if file is not None:  # first of all, in case it cannot be shown
-                    prompt = prompts[event.index]
-                    record = sample_record(generation, prompt, settings, model, author, max_new_tokens)
-                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
-                    file.flush()
+                shown.enter_context(display)
+            for event in events if left else ():
+                event = replace(event, index=left[event.index])
                 for display in displays:
-                    display.text(generation)
-    seconds = time.perf_counter() - begun
-    if partial is not None and out is not None:
-        _put_in_order(partial, [generation.sample.index for generation in done])
-        partial.replace(out)
+                    display.event(event)
+                if isinstance(event, Stopped):
+                    generation = model.generation(replace(event.sample, index=event.index))
+                    done.append(generation)
+                    if partial is not None:  # first of all, in case it cannot be shown
+                        record = _record(generation, origins[event.index], model)
+                        partial.write(json.dumps(record, ensure_ascii=False))
+                    for display in displays:
+                        display.text(generation)
+        seconds = time.perf_counter() - begun
+        if partial is not None:
+            _put_in_order(partial.path, [*before, *(generation.sample.index for generation in done)])
+            partial.finish()
     notes.print(Text(summary(done, seconds)), soft_wrap=True)
     if out is not None:
         notes.print(Text(f"wrote {out}"), soft_wrap=True)
     return sorted(done, key=lambda generation: generation.sample.index)
+
+
+def _written_before(partial: Partial | None, origins: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The texts that are in the file already, in its order."""
+    found: list[int] = []
+
+    def is_ours(record: dict[str, Any]) -> bool:
+        index = record.get("index")
+        if not isinstance(index, int) or not 0 <= index < len(origins) or index in found:
+            return False
+        found.append(index)
+        return _same(record, origins[index])
+
+    if partial is not None:
+        del found[partial.take_up(is_ours) :]
+    return found
+
+
+def _same(record: Mapping[str, Any], origin: Mapping[str, Any]) -> bool:
+    """Whether a record is of a text of this origin; how many were written side by side is no part of it."""
+    ours: dict[str, Any] = json.loads(json.dumps(origin))
+    found = {name: record.get(name) for name in ours}
+    for each in (ours, found):
+        if isinstance(each["settings"], dict):
+            each["settings"] = {k: v for k, v in each["settings"].items() if k != "batch_size"}
+    return found == ours
 
 
 def sampling_dtype(asked: str | None, device: str | None) -> str | None:
@@ -167,15 +229,6 @@ def _threads(model: LanguageModel, alone: bool) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def check_out(out: Path) -> Path:
-    """Where records go until all are there; refuses what would be overwritten or cannot be written."""
-    check_new_file(out)
-    partial = partial_of(out)
-    if partial.exists():
-        raise ValueError(f"--out {out} was begun before: move away {partial}, which holds what was written")
-    return partial
-
-
 def _put_in_order(file: Path, indices: Sequence[int]) -> None:
     """Sort lines by their indices; texts with less to write are finished before earlier ones."""
     if indices == sorted(indices):
@@ -187,21 +240,44 @@ def _put_in_order(file: Path, indices: Sequence[int]) -> None:
 
 def sample_record(
     generation: Generation,
-    prompt: str | Template,
+    prompt: "str | Template",
     settings: Settings,
     model: LanguageModel,
     author: Author = UNNAMED,
     max_new_tokens: int | None = None,
 ) -> dict[str, Any]:
     """A text, what it cost, how it was written and by what: a line of --out."""
-    sample = generation.sample
+    return _record(generation, _origin(prompt, settings, model, author, max_new_tokens), model)
+
+
+def _origin(
+    prompt: "str | Template",
+    settings: Settings,
+    model: LanguageModel,
+    author: Author,
+    max_new_tokens: int | None,
+) -> dict[str, Any]:
+    """The part of a record that is known beforehand: what a text is made from, how and by what."""
     recorded = settings_record(settings)
     if max_new_tokens is not None:
         recorded["max_new_tokens"] = max_new_tokens
     return {
-        "index": sample.index,
         "prompt": prompt if isinstance(prompt, str) else "",
         "template": None if isinstance(prompt, str) else template_text(prompt),
+        "model": author.name,
+        "weights": author.weights,
+        "bd3lm": bd3lm.__version__,
+        "dtype": str(model.network.embedding.weight.dtype).removeprefix("torch."),
+        "settings": recorded,
+    }
+
+
+def _record(generation: Generation, origin: Mapping[str, Any], model: LanguageModel) -> dict[str, Any]:
+    sample = generation.sample
+    return {
+        "index": sample.index,
+        "prompt": origin["prompt"],
+        "template": origin["template"],
         "text": generation.text,
         "completion": generation.completion,
         "documents": _documents(generation, model.tokenizer),
@@ -215,11 +291,7 @@ def sample_record(
         "redrawn_passes": sample.redrawn_passes,
         "entropy": round(generation.entropy, 6),
         "seed": sample.seed,
-        "model": author.name,
-        "weights": author.weights,
-        "bd3lm": bd3lm.__version__,
-        "dtype": str(model.network.embedding.weight.dtype).removeprefix("torch."),
-        "settings": recorded,
+        **origin,
     }
 
 

@@ -1,0 +1,81 @@
+"""While torch loads, which takes seconds: a line on a terminal, and signals that end the process at once."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import FrameType, ModuleType
+
+from bd3lm.io.signals import Terminated, line_and_status
+
+_SLOW = "torch"
+_STDERR = 2
+
+
+@contextmanager
+def loading_told() -> Iterator[None]:
+    """Whoever in here is the first to import torch need not know of any of this."""
+    if _SLOW in sys.modules:
+        yield
+        return
+    herald = _Herald()
+    sys.meta_path.insert(0, herald)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # it has gone already
+            sys.meta_path.remove(herald)
+
+
+class _Herald(MetaPathFinder):
+    """Asked for every module before the finders that find them; it finds torch, once, by asking these."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _SLOW:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            loader, load = spec.loader, spec.loader.exec_module
+
+            def told(module: ModuleType) -> None:
+                if sys.stderr.isatty():
+                    print(f"loading {_SLOW} ...", file=sys.stderr, flush=True)
+                with _signals_end_at_once():
+                    load(module)
+
+            setattr(loader, "exec_module", told)  # noqa: B010 - all else about the loader stays as it is
+        return spec
+
+
+@contextmanager
+def _signals_end_at_once() -> Iterator[None]:
+    """Ctrl-C and SIGTERM say their line and end the process, which has nothing to clean up yet.
+
+    The exceptions that they raise elsewhere get lost in torch's modules, or come out of them as others.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(signal.getsignal(number)):  # else it is ignored, or ends the process anyway
+                before[number] = signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    line, status = line_and_status(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
+    os.write(_STDERR, f"bd3lm: {line}\n".encode())
+    with suppress(Exception):
+        sys.stdout.flush()
+    os._exit(status)

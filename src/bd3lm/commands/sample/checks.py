@@ -1,0 +1,73 @@
+"""What is wrong with the flags of `bd3lm sample`, before torch is there."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bd3lm.commands.shared.records import check_new_file
+from bd3lm.limits import check_temperature
+
+if TYPE_CHECKING:
+    from bd3lm.commands.sample import Sample
+
+
+def check_ways(flags: "Sample") -> None:
+    """Refuse flags that would contradict each other."""
+    if flags.remask is not None and flags.steps is None:
+        raise ValueError("--remask needs --steps, the number of steps for each block")
+    ways = {
+        "--steps": flags.steps,
+        "--tokens-per-pass": flags.tokens_per_pass,
+        "--confidence": flags.confidence,
+        "--entropy-bound": flags.entropy_bound,
+        "--unmasking": flags.unmasking or None,
+    }
+    chosen = [name for name, value in ways.items() if value is not None]
+    if len(chosen) > 1:
+        raise ValueError(f"only one of {', '.join(ways)} may be given, got {' and '.join(chosen)}")
+    if flags.lean and chosen and chosen != ["--tokens-per-pass"]:
+        raise ValueError(
+            f"--lean is for an order that is drawn, and {chosen[0]} has its own; only --lean 0 goes with it"
+        )
+
+
+def check_numbers(flags: "Sample") -> None:
+    """In the words of the flags, where Python's arguments have other names."""
+    if flags.length is not None and flags.max_new_tokens is not None:
+        raise ValueError(
+            f"only one of --length and --max-new-tokens may be given, got {flags.length} and "
+            f"{flags.max_new_tokens}"
+        )
+    for name, count in (
+        ("--steps", flags.steps),
+        ("--tokens-per-pass", flags.tokens_per_pass),
+        ("--max-new-tokens", flags.max_new_tokens),
+        ("--length", flags.length),
+        ("--top-k", flags.top_k),
+        ("--entropy-window", flags.entropy_window),
+        ("--stride", flags.stride),
+    ):
+        if count is not None and count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}")
+    if flags.batch_size < 1:
+        raise ValueError(f"--batch-size must be a whole number from 1 on, got {flags.batch_size}")
+    for name, share in (("--top-p", flags.top_p), ("--confidence", flags.confidence)):
+        if share is not None and not 0.0 < share <= 1.0:
+            raise ValueError(f"{name} must lie in (0, 1], got {share}")
+    if flags.remask is not None and not 0.0 <= flags.remask <= 1.0:
+        raise ValueError(f"--remask must lie in [0, 1], got {flags.remask}")
+    if flags.entropy_bound is not None and not flags.entropy_bound >= 0.0:
+        raise ValueError(f"--entropy-bound must not be negative, got {flags.entropy_bound}")
+    check_temperature(flags.temperature, "--temperature")
+
+
+def check_film(film: Path | None, texts: int, out: Path | None) -> None:
+    """Refuse a film of several texts, one that is not called .svg, and one that would overwrite a file."""
+    if film is None:
+        return
+    if film == out:
+        raise ValueError(f"--film and --out must be two files, got {film} for both")
+    if texts != 1:
+        raise ValueError(f"--film is of one text, got {texts}")
+    if film.suffix != ".svg":
+        raise ValueError(f"--film must be a file called .svg, got {film}")
+    check_new_file(film, "--film")

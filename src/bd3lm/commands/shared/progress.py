@@ -1,0 +1,36 @@
+"""Progress with the time left, on a terminal, for what takes longer than people wait without a word."""
+
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+T = TypeVar("T")
+
+
+class TimeLeft(ProgressColumn):
+    """The time so far, and the time left at the mean speed so far. rich's own column goes by the last half
+    minute, and knows nothing when a step takes longer."""
+
+    def render(self, task: Task) -> Text:
+        """Such as 0:01:20, 0:02:40 left."""
+        spent = task.elapsed or 0.0
+        share = task.completed / task.total if task.total else 0.0
+        left = f", {_clock(spent * (1.0 - share) / share)} left" if share > 0.0 else ""
+        return Text(f"{_clock(spent)}{left}")
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(max(seconds, 0.0))))
+
+
+def tracked(steps: Iterable[T], description: str, *, total: int, console: Console | None) -> Iterator[T]:
+    """The steps, with a bar on the console while they are worked on; where that is no terminal on standard
+    error, if that is one."""
+    screen = console if console is not None and console.is_terminal else Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeLeft())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+        yield from progress.track(steps, total=total, description=description)

@@ -1,0 +1,71 @@
+"""All files of a folder of shards against what its meta.json says of them; all that is wrong is found."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bd3lm.data.shards import Meta, Shard, load_lengths, open_shard
+from bd3lm.data.tokenizers import TOKENIZER_FILE, saved_tokenizer
+from bd3lm.io.files import local_path
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On a shard with the lengths of its documents, on the tokenizer, or on a split that is not all there."""
+
+    file: str
+    split: str | None = None
+    documents: int | None = None
+    tokens: int | None = None
+    problem: str | None = None
+    """What is wrong; None where nothing is."""
+
+
+def count_verdicts(folder: str | Path) -> int:
+    """How many verdicts there will be, for a progress bar."""
+    return sum(1 for _ in _checks(local_path(folder)))
+
+
+def verify(folder: str | Path) -> Iterator[Verdict]:
+    """Each file in turn, read whole whatever is remembered of it; a ValueError where meta.json is no good."""
+    return (check() for check in _checks(local_path(folder)))
+
+
+def _checks(folder: Path) -> Iterator[Callable[[], Verdict]]:
+    meta = Meta.read(folder)
+    for name in meta.inputs.splits:
+        split = meta.splits.get(name)
+        for shard in split.shards if split else ():
+            yield partial(_of_shard, folder, meta, name, shard)
+        if split is None or not split.complete:
+            yield partial(Verdict, "", name, problem=f"split {name} was not prepared to its end")
+    yield partial(_of_tokenizer, folder, meta)
+
+
+def _of_shard(folder: Path, meta: Meta, split: str, shard: Shard) -> Verdict:
+    def look() -> None:
+        open_shard(folder, shard, meta, anew=True)
+        load_lengths(folder, shard, meta.inputs.around_documents)
+
+    return Verdict(shard.file, split, shard.documents, shard.tokens, _problem(look))
+
+
+def _of_tokenizer(folder: Path, meta: Meta) -> Verdict:
+    def look() -> None:
+        tokenizer = saved_tokenizer(folder)
+        if tokenizer is None:
+            raise FileNotFoundError(f"{folder / TOKENIZER_FILE} is missing")
+        if tokenizer.fingerprint != meta.inputs.tokenizer_fingerprint:
+            raise ValueError(f"{folder / TOKENIZER_FILE} is another tokenizer than the shards were made with")
+
+    return Verdict(TOKENIZER_FILE, problem=_problem(look))
+
+
+def _problem(look: Callable[[], Any]) -> str | None:
+    try:
+        look()
+    except (ValueError, OSError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,29 @@
+"""What to say of a folder whose config.json is of no format that is loaded here."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_LOADED = "format 'bd3lm', or the fields hidden_dim and n_blocks of the BD3-LM reference"
+_LISTED = 5  # fields of a config that nobody knows
+
+
+def unsupported(folder: Path, config: Mapping[str, Any]) -> ValueError:
+    """The error for a config that no format recognises: its architecture, where Hugging Face's fields say it,
+    and otherwise a few of its fields."""
+    architecture = _architecture(config)
+    if architecture is not None:
+        return ValueError(f"{folder} holds a model of type {architecture}, which bd3lm does not load yet")
+    names = [str(name) for name in config]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    found = f"{', '.join(names[:_LISTED])}{more}" if names else "none"
+    return ValueError(f"config.json in {folder} must have {_LOADED}, got the fields: {found}")
+
+
+def _architecture(config: Mapping[str, Any]) -> str | None:
+    """What a Hugging Face config.json says it is of: its model_type, its architectures, or both."""
+    kind, classes = config.get("model_type"), config.get("architectures")
+    named = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else None
+    if not isinstance(kind, str):
+        return None if named is None else repr(named)
+    return f"{kind!r}" if named is None else f"{kind!r} ({named})"

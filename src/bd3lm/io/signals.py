@@ -1,0 +1,78 @@
+"""SIGTERM as an exception, as Ctrl-C is one: who is stopped cleans up, and says so in one line."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+
+_SOON = 0.01  # seconds
+
+
+class Terminated(KeyboardInterrupt):
+    """What SIGTERM raises. It is a KeyboardInterrupt, so that whatever Ctrl-C cleans up this does too."""
+
+
+@contextmanager
+def signals_raise() -> Iterator[None]:
+    """SIGTERM raises `Terminated`, once: a second one ends the process at once, as without this.
+
+    Where it is ignored or handled by others it is left to them, as it is outside of the main thread. What it
+    or Ctrl-C raises in a place where Python drops exceptions, such as a `__del__`, is raised again elsewhere.
+    """
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    report = sys.unraisablehook
+    if ours:
+        signal.signal(signal.SIGTERM, _raise)
+        sys.unraisablehook = partial(_raise_again, report=report)
+    try:
+        yield
+    finally:
+        if ours:
+            sys.unraisablehook = report
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise Terminated
+
+
+def _raise_again(
+    dropped: "sys.UnraisableHookArgs", report: Callable[["sys.UnraisableHookArgs"], object]
+) -> None:
+    """What Python calls with an exception that it drops: the signal comes again when that place is left."""
+    if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        report(dropped)
+        return
+    number = signal.SIGINT
+    if issubclass(dropped.exc_type, Terminated):
+        number = signal.SIGTERM
+        signal.signal(number, _raise)
+    again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
+
+
+def stop_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """What stopped the process, where an error is only what became of that on its way: torch, interrupted
+    while it enters something, raises a RuntimeError when it leaves."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, KeyboardInterrupt):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def line_and_status(stop: KeyboardInterrupt) -> tuple[str, int]:
+    """What to say of a process that was stopped, and what its shell expects it to exit with."""
+    if isinstance(stop, Terminated):
+        return "terminated", 128 + signal.SIGTERM
+    return "interrupted", 128 + signal.SIGINT

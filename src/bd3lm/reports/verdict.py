@@ -1,0 +1,92 @@
+"""A report in one sentence: which model predicts held-out text best, and whether that is settled."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bd3lm.reports.content import Report, Run
+from bd3lm.reports.likelihoods import held_out_alike
+from bd3lm.reports.numbers import capital, perplexity_text
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """A run and its perplexity on the held-out text: the exact one, where it is known."""
+
+    run: Run
+    figure: Mapping[str, Any]
+
+    @property
+    def value(self) -> float:
+        return float(self.figure["perplexity"])
+
+    @property
+    def error(self) -> float:
+        return float(self.figure["perplexity_error"] or 0.0)
+
+    @property
+    def is_exact(self) -> bool:
+        return bool(self.figure["meaning"] == "exact")
+
+    @property
+    def name(self) -> str:
+        return self.run.title + self.run.variant
+
+    def is_trained_like(self, other: "_Standing") -> bool:
+        """Whether both have read as much, with the training of what they started from."""
+        both = (self.run, other.run)
+        return all(run.start is None for run in both) and len({sum(run.tokens) for run in both}) == 1
+
+
+def verdict(report: Report) -> str:
+    """The best model on held-out text beside the best that was trained for as long, if any was; else beside
+    the best of the others. Empty where nothing was measured."""
+    found = _standings(report)
+    if not found:
+        return ""
+    best = min(found, key=lambda each: each.value)
+    others = [each for each in found if each is not best]
+    if not others:
+        return f"Perplexity of held-out text: {perplexity_text(best.figure)}."
+    alike = [each for each in others if each.is_trained_like(best)]
+    return _compared(report, best, min(alike or others, key=lambda each: each.value))
+
+
+def _standings(report: Report) -> list[_Standing]:
+    """One for each run, in its own order, of what can be compared."""
+    figures: dict[str, list[_Standing]] = {}
+    for run, record in held_out_alike(report):
+        if run.lean_of(record) == run.lean:
+            figures.setdefault(run.folder, []).extend(
+                _Standing(run, figure)
+                for figure in record["result"]["figures"]
+                if figure["perplexity"] is not None and figure["meaning"] in ("exact", "bound")
+            )
+    return [min(each, key=lambda one: (not one.is_exact, one.value)) for each in figures.values() if each]
+
+
+def _compared(report: Report, best: _Standing, other: _Standing) -> str:
+    alike = best.is_trained_like(other)
+    after = "after the same amount of training, " if alike else ""
+    names = [each.name for each in (best, other)]
+    if names[0] == names[1] or not alike:
+        names = [report.label(each.run) for each in (best, other)]
+    first, second = map(_in_a_sentence, names)
+    mine, its = perplexity_text(best.figure), perplexity_text(other.figure)
+    if not other.is_exact:
+        words = (
+            f"held-out text has a perplexity of {mine} under {first} and {its} under {second}: the last is "
+            "an upper bound, so which model is better is not known."
+        )
+    elif other.value - best.value <= 2 * math.hypot(best.error, other.error):
+        words = f"{first} and {second} predict held-out text about equally well: perplexity {mine} and {its}."
+    else:
+        words = f"{first} predicts held-out text better than {second}: perplexity {mine} against {its}."
+    return capital(after + words)
+
+
+def _in_a_sentence(name: str) -> str:
+    """Among other commas, what follows the first of its own stands in brackets."""
+    method, _, more = name.partition(", ")
+    return f"{method} ({more})" if more else method

@@ -1,0 +1,194 @@
+"""What other libraries call our settings, flags and commands, and what is to be said here instead.
+
+A user of transformers, vLLM or LLaDA types `max_length` or `--num-beams`. The nearest name of ours is often
+another thing, so that a guess by spelling would mislead. Nothing is imported here: a command says it at once.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+_OURS = re.compile(r"\{(\w+)(?:=(\w+))?\}")
+
+_SAYS = "say {%s}"
+_DRAWN = "texts are drawn from the model unless {temperature=0} takes the likeliest token"
+_NO_SEARCH = "there is no beam search; {temperature=0} takes the likeliest token each time"
+_NO_PENALTY = "there are no penalties; {entropy_floor} ends texts that repeat themselves"
+_NO_CUT = "the likeliest tokens are kept by {top_p} or {top_k}"
+_NO_LEAST = (
+    "a text ends at the end token or at {length}; {stop_at_eos=False} takes no notice of the end token"
+)
+_NO_PADDING = "texts of different lengths need no padding; {length} is the most that one may have"
+_PROMPTS = "prompts come first and need no name; {max_new_tokens} says how many tokens may follow them"
+
+_ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("max_length", "max_len", "total_length"),
+            "say {length}, which counts the prompt too, or {max_new_tokens}, which does not",
+        ),
+        **dict.fromkeys(
+            ("max_tokens", "max_gen_toks", "max_gen_len", "gen_length", "new_tokens", "num_tokens"),
+            _SAYS % "max_new_tokens",
+        ),
+        **dict.fromkeys(
+            ("num_return_sequences", "num_samples", "n", "num_sequences", "num_texts", "best_of"),
+            _SAYS % "count",
+        ),
+        **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), _NO_LEAST),
+        **dict.fromkeys(("do_sample", "greedy", "sample"), _DRAWN),
+        **dict.fromkeys(
+            ("num_beams", "beam_size", "beams", "num_beam_groups", "length_penalty", "early_stopping"),
+            _NO_SEARCH,
+        ),
+        **dict.fromkeys(
+            (
+                "repetition_penalty",
+                "frequency_penalty",
+                "presence_penalty",
+                "no_repeat_ngram_size",
+                "encoder_repetition_penalty",
+            ),
+            _NO_PENALTY,
+        ),
+        **dict.fromkeys(("nucleus", "nucleus_p", "topp", "p"), _SAYS % "top_p"),
+        "nucleus_rule": _SAYS % "top_p_rule",
+        **dict.fromkeys(("topk", "k"), _SAYS % "top_k"),
+        **dict.fromkeys(("typical_p", "min_p", "top_a", "epsilon_cutoff", "eta_cutoff"), _NO_CUT),
+        **dict.fromkeys(("temp", "t"), _SAYS % "temperature"),
+        **dict.fromkeys(("batch", "bs", "micro_batch_size", "max_num_seqs"), _SAYS % "batch_size"),
+        **dict.fromkeys(
+            ("stop_strings", "stop_sequences", "stop_words", "until", "stopping_criteria"), _SAYS % "stop"
+        ),
+        **dict.fromkeys(("eos_token_id", "eos_token", "stop_token_ids"), _SAYS % "eos_id"),
+        **dict.fromkeys(("ignore_eos", "no_eos", "eos"), _SAYS % "stop_at_eos=False"),
+        **dict.fromkeys(("pad_token_id", "pad_token", "attention_mask", "padding"), _NO_PADDING),
+        "use_cache": _SAYS % "cache",
+        **dict.fromkeys(("generator", "random_seed", "manual_seed", "random_state"), _SAYS % "seed"),
+        **dict.fromkeys(
+            ("diffusion_steps", "num_steps", "denoising_steps", "num_inference_steps", "sampling_steps"),
+            _SAYS % "steps",
+        ),
+        **dict.fromkeys(("threshold", "confidence_threshold"), _SAYS % "confidence"),
+        **dict.fromkeys(("eta", "remasking"), "say {remask}, a share, together with {steps}"),
+        **dict.fromkeys(
+            ("block_length", "block_size"),
+            "a model writes the blocks that it was trained with; {tokens_per_pass} says how many tokens are "
+            "revealed at once",
+        ),
+        **dict.fromkeys(("prompt", "text", "texts", "inputs", "input_ids"), _PROMPTS),
+    }
+)
+
+
+_OF_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("output", "output_file", "output_path", "save", "save_to", "outfile"), _SAYS % "out"
+        ),
+        **dict.fromkeys(("prompt_file", "prompts_file", "input_file", "prompt_from"), _SAYS % "prompts_from"),
+        **dict.fromkeys(("gpu", "cuda"), _SAYS % "device=cuda"),
+        "cpu": _SAYS % "device=cpu",
+        **dict.fromkeys(("precision", "torch_dtype", "fp16", "half"), _SAYS % "dtype"),
+        "bf16": _SAYS % "dtype=bfloat16",
+        **dict.fromkeys(("text", "texts", "dataset", "dataset_path", "corpus"), _SAYS % "data"),
+        **dict.fromkeys(("limit", "max_samples", "num_samples"), _SAYS % "sequences"),
+    }
+)
+"""Words for what only commands have."""
+
+_OF_RECIPES: Mapping[str, str] = MappingProxyType(
+    {
+        "learning_rate": "optimizer.lr",
+        **dict.fromkeys(("max_steps", "num_steps", "iterations", "max_iters"), "train.steps"),
+        **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "train.steps"),
+        **dict.fromkeys(("batch", "batch_size", "train_batch_size"), "train.global_batch"),
+        "per_device_train_batch_size": "train.micro_batch",
+        "gradient_accumulation_steps": "train.micro_batch",
+        "warmup": "optimizer.warmup_steps",
+        **dict.fromkeys(("max_grad_norm", "grad_clip", "clip"), "optimizer.clip_norm"),
+        **dict.fromkeys(("eval_steps", "eval_every", "val_every"), "train.validate_every"),
+        **dict.fromkeys(("save_steps", "save_every"), "train.checkpoint_every"),
+        **dict.fromkeys(("logging_steps", "log_steps"), "train.log_every"),
+        **dict.fromkeys(("fp16", "bf16", "dtype"), "train.precision"),
+        **dict.fromkeys(("dataset", "data_path", "data_dir", "text"), "data.path"),
+        **dict.fromkeys(
+            ("seq_len", "seq_length", "max_length", "max_seq_length", "block_length"), "data.context"
+        ),
+        **dict.fromkeys(("num_layers", "n_layer", "depth"), "network.layers"),
+        **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim"), "network.hidden"),
+        **dict.fromkeys(("num_heads", "n_head"), "network.heads"),
+        **dict.fromkeys(("output_dir", "output"), "out"),
+        **dict.fromkeys(("model", "checkpoint", "model_name_or_path", "init_from"), "from"),
+    }
+)
+"""The flags of `bd3lm train` for what other trainers call otherwise."""
+
+_OF_COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("generate", "chat", "write", "complete", "infer", "inference", "run"), "sample"),
+        **dict.fromkeys(("evaluate", "test", "perplexity", "ppl", "validate"), "eval"),
+        **dict.fromkeys(("fit", "finetune", "fine-tune", "pretrain", "resume"), "train"),
+        **dict.fromkeys(("prepare", "tokenize", "preprocess"), "data prepare"),
+        **dict.fromkeys(("list", "ls", "recipes", "configs", "models"), "presets"),
+        **dict.fromkeys(("likelihood", "logprobs", "log-likelihood"), "score"),
+        **dict.fromkeys(("lm-eval", "lm_eval", "tasks"), "harness"),
+        **dict.fromkeys(("export", "import", "save"), "convert"),
+        **dict.fromkeys(("benchmark", "profile", "speed"), "bench"),
+        "help": "--help",
+        "version": "--version",
+    }
+)
+
+_OF_PYTHON: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("streamer", "stream"), "call stream(...) in place of generate(...)"),
+        "lean": "it is of a model: say with_lean(...).generate(...)",
+        **dict.fromkeys(
+            ("device", "dtype", "torch_dtype"), "it is of a model: say bd3lm.load(..., device=..., dtype=...)"
+        ),
+    }
+)
+
+
+def settings_in(advice: str) -> set[str]:
+    """The settings of ours that an advice names."""
+    return {found[1] for found in _OURS.finditer(advice)}
+
+
+def advice_in_python(word: str) -> str | None:
+    """What to say for a keyword of another library; None where nothing is known of it."""
+    if word in _ADVICE:
+        return _spelt(_ADVICE[word], lambda name, value: name if value is None else f"{name}={value}")
+    return _OF_PYTHON.get(word)
+
+
+def advice_in_flags(flag: str, known: set[str]) -> str | None:
+    """The same for a flag such as --max-length; None, too, where the command does not have ours."""
+    word = flag.removeprefix("--").replace("-", "_")
+    for advices in (_ADVICE, _OF_FLAGS):
+        if word in advices and settings_in(advices[word]) <= known:
+            return _spelt(advices[word], _flag)
+    return None
+
+
+def advice_in_recipes(flag: str) -> str | None:
+    """What to say for a flag of other trainers; None where nothing is known of it."""
+    field = _OF_RECIPES.get(flag.removeprefix("--").replace("-", "_"))
+    return None if field is None else f"say --{field}"
+
+
+def command_for(word: str) -> str | None:
+    """The command, or the flag, that does what this word asks for in other programs."""
+    return _OF_COMMANDS.get(word)
+
+
+def _flag(name: str, value: str | None) -> str:
+    shown = name.replace("_", "-")
+    if value == "False":
+        return f"--no-{shown}"
+    return f"--{shown}" if value is None else f"--{shown} {value}"
+
+
+def _spelt(advice: str, spell: Callable[[str, str | None], str]) -> str:
+    return _OURS.sub(lambda found: spell(found[1], found[2]), advice)

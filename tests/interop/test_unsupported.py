@@ -1,0 +1,35 @@
+"""A model of a kind that is not loaded is named in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bd3lm import interop
+
+FIELDS = {f"field_{number}": number for number in range(27)}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **FIELDS},
+            r"holds a model of type 'llama' \(LlamaForCausalLM\), which bd3lm does not load yet$",
+        ),
+        ({"model_type": "mamba"}, "holds a model of type 'mamba', which bd3lm does not load yet$"),
+        (
+            {"architectures": ["DreamModel"]},
+            "holds a model of type 'DreamModel', which bd3lm does not load yet$",
+        ),
+        ({"model_type": 3, "architectures": "x"}, "got the fields: model_type, architectures$"),
+        (FIELDS, r"must have format 'bd3lm', or .*, got the fields: field_0, .*, field_4 and 22 more$"),
+        ({}, "got the fields: none$"),
+    ],
+    ids=["llama", "type", "architecture", "odd", "unknown", "empty"],
+)
+def test_what_is_not_loaded_is_named(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=said):
+        interop.load(tmp_path)
