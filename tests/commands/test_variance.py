@@ -79,6 +79,20 @@ def test_every_rule_is_measured_and_counts_vary_less_than_linear_times(run):
     }
 
 
+def test_figures_of_many_models_are_printed_whole_on_a_narrow_screen(run):
+    """As those of the paper's tables of variances, whose ten or twelve runs are one command."""
+    console = Console(file=io.StringIO(), width=80)
+    record, *_ = measured(*[run / "block"] * 5, batches=2, gradients=2, console=console)
+    printed = console.file.getvalue()
+    assert printed.count("Variance, seed 0") > 1
+    assert "…" not in printed
+    assert max(map(len, printed.splitlines()[:-1])) <= 80  # all but the note, which has no lines
+    row = next(each for each in record["result"]["rows"] if each["masks"] == "counts")
+    cells = [with_error(row[what], row[f"{what}_error"]) for what in ("loss", "gradient")]
+    rows = [line.split("│")[2:-2] for line in printed.splitlines() if "counts" in line]
+    assert [cell.strip() for row in rows for cell in row] == cells * 5
+
+
 @pytest.mark.parametrize(
     ("batches", "gradients", "errors"), [(1, 0, False), (2, 0, True), (1, 2, False), (2, 2, True)]
 )

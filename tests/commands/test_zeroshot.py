@@ -51,6 +51,24 @@ def test_a_table_of_corpora_names_the_lean(tmp_path, capsys):
         assert ("exact, lean 2" in printed) == ("lean: docs/sampling.md" in printed) == leans
 
 
+def test_a_table_says_that_sequences_are_framed_and_cuts_no_name_of_an_estimator(tmp_path):
+    folder, text = str(saved(of_bytes(2), tmp_path / "model")), str(documents(tmp_path))
+    for framed in (False, True):
+        screen = Console(file=io.StringIO(), width=60)
+        flags = ZeroShot(estimator="paper", data=(text,), sequences=4, bos_eos=framed, models=(folder,))
+        report_zero_shot(flags.subjects(), flags, console=screen)
+        names, estimators = (
+            " ".join(cell.strip() for cell in cells if cell.strip())
+            for cells in zip(
+                *(row.split("│")[1:3] for row in screen.file.getvalue().splitlines() if "│" in row),
+                strict=True,
+            )
+        )
+        assert ("in sequences with BOS and EOS" in names) == framed
+        assert "nelbo, the paper's" in estimators
+        assert "…" not in screen.file.getvalue()
+
+
 def test_bits_per_byte_stand_beside_perplexities_and_different_tokenizers_are_named(tmp_path, capsys):
     """By hand: of a text of 256 characters ☂ a model by bytes that knows nothing pays 8 bits a byte or a
     little more, whatever its context; one whose token is the whole character pays a third of that."""

@@ -391,6 +391,12 @@ def test_training_says_which_losses_are_no_bounds():
     assert "nor a bound" not in section(one(), "Training")[0].caption
 
 
+def test_training_says_what_faint_lines_are_where_there_are_some():
+    for rows, faint in ((30, False), (60, True)):
+        caption = section(one(log=log(rows)), "Training")[0].caption
+        assert ("faint lines show it unaveraged" in caption) == faint
+
+
 def test_clip_ranges_start_with_the_recipes_and_last_to_the_end(monkeypatch):
     seen = []
     monkeypatch.setattr(

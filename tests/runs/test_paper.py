@@ -4,9 +4,11 @@ A number beside a value is a line of block-diffusion.tex; `REFERENCE` is for wha
 the reference implementation has, with the file there. Where a preset differs, the row says so, and why.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,9 +70,7 @@ CONDITIONED = [
 CORPORA = {
     "lm1b": [
         Row("data.context", 128, "1018 (Suppl. C.1): a context length of 128"),
-        Row(
-            "data.bos_eos", True, "1022: drops [BOS] and [EOS] on OWT only; dataloader.py has them by default"
-        ),
+        Row("data.bos_eos", True, "1022 leaves them out on OWT only; dataloader.py has them by default"),
     ],
     "owt": [
         Row("data.context", 1024, "1018: a context length of 1024"),
@@ -80,8 +80,17 @@ CORPORA = {
 
 # --- methods ---
 
+BIAS = "a level tied to a place in the batch biases what differs between places"
+STRATA = Row("objective.strata", "ordered", "1033 (Suppl. C.4): block b of sequence k", "permuted", BIAS)
 AR = [Row("method.kind", "autoregressive", "209 (section 2.1)")]
-DIFFUSION = [Row("method.kind", "block_diffusion", "336 (section 3.3)")]
+DIFFUSION = [
+    Row("method.kind", "block_diffusion", "337 (section 4.1)"),
+    STRATA,
+    Row("objective.algorithm", "single_pass", "284, 649: one forward pass on noisy and clean text"),
+    Row(
+        "objective.validation", "times", "485: uniformly sampled mask rates", "counts", "the same, less noise"
+    ),
+]
 LINEAR = [
     Row("objective.masking.kind", "times", "344 (eq. 8): t uniform in [0, 1]"),
     Row("objective.masking.schedule", "linear", "341: we employ the linear schedule"),
@@ -89,10 +98,12 @@ LINEAR = [
 ONE_BLOCK = [*DIFFUSION, Row("method.block_size", None, "483: the maximum block size L' = L"), *LINEAR]
 SEDD = [
     Row("method.kind", "score_entropy", "469: SEDD of Lou et al."),
-    Row("method.process", "absorbing", "336: a masking noise process; configs/config.yaml, absorbing_state"),
+    Row("method.process", "absorbing", "337: a masking noise process; configs/config.yaml, absorbing_state"),
+    STRATA,
 ]
 D3PM = [
     Row("method.kind", "d3pm", "468"),
+    STRATA,
     Row("method.process", "absorbing", "468: D3PM (absorb)"),
     Row("method.steps", 1000, "not printed; Austin et al., whose figure 468 quotes, have T = 1,000"),
 ]
@@ -113,7 +124,20 @@ SEARCHED = [
     Row("objective.masking.search.widths", [0.5, 0.6, 0.7, 0.8, 0.9], "scripts/train: clip_search_widths"),
     Row("objective.masking.search.step", 0.05, "configs/algo/bd3lm.yaml, clip_search_delta"),
     Row("objective.masking.search.batches", 100, "diffusion.py, validation_step: fewer than 100 a range"),
-    Row("objective.masking.redraw", True, "scripts/train: training.resample=True"),
+    Row(
+        "objective.masking.redraw",
+        False,
+        "1035: masks are of the rate drawn",
+        True,
+        "as scripts/train: resample",
+    ),
+    Row(
+        "objective.masking.weight",
+        "paper",
+        "422 and eq. 8: 1/((ω − β)(1 − α))",
+        "reference",
+        "noise_schedule.py, LogLinearNoise: 1/rate, whatever the range",
+    ),
 ]
 
 # --- runs: stages, each with the steps of the paper ---
@@ -128,7 +152,7 @@ def steps(number: int, where: str, **other: Any) -> Row:
 WHOLE = "483, 1030: 850K + 150K; 454, 491: 65B and 524B tokens"
 NO_RUN = "not a run of the paper's: as long as its two stages together"
 SINGLE: Mapping[str, list[Row]] = {
-    "ar": [steps(1_000_000, WHOLE), *AR, *UNCONDITIONED, Row("objective.random_batch", False, "358")],
+    "ar": [steps(1_000_000, WHOLE), *AR, *UNCONDITIONED, Row("objective.random_batch", False, "359")],
     "mdlm": [steps(1_000_000, WHOLE), *ONE_BLOCK, *UNCONDITIONED],
     "sedd": [steps(1_000_000, WHOLE), *SEDD, *CONDITIONED],
     "d3pm": [steps(1_000_000, NO_RUN), *D3PM, *CONDITIONED],  # the paper quotes its figure
@@ -234,10 +258,35 @@ def test_a_preset_is_the_papers_run(name: str, capsys: pytest.CaptureFixture[str
     assert not wrong
 
 
-def test_what_differs_from_the_paper_is_explained() -> None:
+def test_what_differs_from_the_paper_is_explained_and_has_a_flag() -> None:
+    """In the table that a reproducer reads, with the command that does as the paper."""
     rows = {row for stages in TABLE.values() for each in stages.values() for row in each if row.ours != SAME}
-    assert {row.name for row in rows} == {"network.time_conditioning", "network.adaln"}
-    assert all(row.why and row.ours != row.paper for row in rows)
+    page = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## Where ours differs\n(.*?)^## ", page, flags=re.DOTALL | re.MULTILINE)
+    for row in rows:
+        assert row.why
+        assert row.ours != row.paper
+        wanted = rf"--(\w+\.)?{re.escape(row.name)} {str(row.paper).lower()}\b"
+        assert re.search(wanted, section), f"no command sets {row.name} to {row.paper}"
+
+
+@pytest.mark.parametrize(
+    ("corpus", "tokenizer"),
+    [("lm1b", "bert-base-uncased"), ("openwebtext", "gpt2")],  # 1018
+)
+def test_a_corpus_has_the_papers_tokenizer(
+    corpus: str,
+    tokenizer: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def absent(name: str) -> None:
+        raise FileNotFoundError(f"no {name}")
+
+    monkeypatch.setattr("bd3lm.data.load_tokenizer", absent)
+    assert main(["data", "prepare", corpus, str(tmp_path / "data")]) == 1
+    assert f"no {tokenizer}. {tokenizer} is the default here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

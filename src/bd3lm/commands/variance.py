@@ -1,6 +1,6 @@
 """`bd3lm variance`: how noisy each way of drawing masks is on trained models."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ from bd3lm.commands.shared.flags import (
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from bd3lm.commands.shared.subjects import Subject
     from bd3lm.diffusion import MaskingRule
@@ -193,11 +194,8 @@ def _batches(
 def report_variances(flags: Variance, *, console: "Console | None" = None) -> list[dict[str, Any]]:
     """Measure each model, and print a row for each way of drawing masks, a column for each model."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     from bd3lm.commands.shared.subjects import Subject, tell_what_is_not_kept
-    from bd3lm.reports import with_error
 
     console = console or Console()
     if not flags.models:
@@ -206,32 +204,74 @@ def report_variances(flags: Variance, *, console: "Console | None" = None) -> li
     if flags.data is None:
         tell_what_is_not_kept(subjects)
     records = [measure_variances(subject, flags, console=console) for subject in subjects]
-    table = Table(title=f"Variance, seed {flags.seed}")
-    table.add_column("masks", no_wrap=True)
-    for record in records:
-        settings = record["settings"]
-        name = Text(f"{record['model']}\nblocks of {settings['block_size']}\n")
-        table.add_column(name + Text(f"loss of {settings['sequences']:,} sequences"), justify="right")
-        if flags.gradients:
-            of = f"gradient of {settings['gradients']} × {settings['batch_size']} sequences"
-            table.add_column(name + Text(of), justify="right")
-    table.add_column("unbiased")
-    has_errors = False
-    by_rule = [{row["masks"]: row for row in record["result"]["rows"]} for record in records]
-    for masks in rules():
-        rows = [found.get(masks) for found in by_rule]
-        cells = [
-            "–" if row is None else with_error(row[what], row[f"{what}_error"])
-            for row in rows
-            for what in ("loss", *(("gradient",) if flags.gradients else ()))
-        ]
-        has_errors |= any("±" in cell for cell in cells)
-        table.add_row(masks, *cells, _unbiased([row for row in rows if row is not None]))
-    console.print(table)
-    if any(len(found) < len(rules()) for found in by_rule):
+    for table in _tables(records, flags, console):
+        console.print(table)
+    if any(len(record["result"]["rows"]) < len(rules()) for record in records):
         console.print("–: counts draw no time, which a network that is told the noise level needs.")
+    has_errors = any(
+        row[f"{what}_error"]
+        for record in records
+        for row in record["result"]["rows"]
+        for what in ("loss", "gradient")
+    )
     console.print(_note(errors=has_errors, gradients=bool(flags.gradients)), soft_wrap=True)
     return records
+
+
+def _tables(records: Sequence[Mapping[str, Any]], flags: Variance, console: "Console") -> "list[Table]":
+    """The table of all models, or several of some models each where figures would not fit on the screen."""
+    endless = console.options.update(width=10_000)
+
+    def fits(some: Sequence[Mapping[str, Any]]) -> bool:
+        narrow = _table(some, flags, narrow=True)
+        return console.measure(narrow, options=endless).maximum <= console.width
+
+    groups: list[list[Mapping[str, Any]]] = []
+    for record in records:
+        if groups and fits([*groups[-1], record]):
+            groups[-1].append(record)
+        else:
+            groups.append([record])
+    return [_table(group, flags) for group in groups]
+
+
+def _table(records: Sequence[Mapping[str, Any]], flags: Variance, *, narrow: bool = False) -> "Table":
+    """A row for each way of drawing masks, a column for each model; `narrow` as its figures allow."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from bd3lm.reports import with_error
+
+    table = Table(title=f"Variance, seed {flags.seed}")
+    table.add_column("masks", no_wrap=True)
+    columns: list[Sequence[str]] = [list(rules())]
+    by_rule = [{row["masks"]: row for row in record["result"]["rows"]} for record in records]
+    for record, found in zip(records, by_rule, strict=True):
+        settings = record["settings"]
+        name = Text(f"{record['model']}\nblocks of {settings['block_size']}\n")
+        headings = {"loss": f"loss of {settings['sequences']:,} sequences"}
+        if flags.gradients:
+            batches = f"{settings['gradients']} × {settings['batch_size']}"
+            headings["gradient"] = f"gradient of {batches} sequences"
+        for what, heading in headings.items():
+            cells = [
+                with_error(found[masks][what], found[masks][f"{what}_error"]) if masks in found else "–"
+                for masks in rules()
+            ]
+            width = max(map(len, ("sequences", *cells)))
+            table.add_column(
+                name + Text(heading),
+                justify="right",
+                overflow="fold",
+                width=width if narrow else None,
+                min_width=width,
+            )
+            columns.append(cells)
+    table.add_column("unbiased", no_wrap=True)
+    columns.append([_unbiased([found[masks] for found in by_rule if masks in found]) for masks in rules()])
+    for row in zip(*columns, strict=True):
+        table.add_row(*row)
+    return table
 
 
 def _note(*, errors: bool, gradients: bool) -> str:

@@ -98,12 +98,13 @@ def _print_table(
 
     table = Table(title="Zero-shot perplexity per token, and bits per byte of text")
     table.add_column("model", overflow="fold")
-    table.add_column("estimator")
+    table.add_column("estimator", overflow="fold")
     names = [Path(source).name.partition(".")[0] or source for source in data]
     for source, name in zip(data, names, strict=True):
         table.add_column(name if names.count(name) == 1 else source, justify="right", overflow="fold")
     for subject in subjects:
         name, scored = f"{subject.name} ({subject.title})", [_MISSING for _ in data]
+        framed = False
         for index, each in enumerate(estimates):
             if each.subject is not subject:
                 continue
@@ -112,11 +113,13 @@ def _print_table(
             ways = [each.name_of(found["settings"]["estimator"]) for found in mine if found]
             table.add_row(name, ways[0] if ways else _MISSING, *cells)
             name = ""
+            framed |= any(found["settings"].get("bos_eos", False) for found in mine if found)
             scored = [
                 _size(found["result"]) if found else before
                 for found, before in zip(mine, scored, strict=True)
             ]
-        table.add_row("  scored", "", *scored, style="dim")
+        heading = f"  scored{', in sequences with BOS and EOS' if framed else ''}"
+        table.add_row(heading, "", *scored, style="dim")
     console.print(table)
     every = list(measured.values())
     shown = [record["result"]["figures"][0] for record in every]

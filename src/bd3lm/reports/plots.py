@@ -33,6 +33,11 @@ class Curve:
     valid_tokens: Sequence[float] = ()
     valid: Sequence[float] = ()
 
+    @property
+    def window(self) -> int:
+        """How many logged losses the line is a mean of; where more than one, they are drawn too, faintly."""
+        return max(1, len(self.train) // 25)
+
 
 @dataclass(frozen=True)
 class Band:
@@ -84,11 +89,10 @@ def training_curves(curves: Sequence[Curve], order: Sequence[str]) -> str:
         axes = figure.add_subplot()
         for curve in curves:
             colour, dashes, marker = look(order.index(curve.label))
-            window = max(1, len(curve.train) // 25)
             x, raw = _thinned(curve.tokens), _thinned(curve.train)
-            if window > 1:
+            if curve.window > 1:
                 axes.plot(x, raw, color=colour, alpha=0.25, linewidth=0.8)
-            axes.plot(x, _thinned(_smooth(curve.train, window)), color=colour, linestyle=dashes)
+            axes.plot(x, _thinned(_smooth(curve.train, curve.window)), color=colour, linestyle=dashes)
             axes.plot(
                 curve.valid_tokens,
                 curve.valid,

@@ -31,7 +31,8 @@ def curve_parts(report: Report) -> Iterator[Part]:
         return
     marked = any(curve.valid for curve in curves)
     words = [
-        f"Lines are the training loss{_of([curve.label for curve in curves])}, averaged over a few steps.",
+        f"Lines are the training loss{_of([curve.label for curve in curves])}, averaged over a few steps"
+        f"{'; faint lines show it unaveraged' if any(curve.window > 1 for curve in curves) else ''}.",
         _marks(report) if marked else "",
         "Lower is better; a difference of 0.1 nats is about 10 % in perplexity.",
         "A run that started from another model begins again at 0 tokens." if report.has_stages else "",
