@@ -169,7 +169,7 @@ def compile_each_layer(self: Transformer) -> None:
     """Instead of `Transformer.compile_trunk`, with static shapes as there: a graph for each layer's index."""
     attention.allow_many_graphs()
     for layer in self.layers:
-        layer.compile(dynamic=False, backend=attention.compiler_for(self.device))
+        layer.compile(dynamic=False, backend=attention.compiler)
 
 
 def tanh_gelu(x: Tensor) -> Tensor:

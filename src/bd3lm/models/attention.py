@@ -5,7 +5,7 @@
 - on a CPU they run as scaled dot-product attention with a dense mask: FlexAttention has no CPU backward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -100,19 +100,18 @@ def _has_fine_tiles(device: torch.device) -> bool:
     )
 
 
-def compiler_for(device: torch.device) -> str | Callable[..., Any]:
-    """The backend to give `torch.compile` for what holds attention on a device."""
-    return _inductor_with_fine_tiles if _has_fine_tiles(device) else "inductor"
+def compiler(graph: Any, inputs: Sequence[Any]) -> Any:
+    """The backend of `torch.compile` for what holds attention: torch's own, offered fine tiles on Hopper.
 
-
-def _inductor_with_fine_tiles(graph: Any, inputs: Sequence[Any]) -> Any:
-    """torch's own compiler, offered fine tiles for the graphs that it is given here and for no others.
-
-    A backward pass is compiled when it first runs, on another thread, so each graph's own compilation is
-    wrapped, and not this call.
+    It asks the tensors of the graph where they are, since a network may be compiled before it is moved. No
+    other graph is offered them. A backward pass is compiled when it first runs, on another thread, so each
+    graph's own compilation is wrapped, and not this call.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.virtualized import V
+
+    if not any(isinstance(given, Tensor) and _has_fine_tiles(given.device) for given in inputs):
+        return compile_fx(graph, inputs)
 
     def compile_one(*args: Any, **kwargs: Any) -> Any:
         with V.set_choices_handler(_FineTiles(V.choices)):
@@ -162,5 +161,4 @@ def allow_many_graphs() -> None:
 def _compiled_flex(fine: bool) -> Any:
     """FlexAttention compiled, one graph for each layout, dtype and shape that it meets."""
     allow_many_graphs()
-    backend: Any = _inductor_with_fine_tiles if fine else "inductor"
-    return torch.compile(flex_attention, dynamic=False, backend=backend)
+    return torch.compile(flex_attention, dynamic=False, backend=compiler if fine else "inductor")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bd3lm.models.attention import AttentionMask, Backend, allow_many_graphs, attend, compiler_for
+from bd3lm.models.attention import AttentionMask, Backend, allow_many_graphs, attend, compiler
 from bd3lm.models.cache import KVCache, KVStore, NoStore
 from bd3lm.models.cross_entropy import weighted_cross_entropy
 from bd3lm.models.decoding import can_decode, decode
@@ -143,12 +143,12 @@ class Transformer(nn.Module):
     def compile_layers(self) -> None:
         """Compile each layer in place, which keeps the names of the parameters."""
         for layer in self._layers:
-            layer.compile(backend=compiler_for(self.device))
+            layer.compile(backend=compiler)
 
     def compile_trunk(self) -> None:
         """Compile all layers as one graph, for each shape and layout that is met."""
         allow_many_graphs()
-        self._trunk = torch.compile(self._run_trunk, dynamic=False, backend=compiler_for(self.device))
+        self._trunk = torch.compile(self._run_trunk, dynamic=False, backend=compiler)
 
     @property
     def _layers(self) -> "Sequence[Layer]":
