@@ -12,7 +12,6 @@ from bd3lm.models.attention import (
     _FineTiles,
     _has_fine_tiles,
     attend,
-    compiler,
     render,
 )
 from bd3lm.models.layouts import _block_mask, _dense
@@ -205,7 +204,9 @@ def test_both_passes_of_a_graph_are_compiled_with_fine_tiles_where_its_tensors_a
     monkeypatch.setattr("bd3lm.models.attention._has_fine_tiles", lambda device: hopper)
     with torch._inductor.config.patch(force_disable_caches=True):
         found = loss_and_gradients()
-    assert len(kinds) == (2 if hopper else 0), "torch's own compiler is called as it is where nothing is offered"
+    assert len(kinds) == (2 if hopper else 0), (
+        "torch's own compiler is called as it is where nothing is offered"
+    )
     assert set(kinds) <= {_FineTiles}
     assert type(V.choices) is not _FineTiles
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
