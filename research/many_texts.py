@@ -85,14 +85,14 @@ def draws() -> Iterator[dict[str, Any]]:
 def _draw_time(rows: int, scale: float, **cut: int) -> tuple[float, Tensor]:
     from triton.testing import do_bench
 
-    from bd3lm.sampling import drawing_kernel
+    from bd3lm.models.kernels import drawing as kernel
 
     torch.manual_seed(0)
     logits = scale * torch.randn(rows, _VOCABULARY, device="cuda")
     numbers, zero = torch.arange(rows, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
 
     def draw() -> Tensor:
-        return drawing_kernel.draw(
+        return kernel.draw(
             *(logits, numbers, numbers, zero),
             mask_id=_VOCABULARY - 1,
             temperature=1.0,
@@ -100,7 +100,7 @@ def _draw_time(rows: int, scale: float, **cut: int) -> tuple[float, Tensor]:
             inclusive=True,
         )
 
-    with mock.patch.multiple(drawing_kernel, **cut):
+    with mock.patch.multiple(kernel, **cut):
         tokens = draw()  # compiles
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

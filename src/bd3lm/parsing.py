@@ -195,14 +195,15 @@ def _key_problems(kind: Any, data: object, path: str, plugins: Mapping[str, Any]
         return
     hints = hints_of(choices[0], data)
     names = [*(["kind"] if families else []), *hints]
+    allowed = f" allowed are {', '.join(names)}" if names else " no option is allowed here"
     for key, value in data.items():
         if key in hints:
             yield from _number_problems(hints[key], value, f"{path}{key}")
             yield from _key_problems(hints[key], value, f"{path}{key}.", plugins)
         elif key not in names:
-            suggestion = did_you_mean(key, names) or _deeper(key, hints, data) or ","
-            allowed = f"allowed are {', '.join(names)}" if names else "no option is allowed here"
-            what = f"unknown key{suggestion} {allowed}"
+            suggestion = did_you_mean(key, names) or _deeper(key, hints, data) or ("," if allowed else "")
+            what = f"unknown key{suggestion}{allowed}"
+            allowed = ""  # once is enough
             short = key if len(str(key)) <= _MOST_SHOWN else shown(key)
             yield _Problem(f"{path}{short}", what, is_unknown_key=True)
 

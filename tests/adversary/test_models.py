@@ -380,7 +380,7 @@ def test_a_hostile_folder_is_one_line(case: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     "size",
     [
-        *({name: 10**9} for name in ("vocab_size", "layers", "hidden", "heads", "mlp_ratio", "context")),
+        *({name: 10**9} for name in ("vocab_size", "layers", "hidden", "heads", "mlp_width", "context")),
         {"hidden": 4 * 10**9, "heads": 4},
         {"adaln": True, "conditioning_dim": 10**19},
     ],

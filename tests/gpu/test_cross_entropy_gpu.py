@@ -44,10 +44,10 @@ def rows_of_logits(
 
 def reduced(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """By the kernel: totals, gradients (over the logits) and sums of gradients."""
-    from bd3lm.models import cross_entropy_kernel
+    from bd3lm.models.kernels import cross_entropy
 
-    totals = cross_entropy_kernel.log_totals(logits)
-    return totals, *cross_entropy_kernel.grad_logits(logits, totals, targets, weights)
+    totals = cross_entropy.log_totals(logits)
+    return totals, *cross_entropy.grad_logits(logits, totals, targets, weights)
 
 
 def assert_the_kernel_reduces(logits: Tensor, targets: Tensor, weights: Tensor) -> None:

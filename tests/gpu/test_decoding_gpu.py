@@ -105,7 +105,7 @@ class Layers:
         ]
 
     def __call__(self) -> Tensor:
-        from bd3lm.models.decoding_kernels import attend_ring, linear_residual, norm_linear, ring_rule
+        from bd3lm.models.kernels.decoding import attend_ring, linear_residual, norm_linear, ring_rule
 
         rule = ring_rule(self.layout, self.window, self.layout.size)
         span, x = (0, self.layout.size), self.x
@@ -125,7 +125,7 @@ SIZES = [(3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (4 * HIDDEN, HIDDEN), (HIDDEN, 
 @pytest.mark.parametrize(("rows", "segment"), [(1, 8), (3, 32), (64, 4)])
 def test_overlapping_launches_in_a_graph_give_the_numbers_of_separate_ones(rows, segment, dtype, monkeypatch):
     """Bit for bit, every time, and with the text moving on between two replays."""
-    from bd3lm.models import decoding_kernels, ring_kernel
+    from bd3lm.models.kernels import decoding, ring
 
     layers = Layers(rows, segment, dtype)
     before = layers.keys.clone(), layers.values.clone()
@@ -133,7 +133,7 @@ def test_overlapping_launches_in_a_graph_give_the_numbers_of_separate_ones(rows,
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = layers()
-    for module in (decoding_kernels, ring_kernel):
+    for module in (decoding, ring):
         monkeypatch.setattr(module, "overlap", lambda _: {"OVERLAP": False})
     for moved in (0, 3, 500, 10_001):
         layers.ends += moved

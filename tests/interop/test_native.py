@@ -20,7 +20,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied, no head bias": {"tied": True, "head_bias": False},
     "adaln": {"adaln": True},
     "time conditioning": {"adaln": True, "time_conditioning": True, "tied": True},
-    "other shape": {"mlp_ratio": 3, "rotary_base": 500.0, "dropout": 0.25, "layers": 1},
+    "other shape": {"mlp_width": 24, "rotary_base": 500.0, "dropout": 0.25, "layers": 1},
     "autoregressive": {"causal": True},
     "one block": {"block_size": CONTEXT},
 }
@@ -182,7 +182,7 @@ def test_a_file_is_no_folder_to_save_in(tmp_path: Path) -> None:
 
 class TestWeightsThatDoNotFit:
     def test_shapes(self, tmp_path: Path) -> None:
-        edit(saved(tmp_path), network={"mlp_ratio": 2})
+        edit(saved(tmp_path), network={"mlp_width": 32})
         message = r"of another shape: layers\.0\.mlp_in\.weight is \(64, 16\) and must be \(32, 16\)"
         with pytest.raises(ValueError, match=message):
             load(tmp_path)

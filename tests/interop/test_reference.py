@@ -94,7 +94,11 @@ def test_names_are_those_of_the_reference() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"mlp_ratio": 2}, r"network\.mlp_ratio must be 4, got 2"),
+        ({"mlp_width": 32}, r"network\.mlp_width must be 64, got 32"),
+        (
+            {"norm": "rms", "kv_heads": 1},
+            r"kv_heads must be 2, got 1; network\.norm must be layer, got rms",
+        ),
         ({"rotary_base": 500.0}, r"network\.rotary_base must be 10000\.0, got 500\.0"),
         ({"head_bias": False}, r"network\.head_bias must be True, got False"),
     ],

@@ -115,7 +115,7 @@ def test_ids_that_no_token_has_are_refused():
 
 INTERPRETED = """
 import torch
-from bd3lm.models import cross_entropy_kernel as kernel
+from bd3lm.models.kernels import cross_entropy as kernel
 from bd3lm.models.cross_entropy import _Plain
 
 kernel._PIECES, kernel._LANES, kernel._ROWS, kernel._ROWS_AT_ONCE, kernel._TOKENS = 2, 8, 4, 2, 16

@@ -41,7 +41,7 @@ def test_the_default_is_the_papers_110_million_parameters():
 def test_a_network_is_its_written_out_formula(conditioning):
     """One layer, one head, in plain operations."""
     model = tiny_transformer(
-        5, layers=1, heads=1, hidden=4, mlp_ratio=2, conditioning_dim=3, **CONDITIONINGS[conditioning]
+        5, layers=1, heads=1, hidden=4, mlp_width=8, conditioning_dim=3, **CONDITIONINGS[conditioning]
     )
     tokens, noise = random_tokens(2, 5), torch.tensor([[0.0, 0.3, 0.3, 1.0, 6.9], [2.0, 0.0, 0.1, 0.5, 3.0]])
     w = dict(model.named_parameters())
@@ -258,7 +258,7 @@ def test_bfloat16_autocast_runs_and_stays_close(conditioning):
         ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
         ({"hidden": 10, "heads": 4}, "hidden must be a multiple of heads .* got hidden 10 and heads 4"),
-        ({"hidden": 6, "heads": 2}, "even quotient .* got hidden 6 and heads 2"),
+        ({"hidden": 6, "heads": 2}, "head_dim must be even .* got 3"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
         ({"time_conditioning": True}, "time_conditioning needs adaln=True"),
     ],

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bd3lm.models import Bidirectional, BlockCausal, BlockDecoding, Causal, KVCache, Layout
+from bd3lm.models import Bidirectional, BlockCausal, BlockDecoding, Causal, KVCache, Layout, TransformerConfig
 from bd3lm.models.attention import attend
 from bd3lm.models.rotary import rotate, rotation
 from tests.oracles.networks import tiny_transformer
@@ -46,7 +46,7 @@ def numbers(device: str, dtype: torch.dtype) -> Callable[..., Tensor]:
 
 def products(device: str, dtype: torch.dtype, *, tokens: int, depth: int, features: int) -> None:
     """Both products, with everything that may stand around them and without, against torch in float64."""
-    from bd3lm.models.decoding_kernels import linear_residual, norm_linear
+    from bd3lm.models.kernels.decoding import linear_residual, norm_linear
 
     draw = numbers(device, dtype)
     x, weight = 3.0 * draw(tokens, depth) + 1.0, draw(features, depth) / depth**0.5
@@ -75,7 +75,7 @@ def products(device: str, dtype: torch.dtype, *, tokens: int, depth: int, featur
 
 def sums(device: str, dtype: torch.dtype, *, tokens: int, features: int) -> None:
     """A branch added to the stream and the norm of that, with a gate and a shift and without."""
-    from bd3lm.models.decoding_kernels import add_norm
+    from bd3lm.models.kernels.decoding import add_norm
 
     draw = numbers(device, dtype)
     residual, branch = 3.0 * draw(tokens, features) + 1.0, draw(tokens, features)
@@ -132,7 +132,7 @@ def passes(
     Each pass is read in its layout's span, in whole, and in part; every time the ring must end up the same.
     `filled` tokens are in the ring at the start. The default cut of the kernel, and one with `splits`.
     """
-    from bd3lm.models.ring_kernel import attend_ring, ring_rule, ring_tiles
+    from bd3lm.models.kernels.ring import attend_ring, ring_rule, ring_tiles
 
     draw, choice = numbers(device, dtype), torch.Generator().manual_seed(1)
     cache = KVCache(
@@ -189,16 +189,20 @@ def passes(
 
 def unknown_layouts_have_no_rule(_device: str, _dtype: torch.dtype) -> None:
     from bd3lm.models import BlockDiffusion
-    from bd3lm.models.decoding_kernels import ring_rule, supports
+    from bd3lm.models.kernels.decoding import ring_rule, supports
 
     assert ring_rule(BlockDiffusion(8, 4), 10, 8) is None
-    assert supports(768, 12, torch.bfloat16)
-    for width, heads, dtype in ((768, 16, torch.float32), (64, 8, torch.float32), (64, 4, torch.float64)):
-        assert not supports(width, heads, dtype)
+
+    def supported(hidden: int, heads: int, dtype: torch.dtype) -> bool:
+        return supports(TransformerConfig(vocab_size=4, hidden=hidden, heads=heads), dtype)
+
+    assert supported(768, 12, torch.bfloat16)
+    for hidden, heads, dtype in ((768, 16, torch.float32), (64, 8, torch.float32), (64, 4, torch.float64)):
+        assert not supported(hidden, heads, dtype)
 
 
 def passes_that_do_not_fit_are_refused(device: str, dtype: torch.dtype) -> None:
-    from bd3lm.models.ring_kernel import RingRule, attend_ring
+    from bd3lm.models.kernels.ring import RingRule, attend_ring
 
     draw = numbers(device, dtype)
     ring, turn, bounds = draw(1, 1, 12, 16), draw(1, 5, 8), torch.zeros(1, dtype=torch.long, device=device)
@@ -209,7 +213,7 @@ def passes_that_do_not_fit_are_refused(device: str, dtype: torch.dtype) -> None:
 
 def turns(device: str, _dtype: torch.dtype) -> None:
     """Of far positions too, and of those before the text."""
-    from bd3lm.models.decoding_kernels import rotations
+    from bd3lm.models.kernels.decoding import rotations
 
     ends = torch.tensor([-3, 0, 17, 100_000, 12_345_678], device=device)
     positions = ends.unsqueeze(1) + torch.arange(5, device=device)

@@ -157,8 +157,7 @@ def test_whether_to_compile_is_left_open_or_said(word, meant):
 def test_a_misspelt_key_suggests_the_right_one():
     assert problems({"train": {"warmup": 3, "stepz": 4}, "optimiser": {}}) == [
         "train.warmup: unknown key, allowed are " + ", ".join(recipe_to_dict(parse())["train"]),
-        "train.stepz: unknown key, did you mean 'steps'? allowed are "
-        + ", ".join(recipe_to_dict(parse())["train"]),
+        "train.stepz: unknown key, did you mean 'steps'?",
         "optimiser: unknown key, did you mean 'optimizer'? allowed are " + ", ".join(recipe_to_dict(parse())),
     ]
 

@@ -48,17 +48,17 @@ class Case:
 
 def drawn(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """By the kernel, by `Sharpening.draw`, and by how much the latter's token scores higher."""
-    from bd3lm.sampling import drawing_kernel
+    from bd3lm.models.kernels import drawing as kernel
 
     logits = case.make_logits(device)
     row = torch.arange(case.rows, device=device)
     seeds, positions = (row - 2) * 0x123456789ABCDEF, row * row + 3
     repeat = torch.arange(case.repeats, device=device) + 2
-    tile, row_tile = case.tiles or (drawing_kernel._TILE, drawing_kernel._ROW_TILE)
+    tile, row_tile = case.tiles or (kernel._TILE, kernel._ROW_TILE)
     rule = case.rule
-    programs = case.programs or drawing_kernel._PROGRAMS
-    with mock.patch.multiple(drawing_kernel, _TILE=tile, _ROW_TILE=row_tile, _PROGRAMS=programs):
-        found = drawing_kernel.draw(
+    programs = case.programs or kernel._PROGRAMS
+    with mock.patch.multiple(kernel, _TILE=tile, _ROW_TILE=row_tile, _PROGRAMS=programs):
+        found = kernel.draw(
             *(logits, seeds, positions, repeat),
             mask_id=case.mask_id,
             temperature=rule.temperature,
@@ -91,14 +91,14 @@ def assert_it_ends_whatever_the_logits_are(device: torch.device) -> None:
 
     Some token is drawn, the mask where no logit is a number above −∞, and the first of infinite ones.
     """
-    from bd3lm.sampling import drawing_kernel
+    from bd3lm.models.kernels import drawing as kernel
 
     several = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
     several[0, 40] = several[0, 21] = several[1, 20] = torch.inf  # each in a tile of its own
     several[1, 3] = several[1, 50] = torch.nan
     numbers = torch.arange(2, device=device)
-    with mock.patch.multiple(drawing_kernel, _TILE=16, _PROGRAMS=1):
-        tokens = drawing_kernel.draw(
+    with mock.patch.multiple(kernel, _TILE=16, _PROGRAMS=1):
+        tokens = kernel.draw(
             *(several.to(device), numbers, numbers, numbers),
             mask_id=63,
             temperature=1.0,
@@ -112,7 +112,7 @@ def assert_it_ends_whatever_the_logits_are(device: torch.device) -> None:
     for logits in (spoilt, spoilt[:0]):
         numbers = torch.arange(len(logits), device=device)
         for top_p, inclusive in ((0.5, True), (0.5, False), (1.0, True)):
-            tokens = drawing_kernel.draw(
+            tokens = kernel.draw(
                 *(logits.to(device), numbers, numbers, numbers),
                 mask_id=9,
                 temperature=1.0,

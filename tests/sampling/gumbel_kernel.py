@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from bd3lm.sampling.drawing_kernel import _gumbel, _gumbel_bound
+from bd3lm.models.kernels.drawing import _gumbel, _gumbel_bound
 
 
 @triton.jit

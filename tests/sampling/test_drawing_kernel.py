@@ -118,11 +118,11 @@ def test_impossible_tokens_rows_far_apart_and_a_turn_for_each_row(interpreted):
 
 
 def assert_rows_must_lie_side_by_side() -> None:
-    from bd3lm.sampling import drawing_kernel
+    from bd3lm.models.kernels import drawing as kernel
 
     number = torch.zeros(10, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"logits of a row must lie side by side, got strides \(1, 10\)"):
-        drawing_kernel.draw(
+        kernel.draw(
             *(torch.zeros(5, 10).T, number, number, number),
             mask_id=4,
             temperature=1.0,

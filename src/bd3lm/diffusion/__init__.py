@@ -1,8 +1,8 @@
 """The mathematics of block diffusion: functions on tensors, with no network, no configuration, no I/O."""
 
+from bd3lm.counter import Purpose, counter_uniform, derive_seed
 from bd3lm.diffusion.categorical import gumbel, gumbel_max, nucleus, temper, top_k
 from bd3lm.diffusion.checks import is_number, is_whole
-from bd3lm.diffusion.counter import Purpose, counter_uniform, derive_seed
 from bd3lm.diffusion.counts import Counts, LearnedCounts, learned_proposal
 from bd3lm.diffusion.draws import Draws, LevelSampler, Strata, blocks_in
 from bd3lm.diffusion.masking import ClippedTimes, ClipSearch, DiscreteTimes, MaskingRule, Masks, Times

@@ -31,11 +31,23 @@ from bd3lm.methods import AutoregressiveMethod, BlockDiffusionMethod, LanguageMo
 from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.parsing import parse
 
-ROTARY_BASE = 10000.0
-MLP_RATIO = 4
 PREFIX = "backbone."
 FREQUENCIES = f"{PREFIX}rotary_emb.inv_freq"
 BUFFERS = (FREQUENCIES, "sampling_eps_min", "sampling_eps_max")  # stored beside the weights
+
+# What it says of a network, in its config.json or by its weights; all else is as our defaults.
+_TOLD = (
+    "vocab_size",
+    "layers",
+    "hidden",
+    "heads",
+    "context",
+    "dropout",
+    "tied",
+    "adaln",
+    "time_conditioning",
+    "conditioning_dim",
+)
 
 # Our names and the reference's, for whatever stands outside the layers and for each layer.
 _MODULES = {
@@ -105,13 +117,11 @@ def from_reference_config(data: Mapping[str, Any], *, where: str = CONFIG_NAME) 
                 layers=theirs.n_blocks,
                 hidden=theirs.hidden_dim,
                 heads=theirs.n_heads,
-                mlp_ratio=MLP_RATIO,
                 context=theirs.model_length,
                 dropout=theirs.dropout,
                 adaln=theirs.adaln,
                 time_conditioning=theirs.time_conditioning and theirs.adaln,
                 conditioning_dim=theirs.cond_dim,
-                rotary_base=ROTARY_BASE,
             ),
             method=method,
             mask_id=theirs.vocab_size - 1,
@@ -124,12 +134,11 @@ def to_reference_config(config: LanguageModelConfig) -> dict[str, Any]:
     """The reference's config.json for ours; what it cannot express is refused."""
     network = config.network
     of_method = config.method.in_reference(network.context)
-    needed: dict[str, tuple[object, object]] = {
-        "network.mlp_ratio": (network.mlp_ratio, MLP_RATIO),
-        "network.rotary_base": (network.rotary_base, ROTARY_BASE),
-        "network.head_bias": (network.head_bias, True),
-        "mask_id": (config.mask_id, network.vocab_size - 1),
-    }
+    needed: dict[str, tuple[object, object]] = {"mask_id": (config.mask_id, network.vocab_size - 1)}
+    told = {field.name: getattr(network, field.name) for field in fields(network) if field.name in _TOLD}
+    possible = TransformerConfig(**told)
+    for field in fields(network):
+        needed[f"network.{field.name}"] = (getattr(network, field.name), getattr(possible, field.name))
     for field in fields(config.method):
         if field.name in config.method.reference_lacks:
             needed[f"method.{field.name}"] = (getattr(config.method, field.name), field.default)

@@ -54,15 +54,19 @@ def render(layout: Layout, queries: Span, device: torch.device, backend: Backend
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:
-    """softmax(q kᵀ / √d + mask) v, all (rows, heads, positions, head_dim)."""
+    """softmax(q kᵀ / √d + mask) v, all (rows, heads, positions, head_dim); a head of keys and values may
+    serve several of queries, which follow one another."""
+    grouped = query.shape[1] != key.shape[1]
     if mask.blocks is None:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.dense, is_causal=mask.causal)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask.dense, is_causal=mask.causal, enable_gqa=grouped
+        )
     if not query.is_cuda:
-        attended: Tensor = flex_attention(query, key, value, block_mask=mask.blocks)
+        attended: Tensor = flex_attention(query, key, value, block_mask=mask.blocks, enable_gqa=grouped)
         return attended
     options = _kernel_options(query.shape[-1], query.dtype, mask.fine)
     flex = flex_attention if torch.compiler.is_compiling() else _compiled_flex(mask.fine)
-    attended = flex(query, key, value, block_mask=mask.blocks, kernel_options=options)
+    attended = flex(query, key, value, block_mask=mask.blocks, kernel_options=options, enable_gqa=grouped)
     return attended
 
 

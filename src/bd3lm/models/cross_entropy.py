@@ -153,6 +153,6 @@ class _Plain:
 
 
 def _kernel() -> Any:
-    from bd3lm.models import cross_entropy_kernel  # elsewhere there may be no Triton
+    from bd3lm.models.kernels import cross_entropy  # elsewhere there may be no Triton
 
-    return cross_entropy_kernel
+    return cross_entropy

@@ -2,7 +2,7 @@
 
 It computes what `Transformer.forward` does with a `KVCache`, and is used in its place where there is CUDA:
 sampling makes one such pass for every token. With few tokens a pass waits for launches and for the weights,
-so norms, biases, GELU and residuals ride along with the matrix products (`decoding_kernels`). With many the
+so norms, biases, GELU and residuals ride along with the matrix products (`kernels`). With many the
 library's own products are better, and what lies between two of them is one kernel. Attention reads what is
 visible of the ring and nothing else.
 """
@@ -43,7 +43,7 @@ def can_decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KV
         and network.attention_backend == "auto"
         and network.embedding.weight.dtype in _DTYPES
         and cache.keys.dtype == network.embedding.weight.dtype
-        and _kernels().supports(network.config.hidden, network.config.heads, network.embedding.weight.dtype)
+        and _kernels().supports(network.config, network.embedding.weight.dtype)
         and _kernels().ring_rule(layout, cache.window, cache.segment) is not None
     )
 
@@ -165,7 +165,9 @@ class _Norm:
     bias: Tensor | None = None
 
     @classmethod
-    def of(cls, norm: nn.LayerNorm, shift: Tensor | None = None, scale: Tensor | None = None) -> "_Norm":
+    def of(
+        cls, norm: nn.LayerNorm | nn.RMSNorm, shift: Tensor | None = None, scale: Tensor | None = None
+    ) -> "_Norm":
         if shift is None or scale is None:
             return cls(norm.weight)
         return cls((norm.weight * (1 + scale)).contiguous(), shift.contiguous())
@@ -214,6 +216,6 @@ def _norms(network: "Transformer", cache: KVCache) -> _Norms:
 @lru_cache(maxsize=1)
 def _kernels() -> Any:
     """Imported where there is CUDA: elsewhere there may be no Triton."""
-    from bd3lm.models import decoding_kernels
+    from bd3lm.models.kernels import decoding
 
-    return decoding_kernels
+    return decoding

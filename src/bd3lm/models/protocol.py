@@ -23,7 +23,7 @@ class Denoiser(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids there are, the mask's among them."""
+        """How many tokens it can predict: the columns of `head`. It may read one more, the mask."""
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Vectors (..., width) for token ids (...) or for probabilities (..., vocabulary)."""
@@ -41,7 +41,7 @@ class Denoiser(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Σ weight·(−log p(target)) over hidden states (n, width), and the terms without their gradients.
 
-        p leaves out the `excluded` token.
+        p leaves out the `excluded` token, which may be none of those that can be predicted.
         """
 
     def new_cache(self, rows: int, *, segment: int, window: int | None = None) -> KVCache:

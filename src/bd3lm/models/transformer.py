@@ -1,13 +1,13 @@
-"""The paper's transformer (Suppl. C.2): token ids in, hidden states or logits out. Knows no diffusion.
+"""The decoder: token ids in, hidden states or logits out. Knows no diffusion.
 
-Pre-norm layers whose norms have no biases, rotary positions, tanh GELU, residual dropout, and optionally
-adaptive layer norms conditioned on a noise level. The output head is a method of its own, so that a caller
-may compute logits for just the positions it needs.
+By default it is the paper's transformer (Suppl. C.2): pre-norm layers whose norms have no biases, rotary
+positions, tanh GELU, residual dropout, and optionally adaptive layer norms conditioned on a noise level.
+Fields of its config make it a Llama- or Qwen-type network. The output head is a method of its own, so that a
+caller may compute logits for just the positions it needs.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -16,78 +16,17 @@ from torch.nn import functional as F
 
 from bd3lm.models.attention import AttentionMask, Backend, allow_many_graphs, attend, compiler
 from bd3lm.models.cache import KVCache, KVStore, NoStore
+from bd3lm.models.config import TransformerConfig
 from bd3lm.models.cross_entropy import weighted_cross_entropy
 from bd3lm.models.decoding import can_decode, decode
 from bd3lm.models.devices import require_room
 from bd3lm.models.dropout import Dropout, draw_seeds
 from bd3lm.models.layouts import Layout, Span
-from bd3lm.models.rotary import Rotation, rotate, rotated_parts, rotation
+from bd3lm.models.rotary import Rotation, rotate, rotated_parts, rotation, split_heads
 
 _FREQUENCIES = 256  # width of the sinusoidal embedding of a noise level
 _INIT_STD = 0.02
 _GELU_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
-# Sizes beyond those of any network: what a mistyped recipe or a hostile config.json asks for is refused
-# before anything is computed of it, and no product of them overflows.
-_MOST = {
-    "vocab_size": 2**26,
-    "layers": 10_000,
-    "hidden": 2**20,
-    "heads": 2**20,
-    "mlp_ratio": 2**10,
-    "context": 2**24,
-    "conditioning_dim": 2**20,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
-    """The shape of a network. The defaults are the paper's small model."""
-
-    vocab_size: int
-    layers: int = 12
-    hidden: int = 768
-    heads: int = 12
-    mlp_ratio: int = 4
-    context: int = 1024
-    """Positions the network is trained on; a cache shows it at most this many."""
-    dropout: float = 0.1
-    tied: bool = False
-    """Share the embedding with the output head."""
-    head_bias: bool = True
-    adaln: bool = False
-    """Adaptive layer norms. Without time_conditioning they see a constant, as in the published weights."""
-    time_conditioning: bool = False
-    """Feed the noise level to the adaptive layer norms."""
-    conditioning_dim: int = 128
-    rotary_base: float = 10000.0
-
-    def __post_init__(self) -> None:
-        for name, most in _MOST.items():
-            if not 1 <= getattr(self, name) <= most:
-                bound = "at least 1" if getattr(self, name) < 1 else f"at most {most:,}"
-                raise ValueError(f"{name} must be {bound}, got {getattr(self, name)}")
-        if self.hidden % self.heads or self.head_dim % 2:
-            raise ValueError(
-                f"hidden must be a multiple of heads with an even quotient (rotary positions rotate pairs), "
-                f"got hidden {self.hidden} and heads {self.heads}"
-            )
-        if not 0.0 < self.rotary_base < math.inf:
-            raise ValueError(f"rotary_base must be positive and finite, got {self.rotary_base}")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
-        if self.time_conditioning and not self.adaln:
-            raise ValueError("time_conditioning needs adaln=True: the noise level enters through it")
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers the weights are, biases and norms aside."""
-        matrices = self.layers * (4 + 2 * self.mlp_ratio) * self.hidden**2
-        modulations = (6 * self.layers + 2) * self.hidden * self.conditioning_dim if self.adaln else 0
-        return matrices + modulations + (1 if self.tied else 2) * self.vocab_size * self.hidden
 
 
 class Transformer(nn.Module):
@@ -98,8 +37,9 @@ class Transformer(nn.Module):
         self.config = config
         self.attention_backend: Backend = "auto"
         self.embedding = nn.Embedding(config.vocab_size, config.hidden)
+        self.mask_vector = nn.Parameter(torch.empty(config.hidden)) if config.mask_vector else None
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
-        self.final_norm = nn.LayerNorm(config.hidden, bias=False)
+        self.final_norm = _norm(config, config.hidden)
         self.noise_embedding = NoiseEmbedding(config.conditioning_dim) if config.adaln else None
         self.final_modulation = (
             nn.Linear(config.conditioning_dim, 2 * config.hidden) if config.adaln else None
@@ -115,10 +55,12 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=_INIT_STD)
-            if isinstance(module, nn.LayerNorm):
+            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 nn.init.ones_(module.weight)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+        if self.mask_vector is not None:
+            nn.init.normal_(self.mask_vector, std=_INIT_STD)
         for layer in self._layers:
             layer.shrink_residuals(1 / math.sqrt(2 * self.config.layers))
             if layer.modulation is not None:  # no shift, no scale, gates of 1
@@ -137,6 +79,8 @@ class Transformer(nn.Module):
         # Tied, it is the head too, where a token's own logit is width · std: √width, and not width.
         std = self.config.hidden**-0.5 if self.config.tied else 1.0
         nn.init.normal_(self.embedding.weight, std=std)
+        if self.mask_vector is not None:
+            nn.init.normal_(self.mask_vector, std=std)
         for layer in self._layers:
             layer.close_residuals()
 
@@ -166,7 +110,7 @@ class Transformer(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids there are, the mask's among them."""
+        """How many tokens it can predict."""
         return self.config.vocab_size
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -176,8 +120,7 @@ class Transformer(nn.Module):
         """
         if not tokens.is_floating_point():
             self._check_ids(tokens)
-            embedded: Tensor = self.embedding(tokens)
-            return embedded
+            return self._vectors(tokens)
         if tokens.shape[-1] != self.vocab_size:
             raise ValueError(
                 f"probabilities must have {self.vocab_size} entries, as the vocabulary, got "
@@ -186,6 +129,15 @@ class Transformer(nn.Module):
         weight = self.embedding.weight
         # Mixed precision multiplies in half precision, but the residual stream stays as it is for ids.
         return (tokens.to(weight.dtype) @ weight).to(weight.dtype)
+
+    def _vectors(self, tokens: Tensor) -> Tensor:
+        """Those of token ids, which are not looked at."""
+        if self.mask_vector is None:
+            embedded: Tensor = self.embedding(tokens)
+            return embedded
+        is_mask = tokens == self.config.vocab_size
+        embedded = self.embedding(tokens.masked_fill(is_mask, 0))
+        return torch.where(is_mask.unsqueeze(-1), self.mask_vector, embedded)
 
     def forward(
         self,
@@ -212,10 +164,14 @@ class Transformer(nn.Module):
         last_mask = (
             mask if read in (every, (0, 0)) else store.mask(layout, read, device, self.attention_backend)
         )
-        x = tokens if tokens.is_floating_point() else self.embedding(tokens)
+        x = self.to_stream(tokens)
         rope = self._rotation(positions, x.dtype)
         conditioning = self._conditioning(noise, tokens, x.dtype)
         return self._trunk(x, rope, mask, last_mask, store, read, conditioning, self._dropout_seeds())
+
+    def to_stream(self, tokens: Tensor) -> Tensor:
+        """What the first layer reads of checked ids, or of vectors that stand for them."""
+        return tokens if tokens.is_floating_point() else self._vectors(tokens)
 
     def _run_trunk(
         self,
@@ -293,7 +249,7 @@ class Transformer(nn.Module):
         return KVCache(
             layers=self.config.layers,
             rows=rows,
-            heads=self.config.heads,
+            heads=self.config.kv_heads,
             head_dim=self.config.head_dim,
             window=self.config.context - segment if window is None else window,
             segment=segment,
@@ -303,7 +259,14 @@ class Transformer(nn.Module):
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         precise = torch.float64 if dtype == torch.float64 else torch.float32
-        cos, sin = rotation(positions, self.config.head_dim, base=self.config.rotary_base, dtype=precise)
+        config = self.config
+        cos, sin = rotation(
+            positions,
+            config.head_dim,
+            base=config.rotary_base,
+            scaling=config.rotary_scaling,
+            dtype=precise,
+        )
         return cos.unsqueeze(-2), sin.unsqueeze(-2)  # the same for every head
 
     def _conditioning(self, noise: Tensor | None, tokens: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -327,7 +290,8 @@ class Transformer(nn.Module):
         weight = self.embedding.weight
         itemsize = 2 if torch.is_autocast_enabled(weight.device.type) else weight.itemsize
         # Beside the stream there are once its norm, queries, keys and values, and once the MLP's.
-        width = max(5, 1 + self.config.mlp_ratio) * self.config.hidden
+        config = self.config
+        width = config.hidden + max(config.hidden + config.qkv_width, config.mlp_in_width)
         require_room(
             rows * positions * width * itemsize,
             weight.device,
@@ -352,10 +316,9 @@ class Transformer(nn.Module):
         # On an accelerator looking at the values would stall every pass; there the embedding itself traps.
         if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
             low, high = int(tokens.min()), int(tokens.max())
-            if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(
-                    f"token ids must lie in 0..{self.config.vocab_size - 1}, got values from {low} to {high}"
-                )
+            most = self.config.input_vocab_size - 1
+            if low < 0 or high > most:
+                raise ValueError(f"token ids must lie in 0..{most}, got values from {low} to {high}")
 
 
 class Layer(nn.Module):
@@ -364,13 +327,16 @@ class Layer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         width = config.hidden
-        self.heads = config.heads
-        self.attention_norm = nn.LayerNorm(width, bias=False)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.attention_out = nn.Linear(width, width, bias=False)
-        self.mlp_norm = nn.LayerNorm(width, bias=False)
-        self.mlp_in = nn.Linear(width, config.mlp_ratio * width)
-        self.mlp_out = nn.Linear(config.mlp_ratio * width, width)
+        self.heads, self.kv_heads = config.heads, config.kv_heads
+        self.gated_mlp = config.mlp == "swiglu"
+        self.attention_norm = _norm(config, width)
+        self.qkv = nn.Linear(width, config.qkv_width, bias=config.qkv_bias)
+        self.query_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.key_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.attention_out = nn.Linear(config.attention_width, width, bias=config.attention_bias)
+        self.mlp_norm = _norm(config, width)
+        self.mlp_in = nn.Linear(width, config.mlp_in_width, bias=config.mlp_bias)
+        self.mlp_out = nn.Linear(config.mlp_width, width, bias=config.mlp_bias)
         self.dropout = Dropout(config.dropout)
         self.modulation = nn.Linear(config.conditioning_dim, 6 * width) if config.adaln else None
 
@@ -383,7 +349,7 @@ class Layer(nn.Module):
         """Nothing is added to the stream; keys, values and the MLP have unit variance, attention is even."""
         for module in (self.qkv, self.mlp_in):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
-        nn.init.zeros_(self.qkv.weight[: self.qkv.in_features])  # the queries
+        nn.init.zeros_(self.qkv.weight[: self.attention_out.in_features])  # the queries
         nn.init.zeros_(self.attention_out.weight)
         nn.init.zeros_(self.mlp_out.weight)
 
@@ -411,7 +377,7 @@ class Layer(nn.Module):
         attended = attend(query, key, value, mask).transpose(1, 2).flatten(2)
         x = x + _gated(self.dropout(self.attention_out(attended), seed), gate)
         normed = _modulate(self.mlp_norm(x), shift, scale)
-        mixed = self.mlp_out(_gelu(self.mlp_in(normed)))
+        mixed = self.mlp_out(self._activate(self.mlp_in(normed)))
         return x + _gated(self.dropout(mixed, seed_mlp), gate_mlp)
 
     def _modulations(self, conditioning: Tensor | None) -> "Sequence[Tensor | None]":
@@ -420,21 +386,42 @@ class Layer(nn.Module):
             return (None,) * 6
         return cast("Sequence[Tensor]", self.modulation(conditioning).chunk(6, dim=-1))
 
+    def _activate(self, x: Tensor) -> Tensor:
+        if not self.gated_mlp:
+            return _gelu(x)
+        gate, value = x.chunk(2, dim=-1)
+        return F.silu(gate) * value
+
     def _project(self, normed: Tensor, rope: Rotation, read: Span) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries of the positions that are read, rotated keys and values of all."""
-        start, stop = read
-        if (start, stop) == (0, normed.shape[1]):
-            query, key, value = rotated_parts(self.qkv(normed), rope, self.heads)
+        if read == (0, normed.shape[1]) and self.query_norm is None:
+            query, key, value = rotated_parts(self.qkv(normed), rope, self.heads, self.kv_heads)
         else:
-            query_weight, other_weight = self.qkv.weight.split((normed.shape[-1], 2 * normed.shape[-1]))
-            query = F.linear(normed[:, start:stop], query_weight)
-            key, value = F.linear(normed, other_weight).chunk(2, dim=-1)
-            query, key, value = (h.unflatten(-1, (self.heads, -1)) for h in (query, key, value))
-            cos, sin = rope
-            query = rotate(query, (cos[..., start:stop, :, :], sin[..., start:stop, :, :]))
-            key = rotate(key, rope)
+            query, key, value, query_rope = self._projected(normed, rope, read)
+            if self.query_norm is not None and self.key_norm is not None:
+                query, key = self.query_norm(query), self.key_norm(key)
+            query, key = rotate(query, query_rope), rotate(key, rope)
         # Heads stay innermost in memory, as the projection wrote them: nothing is moved, here or backwards.
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+    def _projected(
+        self, normed: Tensor, rope: Rotation, read: Span
+    ) -> tuple[Tensor, Tensor, Tensor, Rotation]:
+        """Queries, keys and values (rows, positions, heads, head_dim), and the rotation of the queries."""
+        if read == (0, normed.shape[1]):
+            return *split_heads(self.qkv(normed), self.heads, self.kv_heads), rope
+        start, stop = read
+        cut = self.attention_out.in_features
+        sizes = (cut, self.qkv.out_features - cut)
+        query_weight, other_weight = self.qkv.weight.split(sizes)
+        query_bias, other_bias = (None, None) if self.qkv.bias is None else self.qkv.bias.split(sizes)
+        query = F.linear(normed[:, start:stop], query_weight, query_bias).unflatten(-1, (self.heads, -1))
+        key, value = (
+            part.unflatten(-1, (self.kv_heads, -1))
+            for part in F.linear(normed, other_weight, other_bias).chunk(2, dim=-1)
+        )
+        cos, sin = rope
+        return query, key, value, (cos[..., start:stop, :, :], sin[..., start:stop, :, :])
 
 
 class NoiseEmbedding(nn.Module):
@@ -451,6 +438,12 @@ class NoiseEmbedding(nn.Module):
         angles = noise.unsqueeze(-1) * torch.exp(-math.log(10000.0) * exponents)
         sinusoids = torch.cat((angles.cos(), angles.sin()), dim=-1).to(self.first.weight.dtype)
         return F.silu(self.second(F.silu(self.first(sinusoids))))
+
+
+def _norm(config: TransformerConfig, width: int) -> nn.LayerNorm | nn.RMSNorm:
+    if config.norm == "rms":
+        return nn.RMSNorm(width, eps=config.norm_eps)
+    return nn.LayerNorm(width, eps=config.norm_eps, bias=False)
 
 
 def _modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:

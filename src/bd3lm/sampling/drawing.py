@@ -61,13 +61,13 @@ class Sharpening:
         if not by_kernel:
             log_p = subs_at_masks(logits, mask_id)
             return or_mask(self.draw(log_p, seeds, positions, repeat=repeat), log_p, mask_id)
-        from bd3lm.sampling import drawing_kernel  # elsewhere there may be no Triton
+        from bd3lm.models.kernels import drawing as kernel  # elsewhere there may be no Triton
 
         if not isinstance(repeat, Tensor):
             repeat = _constant(repeat, logits.device)
         rows, places, vocabulary = logits.shape
         with torch.cuda.device(logits.device):  # Triton's is the current one
-            tokens = drawing_kernel.draw(
+            tokens = kernel.draw(
                 logits.reshape(rows * places, vocabulary),
                 seeds.unsqueeze(1).expand(rows, places).reshape(-1),
                 positions.expand(rows, places).reshape(-1),

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bd3lm.models.kernel_overlap import overlap, start, wait
+from bd3lm.models.kernels.overlap import overlap, start, wait
 from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDecoding, Causal, Layout, Span
 from bd3lm.models.rotary import Rotation
 

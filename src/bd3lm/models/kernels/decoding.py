@@ -1,7 +1,7 @@
 """Triton: matrix products over few tokens, with the norm, bias, GELU, gate and residual around them.
 
 A pass over a handful of tokens takes as long as its launches and the latency of its loads, not its
-arithmetic. So a layer is five launches (`ring_kernel` has the fifth), and a product has all its weights on
+arithmetic. So a layer is five launches (`ring` has the fifth), and a product has all its weights on
 their way at once, before the kernel before it has ended. Over many tokens products are the library's, and
 `add_norm` is what lies between them. Imported only where there is CUDA.
 """
@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bd3lm.models.kernel_overlap import overlap, start, wait
-from bd3lm.models.ring_kernel import RingRule, attend_ring, ring_rule, rotations
+from bd3lm.models.config import TransformerConfig
+from bd3lm.models.kernels.overlap import overlap, start, wait
+from bd3lm.models.kernels.ring import RingRule, attend_ring, ring_rule, rotations
 
 __all__ = [
     "RingRule",
@@ -28,13 +29,16 @@ __all__ = [
 ]
 
 
-def supports(width: int, heads: int, dtype: torch.dtype) -> bool:
+def supports(config: TransformerConfig, dtype: torch.dtype) -> bool:
     """Whether these kernels can serve a network: heads of 16, 32, 64 or 128 numbers, at most 32 bits each."""
-    head_dim = width // heads
+    head_dim = config.head_dim
+    plain = TransformerConfig(vocab_size=2)
+    ours = ("norm", "norm_eps", "mlp", "qk_norm", "rotary_scaling")
     return (
-        width % heads == 0
-        and 16 <= head_dim <= 128
+        16 <= head_dim <= 128
         and head_dim & (head_dim - 1) == 0
+        and config.groups == 1
+        and all(getattr(config, name) == getattr(plain, name) for name in ours)
         and dtype in (torch.bfloat16, torch.float16, torch.float32)
     )
 

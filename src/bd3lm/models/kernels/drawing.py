@@ -25,8 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bd3lm.diffusion import Purpose
-from bd3lm.diffusion.counter import GOLDEN, MIX_1, MIX_2, MOST_POSITIONS, PURPOSES
+from bd3lm.counter import GOLDEN, MIX_1, MIX_2, MOST_POSITIONS, PURPOSES, Purpose
 
 _TILE, _WARPS = 128, 1  # tokens that a program scores together, or finds that it need not
 _PROGRAMS = 8192  # that share the scoring, about: enough to fill a card
@@ -226,7 +225,7 @@ def _highest(best, best_at):
     return highest, tl.min(tl.where(best == highest, best_at, 2147483647), 0)
 
 
-# --- as in bd3lm.diffusion.counter, bit for bit ---
+# --- as in bd3lm.counter, bit for bit ---
 
 
 @triton.jit

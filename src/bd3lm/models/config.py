@@ -1,0 +1,134 @@
+"""What a decoder is: a row of fields, from which GPT-like, Llama- and Qwen-type networks are made."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from bd3lm.models.rotary import RotaryScaling
+from bd3lm.parsing import raise_problems
+
+# Sizes beyond those of any network: what a mistyped recipe or a hostile config.json asks for is refused
+# before anything is computed of it, and no product of them overflows.
+_MOST = {
+    "vocab_size": 2**26,
+    "layers": 10_000,
+    "hidden": 2**20,
+    "heads": 2**20,
+    "kv_heads": 2**20,
+    "head_dim": 2**20,
+    "mlp_width": 2**24,
+    "context": 2**24,
+    "conditioning_dim": 2**20,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """The shape of a network. The defaults are the paper's small model."""
+
+    vocab_size: int
+    """Tokens that it can predict; with `mask_vector` it reads one more."""
+    layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    kv_heads: int = 0
+    """Heads of keys and values, each shared by as many of queries; 0 stands for as many as `heads`."""
+    head_dim: int = 0
+    """Numbers in a head; 0 stands for hidden / heads."""
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    """GELU in its tanh form, or SiLU of one projection times another."""
+    mlp_width: int = 0
+    """Numbers between the MLP's projections; 0 stands for 4 · hidden."""
+    norm: Literal["layer", "rms"] = "layer"
+    norm_eps: float = 1e-5
+    qk_norm: bool = False
+    """Norm each head's queries and keys (RMS), as Qwen3 does."""
+    qkv_bias: bool = False
+    attention_bias: bool = False
+    """Whether the projection out of attention has a bias."""
+    mlp_bias: bool = True
+    head_bias: bool = True
+    rotary_base: float = 10000.0
+    rotary_scaling: RotaryScaling | None = None
+    context: int = 1024
+    """Positions the network is trained on; a cache shows it at most this many."""
+    dropout: float = 0.1
+    tied: bool = False
+    """Share the embedding with the output head."""
+    mask_vector: bool = False
+    """Read one more token id, after the vocabulary, as a vector of its own. The head cannot predict it, so
+    what an autoregressive checkpoint predicts stays what it was."""
+    adaln: bool = False
+    """Adaptive layer norms. Without time_conditioning they see a constant, as in the published weights."""
+    time_conditioning: bool = False
+    """Feed the noise level to the adaptive layer norms."""
+    conditioning_dim: int = 128
+
+    def __post_init__(self) -> None:
+        defaults = {
+            "kv_heads": self.heads,
+            "head_dim": self.hidden // max(self.heads, 1),
+            "mlp_width": 4 * self.hidden,
+        }
+        if self.head_dim == 0 and self.heads >= 1 and self.hidden % self.heads:
+            raise ValueError(
+                "hidden must be a multiple of heads where head_dim is not given, got hidden "
+                f"{self.hidden} and heads {self.heads}"
+            )
+        for name, value in defaults.items():
+            if getattr(self, name) == 0:
+                object.__setattr__(self, name, value)
+        raise_problems(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        for name, most in _MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                bound = "at least 1" if getattr(self, name) < 1 else f"at most {most:,}"
+                yield f"{name} must be {bound}, got {getattr(self, name)}"
+                return  # what follows computes with them
+        if self.head_dim % 2:
+            yield f"head_dim must be even (rotary positions rotate pairs), got {self.head_dim}"
+        if self.heads % self.kv_heads:
+            yield f"heads must be a multiple of kv_heads, got heads {self.heads} and kv_heads {self.kv_heads}"
+        if not 0.0 < self.rotary_base < math.inf:
+            yield f"rotary_base must be positive and finite, got {self.rotary_base}"
+        if not 0.0 < self.norm_eps < 1.0:
+            yield f"norm_eps must lie in (0, 1), got {self.norm_eps}"
+        if not 0.0 <= self.dropout < 1.0:
+            yield f"dropout must lie in [0, 1), got {self.dropout}"
+        if self.time_conditioning and not self.adaln:
+            yield "time_conditioning needs adaln=True: the noise level enters through it"
+
+    @property
+    def input_vocab_size(self) -> int:
+        """How many token ids it reads, the mask's among them."""
+        return self.vocab_size + self.mask_vector
+
+    @property
+    def groups(self) -> int:
+        """How many heads of queries share one of keys and values."""
+        return self.heads // self.kv_heads
+
+    @property
+    def attention_width(self) -> int:
+        """Numbers of all heads of queries together."""
+        return self.heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Numbers of queries, keys and values together."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def mlp_in_width(self) -> int:
+        """Numbers that the MLP's first projection makes: SwiGLU's are twice as many."""
+        return self.mlp_width * (2 if self.mlp == "swiglu" else 1)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the weights are, biases and norms aside."""
+        layer = self.qkv_width + self.attention_width + self.mlp_in_width + self.mlp_width
+        modulations = (6 * self.layers + 2) * self.hidden * self.conditioning_dim if self.adaln else 0
+        matrices = self.layers * layer * self.hidden
+        return matrices + modulations + (1 if self.tied else 2) * self.vocab_size * self.hidden
