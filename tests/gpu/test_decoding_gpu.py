@@ -114,7 +114,9 @@ class Layers:
             ring = self.keys[layer], self.values[layer]
             attended = attend_ring(projected, *self.turn, *ring, self.starts, self.ends, rule, span)
             x = linear_residual(attended.flatten(0, 1), out, None, x)
-            x = linear_residual(norm_linear(x, norm, None, inner, bias_in, gelu=True), outer, bias_out, x)
+            x = linear_residual(
+                norm_linear(x, norm, None, inner, bias_in, activation="gelu"), outer, bias_out, x
+            )
         return x
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bd3lm.models.rotary import rotate, rotation
+from bd3lm.models.rotary import LinearScaling, Llama3Scaling, frequencies, rotate, rotation
 
 
 def test_rotation_is_multiplication_by_a_complex_number():
@@ -53,3 +53,49 @@ def test_low_precision_input_keeps_its_type_and_is_turned_in_the_precision_of_th
     turned = rotate(x.bfloat16(), turn)
     assert turned.dtype == torch.bfloat16
     assert torch.equal(turned, rotate(x.bfloat16().float(), turn).bfloat16())
+
+
+def test_linear_scaling_stretches_positions():
+    stretched = rotation(
+        torch.arange(9), 8, base=50.0, dtype=torch.float64, scaling=LinearScaling(factor=3.0)
+    )
+    plain = rotation(torch.arange(9) / 3, 8, base=50.0, dtype=torch.float64)
+    torch.testing.assert_close(stretched, plain)
+
+
+def test_llama3_scaling_keeps_fast_angles_and_slows_the_others():
+    """Written out pair by pair, by how long a full turn takes."""
+    scaling = Llama3Scaling(factor=8.0, original_context=8192, low_freq_factor=1.0, high_freq_factor=4.0)
+    plain = frequencies(128, base=500_000.0)
+    scaled = frequencies(128, base=500_000.0, scaling=scaling)
+    kinds = set()
+    for before, after in zip(plain.tolist(), scaled.tolist(), strict=True):
+        wavelength = 2 * math.pi / before
+        if wavelength < 8192 / 4.0:
+            kinds.add("fast")
+            expected = before
+        elif wavelength > 8192 / 1.0:
+            kinds.add("slow")
+            expected = before / 8.0
+        else:
+            kinds.add("between")
+            smooth = (8192 / wavelength - 1.0) / (4.0 - 1.0)
+            expected = (1 - smooth) * before / 8.0 + smooth * before
+        assert after == pytest.approx(expected, rel=1e-12)
+    assert kinds == {"fast", "slow", "between"}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LinearScaling(factor=0.5), "factor must be at least 1 and finite, got 0.5"),
+        (lambda: Llama3Scaling(factor=8.0, original_context=0), "original_context must be at least 1, got 0"),
+        (
+            lambda: Llama3Scaling(factor=8.0, original_context=64, low_freq_factor=4.0),
+            "low_freq_factor and high_freq_factor must be positive, the first below the second, got 4.0 and 4.0",
+        ),
+    ],
+)
+def test_impossible_scalings_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

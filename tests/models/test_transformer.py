@@ -1,5 +1,7 @@
 """The network: its size, its parts, and what its options change."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -86,6 +88,78 @@ def test_a_network_is_its_written_out_formula(conditioning):
     logits = linear(norm(x, "final_norm") * (1 + scale) + shift, "output")
     found = logits_of(model, tokens, Causal(5), noise=noise)
     torch.testing.assert_close(found, logits, rtol=0, atol=1e-10 if conditioning == "plain" else 1e-6)
+
+
+MODERN = {
+    "Llama": {"norm": "rms", "mlp": "swiglu", "mlp_width": 6, "mlp_bias": False, "head_bias": False},
+    "Qwen": {
+        "norm": "rms",
+        "norm_eps": 1e-3,
+        "mlp": "swiglu",
+        "mlp_width": 5,
+        "qkv_bias": True,
+        "attention_bias": True,
+        "qk_norm": True,
+        "head_dim": 6,
+    },
+}
+
+
+@pytest.mark.parametrize("family", MODERN)
+def test_a_network_of_today_is_its_written_out_formula(family):
+    """One layer, two heads that share one of keys and values, and a mask beside the vocabulary."""
+    config = {"heads": 2, "kv_heads": 1, "hidden": 8, "mask_vector": True, **MODERN[family]}
+    model = tiny_transformer(5, layers=1, **config)
+    tokens = torch.tensor([[0, 3, 4, 1, 4], [2, 2, 1, 0, 3]])  # 4 is the mask
+    w, size, eps = dict(model.named_parameters()), model.config.head_dim, model.config.norm_eps
+
+    def linear(x, name):
+        return x @ w[name + ".weight"].T + w.get(name + ".bias", 0.0)
+
+    def norm(x, name):
+        return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * w[name + ".weight"]
+
+    def turned(x):
+        powers = torch.arange(size // 2, dtype=torch.float64) * 2 / size
+        angle = torch.arange(5, dtype=torch.float64)[:, None] * 10000.0**-powers
+        z = torch.complex(x[..., : size // 2], x[..., size // 2 :])
+        z = z * torch.polar(torch.ones_like(angle), angle)
+        return torch.cat((z.real, z.imag), -1)
+
+    x = torch.cat((w["embedding.weight"], w["mask_vector"][None]))[tokens]
+    q, k, v = linear(norm(x, "layers.0.attention_norm"), "layers.0.qkv").split((2 * size, size, size), -1)
+    heads = []
+    for query in q.split(size, -1):
+        key = k
+        if model.config.qk_norm:
+            query, key = norm(query, "layers.0.query_norm"), norm(key, "layers.0.key_norm")
+        scores = turned(query) @ turned(key).transpose(-1, -2) / size**0.5
+        weights = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf).softmax(-1)
+        heads.append(weights @ v)
+    x = x + linear(torch.cat(heads, -1), "layers.0.attention_out")
+    gate, value = linear(norm(x, "layers.0.mlp_norm"), "layers.0.mlp_in").chunk(2, -1)
+    x = x + linear(gate / (1 + torch.exp(-gate)) * value, "layers.0.mlp_out")
+    logits = linear(norm(x, "final_norm"), "output")
+    assert logits.shape[-1] == 4  # the mask is not predicted
+    torch.testing.assert_close(logits_of(model, tokens, Causal(5)), logits, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["dense", "flex"])
+@pytest.mark.parametrize("layout", [Causal(8), BlockCausal(8, 4), BlockDiffusion(8, 4, causal_clean=True)])
+def test_shared_heads_are_copies_of_one(layout, backend):
+    """Grouped heads against a network that has each head of keys and values once for each head of queries."""
+    grouped = tiny_transformer(7, heads=4, kv_heads=2, norm="rms", qkv_bias=True, dtype=torch.float32)
+    spread = Transformer(replace(grouped.config, kv_heads=4)).eval()
+    rows = torch.arange(32).split(4)  # heads of 4 numbers: four of queries, two of keys, two of values
+    order = torch.cat([*rows[:4], *(rows[head] for head in (4, 4, 5, 5, 6, 6, 7, 7))])
+    state = grouped.state_dict()
+    state |= {name: each[order] for name, each in state.items() if ".qkv." in name}
+    spread.load_state_dict(state)
+    grouped.attention_backend = spread.attention_backend = backend
+    tokens = random_tokens(2, layout.size)
+    torch.testing.assert_close(
+        logits_of(grouped, tokens, layout), logits_of(spread, tokens, layout), rtol=0, atol=1e-5
+    )
 
 
 def test_tied_networks_share_the_embedding_and_untied_ones_do_not():

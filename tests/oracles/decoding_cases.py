@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from bd3lm.models import Bidirectional, BlockCausal, BlockDecoding, Causal, KVCache, Layout, TransformerConfig
 from bd3lm.models.attention import attend
-from bd3lm.models.rotary import rotate, rotation
+from bd3lm.models.rotary import LinearScaling, Llama3Scaling, rotate, rotation, split_heads
 from tests.oracles.networks import tiny_transformer
 
 # Of the largest number: float32 differs by the order of its sums, bfloat16 by a rounding of the result and
@@ -57,20 +57,47 @@ def products(device: str, dtype: torch.dtype, *, tokens: int, depth: int, featur
         offset = None if with_bias is None else with_bias.double()
         return F.linear(normed.double(), weight.double(), offset)
 
-    for with_shift, with_bias, gelu in ((None, None, False), (shift, bias, True), (None, bias, True)):
-        plain = None if with_shift is None else with_shift.double()
-        normed = F.layer_norm(x.double(), (depth,), slope.double(), plain, eps=1e-3)
+    for rms, with_shift, with_bias, activation in (
+        (False, None, None, None),
+        (False, shift, bias, "gelu"),
+        (False, None, bias, "swiglu"),
+        (True, None, None, "swiglu"),
+        (True, None, bias, None),
+        (True, shift, bias, "gelu"),
+    ):
+        normed = exact_norm(x.double(), slope, with_shift, rms=rms)
         expected = exact(normed, with_bias)
-        if gelu:
+        if activation == "gelu":
             expected = F.gelu(expected, approximate="tanh")
-        found = norm_linear(x, slope, with_shift, weight, with_bias, gelu=gelu, eps=1e-3)
-        assert_close(found, expected, dtype)
+        rows = weight
+        if activation == "swiglu":  # a number of features that is odd in the ragged case
+            half = features // 2
+            rows = weight[: 2 * half]
+            with_bias = None if with_bias is None else with_bias[: 2 * half]
+            expected = F.silu(expected[:, :half]) * expected[:, half : 2 * half]
+        found = norm_linear(x, slope, with_shift, rows, with_bias, rms=rms, activation=activation, eps=1e-3)
+        assert_close(found, expected, dtype, slack=2.0 if activation == "swiglu" else 1.0)  # of two products
     for with_bias, with_gate in ((None, None), (bias, None), (bias, gate), (None, gate)):
         expected = exact(x, with_bias)
         if with_gate is not None:
             expected = expected * with_gate.double()
         found = linear_residual(x, weight, with_bias, residual, with_gate)
         assert_close(found, expected + residual.double(), dtype)
+
+
+def exact_norm(x: Tensor, slope: Tensor, shift: Tensor | None, *, rms: bool) -> Tensor:
+    """LayerNorm or RMSNorm of float64 numbers, written out."""
+    centred = x if rms else x - x.mean(-1, keepdim=True)
+    normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-3).sqrt() * slope.double()
+    return normed if shift is None else normed + shift.double()
+
+
+def halves(device: str, dtype: torch.dtype, *, tokens: int, features: int) -> None:
+    from bd3lm.models.kernels.decoding import swiglu
+
+    x = 3.0 * numbers(device, dtype)(tokens, 2 * features)
+    gate, value = x.double().chunk(2, -1)
+    assert_close(swiglu(x), F.silu(gate) * value, dtype)
 
 
 def sums(device: str, dtype: torch.dtype, *, tokens: int, features: int) -> None:
@@ -81,13 +108,19 @@ def sums(device: str, dtype: torch.dtype, *, tokens: int, features: int) -> None
     residual, branch = 3.0 * draw(tokens, features) + 1.0, draw(tokens, features)
     gate, slope, shift = 1.0 + draw(features), 1.0 + 0.2 * draw(features), draw(features)
     before = residual.clone(), branch.clone()
-    for with_gate, with_shift in ((None, None), (gate, shift), (None, shift), (gate, None)):
+    for with_gate, with_shift, rms in (
+        (None, None, False),
+        (gate, shift, False),
+        (None, shift, False),
+        (gate, None, True),
+        (None, None, True),
+        (gate, shift, True),
+    ):
         exact = branch.double() if with_gate is None else with_gate.double() * branch.double()
         exact = residual.double() + exact
-        plain = None if with_shift is None else with_shift.double()
-        added, normed = add_norm(residual, branch, with_gate, slope, with_shift, eps=1e-3)
+        added, normed = add_norm(residual, branch, with_gate, slope, with_shift, rms=rms, eps=1e-3)
         assert_close(added, exact, dtype)
-        assert_close(normed, F.layer_norm(exact, (features,), slope.double(), plain, eps=1e-3), dtype)
+        assert_close(normed, exact_norm(exact, slope, with_shift, rms=rms), dtype)
     assert torch.equal(residual, before[0])
     assert torch.equal(branch, before[1])
 
@@ -126,11 +159,14 @@ def passes(
     lead: bool = False,
     filled: int = 0,
     splits: int | None = None,
+    groups: int = 1,
+    normed: bool = False,
 ) -> None:
     """Passes that keep some of their tokens, a number of each row's own, against the plain cache.
 
     Each pass is read in its layout's span, in whole, and in part; every time the ring must end up the same.
-    `filled` tokens are in the ring at the start. The default cut of the kernel, and one with `splits`.
+    `filled` tokens are in the ring at the start. The default cut of the kernel, and one with `splits`. Each
+    of the `heads` of keys serves `groups` of queries; `normed` ones go through a norm first.
     """
     from bd3lm.models.kernels.ring import attend_ring, ring_rule, ring_tiles
 
@@ -152,12 +188,18 @@ def passes(
         cache.advance(filled)
         gone = torch.randint(min(filled, window), (rows,), generator=choice).to(device)
         torch.maximum(cache.starts, torch.minimum(cache.starts + gone, cache.ends), out=cache.starts)
+    norms = {name: 1.0 + 0.3 * draw(head_dim) for name in ("query_norm", "key_norm")} if normed else {}
     for layout in layouts:
         size = layout.size
-        qkv = draw(rows, size, 3 * heads * head_dim)
+        qkv = draw(rows, size, (groups + 2) * heads * head_dim)
         ring = cache.keys[0].clone(), cache.values[0].clone()
         cos, sin = rotation(cache.text_positions(layout, qkv), head_dim, base=10000.0, dtype=torch.float32)
-        query, key, value = (part.unflatten(-1, (heads, head_dim)) for part in qkv.chunk(3, -1))
+        query, key, value = split_heads(qkv, groups * heads, heads)
+        if normed:
+            query, key = (
+                exact_norm(part.double(), slope, None, rms=True).to(dtype)
+                for part, slope in ((query, norms["query_norm"]), (key, norms["key_norm"]))
+            )
         rope = cos.unsqueeze(2), sin.unsqueeze(2)
         query, key = (rotate(part, rope).transpose(1, 2) for part in (query, key))
         seen_keys, seen_values = cache.extend(0, key, value.transpose(1, 2))
@@ -167,16 +209,15 @@ def passes(
             reads = span[1] - span[0]
             cuts = [None]
             if splits is not None:
-                cut = ring_tiles(rows * heads, reads, cache.capacity, head_dim, dtype)
+                cut = ring_tiles(rows * heads, reads * groups, cache.capacity, head_dim, dtype)
                 cuts.append(replace(cut, text=16, splits=splits))
             for tiles in cuts:
                 keys, values = (part.clone() for part in ring)
-                found = attend_ring(
-                    qkv, cos, sin, keys, values, cache.starts, cache.ends, rule, span, tiles=tiles
-                )
+                ring_of = keys, values, cache.starts, cache.ends
+                found = attend_ring(qkv, cos, sin, *ring_of, rule, span, tiles=tiles, eps=1e-3, **norms)
                 torch.testing.assert_close(keys, cache.keys[0], rtol=2**-7, atol=1e-6)  # turned, then rounded
                 assert torch.equal(values, cache.values[0])
-                assert found.shape == (rows, reads, heads * head_dim)
+                assert found.shape == (rows, reads, groups * heads * head_dim)
                 if not reads:
                     continue
                 mask = cache.mask(layout, span, torch.device(device), "dense")
@@ -217,10 +258,34 @@ def turns(device: str, _dtype: torch.dtype) -> None:
 
     ends = torch.tensor([-3, 0, 17, 100_000, 12_345_678], device=device)
     positions = ends.unsqueeze(1) + torch.arange(5, device=device)
-    for head_dim, base in ((16, 10000.0), (64, 10000.0), (128, 500_000.0)):
-        found = rotations(ends, 5, head_dim=head_dim, base=base)
-        expected = rotation(positions, head_dim, base=base, dtype=torch.float32)
+    for head_dim, base, scaling in (
+        (16, 10000.0, None),
+        (64, 10000.0, LinearScaling(factor=4.0)),
+        (128, 500_000.0, None),
+        (128, 500_000.0, Llama3Scaling(factor=8.0, original_context=8192)),
+    ):
+        found = rotations(ends, 5, head_dim=head_dim, base=base, scaling=scaling)
+        expected = rotation(positions, head_dim, base=base, dtype=torch.float32, scaling=scaling)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-7)
+
+
+def rotated_gradients(device: str, dtype: torch.dtype, *, heads: int, kv_heads: int, head_dim: int) -> None:
+    """The gradient of a projection, whose queries and keys were rotated, against autograd's."""
+    from bd3lm.models.kernels.rotary import joined_gradient
+
+    draw, positions = numbers(device, dtype), 7
+    projected = draw(2, positions, (heads + 2 * kv_heads) * head_dim).double().requires_grad_()
+    cos, sin = rotation(torch.arange(positions, device=device), head_dim, base=100.0, dtype=torch.float32)
+    query, key, value = split_heads(projected, heads, kv_heads)
+    rope = cos.double().unsqueeze(1), sin.double().unsqueeze(1)
+    parts = rotate(query, rope), rotate(key, rope), value
+    # As attention gives them: heads before positions in memory, for all but the values.
+    grads = [draw(2, part.shape[2], positions, head_dim).transpose(1, 2) for part in parts]
+    grads[2] = grads[2].contiguous()
+    torch.autograd.backward(parts, [grad.double() for grad in grads])
+    found = joined_gradient(*grads, cos, sin)
+    assert projected.grad is not None
+    assert_close(found, projected.grad, dtype)
 
 
 Case = Callable[[str, torch.dtype], None]
@@ -236,8 +301,9 @@ def networks(device: str, dtype: torch.dtype, *, rows: int, **config: Any) -> No
     """
     from bd3lm.models.decoding import decode
 
-    model = tiny_transformer(3, dtype=torch.float64, hidden=32, heads=2, **config).to(device, dtype)
-    exact = tiny_transformer(3, dtype=torch.float64, hidden=32, heads=2, **config).to(device)
+    shape = {"hidden": 32, "heads": 2} | config
+    model = tiny_transformer(3, dtype=torch.float64, **shape).to(device, dtype)
+    exact = tiny_transformer(3, dtype=torch.float64, **shape).to(device)
     fast, plain = (each.new_cache(rows, segment=12, window=20) for each in (model, exact))
     generator = torch.Generator().manual_seed(1)
     for turn, layout in enumerate(NETWORK_PASSES):
@@ -261,14 +327,32 @@ NETWORK_PASSES = [  # of several sizes, read whole, in part and not at all; `pas
 ]
 
 
+LLAMA: dict[str, Any] = {
+    "norm": "rms",
+    "norm_eps": 1e-6,
+    "mlp": "swiglu",
+    "mlp_width": 40,
+    "mlp_bias": False,
+    "head_bias": False,
+    "mask_vector": True,
+}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "": {},
+    ", adaptive norms": {"adaln": True},
+    ", Llama": LLAMA
+    | {"heads": 3, "kv_heads": 1, "hidden": 48, "rotary_scaling": LinearScaling(factor=2.0), "tied": True},
+    ", Qwen": LLAMA | {"heads": 4, "kv_heads": 2, "head_dim": 16, "qk_norm": True, "qkv_bias": True},
+}
+
+
 CASES: dict[str, Case] = {
     **{
-        f"networks, {rows} rows{', adaptive norms' if adaln else ''}": partial(
-            networks, rows=rows, adaln=adaln
-        )
+        f"networks, {rows} rows{name}": partial(networks, rows=rows, **config)
         for rows in (1, 2, 6)
-        for adaln in (False, True)
+        for name, config in NETWORKS.items()
     },
+    "rotated gradients": partial(rotated_gradients, heads=4, kv_heads=4, head_dim=16),
+    "rotated gradients of grouped heads": partial(rotated_gradients, heads=6, kv_heads=2, head_dim=24),
     "no rule": unknown_layouts_have_no_rule,
     "turns": turns,
     "no fit": passes_that_do_not_fit_are_refused,
@@ -276,6 +360,8 @@ CASES: dict[str, Case] = {
     "products of one token": partial(products, tokens=1, depth=256, features=32),
     "products, ragged": partial(products, tokens=19, depth=80, features=41),
     "products, deep": partial(products, tokens=3, depth=5000, features=16),
+    "halves": partial(halves, tokens=5, features=24),
+    "halves, ragged": partial(halves, tokens=2, features=1031),
     "sums": partial(sums, tokens=33, features=64),
     "sums, ragged": partial(sums, tokens=3, features=41),
     **{
@@ -285,6 +371,26 @@ CASES: dict[str, Case] = {
         for name, layouts in PASSES.items()
         for lead in (False, True)
     },
+    "passes of grouped heads": partial(
+        passes,
+        layouts=PASSES["causal"] + PASSES["blocks"],
+        window=20,
+        segment=8,
+        filled=60,
+        groups=3,
+        **SMALL,
+    ),
+    "passes of normed heads": partial(
+        passes,
+        layouts=PASSES["blocks, causal when finished"],
+        window=70,
+        segment=8,
+        filled=90,
+        splits=3,
+        groups=2,
+        normed=True,
+        **SMALL,
+    ),
     "passes longer than the window": partial(
         passes, layouts=PASSES["blocks"] + PASSES["causal"], window=3, segment=8, splits=2, **SMALL
     ),

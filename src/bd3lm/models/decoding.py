@@ -2,7 +2,7 @@
 
 It computes what `Transformer.forward` does with a `KVCache`, and is used in its place where there is CUDA:
 sampling makes one such pass for every token. With few tokens a pass waits for launches and for the weights,
-so norms, biases, GELU and residuals ride along with the matrix products (`kernels`). With many the
+so norms, biases, activations and residuals ride along with the matrix products (`kernels`). With many the
 library's own products are better, and what lies between two of them is one kernel. Attention reads what is
 visible of the ring and nothing else.
 """
@@ -60,9 +60,15 @@ def _decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KVCac
     ring = _Ring(
         cache,
         _kernels().ring_rule(layout, cache.window, cache.segment),
-        _kernels().rotations(cache.ends, segment, head_dim=config.head_dim, base=config.rotary_base),
+        _kernels().rotations(
+            cache.ends,
+            segment,
+            head_dim=config.head_dim,
+            base=config.rotary_base,
+            scaling=config.rotary_scaling,
+        ),
     )
-    stream = _Stream(tokens if tokens.is_floating_point() else network.embedding(tokens))
+    stream = _Stream(network.to_stream(tokens))
     layers, final_norm = _norms(network, cache)
     for index, (layer, norms) in enumerate(zip(network.layers, layers, strict=True)):
         read = layout.read if index == last else (0, segment)
@@ -74,12 +80,12 @@ def _run_layer(
     layer: "Layer", norms: "_LayerNorms", stream: "_Stream", index: int, ring: "_Ring", read: Span
 ) -> None:
     """As `Layer.forward`, in evaluation mode."""
-    attended = ring.attend(index, stream.norm_linear(norms.attention, layer.qkv), read)
+    attended = ring.attend(layer, index, stream.norm_linear(norms.attention, layer.qkv), read)
     stream.narrow(read)
     if read == (0, 0):
         return
     stream.add_linear(attended, layer.attention_out, norms.attention_gate)
-    widened = stream.norm_linear(norms.mlp, layer.mlp_in, gelu=True)
+    widened = stream.norm_linear(norms.mlp, layer.mlp_in, layer.activation)
     stream.add_linear(widened, layer.mlp_out, norms.mlp_gate)
 
 
@@ -99,14 +105,24 @@ class _Stream:
             kept = self._x.view(self._shape)[:, slice(*read)]
             self._shape, self._x = kept.shape, _flat(kept)
 
-    def norm_linear(self, norm: "_Norm", linear: nn.Linear, *, gelu: bool = False) -> Tensor:
-        """linear(norm(stream)), through a GELU or not."""
+    def norm_linear(self, norm: "_Norm", linear: nn.Linear, activation: str | None = None) -> Tensor:
+        """linear(norm(stream)), through an activation or not."""
         if len(self._x) <= _FEW_TO_NORM:
             y: Tensor = _kernels().norm_linear(
-                self._x, norm.weight, norm.bias, linear.weight, linear.bias, gelu=gelu
+                self._x,
+                norm.weight,
+                norm.bias,
+                linear.weight,
+                linear.bias,
+                rms=norm.rms,
+                eps=norm.eps,
+                activation=activation,
             )
+        elif activation == "gelu":
+            y = _gelu_linear(self._normed(norm), linear)
         else:
-            y = _gelu_linear(self._normed(norm), linear) if gelu else linear(self._normed(norm))
+            y = linear(self._normed(norm))
+            y = _kernels().swiglu(y) if activation == "swiglu" else y
         return y.view(*self._shape[:-1], -1)
 
     def add_linear(self, x: Tensor, linear: nn.Linear, gate: Tensor | None) -> None:
@@ -122,9 +138,11 @@ class _Stream:
 
     def _normed(self, norm: "_Norm") -> Tensor:
         if self._branch is None:
-            return F.layer_norm(self._x, self._x.shape[1:], norm.weight, norm.bias)
+            return norm(self._x)
         y, gate = self._branch
-        self._x, normed = _kernels().add_norm(self._x, y, gate, norm.weight, norm.bias)
+        self._x, normed = _kernels().add_norm(
+            self._x, y, gate, norm.weight, norm.bias, rms=norm.rms, eps=norm.eps
+        )
         self._branch = None
         return cast("Tensor", normed)
 
@@ -136,7 +154,7 @@ def _flat(x: Tensor) -> Tensor:
 
 def _gelu_linear(x: Tensor, linear: nn.Linear) -> Tensor:
     """GELU of a product; on a GPU the product's kernel ends with it, in the tanh form."""
-    if x.is_cuda:
+    if x.is_cuda and linear.bias is not None:
         return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
     return F.gelu(linear(x), approximate="tanh")
 
@@ -149,28 +167,49 @@ class _Ring:
     rule: Any
     rope: Rotation
 
-    def attend(self, index: int, qkv: Tensor, read: Span) -> Tensor:
-        cache = self.cache
+    def attend(self, layer: "Layer", index: int, qkv: Tensor, read: Span) -> Tensor:
+        cache, norms = self.cache, (layer.query_norm, layer.key_norm)
+        query_norm, key_norm = (None if norm is None else norm.weight for norm in norms)
         attended: Tensor = _kernels().attend_ring(
-            qkv, *self.rope, cache.keys[index], cache.values[index], cache.starts, cache.ends, self.rule, read
+            qkv,
+            *self.rope,
+            cache.keys[index],
+            cache.values[index],
+            cache.starts,
+            cache.ends,
+            self.rule,
+            read,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            eps=layer.norm_eps,
         )
         return attended
 
 
 @dataclass(frozen=True)
 class _Norm:
-    """A layer norm over the last dimension, an adaptive one's shift and scale taken in."""
+    """A norm over the last dimension, an adaptive one's shift and scale taken in."""
 
     weight: Tensor
-    bias: Tensor | None = None
+    bias: Tensor | None
+    eps: float
+    rms: bool
 
     @classmethod
     def of(
         cls, norm: nn.LayerNorm | nn.RMSNorm, shift: Tensor | None = None, scale: Tensor | None = None
     ) -> "_Norm":
+        weight, rms = norm.weight, isinstance(norm, nn.RMSNorm)
+        eps = cast("float", norm.eps)
         if shift is None or scale is None:
-            return cls(norm.weight)
-        return cls((norm.weight * (1 + scale)).contiguous(), shift.contiguous())
+            return cls(weight, None, eps, rms)
+        return cls((weight * (1 + scale)).contiguous(), shift.contiguous(), eps, rms)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.rms:
+            return F.layer_norm(x, x.shape[1:], self.weight, self.bias, self.eps)
+        normed = F.rms_norm(x, x.shape[1:], self.weight, self.eps)
+        return normed if self.bias is None else normed + self.bias
 
 
 @dataclass(frozen=True)

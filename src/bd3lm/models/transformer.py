@@ -328,7 +328,7 @@ class Layer(nn.Module):
         super().__init__()
         width = config.hidden
         self.heads, self.kv_heads = config.heads, config.kv_heads
-        self.gated_mlp = config.mlp == "swiglu"
+        self.activation, self.norm_eps = config.mlp, config.norm_eps
         self.attention_norm = _norm(config, width)
         self.qkv = nn.Linear(width, config.qkv_width, bias=config.qkv_bias)
         self.query_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
@@ -387,7 +387,7 @@ class Layer(nn.Module):
         return cast("Sequence[Tensor]", self.modulation(conditioning).chunk(6, dim=-1))
 
     def _activate(self, x: Tensor) -> Tensor:
-        if not self.gated_mlp:
+        if self.activation == "gelu":
             return _gelu(x)
         gate, value = x.chunk(2, dim=-1)
         return F.silu(gate) * value

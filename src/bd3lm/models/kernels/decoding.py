@@ -1,12 +1,13 @@
-"""Triton: matrix products over few tokens, with the norm, bias, GELU, gate and residual around them.
+"""Triton: matrix products over few tokens, with the norm, bias, activation, gate and residual around them.
 
 A pass over a handful of tokens takes as long as its launches and the latency of its loads, not its
 arithmetic. So a layer is five launches (`ring` has the fifth), and a product has all its weights on
 their way at once, before the kernel before it has ended. Over many tokens products are the library's, and
-`add_norm` is what lies between them. Imported only where there is CUDA.
+`add_norm` and `swiglu` are what lies between them. Imported only where there is CUDA.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 import triton
@@ -26,19 +27,20 @@ __all__ = [
     "ring_rule",
     "rotations",
     "supports",
+    "swiglu",
 ]
+
+Activation = Literal["gelu", "swiglu"]
+_ACTIVATIONS: dict[Activation | None, int] = {None: 0, "gelu": 1, "swiglu": 2}
+_SWIGLU = 1024  # features of a token that a program takes
 
 
 def supports(config: TransformerConfig, dtype: torch.dtype) -> bool:
     """Whether these kernels can serve a network: heads of 16, 32, 64 or 128 numbers, at most 32 bits each."""
     head_dim = config.head_dim
-    plain = TransformerConfig(vocab_size=2)
-    ours = ("norm", "norm_eps", "mlp", "qk_norm", "rotary_scaling")
     return (
         16 <= head_dim <= 128
         and head_dim & (head_dim - 1) == 0
-        and config.groups == 1
-        and all(getattr(config, name) == getattr(plain, name) for name in ours)
         and dtype in (torch.bfloat16, torch.float16, torch.float32)
     )
 
@@ -72,13 +74,25 @@ def norm_linear(
     weight: Tensor,
     bias: Tensor | None,
     *,
-    gelu: bool = False,
+    rms: bool = False,
+    activation: Activation | None = None,
     eps: float = 1e-5,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """LayerNorm(x) · weightᵀ + bias, then perhaps the tanh GELU: (M, K) to (M, N), rounded at each step."""
+    """norm(x) · weightᵀ + bias, then perhaps an activation: (M, K) to (M, N), rounded at each step.
+
+    The norm is LayerNorm or RMSNorm. SwiGLU is SiLU of the first half of the features, times the other half.
+    """
     return _launch_linear(
-        x, weight, bias, norm_weight=norm_weight, norm_bias=norm_bias, gelu=gelu, eps=eps, tiles=tiles
+        x,
+        weight,
+        bias,
+        norm_weight=norm_weight,
+        norm_bias=norm_bias,
+        rms=rms,
+        activation=activation,
+        eps=eps,
+        tiles=tiles,
     )
 
 
@@ -102,9 +116,10 @@ def add_norm(
     norm_weight: Tensor,
     norm_bias: Tensor | None,
     *,
+    rms: bool = False,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
-    """residual + gate · branch, and its LayerNorm, of (M, N), rounded at each step."""
+    """residual + gate · branch, and its LayerNorm or RMSNorm, of (M, N), rounded at each step."""
     tokens, features = residual.shape
     added, normed = torch.empty_like(residual), torch.empty_like(residual)
     width = triton.next_power_of_2(features)
@@ -117,12 +132,23 @@ def add_norm(
         added,
         normed,
         eps,
+        RMS=rms,
         FEATURES=features,
         WIDTH=width,
         num_warps=min(max(width // 256, 1), 8),
         **overlap(residual.device),
     )
     return added, normed
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """SiLU of the first half of the features, times the other: (M, 2 N) to (M, N), rounded at each step."""
+    tokens, features = x.shape[0], x.shape[1] // 2
+    out = torch.empty(tokens, features, device=x.device, dtype=x.dtype)
+    _swiglu[(tokens, triton.cdiv(features, _SWIGLU))](
+        x, out, FEATURES=features, WIDTH=_SWIGLU, num_warps=4, **overlap(x.device)
+    )
+    return out
 
 
 def _launch_linear(
@@ -134,12 +160,16 @@ def _launch_linear(
     norm_bias: Tensor | None = None,
     gate: Tensor | None = None,
     residual: Tensor | None = None,
-    gelu: bool = False,
+    rms: bool = False,
+    activation: Activation | None = None,
     eps: float = 0.0,
     tiles: Tiles | None = None,
 ) -> Tensor:
     (tokens, depth), features = x.shape, weight.shape[0]
     cut = tiles or linear_tiles(tokens, features, depth, x.dtype)
+    if activation == "swiglu":  # each feature has two rows of weights
+        features //= 2
+        cut = replace(cut, features=max(cut.features // 2, 8))
     out = torch.empty(tokens, features, device=x.device, dtype=x.dtype)
     _linear[(triton.cdiv(features, cut.features), triton.cdiv(tokens, cut.tokens))](
         x,
@@ -153,7 +183,8 @@ def _launch_linear(
         tokens,
         features,
         eps,
-        GELU=gelu,
+        RMS=rms,
+        ACTIVATION=_ACTIVATIONS[activation],
         DEPTH=depth,
         TOKENS=cut.tokens,
         FEATURES=cut.features,
@@ -178,7 +209,8 @@ def _linear(
     tokens,
     features,
     eps,
-    GELU: tl.constexpr,
+    RMS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     DEPTH: tl.constexpr,
     TOKENS: tl.constexpr,
     FEATURES: tl.constexpr,
@@ -194,12 +226,17 @@ def _linear(
     place = token[:, None] * features + feature[None, :]
     # The first part of the depth, which for all but deep products is all of it.
     some = _tile(weight, feature, features, 0, DEPTH, STEP, WARPS)
+    factors = weight + features * DEPTH  # SwiGLU's second projection
+    if ACTIVATION == 2:
+        others = _tile(factors, feature, features, 0, DEPTH, STEP, WARPS)
     if norm_weight is not None:
         gain = _vector(norm_weight, 0, DEPTH, STEP, WARPS)
     if norm_bias is not None:
         shift = _vector(norm_bias, 0, DEPTH, STEP, WARPS)
     if bias is not None:
         offset = tl.load(bias + feature, mask=feature < features, other=0.0).to(tl.float32)
+        if ACTIVATION == 2:
+            offsets = tl.load(bias + features + feature, mask=feature < features, other=0.0).to(tl.float32)
     if gate is not None:
         opening = tl.load(gate + feature, mask=feature < features, other=0.0).to(tl.float32)
     wait(OVERLAP)
@@ -207,12 +244,14 @@ def _linear(
         before = tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
     part = _tile(x, token, tokens, 0, DEPTH, STEP, WARPS)
     if norm_weight is not None:
-        mean, scale = _statistics(part, x, token, tokens, eps, DEPTH, STEP, WARPS)
+        mean, scale = _statistics(part, x, token, tokens, eps, RMS, DEPTH, STEP, WARPS)
         y = (part.to(tl.float32) - mean) * scale * gain
         if norm_bias is not None:
             y += shift
         part = y.to(part.dtype)
     total = tl.dot(part, tl.permute(some, (0, 2, 1)), input_precision="ieee")
+    if ACTIVATION == 2:
+        factor = tl.dot(part, tl.permute(others, (0, 2, 1)), input_precision="ieee")
     for begin in range(STEP, DEPTH, STEP):
         some = _tile(weight, feature, features, begin, DEPTH, STEP, WARPS)
         part = _tile(x, token, tokens, begin, DEPTH, STEP, WARPS)
@@ -222,11 +261,22 @@ def _linear(
                 y += _vector(norm_bias, begin, DEPTH, STEP, WARPS)
             part = y.to(part.dtype)
         total = tl.dot(part, tl.permute(some, (0, 2, 1)), total, input_precision="ieee")
+        if ACTIVATION == 2:
+            others = _tile(factors, feature, features, begin, DEPTH, STEP, WARPS)
+            factor = tl.dot(part, tl.permute(others, (0, 2, 1)), factor, input_precision="ieee")
     y = tl.sum(total, 0)
     if bias is not None:
         y += offset[None, :]
     y = y.to(out.dtype.element_ty)
-    if GELU:
+    if ACTIVATION == 2:
+        times = tl.sum(factor, 0)
+        if bias is not None:
+            times += offsets[None, :]
+        times = times.to(out.dtype.element_ty)
+        z = y.to(tl.float32)
+        y = (z / (1.0 + tl.exp(-z))).to(out.dtype.element_ty).to(tl.float32) * times.to(tl.float32)
+        y = y.to(out.dtype.element_ty)
+    if ACTIVATION == 1:
         z = y.to(tl.float32)
         bent = 1.5957691216057308 * (z + 0.044715 * z * z * z)  # 2√(2/π): (1 + tanh u) / 2 is σ(2u)
         y = (z / (1.0 + tl.exp(-bent))).to(out.dtype.element_ty)
@@ -264,12 +314,26 @@ def _vector(vector, begin, DEPTH: tl.constexpr, STEP: tl.constexpr, WARPS: tl.co
 
 
 @triton.jit
-def _statistics(part, x, token, tokens, eps, DEPTH: tl.constexpr, STEP: tl.constexpr, WARPS: tl.constexpr):
-    """Mean and inverse standard deviation of each token's row, whose first part is at hand."""
-    total = tl.sum(part.to(tl.float32), 2)
-    for begin in range(STEP, DEPTH, STEP):
-        total += tl.sum(_tile(x, token, tokens, begin, DEPTH, STEP, WARPS).to(tl.float32), 2)
-    mean = (tl.sum(total, 0) / DEPTH)[None, :, None]
+def _statistics(
+    part,
+    x,
+    token,
+    tokens,
+    eps,
+    RMS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STEP: tl.constexpr,
+    WARPS: tl.constexpr,
+):
+    """Mean and inverse standard deviation of each token's row, whose first part is at hand; of RMSNorm, which
+    centres nothing, the mean is 0."""
+    if RMS:
+        mean = tl.zeros((1, 1, 1), tl.float32)
+    else:
+        total = tl.sum(part.to(tl.float32), 2)
+        for begin in range(STEP, DEPTH, STEP):
+            total += tl.sum(_tile(x, token, tokens, begin, DEPTH, STEP, WARPS).to(tl.float32), 2)
+        mean = (tl.sum(total, 0) / DEPTH)[None, :, None]
     square = _squares(part, mean, 0, DEPTH, STEP, WARPS)
     for begin in range(STEP, DEPTH, STEP):
         other = _tile(x, token, tokens, begin, DEPTH, STEP, WARPS)
@@ -296,6 +360,7 @@ def _add_norm(
     added,
     normed,
     eps,
+    RMS: tl.constexpr,
     FEATURES: tl.constexpr,
     WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -318,8 +383,25 @@ def _add_norm(
     x = (before + y.to(tl.float32)).to(added.dtype.element_ty)
     tl.store(added + place, x, mask=inside)
     x = x.to(tl.float32)
-    apart = tl.where(inside, x - tl.sum(x, 0) / FEATURES, 0.0)
+    apart = x  # which is 0 past the features
+    if not RMS:
+        apart = tl.where(inside, x - tl.sum(x, 0) / FEATURES, 0.0)
     z = apart / tl.sqrt(tl.sum(apart * apart, 0) / FEATURES + eps) * gain
     if norm_bias is not None:
         z += shift
     tl.store(normed + place, z, mask=inside)
+
+
+@triton.jit
+def _swiglu(x, out, FEATURES: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
+    """Some features of one token."""
+    start(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    feature = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = feature < FEATURES
+    place = x + token * (2 * FEATURES) + feature
+    wait(OVERLAP)
+    z = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    times = tl.load(place + FEATURES, mask=inside, other=0.0).to(tl.float32)
+    y = (z / (1.0 + tl.exp(-z))).to(out.dtype.element_ty).to(tl.float32) * times
+    tl.store(out + token * FEATURES + feature, y.to(out.dtype.element_ty), mask=inside)

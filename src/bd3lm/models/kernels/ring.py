@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -10,18 +11,21 @@ from torch import Tensor
 
 from bd3lm.models.kernels.overlap import overlap, start, wait
 from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDecoding, Causal, Layout, Span
-from bd3lm.models.rotary import Rotation
+from bd3lm.models.rotary import RotaryScaling, Rotation, frequencies
 
 _PROGRAMS = 132  # about as many as a card has multiprocessors; fewer are split over the text
 _LEAST_TEXT = 64  # positions that are worth a program of their own
 
 
-def rotations(ends: Tensor, segment: int, *, head_dim: int, base: float) -> Rotation:
+def rotations(
+    ends: Tensor, segment: int, *, head_dim: int, base: float, scaling: RotaryScaling | None = None
+) -> Rotation:
     """cos and sin (rows, segment, head_dim / 2) of the positions from each end on, as `rotary.rotation`."""
     shape = (ends.shape[0], segment, head_dim // 2)
     cos, sin = (torch.empty(shape, device=ends.device, dtype=torch.float32) for _ in range(2))
     _rotate[(ends.shape[0], segment)](
         ends,
+        None if scaling is None else _frequencies(head_dim, base, scaling, ends.device),
         cos,
         sin,
         SLOPE=-2 * math.log2(base) / head_dim,
@@ -32,8 +36,14 @@ def rotations(ends: Tensor, segment: int, *, head_dim: int, base: float) -> Rota
     return cos, sin
 
 
+@lru_cache(maxsize=16)
+def _frequencies(head_dim: int, base: float, scaling: RotaryScaling, device: torch.device) -> Tensor:
+    """Made once: a pass of few tokens notices every launch."""
+    return frequencies(head_dim, base=base, scaling=scaling, device=device)
+
+
 @triton.jit
-def _rotate(ends, cos, sin, SLOPE: tl.constexpr, HALF: tl.constexpr, OVERLAP: tl.constexpr):
+def _rotate(ends, slopes, cos, sin, SLOPE: tl.constexpr, HALF: tl.constexpr, OVERLAP: tl.constexpr):
     """One token. In double precision, which the angles of a long text need; an argument would be single."""
     start(OVERLAP)
     row, token = tl.program_id(0), tl.program_id(1)
@@ -41,7 +51,10 @@ def _rotate(ends, cos, sin, SLOPE: tl.constexpr, HALF: tl.constexpr, OVERLAP: tl
     place = (row * tl.num_programs(1) + token) * HALF + index
     wait(OVERLAP)
     position = (tl.load(ends + row) + token).to(tl.float64)
-    angle = position * tl.exp2(index.to(tl.float64) * SLOPE)
+    if slopes is not None:
+        angle = position * tl.load(slopes + index)
+    else:
+        angle = position * tl.exp2(index.to(tl.float64) * SLOPE)
     tl.store(cos + place, tl.cos(angle).to(tl.float32))
     tl.store(sin + place, tl.sin(angle).to(tl.float32))
 
@@ -94,7 +107,8 @@ class RingTiles:
 
 
 def ring_tiles(programs: int, reads: int, capacity: int, head_dim: int, dtype: torch.dtype) -> RingTiles:
-    """How attention is cut for this many rows and heads together, and positions that are read."""
+    """How attention is cut for this many rows and heads of keys together, and queries of each: the positions
+    that are read, times the heads that share the keys."""
     queries = min(max(triton.next_power_of_2(reads), 16), 64)
     programs *= triton.cdiv(reads, queries)
     splits = max(min(_PROGRAMS // max(programs, 1), capacity // _LEAST_TEXT), 1)
@@ -113,23 +127,31 @@ def attend_ring(
     rule: RingRule,
     read: Span,
     *,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
     tiles: RingTiles | None = None,
 ) -> Tensor:
     """Rotate a pass's queries and keys, attend to the ring and to the pass, and write the pass into the ring.
 
-    qkv (rows, segment, 3 · heads · head_dim) are the queries, keys and values as projected. cos and sin
-    (rows, segment, head_dim / 2) are in float32. keys and values (rows, heads, capacity, head_dim) are
-    one layer's ring, starts and ends (rows,) its text's, as in `KVCache`. Gives (rows, stop − start, heads ·
-    head_dim) for the positions in `read`; where there are none, only the ring is written.
+    qkv (rows, segment, (heads + 2 kv_heads) · head_dim) are the queries, keys and values as projected. cos
+    and sin (rows, segment, head_dim / 2) are in float32. keys and values (rows, kv_heads, capacity, head_dim)
+    are one layer's ring, starts and ends (rows,) its text's, as in `KVCache`. With `query_norm` and
+    `key_norm` (head_dim,) each head goes through an RMSNorm of these weights before it is rotated. Gives
+    (rows, stop − start, heads · head_dim) for the positions in `read`; where there are none, only the ring is
+    written.
     """
-    (rows, segment, _), (_, heads, capacity, head_dim) = qkv.shape, keys.shape
+    (rows, segment, width), (_, kv_heads, capacity, head_dim) = qkv.shape, keys.shape
+    heads = width // head_dim - 2 * kv_heads
+    groups = heads // kv_heads
     if capacity != rule.capacity or segment > rule.segment_capacity:
         raise ValueError(
             f"the ring must have {rule.capacity} slots and the pass up to {rule.segment_capacity} tokens for "
             f"{rule}, got {capacity} slots and {segment} tokens"
         )
     reads = read[1] - read[0]
-    cut = tiles or ring_tiles(rows * heads, reads, capacity, head_dim, qkv.dtype)
+    queries = reads * groups
+    cut = tiles or ring_tiles(rows * kv_heads, queries, capacity, head_dim, qkv.dtype)
     splits = cut.splits if reads else 1
     out = torch.empty(rows, reads, heads * head_dim, device=qkv.device, dtype=qkv.dtype)
     # For each split the sum of values, then the sum of weights and the largest score, in float32.
@@ -137,8 +159,11 @@ def attend_ring(
     if splits > 1:
         shape = (rows, heads, reads, splits, head_dim + 2)
         partial = torch.empty(shape, device=qkv.device, dtype=torch.float32)
-    _attend[(rows * heads, max(triton.cdiv(reads, cut.queries), 1), splits)](
+    _attend[(rows * kv_heads, max(triton.cdiv(queries, cut.queries), 1), splits)](
         qkv,
+        query_norm,
+        key_norm,
+        eps,
         cos,
         sin,
         keys,
@@ -152,6 +177,7 @@ def attend_ring(
         BLOCK=rule.block_size,
         CAUSAL=rule.causal,
         HEADS=heads,
+        GROUPS=groups,
         DIM=head_dim,
         SEGMENT=segment,
         FIRST=read[0],
@@ -183,6 +209,9 @@ def attend_ring(
 @triton.jit(do_not_specialize=["window", "segment_capacity"])
 def _attend(
     qkv,
+    query_norm,
+    key_norm,
+    eps,
     cos,
     sin,
     keys,
@@ -196,6 +225,7 @@ def _attend(
     BLOCK: tl.constexpr,
     CAUSAL: tl.constexpr,
     HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
     DIM: tl.constexpr,
     SEGMENT: tl.constexpr,
     FIRST: tl.constexpr,
@@ -207,7 +237,7 @@ def _attend(
     SCALE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Some queries of one row and head, over a share of its text.
+    """Some queries of one row, of the heads that share one of keys and values, over a share of its text.
 
     Other programs may write the ring meanwhile, which disturbs nobody. A query sees positions p of the text
     with end − window ≤ p < end; written are w with end ≤ w < end + segment. So 0 < w − p < segment + window
@@ -215,27 +245,32 @@ def _attend(
     own keys and values are taken from `qkv`, never from the ring.
     """
     start(OVERLAP)
-    row = (tl.program_id(0) // HEADS).to(tl.int64)
-    head = tl.program_id(0) % HEADS
+    KV_HEADS: tl.constexpr = HEADS // GROUPS
+    WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * DIM
+    row = (tl.program_id(0) // KV_HEADS).to(tl.int64)
+    kv_head = tl.program_id(0) % KV_HEADS
     tile = tl.program_id(1)
     split = tl.program_id(2)
     capacity = window + segment_capacity
-    keys += (row * HEADS + head) * capacity * DIM
-    values += (row * HEADS + head) * capacity * DIM
-    qkv += row * SEGMENT * 3 * HEADS * DIM + head * DIM
+    keys += (row * KV_HEADS + kv_head) * capacity * DIM
+    values += (row * KV_HEADS + kv_head) * capacity * DIM
+    qkv += row * SEGMENT * WIDTH
+    own_keys = qkv + (HEADS + kv_head) * DIM
+    own_values = own_keys + KV_HEADS * DIM
     cos += row * SEGMENT * (DIM // 2)
     sin += row * SEGMENT * (DIM // 2)
     column = tl.arange(0, DIM)[None, :]
-    place = FIRST + tile * QUERIES + tl.arange(0, QUERIES)
-    # Queries that pad the tile are copies of the last, so that every softmax is over something.
-    query = tl.minimum(place, tl.maximum(FIRST + READS, 1) - 1)
+    place = tile * QUERIES + tl.arange(0, QUERIES)  # position after position, each with all its heads
+    head = kv_head * GROUPS + place % GROUPS
+    # Queries that pad the tile are of the last position, so that every softmax is over something.
+    query = tl.minimum(FIRST + place // GROUPS, tl.maximum(FIRST + READS, 1) - 1)
     group = query // BLOCK * BLOCK
     wait(OVERLAP)
     # All positions are counted from the end of the text from here on.
     end = tl.load(ends + row)
     first = tl.maximum(tl.load(starts + row) - end, -window).to(tl.int32)
     end_slot = ((end + segment_capacity) % capacity).to(tl.int32)
-    q = _rotated(qkv, cos, sin, query, DIM, HEADS)
+    q = _rotated(qkv + (head * DIM)[:, None], query_norm, eps, cos, sin, query, DIM, WIDTH)
     largest = tl.full((QUERIES,), -1e30, tl.float32)  # finite: a share of the text may show a query nothing
     total = tl.zeros((QUERIES,), tl.float32)
     mixture = tl.zeros((QUERIES, DIM), tl.float32)
@@ -244,8 +279,8 @@ def _attend(
         key = begin + tl.arange(0, TOKENS)
         there = key < SEGMENT
         token = tl.minimum(key, SEGMENT - 1)
-        k = _rotated(qkv + HEADS * DIM, cos, sin, token, DIM, HEADS)
-        v = tl.load(qkv + 2 * HEADS * DIM + token[:, None] * (3 * HEADS * DIM) + column)
+        k = _rotated(own_keys, key_norm, eps, cos, sin, token, DIM, WIDTH)
+        v = tl.load(own_values + token[:, None] * WIDTH + column)
         if tile == 0:
             slot = end_slot + key
             slot = tl.where(slot < capacity, slot, slot - capacity)[:, None] * DIM + column
@@ -259,7 +294,7 @@ def _attend(
             largest, total, mixture = _take(q, k, v, seen, largest, total, mixture, SCALE)
 
     if READS > 0:
-        oldest = tl.maximum(first, (FIRST + tile * QUERIES) // BLOCK * BLOCK - window)
+        oldest = tl.maximum(first, (FIRST + tile * QUERIES // GROUPS) // BLOCK * BLOCK - window)
         visible = tl.maximum(-oldest, 0)
         share = tl.cdiv(tl.cdiv(visible, SPLITS), TEXT) * TEXT
         for begin in range(split * share, tl.minimum((split + 1) * share, visible), TEXT):
@@ -272,28 +307,36 @@ def _attend(
             v = tl.load(values + slot)
             largest, total, mixture = _take(q, k, v, seen, largest, total, mixture, SCALE)
 
-        wanted = place < FIRST + READS
-        place -= FIRST
+        wanted = place < READS * GROUPS
+        read = place // GROUPS
         if SPLITS == 1:
-            out += (row * READS * HEADS + head) * DIM
+            out += row * READS * HEADS * DIM
             mixture = (mixture / total[:, None]).to(out.dtype.element_ty)
-            tl.store(out + place[:, None] * (HEADS * DIM) + column, mixture, mask=wanted[:, None])
+            place = (read * HEADS + head) * DIM
+            tl.store(out + place[:, None] + column, mixture, mask=wanted[:, None])
         else:
-            partial += ((row * HEADS + head) * READS * SPLITS + split) * (DIM + 2)
-            place *= SPLITS * (DIM + 2)
+            partial += (row * HEADS * READS * SPLITS + split) * (DIM + 2)
+            place = (head * READS + read) * (SPLITS * (DIM + 2))
             tl.store(partial + place[:, None] + column, mixture, mask=wanted[:, None])
             tl.store(partial + place + DIM, total, mask=wanted)
             tl.store(partial + place + (DIM + 1), largest, mask=wanted)
 
 
 @triton.jit
-def _rotated(part, cos, sin, token, DIM: tl.constexpr, HEADS: tl.constexpr):
-    """Some tokens' queries or keys, rotated by their text positions as `rotary.rotate` does."""
+def _rotated(part, norm, eps, cos, sin, token, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """Some tokens' queries or keys, normed or not, and rotated by their text positions as `rotary.rotate`
+    does. `part` is where those of position 0 lie, (1, 1) or for each token."""
     column = tl.arange(0, DIM)
+    other = (column + DIM // 2) % DIM
     angle = token[:, None] * (DIM // 2) + (column % (DIM // 2))[None, :]
-    part += token[:, None] * (3 * HEADS * DIM)
+    part += token[:, None] * WIDTH
     x = tl.load(part + column[None, :])
-    partner = tl.load(part + ((column + DIM // 2) % DIM)[None, :]).to(tl.float32)
+    partner = tl.load(part + other[None, :]).to(tl.float32)
+    if norm is not None:
+        wide = x.to(tl.float32)
+        scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 1) / DIM + eps)[:, None]
+        partner = (partner * scale * tl.load(norm + other)[None, :].to(tl.float32)).to(x.dtype).to(tl.float32)
+        x = (wide * scale * tl.load(norm + column)[None, :].to(tl.float32)).to(x.dtype)
     partner = tl.where((column < DIM // 2)[None, :], -partner, partner)
     return (x.to(tl.float32) * tl.load(cos + angle) + partner * tl.load(sin + angle)).to(x.dtype)
 

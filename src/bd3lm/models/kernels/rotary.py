@@ -15,13 +15,15 @@ _PAIRS = 2048  # numbers of each half that a program rotates
 
 @custom_op("bd3lm::joined_gradient", mutates_args=())
 def joined_gradient(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Gradients of queries, keys and values (rows, positions, heads, head_dim) as that of their projection.
+    """Gradients of queries (rows, positions, heads, head_dim), keys and values (.., kv_heads, head_dim) as
+    that of their projection (rows, positions, (heads + 2 kv_heads) · head_dim).
 
-    (rows, positions, 3 · heads · head_dim); cos and sin (positions, head_dim / 2) rotated queries and keys.
+    cos and sin (positions, head_dim / 2) rotated queries and keys.
     """
-    rows, positions, heads, head_dim = query.shape
+    (rows, positions, heads, head_dim), kv_heads = query.shape, key.shape[2]
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
-    out = torch.empty(rows, positions, 3 * heads * head_dim, dtype=query.dtype, device=query.device)
+    width = (heads + 2 * kv_heads) * head_dim
+    out = torch.empty(rows, positions, width, dtype=query.dtype, device=query.device)
     half = head_dim // 2
     lines = triton.next_power_of_2(max(_PAIRS // half, 1))
     grid = (triton.cdiv(rows * positions * heads, lines), 3)
@@ -35,9 +37,10 @@ def joined_gradient(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin:
         *query.stride()[:3],
         *key.stride()[:3],
         *value.stride()[:3],
-        rows * positions * heads,
+        rows * positions,
         positions,
         HEADS=heads,
+        KV_HEADS=kv_heads,
         HALF=half,
         WIDTH=triton.next_power_of_2(half),
         LINES=lines,
@@ -49,7 +52,7 @@ def joined_gradient(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin:
 @joined_gradient.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     rows, positions, heads, head_dim = query.shape
-    return query.new_empty(rows, positions, 3 * heads * head_dim)
+    return query.new_empty(rows, positions, (heads + 2 * key.shape[2]) * head_dim)
 
 
 @triton.jit
@@ -69,9 +72,10 @@ def _join(
     value_row,
     value_position,
     value_head,
-    lines,
+    tokens,
     positions,
     HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     WIDTH: tl.constexpr,
     LINES: tl.constexpr,
@@ -79,11 +83,13 @@ def _join(
     """Some heads of some positions of one of the three parts: rotated back, except values."""
     part = tl.program_id(1)
     line = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)
-    head = line % HEADS
-    token = line // HEADS
+    if part == 0:
+        head, token = line % HEADS, line // HEADS
+    else:
+        head, token = line % KV_HEADS, line // KV_HEADS
     row, position = token // positions, token % positions
     column = tl.arange(0, WIDTH)[None, :]
-    inside = (line < lines)[:, None] & (column < HALF)
+    inside = (token < tokens)[:, None] & (column < HALF)
     if part == 0:
         source = query + (row * query_row + position * query_position + head * query_head)[:, None] + column
     elif part == 1:
@@ -98,6 +104,7 @@ def _join(
         s = tl.load(sin + angle, mask=inside)
         x, y = first.to(tl.float32), second.to(tl.float32)
         first, second = (x * c + y * s).to(first.dtype), (y * c - x * s).to(second.dtype)
-    target = out + (token * (3 * HEADS) + part * HEADS + head)[:, None] * (2 * HALF) + column
+    first_head = tl.where(part == 0, 0, HEADS + (part - 1) * KV_HEADS)
+    target = out + (token * (HEADS + 2 * KV_HEADS) + first_head + head)[:, None] * (2 * HALF) + column
     tl.store(target, first, mask=inside)
     tl.store(target + HALF, second, mask=inside)
