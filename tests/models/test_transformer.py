@@ -144,6 +144,7 @@ def test_a_network_of_today_is_its_written_out_formula(family):
     torch.testing.assert_close(logits_of(model, tokens, Causal(5)), logits, rtol=0, atol=1e-10)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("backend", ["dense", "flex"])
 @pytest.mark.parametrize("layout", [Causal(8), BlockCausal(8, 4), BlockDiffusion(8, 4, causal_clean=True)])
 def test_shared_heads_are_copies_of_one(layout, backend):
