@@ -154,3 +154,23 @@ def test_the_temperature_0_takes_the_likeliest_token(others):
     log_p = torch.randn(50, 1, 9, generator=torch.Generator().manual_seed(3)).log_softmax(-1)
     drawn = Sharpening(temperature=0.0, **others).draw(log_p, torch.arange(50), torch.tensor([[7]]))
     assert torch.equal(drawn, log_p.argmax(-1))
+
+
+@pytest.mark.parametrize("mask_id", [0, 3, 6, 7, 9])
+@pytest.mark.parametrize(
+    "rule", [Sharpening(temperature=0.0), Sharpening(top_k=1, top_p=0.5, temperature=2.0)]
+)
+def test_the_likeliest_token_is_looked_up(rule, mask_id):
+    """As drawn from what is left of all the others, with equal logits too; a mask may lie past the vocabulary."""
+    logits = torch.randint(-2, 3, (40, 3, 7), generator=torch.Generator().manual_seed(1)).double()
+    seeds, positions = torch.arange(40), torch.arange(3).expand(40, 3)
+    found = rule.draw_logits(logits, mask_id, seeds, positions)
+    assert torch.equal(found, rule.draw(subs_at_masks(logits, mask_id), seeds, positions))
+    for row, tokens in zip(logits.tolist(), found.tolist(), strict=True):
+        for place, token in zip(row, tokens, strict=True):
+            others = [value for at, value in enumerate(place) if at != mask_id]
+            assert token != mask_id
+            assert place[token] == max(others)
+            assert max(others) not in [place[at] for at in range(token) if at != mask_id]
+    logits[5, 1] = math.nan
+    assert rule.draw_logits(logits, mask_id, seeds, positions)[5, 1] == mask_id

@@ -53,10 +53,13 @@ class Sharpening:
         self, logits: Tensor, mask_id: int, seeds: Tensor, positions: Tensor, *, repeat: int | Tensor = 0
     ) -> Tensor:
         """As `draw` of `subs_at_masks(logits, mask_id)`; on CUDA by a kernel, unless top_k is asked for.
+        Where only the likeliest token is left, it is looked up.
 
         `repeat` may be an int64 tensor of one element on the device of the logits. The kernel's tokens are
         those of `draw` but where rounding decides; float64 logits go to `draw`.
         """
+        if self.top_k == 1:
+            return _likeliest(logits, mask_id)
         by_kernel = runs_kernels(logits.device) and self.top_k is None and logits.dtype != torch.float64
         if not by_kernel:
             log_p = subs_at_masks(logits, mask_id)
@@ -78,6 +81,15 @@ class Sharpening:
                 inclusive=self.top_p_rule == "inclusive",
             )
         return tokens.view(rows, places)
+
+
+def _likeliest(logits: Tensor, mask_id: int) -> Tensor:
+    """The token of the highest logit, of equal ones the first; not the mask."""
+    vocabulary = logits.shape[-1]
+    if mask_id < vocabulary:
+        column = torch.arange(vocabulary, device=logits.device)
+        logits = logits.masked_fill(column == mask_id, -torch.inf)
+    return or_mask(logits.argmax(-1), logits, mask_id)
 
 
 def or_mask(tokens: Tensor, log_p: Tensor, mask_id: int) -> Tensor:
