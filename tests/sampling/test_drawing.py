@@ -161,7 +161,7 @@ def test_the_temperature_0_takes_the_likeliest_token(others):
     "rule", [Sharpening(temperature=0.0), Sharpening(top_k=1, top_p=0.5, temperature=2.0)]
 )
 def test_the_likeliest_token_is_looked_up(rule, mask_id):
-    """As drawn from what is left of all the others, with equal logits too; a mask may lie past the vocabulary."""
+    """As drawn from what is left of the others, of equal logits too; the mask may lie past the vocabulary."""
     logits = torch.randint(-2, 3, (40, 3, 7), generator=torch.Generator().manual_seed(1)).double()
     seeds, positions = torch.arange(40), torch.arange(3).expand(40, 3)
     found = rule.draw_logits(logits, mask_id, seeds, positions)
