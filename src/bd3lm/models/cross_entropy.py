@@ -69,7 +69,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         vocabulary, positions = weight.shape[0], states.shape[0]
         precise = torch.promote_types(weight.dtype, torch.float32)
-        matrix, offset = _padded(weight, bias, excluded, compute)
+        matrix, offset = padded_head(weight, bias, excluded, compute)
         wanted = any(ctx.needs_input_grad[:3])
         grad_states = torch.empty_like(states, dtype=compute) if wanted else None
         grad_weight = torch.zeros_like(matrix, dtype=precise) if wanted else None
@@ -77,7 +77,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         nats = torch.empty(positions, dtype=precise, device=states.device)
         by_kernel = runs_kernels(states.device) and compute != torch.float64
         reduce = _kernel() if by_kernel else _Plain
-        for rows in _chunks(positions):
+        for rows in chunks(positions, _CHUNK):
             some_states, some = states[rows].to(compute), targets[rows]
             logits = torch.addmm(offset, some_states, matrix.T)
             log_total = reduce.log_totals(logits)
@@ -86,7 +86,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
                 weighted = position_weights[rows].to(precise)
                 grad_logits, summed = reduce.grad_logits(logits, log_total, some, weighted)
                 torch.mm(grad_logits, matrix, out=grad_states[rows])
-                _add_product(grad_weight, grad_logits.T, some_states)
+                add_product(grad_weight, grad_logits.T, some_states)
                 grad_bias += summed
         if grad_states is not None and grad_weight is not None and grad_bias is not None:
             ctx.save_for_backward(grad_states, grad_weight[:vocabulary], grad_bias[:vocabulary])
@@ -105,7 +105,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         return *grads, None, None, None, None
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a · b, where total may be more precise than a and b: on CUDA it takes the unrounded sums."""
     if a.is_cuda and total.dtype != a.dtype:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
@@ -113,7 +113,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a @ b
 
 
-def _padded(
+def padded_head(
     weight: Tensor, bias: Tensor | None, excluded: int, compute: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """The head, padded to a round number of rows, and its bias: −∞ where no token is allowed."""
@@ -126,9 +126,9 @@ def _padded(
     return matrix, offset
 
 
-def _chunks(positions: int) -> list[slice]:
-    """Equal parts of about _CHUNK positions."""
-    number = -(-positions // _CHUNK)
+def chunks(positions: int, about: int) -> list[slice]:
+    """Equal parts of about so many positions."""
+    number = -(-positions // about)
     size = -(-positions // max(number, 1))
     return [slice(start, min(start + size, positions)) for start in range(0, positions, max(size, 1))]
 
