@@ -59,6 +59,9 @@ class TransformerConfig:
     mask_vector: bool = False
     """Read one more token id, after the vocabulary, as a vector of its own. The head cannot predict it, so
     what an autoregressive checkpoint predicts stays what it was."""
+    additions: int = 0
+    """Rank of low-rank additions to all linear layers of a layer, which apply at the positions that a pass's
+    layout names; 0 stands for none."""
     adaln: bool = False
     """Adaptive layer norms. Without time_conditioning they see a constant, as in the published weights."""
     time_conditioning: bool = False
@@ -87,6 +90,8 @@ class TransformerConfig:
                 bound = "at least 1" if getattr(self, name) < 1 else f"at most {most:,}"
                 yield f"{name} must be {bound}, got {getattr(self, name)}"
                 return  # what follows computes with them
+        if not 0 <= self.additions <= self.hidden:
+            yield f"additions must be a rank up to hidden {self.hidden}, or 0 for none, got {self.additions}"
         if self.head_dim % 2:
             yield f"head_dim must be even (rotary positions rotate pairs), got {self.head_dim}"
         if self.heads % self.kv_heads:

@@ -40,6 +40,7 @@ def can_decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KV
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cuda")
         and not network.uses_noise
+        and (not network.config.additions or layout.added == (0, 0))
         and network.attention_backend == "auto"
         and network.embedding.weight.dtype in _DTYPES
         and cache.keys.dtype == network.embedding.weight.dtype

@@ -42,6 +42,11 @@ class Layout(ABC):
         """The positions whose outputs are read."""
         return 0, 0 if self.keys_only else self.size
 
+    @property
+    def added(self) -> Span:
+        """The positions at which a network's low-rank additions apply, where it has any."""
+        return 0, 0
+
     @abstractmethod
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         """Whether the query position may attend to the key position; index tensors that broadcast."""
@@ -135,13 +140,15 @@ class BlockDiffusion(Layout):
 
     A noisy token sees its own block of its own copy (M_BD) and the clean tokens of earlier blocks (M_OBC); a
     clean token sees clean tokens only, block-causally (M_BC) or, with `causal_clean`, causally. Positions
-    are counted from 0 in each copy. Only the noisy outputs are read, unless `read_clean`.
+    are counted from 0 in each copy. Only the noisy outputs are read, unless `read_clean`. With `adds` the
+    additions of a network apply at the noisy positions.
     """
 
     block_size: int
     copies: int = 1
     causal_clean: bool = False
     read_clean: bool = False
+    adds: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,6 +168,10 @@ class BlockDiffusion(Layout):
     @property
     def read(self) -> Span:
         return super().read if self.keys_only or self.read_clean else (0, self.noisy)
+
+    @property
+    def added(self) -> Span:
+        return 0, self.noisy if self.adds else 0
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         """Kernels compute it for every pair, so all but four operations are on queries or keys alone."""

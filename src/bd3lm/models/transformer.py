@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bd3lm.models.additions import Addition, added
 from bd3lm.models.attention import AttentionMask, Backend, allow_many_graphs, attend, compiler
 from bd3lm.models.cache import KVCache, KVStore, NoStore
 from bd3lm.models.config import TransformerConfig
@@ -59,6 +60,8 @@ class Transformer(nn.Module):
                 nn.init.ones_(module.weight)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+            if isinstance(module, Addition):
+                module.reset_parameters()
         if self.mask_vector is not None:
             nn.init.normal_(self.mask_vector, std=_INIT_STD)
         for layer in self._layers:
@@ -167,7 +170,9 @@ class Transformer(nn.Module):
         x = self.to_stream(tokens)
         rope = self._rotation(positions, x.dtype)
         conditioning = self._conditioning(noise, tokens, x.dtype)
-        return self._trunk(x, rope, mask, last_mask, store, read, conditioning, self._dropout_seeds())
+        return self._trunk(
+            x, rope, mask, last_mask, store, read, layout.added, conditioning, self._dropout_seeds()
+        )
 
     def to_stream(self, tokens: Tensor) -> Tensor:
         """What the first layer reads of checked ids, or of vectors that stand for them."""
@@ -181,6 +186,7 @@ class Transformer(nn.Module):
         last_mask: AttentionMask,
         store: KVStore,
         read: Span,
+        adding: Span,
         conditioning: Tensor | None,
         seeds: "Sequence[Tensor]",
     ) -> Tensor:
@@ -195,6 +201,7 @@ class Transformer(nn.Module):
                 store,
                 index,
                 read if last else every,
+                adding,
                 conditioning,
                 seeds[2 * index : 2 * index + 2],
             )
@@ -338,6 +345,17 @@ class Layer(nn.Module):
         self.mlp_in = nn.Linear(width, config.mlp_in_width, bias=config.mlp_bias)
         self.mlp_out = nn.Linear(config.mlp_width, width, bias=config.mlp_bias)
         self.dropout = Dropout(config.dropout)
+        kv_width = config.kv_heads * config.head_dim
+        parts: dict[str, tuple[int, ...]] = {"qkv": (config.attention_width, kv_width, kv_width)}
+        if config.mlp == "swiglu":
+            parts["mlp_in"] = (config.mlp_width, config.mlp_width)
+        self.additions = nn.ModuleDict(
+            {
+                name: Addition(getattr(self, name), config.additions, parts.get(name, ()))
+                for name in ("qkv", "attention_out", "mlp_in", "mlp_out")
+                if config.additions
+            }
+        )
         self.modulation = nn.Linear(config.conditioning_dim, 6 * width) if config.adaln else None
 
     def shrink_residuals(self, factor: float) -> None:
@@ -361,24 +379,34 @@ class Layer(nn.Module):
         store: KVStore,
         index: int,
         read: Span,
+        adding: Span,
         conditioning: Tensor | None,
         seeds: "Sequence[Tensor]",
     ) -> Tensor:
-        """The residual stream at the positions in `read`; all positions give keys and values."""
+        """The residual stream at the positions in `read`; all positions give keys and values. Additions apply
+        at the positions in `adding`."""
         shift, scale, *after = self._modulations(conditioning)
         normed = _modulate(self.attention_norm(x), shift, scale)
-        query, key, value = self._project(normed, rope, read)
+        query, key, value = self._project(normed, rope, read, adding)
         key, value = store.extend(index, key, value)
         x = x[:, slice(*read)]
         if not x.shape[1]:  # a pass that only fills a store
             return x
         gate, shift, scale, gate_mlp = (_at(m, read) for m in after)
         seed, seed_mlp = seeds or (None, None)
+        adding = _inside(adding, read)
         attended = attend(query, key, value, mask).transpose(1, 2).flatten(2)
-        x = x + _gated(self.dropout(self.attention_out(attended), seed), gate)
+        x = x + _gated(self.dropout(self._linear("attention_out", attended, adding), seed), gate)
         normed = _modulate(self.mlp_norm(x), shift, scale)
-        mixed = self.mlp_out(self._activate(self.mlp_in(normed)))
+        mixed = self._linear("mlp_out", self._activate(self._linear("mlp_in", normed, adding)), adding)
         return x + _gated(self.dropout(mixed, seed_mlp), gate_mlp)
+
+    def _addition(self, name: str) -> Addition | None:
+        return cast("Addition", self.additions[name]) if name in self.additions else None
+
+    def _linear(self, name: str, x: Tensor, adding: Span) -> Tensor:
+        """One of the linear layers, and what is added to it at some positions."""
+        return added(getattr(self, name)(x), x, self._addition(name), adding)
 
     def _modulations(self, conditioning: Tensor | None) -> "Sequence[Tensor | None]":
         """Shift, scale and gate for attention, then for the MLP; None without adaptive norms."""
@@ -392,12 +420,15 @@ class Layer(nn.Module):
         gate, value = x.chunk(2, dim=-1)
         return F.silu(gate) * value
 
-    def _project(self, normed: Tensor, rope: Rotation, read: Span) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, normed: Tensor, rope: Rotation, read: Span, adding: Span
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries of the positions that are read, rotated keys and values of all."""
         if read == (0, normed.shape[1]) and self.query_norm is None:
-            query, key, value = rotated_parts(self.qkv(normed), rope, self.heads, self.kv_heads)
+            projected = self._linear("qkv", normed, adding)
+            query, key, value = rotated_parts(projected, rope, self.heads, self.kv_heads)
         else:
-            query, key, value, query_rope = self._projected(normed, rope, read)
+            query, key, value, query_rope = self._projected(normed, rope, read, adding)
             if self.query_norm is not None and self.key_norm is not None:
                 query, key = self.query_norm(query), self.key_norm(key)
             query, key = rotate(query, query_rope), rotate(key, rope)
@@ -405,21 +436,23 @@ class Layer(nn.Module):
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
     def _projected(
-        self, normed: Tensor, rope: Rotation, read: Span
+        self, normed: Tensor, rope: Rotation, read: Span, adding: Span
     ) -> tuple[Tensor, Tensor, Tensor, Rotation]:
         """Queries, keys and values (rows, positions, heads, head_dim), and the rotation of the queries."""
         if read == (0, normed.shape[1]):
-            return *split_heads(self.qkv(normed), self.heads, self.kv_heads), rope
+            projected = self._linear("qkv", normed, adding)
+            return *split_heads(projected, self.heads, self.kv_heads), rope
         start, stop = read
         cut = self.attention_out.in_features
         sizes = (cut, self.qkv.out_features - cut)
         query_weight, other_weight = self.qkv.weight.split(sizes)
         query_bias, other_bias = (None, None) if self.qkv.bias is None else self.qkv.bias.split(sizes)
-        query = F.linear(normed[:, start:stop], query_weight, query_bias).unflatten(-1, (self.heads, -1))
-        key, value = (
-            part.unflatten(-1, (self.kv_heads, -1))
-            for part in F.linear(normed, other_weight, other_bias).chunk(2, dim=-1)
-        )
+        shown, addition = normed[:, start:stop], self._addition("qkv")
+        query = F.linear(shown, query_weight, query_bias)
+        query = added(query, shown, addition, _inside(adding, read), 0, 1)
+        both = added(F.linear(normed, other_weight, other_bias), normed, addition, adding, 1, 3)
+        query = query.unflatten(-1, (self.heads, -1))
+        key, value = (part.unflatten(-1, (self.kv_heads, -1)) for part in both.chunk(2, dim=-1))
         cos, sin = rope
         return query, key, value, (cos[..., start:stop, :, :], sin[..., start:stop, :, :])
 
@@ -444,6 +477,12 @@ def _norm(config: TransformerConfig, width: int) -> nn.LayerNorm | nn.RMSNorm:
     if config.norm == "rms":
         return nn.RMSNorm(width, eps=config.norm_eps)
     return nn.LayerNorm(width, eps=config.norm_eps, bias=False)
+
+
+def _inside(span: Span, read: Span) -> Span:
+    """The part of a span of positions that is read, counted from the first that is."""
+    start, stop = read
+    return max(span[0], start) - start, min(span[1], stop) - start
 
 
 def _modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:

@@ -1,0 +1,59 @@
+"""Low-rank additions to linear layers, for some positions of a pass: what a frozen network learns beside it.
+
+Which positions they apply to is said by a pass's layout, by their role, and never by token ids. All other
+positions are computed as if there were none, to the last bit.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bd3lm.models.layouts import Span
+
+
+class Addition(nn.Module):
+    """B·A·x for each part of a linear layer's features: A brings x down to `rank` numbers, B back up.
+
+    The parts, such as queries, keys and values, have each an A of their own. B starts at zero, so that
+    nothing is added yet.
+    """
+
+    def __init__(self, linear: nn.Linear, rank: int, parts: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.parts = tuple(parts) or (linear.out_features,)
+        self.rank = rank
+        self.down = nn.Parameter(torch.empty(len(self.parts) * rank, linear.in_features))
+        self.up = nn.Parameter(torch.empty(linear.out_features, rank))
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.down, std=self.down.shape[1] ** -0.5)
+        nn.init.zeros_(self.up)
+
+    def forward(self, x: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """What is added to the features of parts first..last − 1, by default of all."""
+        last = len(self.parts) if last is None else last
+        down = self.down[first * self.rank : last * self.rank]
+        begin = sum(self.parts[:first])
+        ups = self.up[begin : begin + sum(self.parts[first:last])].split(self.parts[first:last])
+        low = F.linear(x, down).split(self.rank, dim=-1)
+        return torch.cat([F.linear(each, up) for each, up in zip(low, ups, strict=True)], dim=-1)
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """The linear layer's weight with the additions in it."""
+        downs = self.down.split(self.rank)
+        return weight + torch.cat(
+            [up @ down for up, down in zip(self.up.split(self.parts), downs, strict=True)]
+        )
+
+
+def added(y: Tensor, x: Tensor, addition: Addition | None, span: Span, *parts: int) -> Tensor:
+    """y (rows, positions, features), and what is added to it at the positions of x in `span`."""
+    start, stop = span
+    if addition is None or start >= stop:
+        return y
+    if (start, stop) == (0, x.shape[1]):
+        return y + addition(x, *parts)
+    more = y[:, start:stop] + addition(x[:, start:stop], *parts)
+    return torch.cat((y[:, :start], more, y[:, stop:]), dim=1)
