@@ -24,7 +24,7 @@ from bd3lm.lm.prompts import Prompts, build_requests, continued_tokens, listed, 
 from bd3lm.lm.scoring import TextLikelihood, score
 from bd3lm.lm.signatures import shows_settings
 from bd3lm.lm.streaming import with_texts
-from bd3lm.methods import LanguageModelConfig, Settings, SettingsKeywords, Training
+from bd3lm.methods import LanguageModelConfig, Law, Settings, SettingsKeywords, Training
 from bd3lm.models import Transformer, pick_device
 from bd3lm.objectives import Objective, TokenBatch
 from bd3lm.sampling import Event, Sample, Stopped, Writer, write
@@ -46,7 +46,11 @@ class LanguageModel:
             raise ValueError(
                 f"tokenizer must have the model's mask token {config.mask_id}, got {tokenizer.mask_id}"
             )
-        self.network, self.config, self.tokenizer = network, config, tokenizer
+        self.network, self.tokenizer = network, tokenizer
+        self.record = config
+        """What the model is, as it is saved."""
+        self.config = config.under(config.method.default_law)
+        """What it writes and is measured by: the record's method under one of its laws."""
         self._last_writer: tuple[tuple[Settings, LanguageModelConfig], Writer] | None = None
 
     def __repr__(self) -> str:
@@ -59,8 +63,22 @@ class LanguageModel:
     def with_lean(self, lean: float) -> "LanguageModel":
         """The same network, writing and measured in another order of reveal: 0 is uniformly random, and with
         more the left of a block comes first. Nothing has to be trained for that."""
-        config = replace(self.config, method=self.config.method.with_lean(lean))
-        return type(self)(self.network, config, self.tokenizer)
+        record = replace(self.record, method=self.record.method.with_lean(lean))
+        if self.law != "block":
+            raise ValueError(f"lean is for the block law, got {lean} for a model under the {self.law} law")
+        return type(self)(self.network, record, self.tokenizer).with_law("block")
+
+    @property
+    def law(self) -> Law:
+        """The law that it writes and is measured in."""
+        return self.config.method.default_law
+
+    def with_law(self, law: Law) -> "LanguageModel":
+        """The same network, writing and measured in another of its laws: a joint model has two, "block" and
+        "causal"."""
+        other = type(self)(self.network, self.record, self.tokenizer)
+        other.config = self.record.under(law)
+        return other
 
     @property
     def device(self) -> torch.device:
@@ -78,7 +96,7 @@ class LanguageModel:
 
         `bd3lm.methods` has the options of each method, such as `BlockDiffusionTraining(next_token=1.0)`.
         """
-        method = self.config.method
+        method = self.record.method
         training = method.Training() if training is None else training
         if type(training) is not method.Training:
             raise ValueError(
@@ -101,7 +119,7 @@ class LanguageModel:
         if not isinstance(batch, Tensor | TokenBatch):
             raise ValueError(f"batch must be token ids (rows, length) or a TokenBatch, got {batch!r:.80}")
         if isinstance(batch, Tensor):
-            batch = TokenBatch.of(batch, score_first=self.config.method.score_first)
+            batch = TokenBatch.of(batch, score_first=self.record.method.score_first)
         return self.objective(training)(self.network, batch, generator=generator).mean()
 
     @classmethod
@@ -267,7 +285,7 @@ class LanguageModel:
                 "folder must not hold the tokenizer of another model: this one has none, and would be loaded "
                 f"with it; choose another folder or remove the file first, got {path / TOKENIZER_FILE}"
             )
-        interop.save(self.network, self.config, path)
+        interop.save(self.network, self.record, path)
         if self.tokenizer is not None:
             self.tokenizer.save(path)
 

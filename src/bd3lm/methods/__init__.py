@@ -1,7 +1,7 @@
 """Methods of training and of writing: one file a method, and what a saved model is."""
 
 from bd3lm.methods.autoregressive import AutoregressiveMethod, AutoregressiveTraining
-from bd3lm.methods.base import Frame, Method, NoisedTraining, Training, only_estimator
+from bd3lm.methods.base import Frame, Law, Method, NoisedTraining, Training, only_estimator
 from bd3lm.methods.block_diffusion import BlockDiffusionMethod, BlockDiffusionTraining
 from bd3lm.methods.config import LanguageModelConfig, config_from_dict, config_to_dict
 from bd3lm.methods.d3pm import D3PMMethod, D3PMTraining
@@ -18,6 +18,7 @@ __all__ = [
     "D3PMTraining",
     "Frame",
     "LanguageModelConfig",
+    "Law",
     "Method",
     "NoisedTraining",
     "ScoreEntropyMethod",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bd3lm.evaluation import Estimator, Sampled
-from bd3lm.methods.base import Frame, Method, Training, only_estimator
+from bd3lm.methods.base import Frame, Law, Method, Training, only_estimator
 from bd3lm.methods.settings import UNMASKING, Settings
 from bd3lm.models import Denoiser
 from bd3lm.objectives import Autoregressive
@@ -32,6 +32,10 @@ class AutoregressiveMethod(Method):
     title = "autoregressive"
     Training = AutoregressiveTraining
     paper_estimator = "exact"
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        return ("causal",)
 
     def conflicts(self, frame: Frame) -> Iterator[str]:
         if frame.told_noise:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from bd3lm.diffusion import ClipSearch, LevelSampler, MaskingRule, Strata, is_whole
 from bd3lm.evaluation import Estimator
@@ -19,6 +19,9 @@ from bd3lm.models import Denoiser
 from bd3lm.objectives import Objective
 from bd3lm.parsing import raise_problems
 from bd3lm.sampling import Writer
+
+Law = Literal["block", "causal"]
+"""What texts are drawn from: blocks, whose masks are uncovered one after another, or token after token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +137,28 @@ class Method(Kinded, ABC, family="method"):
 
     def resolved(self, context: int) -> Self:
         """The method with what it leaves to the network's context filled in."""
+        return self
+
+    # --- which laws it has ---
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        """The laws that a network trained by it has."""
+        return ("block",)
+
+    @property
+    def default_law(self) -> Law:
+        """The one that it writes in, and is measured in, unless another is asked for."""
+        return self.laws[0]
+
+    def under(self, law: Law) -> "Method":
+        """The method that writes and measures one of its laws: mostly itself."""
+        if law not in self.laws:
+            raise ValueError(f"law must be {' or '.join(self.laws)} for {self.title}, got {law!r}")
+        return self
+
+    def after(self, training: Any) -> Self:
+        """What a model is that was trained so."""
         return self
 
     # --- what it is made of ---

@@ -9,7 +9,8 @@ from typing import Any, Literal, Self
 from bd3lm.diffusion import ClipSearch, Counts, LevelSampler, MaskingRule, Times, check_lean
 from bd3lm.evaluation import Enumerated, Estimator, ImportanceWeighted, Sampled
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
-from bd3lm.methods.base import NELBOS, Frame, Method, NoisedTraining, only_estimator
+from bd3lm.methods.autoregressive import AutoregressiveMethod
+from bd3lm.methods.base import NELBOS, Frame, Law, Method, NoisedTraining, only_estimator
 from bd3lm.methods.corruption import masked_writer
 from bd3lm.methods.settings import Settings
 from bd3lm.models import BlockReading, Denoiser
@@ -65,8 +66,8 @@ class BlockDiffusionMethod(Method):
     masks_by_rule = True
     paper_estimator = "nelbo"
     has_order = True
-    concerns_release_only = frozenset({"lean"})
-    reference_lacks = frozenset({"score_first", "causal_clean", "previous_token", "lean"})
+    concerns_release_only = frozenset({"law", "lean"})
+    reference_lacks = frozenset({"score_first", "causal_clean", "previous_token", "joint", "law", "lean"})
 
     block_size: int | None = None
     """Tokens in a block; None is one block of the whole context (MDLM)."""
@@ -74,12 +75,21 @@ class BlockDiffusionMethod(Method):
     """Whether clean tokens attend causally rather than block-causally."""
     previous_token: bool = False
     """Whether the network is shown a masked token as the mask plus the token before it."""
+    joint: bool = False
+    """Whether the clean text was trained to predict its next tokens, so that the network is an autoregressive
+    model too. Training with `next_token` makes it one."""
+    law: Law = "block"
+    """For a joint model: whether it writes and is measured in blocks, or token after token."""
     lean: float = 0.0
     """How much the order in which a block is revealed leans to the left: a token is e^lean times as likely to
     come next as its right neighbour. 0 is the paper's, uniformly random. Texts are written and likelihoods
     are measured in this order, in validation too; how masks are drawn in training is the masking rule's."""
 
     def problems(self) -> Iterator[str]:
+        if self.joint and not self.causal_clean:
+            yield "joint needs causal_clean: otherwise tokens see what they predict"
+        if self.law not in self.laws:
+            yield f"law must be {' or '.join(self.laws)}, got {self.law!r}; a joint model has both"
         if self.block_size is not None and self.block_size < 1:
             yield f"block_size must be at least 1, got {self.block_size}"
         try:
@@ -112,6 +122,23 @@ class BlockDiffusionMethod(Method):
 
     def resolved(self, context: int) -> Self:
         return replace(self, block_size=context) if self.block_size is None else self
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        return ("block", "causal") if self.joint else ("block",)
+
+    @property
+    def default_law(self) -> Law:
+        return self.law
+
+    def under(self, law: Law) -> Method:
+        super().under(law)
+        if law == "causal":
+            return CausalLaw(of=self)
+        return replace(self, law="block")
+
+    def after(self, training: BlockDiffusionTraining) -> Self:
+        return replace(self, joint=self.joint or training.next_token > 0.0)
 
     def _size(self, frame: Frame) -> int:
         return frame.context if self.block_size is None else self.block_size
@@ -218,3 +245,25 @@ class BlockDiffusionMethod(Method):
     def in_reference(self, context: int) -> dict[str, Any]:
         size = self.piece(context)
         return {"block_size": size, "cross_attn": size < context, "causal": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLaw(AutoregressiveMethod):
+    """The autoregressive model that a joint one is too: its clean text, token after token. It is never saved:
+    the joint model is."""
+
+    of: BlockDiffusionMethod
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        return self.of.laws
+
+    @property
+    def default_law(self) -> Law:
+        return "causal"
+
+    def under(self, law: Law) -> Method:
+        return self.of.under(law)
+
+    def title_for(self, context: int) -> str:
+        return f"{self.of.title_for(context)}, causal law"

@@ -1,11 +1,11 @@
 """What a language model is, as plain values: its network, its method, and which token is the mask."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bd3lm.kinds import plain, plugins_of
-from bd3lm.methods.base import Frame, Method
+from bd3lm.methods.base import Frame, Law, Method
 from bd3lm.models import TransformerConfig
 from bd3lm.parsing import raise_problems, with_plugins
 
@@ -27,6 +27,10 @@ class LanguageModelConfig:
         if not 0 <= self.mask_id < self.network.vocab_size:
             yield f"mask_id must lie in 0..{self.network.vocab_size - 1}, got {self.mask_id}"
         yield from self.method.conflicts(self.frame)
+
+    def under(self, law: Law) -> "LanguageModelConfig":
+        """The same network by the method that writes and measures this law."""
+        return replace(self, method=self.method.under(law))
 
     @property
     def frame(self) -> Frame:
