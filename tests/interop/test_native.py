@@ -162,6 +162,8 @@ def test_what_is_written(tmp_path: Path) -> None:
         "block_size": 4,
         "causal_clean": False,
         "previous_token": False,
+        "joint": False,
+        "law": "block",
         "lean": 0.0,
     }
     assert data["mask_id"] == 10

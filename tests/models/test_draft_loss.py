@@ -24,6 +24,7 @@ def inputs(positions: int, *, vocabulary: int = 11, width: int = 6, bias: bool =
         "verifying": normal(positions, width),
         "weight": normal(vocabulary, width),
         "bias": normal(vocabulary) if bias else None,
+        "targets": torch.randint(4, vocabulary, (positions,), generator=generator),
         "position_weights": torch.rand(positions, generator=generator, dtype=torch.float64),
     }
 
@@ -42,17 +43,19 @@ def distributions(given: dict[str, Any], excluded: int) -> tuple[Tensor, Tensor]
 @pytest.mark.parametrize("excluded", [EXCLUDED, 11])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("chunk", [1, 4, 100])
-@pytest.mark.parametrize("aim", ["soft", "overlap"])
+@pytest.mark.parametrize("aim", ["hard", "soft", "overlap"])
 def test_values_and_gradients_are_those_of_the_definition(aim, chunk, bias, excluded, monkeypatch):
     monkeypatch.setattr(draft_loss, "_CHUNK", chunk)
     given = inputs(9, bias=bias)
-    total, terms, overlaps = weighted_draft_loss(**given, aim=aim, excluded=excluded)
+    total, nats, overlaps = weighted_draft_loss(**given, aim=aim, excluded=excluded)
     p, q = distributions(given, excluded)
     expected = torch.minimum(p, q).sum(1)
     torch.testing.assert_close(overlaps, expected)
     possible = [token for token in range(11) if token != excluded]
-    each = 1 - expected if aim == "overlap" else -(p[:, possible] * q[:, possible].log()).sum(1)
-    torch.testing.assert_close(terms, each)
+    hard = -q.gather(1, given["targets"].unsqueeze(1)).squeeze(1).log()
+    torch.testing.assert_close(nats, hard)
+    soft = -(p[:, possible] * q[:, possible].log()).sum(1)
+    each = {"hard": hard, "soft": soft, "overlap": 1 - expected}[aim]
     torch.testing.assert_close(total, (each * given["position_weights"]).sum())
     learned = [given[name] for name in ("states", "weight", "bias") if given[name] is not None]
     found = torch.autograd.grad(3.0 * total, learned)
@@ -60,7 +63,7 @@ def test_values_and_gradients_are_those_of_the_definition(aim, chunk, bias, excl
     for one, other in zip(found, right, strict=True):
         torch.testing.assert_close(one, other)
         assert one.abs().max() > 0.01
-    assert not terms.requires_grad
+    assert not nats.requires_grad
     assert not overlaps.requires_grad
 
 
@@ -108,9 +111,10 @@ def test_each_aim_has_the_best_draft_that_a_search_finds(aim):
     draft = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([draft], lr=0.05)
     eye, half = torch.eye(3, dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
+    none = torch.zeros(2, dtype=torch.long)
     for _ in range(2000):
         total, _, _ = weighted_draft_loss(
-            draft.expand(2, 3), p.log().clamp_min(-60), eye, None, half, aim=aim, excluded=3
+            draft.expand(2, 3), p.log().clamp_min(-60), eye, None, none, half, aim=aim, excluded=3
         )
         optimizer.zero_grad()
         total.backward()
@@ -120,7 +124,7 @@ def test_each_aim_has_the_best_draft_that_a_search_finds(aim):
 
 def test_bad_input_is_refused():
     given = inputs(4)
-    with pytest.raises(ValueError, match="aim must be 'soft' or 'overlap', got 'hard'"):
-        weighted_draft_loss(**given, aim="hard", excluded=EXCLUDED)
+    with pytest.raises(ValueError, match="aim must be one of hard, soft, overlap, got 'mean'"):
+        weighted_draft_loss(**given, aim="mean", excluded=EXCLUDED)
     with pytest.raises(ValueError, match=r"verifying must have the shape of states, \(4, 6\), got \(3, 6\)"):
         weighted_draft_loss(**given | {"verifying": given["verifying"][:3]}, aim="soft", excluded=EXCLUDED)

@@ -3,20 +3,33 @@
 Both come from one head: p of hidden states that are given, q of those that learn. As in `cross_entropy`, some
 positions are taken at a time, and what is kept for the backward pass is the gradient itself.
 
+- `hard`: −log q of the token that follows in the text.
 - `soft`: the cross-entropy −Σ p log q, smallest where q is p.
 - `overlap`: 1 − Σ min(p, q), which is how often a draft of q is rejected by p. Where q cannot be p, its best
   choice is another than that of the cross-entropy: all its mass where p is large enough to take it.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from bd3lm.models.cross_entropy import add_product, chunks, padded_head
+from bd3lm.models.cross_entropy import add_product, check_targets, chunks, padded_head
 
-Aim = Literal["soft", "overlap"]
+Aim = Literal["hard", "soft", "overlap"]
+AIMS: tuple[Aim, ...] = get_args(Aim)
 _CHUNK = 4096  # positions at a time, about: two distributions and a gradient of each
+
+
+class DraftLoss(NamedTuple):
+    """What drafts lose. Only the first carries a gradient; the others are one for each position."""
+
+    total: Tensor
+    """Σ weight·loss."""
+    nats: Tensor
+    """−log q of the tokens that follow."""
+    overlaps: Tensor
+    """Σ min(p, q)."""
 
 
 def weighted_draft_loss(
@@ -24,30 +37,33 @@ def weighted_draft_loss(
     verifying: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    targets: Tensor,
     position_weights: Tensor,
     *,
     aim: Aim,
     excluded: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ w_i·loss_i, the loss_i, and the overlaps Σ min(p_i, q_i); only the first carries a gradient.
+) -> DraftLoss:
+    """The loss of drafts at some positions, the sum of which is weighted by `position_weights`.
 
     q_i is the softmax of states_i · weightᵀ + bias over all tokens but the `excluded` one, and p_i that of
-    verifying_i, which learns nothing. Shapes: states and verifying (n, d), weight (V, d), bias (V,),
-    position_weights (n,).
+    verifying_i, which learns nothing. Shapes: states and verifying (n, d), weight (V, d), bias (V,), targets
+    and position_weights (n,).
     """
-    if aim not in ("soft", "overlap"):
-        raise ValueError(f"aim must be 'soft' or 'overlap', got {aim!r}")
+    if aim not in AIMS:
+        raise ValueError(f"aim must be one of {', '.join(AIMS)}, got {aim!r}")
     if verifying.shape != states.shape:
         raise ValueError(
             f"verifying must have the shape of states, {tuple(states.shape)}, got {tuple(verifying.shape)}"
         )
+    check_targets(targets, weight.shape[0])
     device = states.device.type
     compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
     with torch.autocast(device, enabled=False):
-        total, terms, overlaps = _WeightedDraftLoss.apply(
-            states, verifying.detach(), weight, bias, position_weights, aim, excluded, compute
+        return DraftLoss(
+            *_WeightedDraftLoss.apply(
+                states, verifying.detach(), weight, bias, targets, position_weights, aim, excluded, compute
+            )
         )
-    return total, terms, overlaps
 
 
 class _WeightedDraftLoss(torch.autograd.Function):
@@ -58,6 +74,7 @@ class _WeightedDraftLoss(torch.autograd.Function):
         verifying: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        targets: Tensor,
         position_weights: Tensor,
         aim: Aim,
         excluded: int,
@@ -70,21 +87,27 @@ class _WeightedDraftLoss(torch.autograd.Function):
         grad_states = torch.empty_like(states, dtype=compute) if of_states else None
         grad_weight = torch.zeros_like(matrix, dtype=precise) if of_weight else None
         grad_bias = torch.zeros_like(offset, dtype=precise) if of_bias else None
-        terms, overlaps = torch.empty(2, positions, dtype=precise, device=states.device)
+        terms, nats, overlaps = torch.empty(3, positions, dtype=precise, device=states.device)
         for rows in chunks(positions, _CHUNK):
             some = states[rows].to(compute)
             log_q = torch.addmm(offset, some, matrix.T).to(precise).log_softmax(1)
             log_p = torch.addmm(offset, verifying[rows].to(compute), matrix.T).to(precise).log_softmax(1)
             q, p = log_q.exp(), log_p.exp()
+            some_targets = targets[rows].unsqueeze(1)
+            nats[rows] = -log_q.gather(1, some_targets).squeeze(1)
             overlaps[rows] = torch.minimum(p, q).sum(1)
             if aim == "overlap":
                 terms[rows] = 1.0 - overlaps[rows]
+            elif aim == "hard":
+                terms[rows] = nats[rows]
             else:  # where log q is −∞ no token is allowed, and p is 0
                 terms[rows] = -(p * log_q.masked_fill(log_q == -torch.inf, 0.0)).sum(1)
             if grad_states is None and grad_weight is None and grad_bias is None:
                 continue
             if aim == "soft":
                 grad = q - p
+            elif aim == "hard":
+                grad = q.scatter_add(1, some_targets, torch.full_like(q[:, :1], -1.0))
             else:  # of the sum of q where it is below p, which is all of the overlap that q can change
                 below = (q < p).to(precise)
                 grad = q * ((q * below).sum(1, keepdim=True) - below)
@@ -102,8 +125,9 @@ class _WeightedDraftLoss(torch.autograd.Function):
             None if grad_bias is None else grad_bias[:vocabulary],
         )
         ctx.dtypes = states.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype
-        ctx.mark_non_differentiable(terms, overlaps)
-        return (terms * position_weights).sum(), terms, overlaps
+        ctx.mark_non_differentiable(nats, overlaps)
+        # A position that weighs nothing may have an impossible target, and 0·∞ is no number.
+        return torch.where(position_weights == 0, 0.0, terms * position_weights).sum(), nats, overlaps
 
     @staticmethod
     def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -111,4 +135,4 @@ class _WeightedDraftLoss(torch.autograd.Function):
             None if grad is None else (grad * grad_total.to(grad.dtype)).to(dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
-        return of_states, None, of_weight, of_bias, None, None, None, None
+        return of_states, None, of_weight, of_bias, None, None, None, None, None
