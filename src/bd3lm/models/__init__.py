@@ -5,12 +5,15 @@ from bd3lm.models.cache import KVCache, KVReplay, KVStore, KVTape
 from bd3lm.models.config import TransformerConfig
 from bd3lm.models.cross_entropy import check_targets
 from bd3lm.models.devices import pick_device, runs_kernels, send
+from bd3lm.models.draft_loss import AIMS, Aim, DraftLoss
 from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDecoding, BlockDiffusion, Causal, Layout
 from bd3lm.models.protocol import Denoiser, embed_with_previous, require_evaluation_mode
 from bd3lm.models.reading import BlockReading
 from bd3lm.models.transformer import Transformer
 
 __all__ = [
+    "AIMS",
+    "Aim",
     "AttentionMask",
     "Backend",
     "Bidirectional",
@@ -20,6 +23,7 @@ __all__ = [
     "BlockReading",
     "Causal",
     "Denoiser",
+    "DraftLoss",
     "KVCache",
     "KVReplay",
     "KVStore",

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bd3lm.models.cache import KVCache, KVStore
+from bd3lm.models.draft_loss import Aim, DraftLoss
 from bd3lm.models.dropout import Dropout
 from bd3lm.models.layouts import Layout
 
@@ -43,6 +44,18 @@ class Denoiser(Protocol):
 
         p leaves out the `excluded` token, which may be none of those that can be predicted.
         """
+
+    def draft_loss(
+        self,
+        states: Tensor,
+        verifying: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        *,
+        aim: Aim,
+        excluded: int,
+    ) -> DraftLoss:
+        """What drafts lose against the distributions of `verifying` states, both (n, width)."""
 
     def new_cache(self, rows: int, *, segment: int, window: int | None = None) -> KVCache:
         """A cache for passes of up to `segment` tokens."""

@@ -21,6 +21,7 @@ from bd3lm.models.config import TransformerConfig
 from bd3lm.models.cross_entropy import weighted_cross_entropy
 from bd3lm.models.decoding import can_decode, decode
 from bd3lm.models.devices import require_room
+from bd3lm.models.draft_loss import Aim, DraftLoss, weighted_draft_loss
 from bd3lm.models.dropout import Dropout, draw_seeds
 from bd3lm.models.layouts import Layout, Span
 from bd3lm.models.rotary import Rotation, rotate, rotated_parts, rotation, split_heads
@@ -240,6 +241,28 @@ class Transformer(nn.Module):
         """
         return weighted_cross_entropy(
             states, self.output.weight, self.output.bias, targets, weights, excluded=excluded
+        )
+
+    def draft_loss(
+        self,
+        states: Tensor,
+        verifying: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        *,
+        aim: Aim,
+        excluded: int,
+    ) -> DraftLoss:
+        """What drafts lose against the distributions of `verifying` states, both (n, width)."""
+        return weighted_draft_loss(
+            states,
+            verifying,
+            self.output.weight,
+            self.output.bias,
+            targets,
+            weights,
+            aim=aim,
+            excluded=excluded,
         )
 
     def new_cache(self, rows: int, *, segment: int, window: int | None = None) -> KVCache:

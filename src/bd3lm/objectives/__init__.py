@@ -5,6 +5,7 @@ from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss
 from bd3lm.objectives.block import BlockDiffusionLoss
 from bd3lm.objectives.d3pm import D3PM
 from bd3lm.objectives.denoising import BlockDenoiser
+from bd3lm.objectives.drafting import Drafting
 from bd3lm.objectives.score_entropy import ScoreEntropy
 from bd3lm.objectives.simplex import SimplexDiffusionLoss
 
@@ -13,6 +14,7 @@ __all__ = [
     "Autoregressive",
     "BlockDenoiser",
     "BlockDiffusionLoss",
+    "Drafting",
     "Objective",
     "ScoreEntropy",
     "SimplexDiffusionLoss",

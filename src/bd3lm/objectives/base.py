@@ -175,6 +175,10 @@ class Objective(ABC):
         """The objective after learning from the summed statistics of some batches; most learn nothing."""
         return self
 
+    def figures(self, statistics: Mapping[str, float]) -> Mapping[str, float]:
+        """What the summed statistics of held-out text say, to be logged beside the nats; mostly nothing."""
+        return {}
+
     def state(self) -> dict[str, Any]:
         """What the objective has learned since it was configured, as JSON."""
         return {}
