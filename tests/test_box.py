@@ -154,7 +154,7 @@ sys.modules["kept"].kept = kept
 # --- the real weights ---
 
 _SHA256 = {
-    "config.json": "4e4e458f6b69c3e7b3807d837fe97a361ce8aafc8fb29b867ead993cdf846369",
+    "config.json": "6ad24f8f9ccfff2119863894088436dbfc01ceeb5a56fb1fa7ce990e7e6ca034",
     "model.safetensors": "365ed829473996a233f4d81ae2e268e2460493ceea54cf899d2e44952d15e986",
     "tokenizer.json": "ff8adca2a3edd2032b6792055cae53b4bb4ecfb37d83cc6d14709ec3056fc0f3",
     "tokenizer_config.json": "3bc83b070b8193a7b2c759552ed485ad09d47f32b59f85b7e4a8def33ea8f1dc",

@@ -117,14 +117,18 @@ def plain(value: Any) -> Any:
 def plugins_of(value: Any) -> dict[str, str]:
     """Where the members come from that a value holds and bd3lm does not have, by their kinds: what --plugin
     takes, a file's name or a module."""
-    found = {}
-    for each in _within(value):
-        module = type(each).__module__
-        if isinstance(each, Kinded) and module.partition(".")[0] != _OWN:
-            file = getattr(sys.modules.get(module), "__file__", None)
-            of_package = "." in module or module in packages_distributions()
-            found[each.kind] = module if file is None or of_package else Path(file).name
-    return found
+    kinds = {each.kind: plugin_of(type(each)) for each in _within(value) if isinstance(each, Kinded)}
+    return {kind: plugin for kind, plugin in kinds.items() if plugin is not None}
+
+
+def plugin_of(member: type[Any]) -> str | None:
+    """Where a member comes from, as `plugins_of` says it; None for one of ours."""
+    module = member.__module__
+    if module.partition(".")[0] == _OWN:
+        return None
+    file = getattr(sys.modules.get(module), "__file__", None)
+    of_package = "." in module or module in packages_distributions()
+    return module if file is None or of_package else Path(file).name
 
 
 def _within(value: Any) -> Iterator[Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.models import draft_loss
-from bd3lm.models.draft_loss import weighted_draft_loss
+from bd3lm.models.draft_loss import plain_draft_loss, weighted_draft_loss
 
 EXCLUDED = 3
 
@@ -65,6 +65,21 @@ def test_values_and_gradients_are_those_of_the_definition(aim, chunk, bias, excl
         assert one.abs().max() > 0.01
     assert not nats.requires_grad
     assert not overlaps.requires_grad
+
+
+@pytest.mark.parametrize("aim", ["hard", "soft", "overlap"])
+def test_a_network_without_one_matrix_for_a_head_has_the_same_loss(aim):
+    given = inputs(9)
+    states, verifying, weight, bias = (given[name] for name in ("states", "verifying", "weight", "bias"))
+    logits = [each @ weight.T + bias for each in (states, verifying)]
+    options = {"aim": aim, "excluded": EXCLUDED}
+    found = plain_draft_loss(*logits, given["targets"], given["position_weights"], **options)
+    expected = weighted_draft_loss(**given, **options)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    gradients = (torch.autograd.grad(each.total, (states, weight, bias)) for each in (found, expected))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_what_verifies_learns_nothing_and_a_frozen_head_costs_nothing():

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bd3lm.models import Denoiser, Layout
+from bd3lm.models import Layout
 
-from .networks import CLEAN
+from .networks import CLEAN, Plain
 
 Array = np.ndarray
 Text = tuple[int, ...]
@@ -69,7 +69,7 @@ def ratios(q_t: Array, length: int, vocab: int = VOCAB) -> Array:
     return table
 
 
-class TableNetwork:
+class TableNetwork(Plain):
     """Logits looked up in a table (V^n, n, V); with `uses_noise`, in that of the noise level it is told."""
 
     device = torch.device("cpu")
@@ -97,8 +97,6 @@ class TableNetwork:
 
     def head(self, states: Tensor) -> Tensor:
         return states
-
-    new_cache = Denoiser.new_cache
 
 
 def fixed(table: Array) -> TableNetwork:

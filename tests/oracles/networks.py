@@ -101,7 +101,19 @@ class AfterPrevious:
         return getattr(self.model, name)
 
 
-class CopyNetwork:
+class Plain:
+    """What a network is not asked for on a CPU, or has none of."""
+
+    cache_shape = None
+    recordable = False
+    graph_key = None
+    new_cache = Denoiser.new_cache
+
+    def check_room(self, rows: int, positions: int) -> None:
+        return None
+
+
+class CopyNetwork(Plain):
     """Knows that the two tokens of a block are equal, and nothing else: blocks of 2, p = 1/V or 1.
 
     Here NLL = NELBO = log V, all of it paid when both tokens are masked.
@@ -130,5 +142,3 @@ class CopyNetwork:
     ) -> tuple[Tensor, Tensor]:
         nats = token_nats(self.head(states), targets, excluded)
         return (nats * weights).sum(), nats.detach()
-
-    new_cache = Denoiser.new_cache

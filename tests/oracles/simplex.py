@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bd3lm.diffusion import Purpose, conditioning_noise, counter_uniform
-from bd3lm.models import KVCache, KVStore, Layout, Transformer
-from tests.oracles.networks import block_after_clean, log_probabilities, logits_of
+from bd3lm.models import CacheShape, KVCache, KVStore, Layout, Transformer
+from tests.oracles.networks import Plain, block_after_clean, log_probabilities, logits_of
 
 
 def alpha_bar(t: int, steps: int, offset: float = 1e-4) -> float:
@@ -162,7 +162,7 @@ def sample_text(
     return text
 
 
-class OpenNetwork:
+class OpenNetwork(Plain):
     """A network that anyone can look into: tokens are embedded as the probabilities themselves.
 
     `answer` gets inputs (rows, read, vocabulary), text positions and noise levels (rows, read), and gives
@@ -170,6 +170,7 @@ class OpenNetwork:
     """
 
     device = torch.device("cpu")
+    cache_shape = CacheShape(layers=1, heads=1, head_dim=2)
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ the reference implementation has, with the file there. Where a preset differs, t
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -225,12 +225,12 @@ def shown(name: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, 
     printed = yaml.safe_load(capsys.readouterr().out)
     stages = {"": printed} if "train" in printed else printed
     for recipe in stages.values():
-        network = {key: value for key, value in recipe["network"].items() if value is not None}
+        network = {key: value for key, value in recipe["network"].items() if key != "kind"}
         network.pop("initialisation")
         config = network_config(
             network.pop("size"), vocab_size=50258, context=recipe["data"]["context"], **network
         )
-        recipe["network"] |= {key: getattr(config, key) for key in ("layers", "hidden", "heads")}
+        recipe["network"] |= asdict(config)
     return stages
 
 

@@ -13,7 +13,7 @@ from bd3lm.methods import (
     LanguageModelConfig,
 )
 from bd3lm.models import Transformer, TransformerConfig
-from bd3lm.runs.presets import SIZES, network_config, preset
+from bd3lm.runs.presets import network_config, preset
 from bd3lm.runs.recipe import (
     Recipe,
     recipe_from_dict,
@@ -31,7 +31,7 @@ def test_sizes(size: str, shape: tuple[int, int, int]) -> None:
 
 
 def test_every_size_is_named() -> None:
-    assert set(SIZES) == {"tiny", "small", "medium"}
+    assert set(TransformerConfig.sizes) == {"tiny", "small", "medium"}
 
 
 def test_small_is_the_papers() -> None:
@@ -68,7 +68,7 @@ def test_unknown_and_impossible_overrides() -> None:
 
 def test_sizes_cannot_be_changed_by_accident() -> None:
     with pytest.raises(TypeError):
-        SIZES["small"]["layers"] = 3  # type: ignore[index]
+        TransformerConfig.sizes["small"]["layers"] = 3  # type: ignore[index]
 
 
 # --- the model in the box ---

@@ -14,6 +14,7 @@ from bd3lm.methods import (
     BlockDiffusionMethod,
     BlockDiffusionTraining,
 )
+from bd3lm.models import TransformerConfig
 from bd3lm.runs.merging import merge
 from bd3lm.runs.presets import PRESETS, preset
 from bd3lm.runs.recipe import (
@@ -141,7 +142,10 @@ def test_defaults_are_the_papers():
         2500,
         0.9999,
     )
-    assert (recipe.train.global_batch, recipe.network.dropout, recipe.data.context) == (512, 0.1, 1024)
+    assert (recipe.train.global_batch, recipe.data.context) == (512, 1024)
+    network = recipe.network.config(vocab_size=50258, context=recipe.data.context)
+    assert network == TransformerConfig(vocab_size=50258)
+    assert network.dropout == 0.1
 
 
 @pytest.mark.parametrize(
@@ -212,7 +216,10 @@ def test_settings_that_do_not_go_together_are_refused(layer, message):
 
 
 def test_an_autoregressive_network_knows_no_time():
-    assert "time_conditioning must be false" in problems({"network": {"time_conditioning": True}})[0]
+    assert (
+        "time_conditioning must be false"
+        in problems({"network": {"adaln": True, "time_conditioning": True}})[0]
+    )
 
 
 # --- layers ---

@@ -20,6 +20,7 @@ from bd3lm.sampling import (
     write,
 )
 from tests.oracles.networks import (
+    Plain,
     log_probabilities,
 )
 from tests.sampling.loop_cases import (
@@ -34,7 +35,7 @@ from tests.sampling.loop_cases import (
 )
 
 
-class NoIdea:
+class NoIdea(Plain):
     """A network to which all tokens are alike."""
 
     uses_noise = False

@@ -28,7 +28,7 @@ from bd3lm.sampling import (
     write,
 )
 from bd3lm.sampling.stopping import Ending, FindEnd
-from tests.oracles.networks import MASK, blocks_of, tiny_transformer
+from tests.oracles.networks import MASK, Plain, blocks_of, tiny_transformer
 
 pytestmark = pytest.mark.sweep(2)
 
@@ -36,7 +36,7 @@ EOS, VOCAB = 3, 8
 NO_TOKENS = torch.tensor([], dtype=torch.long)
 
 
-class Wishes:
+class Wishes(Plain):
     """A network that is certain which token belongs at each position, or where given none, has no idea."""
 
     uses_noise = False

@@ -17,7 +17,7 @@ def measure_forward(
     Dropout is off. Of what a case says, the average of the weights has no part in it.
     """
     torch.manual_seed(0)
-    network = Transformer(case.shape.config().network).to(device).eval()
+    network = Transformer(case.shape.network).to(device).eval()
     network.attention_backend = case.attention
     if case.compile:
         network.compile_trunk()

@@ -78,7 +78,7 @@ def sampling_run(case: SamplingCase, *, device: torch.device) -> Iterator[Callab
     """All texts of a case, written to a length that may be another than its own."""
     torch.manual_seed(0)
     config = case.shape.config()
-    network = Transformer(config.network).to(device, getattr(torch, case.dtype)).eval()
+    network = Transformer(case.shape.network).to(device, getattr(torch, case.dtype)).eval()
     model = LanguageModel(network, config)
     settings = Settings(
         length=case.length,

@@ -40,9 +40,9 @@ class Shape:
             return backend
         return "flex" if device.type == "cuda" else "dense"
 
-    def config(self) -> LanguageModelConfig:
-        """The last token id is the mask."""
-        network = TransformerConfig(
+    @property
+    def network(self) -> TransformerConfig:
+        return TransformerConfig(
             vocab_size=self.vocabulary,
             layers=self.layers,
             hidden=self.hidden,
@@ -50,10 +50,13 @@ class Shape:
             context=self.context,
             dropout=self.dropout,
         )
+
+    def config(self) -> LanguageModelConfig:
+        """The last token id is the mask."""
         method: Method = AutoregressiveMethod()
         if self.method != "ar":
             method = BlockDiffusionMethod(block_size=None if self.method == "mdlm" else self.block_size)
-        return LanguageModelConfig(network=network, method=method, mask_id=self.vocabulary - 1)
+        return LanguageModelConfig(network=self.network, method=method, mask_id=self.vocabulary - 1)
 
     @property
     def method_title(self) -> str:

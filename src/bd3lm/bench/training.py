@@ -89,7 +89,7 @@ def measure_training(
 def training_step(case: TrainingCase, *, device: torch.device, steps: int) -> Iterator[Callable[[], None]]:
     """A step of a run of `steps`, which may be made more often; an error in the end if one was not finite."""
     torch.manual_seed(0)
-    network = Transformer(case.shape.config().network)
+    network = Transformer(case.shape.network)
     network.attention_backend = case.attention
     with TemporaryDirectory() as folder:
         trainer = Trainer(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bd3lm.evaluation import ExactLikelihood
-    from bd3lm.models import BlockReading, Transformer
+    from bd3lm.models import BlockReading, Denoiser, Transformer
     from bd3lm.objectives import TokenBatch
 
 _LETTERS = "abc"
@@ -96,7 +96,7 @@ def _tiny_model(seed: int) -> "Transformer":
 
 
 def _print_bounds(
-    console: "Console", model: "Transformer", batch: "TokenBatch", exact: "ExactLikelihood", seed: int
+    console: "Console", model: "Denoiser", batch: "TokenBatch", exact: "ExactLikelihood", seed: int
 ) -> bool:
     """Average figures over the model's own texts: the exact one, and the bounds others must make do with."""
     import torch
@@ -127,9 +127,7 @@ def _print_bounds(
     return values[0] <= values[-1]  # the sampled figure lies between them only in expectation
 
 
-def _print_samples(
-    console: "Console", model: "Transformer", texts: "Tensor", p: "Tensor", samples: int
-) -> bool:
+def _print_samples(console: "Console", model: "Denoiser", texts: "Tensor", p: "Tensor", samples: int) -> bool:
     """Sampled frequencies beside exact probabilities, with a χ² test over all texts."""
     import torch
     from rich.progress import track
@@ -140,7 +138,7 @@ def _print_samples(
     counts = torch.zeros(len(texts), dtype=torch.float64)
     place = len(_LETTERS) ** torch.arange(_LENGTH - 1, -1, -1)
     chunks = torch.arange(samples).split(2000)
-    writer = BlockWriter(model, reading=_reading(), context=model.config.context)
+    writer = BlockWriter(model, reading=_reading(), context=_LENGTH)
     nothing = torch.empty(0, dtype=torch.long)
     for seeds in track(chunks, f"sampling {samples} texts", console=console, transient=True):
         requests = [Request(nothing, seed, _LENGTH) for seed in seeds.tolist()]

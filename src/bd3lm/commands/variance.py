@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from bd3lm.commands.shared.subjects import Subject
     from bd3lm.diffusion import MaskingRule
-    from bd3lm.models import Transformer
+    from bd3lm.models import Denoiser
     from bd3lm.objectives import TokenBatch
 
 
@@ -92,7 +92,7 @@ def rules() -> "dict[str, MaskingRule]":
     }
 
 
-def measurable_rules(network: "Transformer") -> "dict[str, MaskingRule]":
+def measurable_rules(network: "Denoiser") -> "dict[str, MaskingRule]":
     """The rules whose masks a network can be asked about: one that is told the noise level needs rules that
     draw a time, and counts draw none."""
 

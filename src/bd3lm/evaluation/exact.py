@@ -30,6 +30,7 @@ from bd3lm.diffusion import Draws, LevelSampler, log_reveal_rates
 from bd3lm.diffusion.masking import reveal_ranks
 from bd3lm.models import BlockReading, Denoiser, require_evaluation_mode
 from bd3lm.objectives import BlockDenoiser, TokenBatch
+from bd3lm.objectives.denoising import Algorithm
 
 MAX_EXACT_BLOCK = 12
 
@@ -191,8 +192,9 @@ def _over_orders(conditionals: Tensor, scored: Tensor, lean: float) -> tuple[Ten
 
 def _denoiser(model: Denoiser, batch: TokenBatch, reading: BlockReading) -> BlockDenoiser:
     require_evaluation_mode(model)
-    # Two passes, as one clean pass serves every pattern.
-    return BlockDenoiser(model, batch, reading, algorithm="two_pass")
+    # Two passes, as one clean pass serves every pattern, where the network hands its keys and values out.
+    algorithm: Algorithm = "single_pass" if model.cache_shape is None else "two_pass"
+    return BlockDenoiser(model, batch, reading, algorithm=algorithm)
 
 
 def _refuse_noise(model: Denoiser) -> None:

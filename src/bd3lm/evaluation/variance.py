@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import Draws
-from bd3lm.models import Denoiser, Transformer
+from bd3lm.models import Denoiser, Network
 from bd3lm.objectives import Objective, TokenBatch
 
 
@@ -74,7 +74,7 @@ def _jackknife(moments: Tensor) -> Spread:
 
 
 def gradient_variance(
-    model: Transformer, objective: Objective, batches: Sequence[TokenBatch], *, seed: int = 0
+    model: Network, objective: Objective, batches: Sequence[TokenBatch], *, seed: int = 0
 ) -> Spread:
     """Σ over batches of ‖g_m − mean g‖² / (M − 1), the variance of the gradient estimator (eq. 10).
 

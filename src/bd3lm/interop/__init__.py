@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bd3lm.interop.reference import save as save_reference
     from bd3lm.interop.weights import check_config, floating_dtype
     from bd3lm.methods import LanguageModelConfig
-    from bd3lm.models import Transformer
+    from bd3lm.models import Network
 
 __all__ = [
     "BOX",
@@ -42,6 +42,7 @@ __all__ = [
     "check_config",
     "check_folder",
     "check_source",
+    "config_of",
     "floating_dtype",
     "hub_id",
     "load",
@@ -74,7 +75,7 @@ def load(
     dtype: "torch.dtype | str | None" = None,
     lightning: "LightningFacts | None" = None,
     **hub: Unpack[HubOptions],
-) -> "tuple[Transformer, LanguageModelConfig]":
+) -> "tuple[Network, LanguageModelConfig]":
     """A network in evaluation mode, and its config, from a folder, a hub id or a Lightning `.ckpt` file.
 
     A folder or a hub repository may be ours or in the layout of the reference's published weights; its
@@ -101,3 +102,13 @@ def load(
     if reference.recognises(data):
         return reference.load(path, device=device, dtype=dtype)
     raise unsupported(path, data)
+
+
+def config_of(source: str | Path, **hub: Unpack[HubOptions]) -> "LanguageModelConfig":
+    """What `load` gives beside the network, without the weights where the config.json says it all."""
+    from bd3lm.interop import native
+
+    path = resolve(source, **hub)
+    if path.is_dir() and native.recognises(read_config(path)):
+        return native.read(path)
+    return load(path)[1]

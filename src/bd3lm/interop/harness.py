@@ -148,7 +148,7 @@ class HarnessLM(LM):
         figure = self.figure
         return {
             "model_title": self.model.config.title,
-            "model_dtype": str(self.model.network.embedding.weight.dtype).removeprefix("torch."),
+            "model_dtype": str(self.model.network.dtype).removeprefix("torch."),
             "likelihoods": None if figure is None else figure.meaning,
             "estimator": None if figure is None else figure.name,
             "estimator_samples": self.samples,

@@ -25,6 +25,7 @@ from bd3lm.interop.reference import (
     build_from_reference,
     check_reference_shapes,
     reference_name,
+    transformer_of,
 )
 from bd3lm.methods import (
     AutoregressiveMethod,
@@ -33,7 +34,7 @@ from bd3lm.methods import (
     Method,
     ScoreEntropyMethod,
 )
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.models import Network, TransformerConfig
 
 Weights = Literal["ema", "raw"]
 
@@ -74,7 +75,7 @@ def load(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
-) -> tuple[Transformer, LanguageModelConfig]:
+) -> tuple[Network, LanguageModelConfig]:
     """A model from a Lightning checkpoint of the reference. Shapes give the network's size."""
     if facts is None:
         raise ValueError(
@@ -87,10 +88,9 @@ def load(
     method = _method(facts, stated(checkpoint), where=str(path))
     state = _weights(checkpoint, facts.weights, where=str(path))
     config = _config(state, method, facts, where=str(path))
-    check_reference_shapes(
-        {name: tuple(t.shape) for name, t in state.items()}, config.network, where=str(path)
-    )
-    network = build_from_reference(config.network, state, device=device, dtype=dtype, where=str(path))
+    shape = transformer_of(config)
+    check_reference_shapes({name: tuple(t.shape) for name, t in state.items()}, shape, where=str(path))
+    network = build_from_reference(shape, state, device=device, dtype=dtype, where=str(path))
     return network, config
 
 

@@ -21,13 +21,13 @@ from bd3lm.interop.weights import (
 )
 from bd3lm.io.files import write_atomically
 from bd3lm.methods import LanguageModelConfig, config_from_dict, config_to_dict
-from bd3lm.models import Transformer
+from bd3lm.models import Network
 from bd3lm.parsing import shown
 
 FORMAT, VERSION = "bd3lm", 1
 
 
-def save(network: Transformer, config: LanguageModelConfig, folder: str | Path) -> None:
+def save(network: Network, config: LanguageModelConfig, folder: str | Path) -> None:
     """Save a model; the config is written last, so that a new folder with a config is a whole one."""
     check_config(network, config)
     data = {"format": FORMAT, "version": VERSION, **config_to_dict(config)}
@@ -44,9 +44,9 @@ def recognises(data: Mapping[str, Any]) -> bool:
 
 def load(
     folder: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-) -> tuple[Transformer, LanguageModelConfig]:
+) -> tuple[Network, LanguageModelConfig]:
     """What `save` saved, on a device; without a dtype in the one it was saved in."""
-    config = _read(folder)
+    config = read(folder)
     path = weights_file(folder)
     found = read_shapes(path)
     check_layers(found, config.network, where=str(path))
@@ -56,7 +56,8 @@ def load(
     return build(config.network, state, device=device, dtype=dtype, where=str(path)), config
 
 
-def _read(folder: Path) -> LanguageModelConfig:
+def read(folder: Path) -> LanguageModelConfig:
+    """The config of a model that `save` saved."""
     data, where = read_config(folder), str(folder / CONFIG_NAME)
     if not recognises(data):
         raise ValueError(f"format in {where} must be {FORMAT!r}, got {shown(data.get('format'))}")

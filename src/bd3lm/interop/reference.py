@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from bd3lm.interop.weights import (
 )
 from bd3lm.io.files import write_atomically
 from bd3lm.methods import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.models import Network, Transformer, TransformerConfig
 from bd3lm.parsing import parse
 
 PREFIX = "backbone."
@@ -132,7 +132,7 @@ def from_reference_config(data: Mapping[str, Any], *, where: str = CONFIG_NAME) 
 
 def to_reference_config(config: LanguageModelConfig) -> dict[str, Any]:
     """The reference's config.json for ours; what it cannot express is refused."""
-    network = config.network
+    network = transformer_of(config)
     of_method = config.method.in_reference(network.context)
     needed: dict[str, tuple[object, object]] = {"mask_id": (config.mask_id, network.vocab_size - 1)}
     told = {field.name: getattr(network, field.name) for field in fields(network) if field.name in _TOLD}
@@ -171,12 +171,12 @@ def to_reference_state(network: Transformer) -> dict[str, Tensor]:
     return state
 
 
-def save(network: Transformer, config: LanguageModelConfig, folder: str | Path) -> None:
+def save(network: Network, config: LanguageModelConfig, folder: str | Path) -> None:
     """Save a model as the reference's published weights are, for its own code to load."""
     check_config(network, config)
     text = json.dumps(to_reference_config(config), indent=2) + "\n"
     path = make_folder(folder)
-    write_tensors(path / WEIGHTS_NAME, to_reference_state(network))
+    write_tensors(path / WEIGHTS_NAME, to_reference_state(cast("Transformer", network)))
     write_atomically(path / CONFIG_NAME, text.encode())
 
 
@@ -187,14 +187,25 @@ def recognises(data: Mapping[str, Any]) -> bool:
 
 def load(
     folder: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-) -> tuple[Transformer, LanguageModelConfig]:
+) -> tuple[Network, LanguageModelConfig]:
     """A model in the layout of the reference's published weights."""
     config = from_reference_config(read_config(folder), where=str(folder / CONFIG_NAME))
     path = weights_file(folder)
     found = read_shapes(path)
-    check_reference_shapes(found, config.network, where=str(path))
+    network = transformer_of(config)
+    check_reference_shapes(found, network, where=str(path))
     state = read_tensors(path, found)
-    return build_from_reference(config.network, state, device=device, dtype=dtype, where=str(path)), config
+    return build_from_reference(network, state, device=device, dtype=dtype, where=str(path)), config
+
+
+def transformer_of(config: LanguageModelConfig) -> TransformerConfig:
+    """The config of a model's network, which must be a decoder of ours."""
+    if not isinstance(config.network, TransformerConfig):
+        raise ValueError(
+            "the reference's layout holds networks of kind transformer, got network.kind "
+            f"{config.network.kind}"
+        )
+    return config.network
 
 
 def check_reference_shapes(found: Mapping[str, Shape], network: TransformerConfig, *, where: str) -> None:
@@ -213,7 +224,7 @@ def build_from_reference(
     device: torch.device | str,
     dtype: torch.dtype | None,
     where: str,
-) -> Transformer:
+) -> Network:
     """A network from weights by the reference's names, whose shapes have been checked."""
     if FREQUENCIES in state:
         _check_frequencies(state[FREQUENCIES], network, where=where)

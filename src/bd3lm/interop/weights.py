@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from bd3lm.io.files import local_path, replacing
 from bd3lm.methods import LanguageModelConfig
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.models import Network, NetworkConfig
 
 Shape = tuple[int, ...]
 
@@ -26,7 +26,7 @@ _LISTED = 5  # how many tensors of each sort an error names
 _MOST_HEADER = 2**24  # bytes, of which a hundred thousand tensors need about 13 million
 
 
-def parameter_shapes(config: TransformerConfig) -> dict[str, Shape]:
+def parameter_shapes(config: NetworkConfig) -> dict[str, Shape]:
     """What a network stores: a tied matrix once, by the embedding's name."""
     return {name: tuple(parameter.shape) for name, parameter in _skeleton(config).named_parameters()}
 
@@ -70,17 +70,17 @@ def check_shapes(found: Mapping[str, Shape], expected: Mapping[str, Shape], *, w
         raise ValueError(f"weights in {where} must be those of its config; {'; '.join(told)}")
 
 
-def check_layers(found: Mapping[str, Shape], config: TransformerConfig, *, where: str) -> None:
+def check_layers(found: Mapping[str, Shape], config: NetworkConfig, *, where: str) -> None:
     """Refuse a config of more layers than there are tensors before a network of so many is built, which may
     take for ever; what else does not fit `check_shapes` names."""
-    if config.layers > len(found):
+    if config.depth > len(found):
         raise ValueError(
-            f"weights in {where} must be those of its config: of {config.layers} layers, got {len(found)} "
+            f"weights in {where} must be those of its config: of {config.depth} layers, got {len(found)} "
             "tensors in all"
         )
 
 
-def check_config(network: Transformer, config: LanguageModelConfig) -> None:
+def check_config(network: Network, config: LanguageModelConfig) -> None:
     """Refuse a config that is not the network's own."""
     if network.config != config.network:
         raise ValueError(f"config.network must be the network's {network.config}, got {config.network}")
@@ -95,13 +95,13 @@ def floating_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def build(
-    config: TransformerConfig,
+    config: NetworkConfig,
     state: Mapping[str, Tensor],
     *,
     device: torch.device | str,
     dtype: torch.dtype | None,
     where: str,
-) -> Transformer:
+) -> Network:
     """A network in evaluation mode with these weights, which `check_shapes` has found to fit.
 
     Without a dtype the weights keep the one they are stored in.
@@ -116,11 +116,17 @@ def build(
     # A copy: what a file's reader gives may be a view of the file, which someone may write over.
     weights = {name: tensor.to(device=device, dtype=dtype, copy=True) for name, tensor in state.items()}
     network = _skeleton(config)
-    if config.tied:
-        weights["output.weight"] = weights["embedding.weight"]
+    if next(network.buffers(), None) is not None:  # they are not stored, and have no values in a skeleton
+        with torch.random.fork_rng(devices=[]):
+            network = config.build().to(device)
+        buffers = {name for name, _ in network.named_buffers()}
+        weights |= {name: each for name, each in network.state_dict().items() if name in buffers}
+    shared = _shared(network)
+    weights |= {name: weights[first] for name, first in shared.items()}
     network.load_state_dict(weights, assign=True)
-    if config.tied:  # assigning made two parameters of it
-        network.output.weight = network.embedding.weight
+    for name, first in shared.items():  # assigning made two parameters of one
+        module, _, own_name = name.rpartition(".")
+        setattr(network.get_submodule(module), own_name, network.get_parameter(first))
     return network.eval()
 
 
@@ -140,10 +146,17 @@ def make_folder(folder: str | Path) -> Path:
     return path
 
 
-def _skeleton(config: TransformerConfig) -> Transformer:
+def _skeleton(config: NetworkConfig) -> Network:
     """A network without storage."""
     with torch.device("meta"), _NotInitialised():
-        return Transformer(config)
+        return config.build()
+
+
+def _shared(network: Network) -> dict[str, str]:
+    """The names of parameters that are others too, such as a tied head's, with the name each is stored by."""
+    stored = {id(parameter): name for name, parameter in network.named_parameters()}
+    every = network.named_parameters(remove_duplicate=False)
+    return {name: stored[id(each)] for name, each in every if stored[id(each)] != name}
 
 
 class _NotInitialised(TorchFunctionMode):

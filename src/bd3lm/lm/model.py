@@ -25,7 +25,7 @@ from bd3lm.lm.scoring import TextLikelihood, score
 from bd3lm.lm.signatures import shows_settings
 from bd3lm.lm.streaming import with_texts
 from bd3lm.methods import LanguageModelConfig, Law, Settings, SettingsKeywords, Training
-from bd3lm.models import Transformer, pick_device
+from bd3lm.models import Network, pick_device
 from bd3lm.objectives import Objective, TokenBatch
 from bd3lm.sampling import Event, Sample, Stopped, Writer, write
 
@@ -34,12 +34,12 @@ class LanguageModel:
     """A network, the method it was trained by, and its tokenizer where it was saved with one."""
 
     def __init__(
-        self, network: Transformer, config: LanguageModelConfig, tokenizer: Tokenizer | None = None
+        self, network: Network, config: LanguageModelConfig, tokenizer: Tokenizer | None = None
     ) -> None:
         check_config(network, config)
-        if tokenizer is not None and tokenizer.vocab_size != config.network.vocab_size:
+        if tokenizer is not None and tokenizer.vocab_size != config.network.input_vocab_size:
             raise ValueError(
-                f"tokenizer must have the network's {config.network.vocab_size} tokens, "
+                f"tokenizer must have the network's {config.network.input_vocab_size} tokens, "
                 f"got {tokenizer.vocab_size}"
             )
         if tokenizer is not None and tokenizer.mask_id != config.mask_id:
@@ -56,7 +56,7 @@ class LanguageModel:
     def __repr__(self) -> str:
         shape, parameters = self.config.network, sum(p.numel() for p in self.network.parameters())
         return (
-            f"{type(self).__name__}({self.config.title}; {shape.layers} x {shape.hidden}, "
+            f"{type(self).__name__}({self.config.title}; {shape.summary}, "
             f"context {shape.context:,}, {parameters:,} parameters)"
         )
 
@@ -143,8 +143,7 @@ class LanguageModel:
         device, dtype = pick_device(device), interop.floating_dtype(dtype)  # before any download
         path = interop.resolve(source, **hub)
         network, config = interop.load(path, device=device, dtype=dtype, lightning=lightning)
-        weight = network.embedding.weight
-        if dtype is None and weight.device.type == "cpu" and weight.dtype.itemsize == 2:
+        if dtype is None and network.device.type == "cpu" and network.dtype.itemsize == 2:
             network.float()
         return cls(network, config, saved_tokenizer(path) if tokenizer is None else load_tokenizer(tokenizer))
 
@@ -198,7 +197,7 @@ class LanguageModel:
             )
         settings = Settings.of(settings, changes)
         stopping = build_stopping(settings, self.tokenizer)
-        settings.check_floor(self.config.network.vocab_size)
+        settings.check_floor(self.config.network.input_vocab_size)
         writer = self._writer(settings)
         requests = build_requests(
             repeated(listed(prompts), count),

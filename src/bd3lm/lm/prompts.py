@@ -133,7 +133,7 @@ def given_tokens(
     Before a text stands the token that texts begin with, unless the network predicts first tokens itself, or
     the text only goes on (`begins` is False).
     """
-    mask_id, vocab_size = config.mask_id, config.network.vocab_size
+    mask_id, vocab_size = config.mask_id, config.network.input_vocab_size
     parts = _parts(prompt)
     if not isinstance(parts, Sequence) or isinstance(parts, bytes | bytearray):
         raise ValueError(f"it must be a text, token ids, or a list of texts and Gaps, got {prompt!r}")

@@ -34,6 +34,8 @@ class Frame:
     mask_id: int
     told_noise: bool = False
     """Whether the network is told the noise level."""
+    mask_apart: bool = False
+    """Whether the mask comes after the tokens that the network can predict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,6 +253,15 @@ def at_least_one(name: str, value: int) -> Iterator[str]:
 
 NELBOS: Mapping[str, Strata] = MappingProxyType({"nelbo": "permuted", "nelbo:ordered": "ordered"})
 """The estimators that draw noise levels, and how they spread them over a batch."""
+
+
+def needs_mask_among_tokens(kind: str, frame: Frame) -> Iterator[str]:
+    """What is wrong with a mask beside the vocabulary, for methods that know it as a token like others."""
+    if frame.mask_apart:
+        yield (
+            f"method.kind {kind} needs a network whose mask is one of the tokens that it can predict, got a "
+            "mask beside them"
+        )
 
 
 def only_estimator(only: Collection[str], name: str, why: str) -> None:

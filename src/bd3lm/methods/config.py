@@ -6,7 +6,7 @@ from typing import Any
 
 from bd3lm.kinds import plain, plugins_of
 from bd3lm.methods.base import Frame, Law, Method
-from bd3lm.models import TransformerConfig
+from bd3lm.models import NetworkConfig
 from bd3lm.parsing import raise_problems, with_plugins
 
 
@@ -14,7 +14,7 @@ from bd3lm.parsing import raise_problems, with_plugins
 class LanguageModelConfig:
     """A network and the method it is trained and sampled by."""
 
-    network: TransformerConfig
+    network: NetworkConfig
     method: Method
     mask_id: int
     """The token that stands for what is not known yet."""
@@ -24,8 +24,11 @@ class LanguageModelConfig:
         object.__setattr__(self, "method", self.method.resolved(self.network.context))
 
     def _problems(self) -> Iterator[str]:
-        if not 0 <= self.mask_id < self.network.vocab_size:
-            yield f"mask_id must lie in 0..{self.network.vocab_size - 1}, got {self.mask_id}"
+        known, predicted = self.network.input_vocab_size, self.network.vocab_size
+        if not 0 <= self.mask_id < known:
+            yield f"mask_id must lie in 0..{known - 1}, got {self.mask_id}"
+        elif known > predicted and self.mask_id != predicted:
+            yield f"mask_id must be {predicted}, the vector that the network has for it, got {self.mask_id}"
         yield from self.method.conflicts(self.frame)
 
     def under(self, law: Law) -> "LanguageModelConfig":
@@ -36,10 +39,11 @@ class LanguageModelConfig:
     def frame(self) -> Frame:
         """What the method must know of the network."""
         return Frame(
-            vocab_size=self.network.vocab_size,
+            vocab_size=self.network.input_vocab_size,
             context=self.network.context,
             mask_id=self.mask_id,
-            told_noise=self.network.time_conditioning,
+            told_noise=self.network.told_noise,
+            mask_apart=self.network.input_vocab_size > self.network.vocab_size,
         )
 
     @property

@@ -6,7 +6,15 @@ from typing import ClassVar, Literal, Self
 
 from bd3lm.diffusion import ForwardProcess, named_process
 from bd3lm.evaluation import Estimator, Sampled
-from bd3lm.methods.base import NELBOS, Frame, Method, NoisedTraining, at_least_one, only_estimator
+from bd3lm.methods.base import (
+    NELBOS,
+    Frame,
+    Method,
+    NoisedTraining,
+    at_least_one,
+    needs_mask_among_tokens,
+    only_estimator,
+)
 from bd3lm.methods.settings import Settings
 from bd3lm.models import BlockReading, Denoiser
 from bd3lm.objectives import Objective
@@ -65,6 +73,7 @@ class CorruptionMethod(Method):
             yield from at_least_one("block_size", self.block_size)
 
     def conflicts(self, frame: Frame) -> Iterator[str]:
+        yield from needs_mask_among_tokens(self.kind, frame)
         if frame.context % self.piece(frame.context):
             yield f"method.block_size must divide the context {frame.context}, got {self.block_size}"
 

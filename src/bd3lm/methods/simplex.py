@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from bd3lm.evaluation import Estimator
-from bd3lm.methods.base import Frame, Method, Training, at_least_one
+from bd3lm.methods.base import Frame, Method, Training, at_least_one, needs_mask_among_tokens
 from bd3lm.methods.settings import UNMASKING, Settings
 from bd3lm.models import Denoiser
 from bd3lm.objectives import SimplexDiffusionLoss
@@ -48,6 +48,7 @@ class SimplexMethod(Method):
             yield f"simplex_scale must be positive and finite, got {self.simplex_scale}"
 
     def conflicts(self, frame: Frame) -> Iterator[str]:
+        yield from needs_mask_among_tokens(self.kind, frame)
         if self.block_size > frame.context:
             yield f"method.block_size must be at most the context {frame.context}, got {self.block_size}"
 

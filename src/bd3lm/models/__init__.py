@@ -3,10 +3,11 @@
 from bd3lm.models.attention import AttentionMask, Backend, attend, render
 from bd3lm.models.cache import KVCache, KVReplay, KVStore, KVTape
 from bd3lm.models.config import TransformerConfig
-from bd3lm.models.cross_entropy import check_targets
+from bd3lm.models.cross_entropy import check_targets, weighted_cross_entropy
 from bd3lm.models.devices import pick_device, runs_kernels, send
 from bd3lm.models.draft_loss import AIMS, Aim, DraftLoss
 from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDecoding, BlockDiffusion, Causal, Layout
+from bd3lm.models.network import CacheShape, Network, NetworkConfig
 from bd3lm.models.protocol import Denoiser, embed_with_previous, require_evaluation_mode
 from bd3lm.models.reading import BlockReading
 from bd3lm.models.transformer import Transformer
@@ -21,6 +22,7 @@ __all__ = [
     "BlockDecoding",
     "BlockDiffusion",
     "BlockReading",
+    "CacheShape",
     "Causal",
     "Denoiser",
     "DraftLoss",
@@ -29,6 +31,8 @@ __all__ = [
     "KVStore",
     "KVTape",
     "Layout",
+    "Network",
+    "NetworkConfig",
     "Transformer",
     "TransformerConfig",
     "attend",
@@ -39,4 +43,5 @@ __all__ = [
     "require_evaluation_mode",
     "runs_kernels",
     "send",
+    "weighted_cross_entropy",
 ]

@@ -1,12 +1,17 @@
 """What a decoder is: a row of fields, from which GPT-like, Llama- and Qwen-type networks are made."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from bd3lm.models.network import CacheShape, NetworkConfig
 from bd3lm.models.rotary import RotaryScaling
 from bd3lm.parsing import raise_problems
+
+if TYPE_CHECKING:
+    from bd3lm.models.transformer import Transformer
 
 # Sizes beyond those of any network: what a mistyped recipe or a hostile config.json asks for is refused
 # before anything is computed of it, and no product of them overflows.
@@ -24,11 +29,21 @@ _MOST = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
-    """The shape of a network. The defaults are the paper's small model."""
+class TransformerConfig(NetworkConfig):
+    """The shape of a decoder. The defaults are the paper's small model. With `mask_vector` it reads one token
+    more than its vocabulary."""
 
-    vocab_size: int
-    """Tokens that it can predict; with `mask_vector` it reads one more."""
+    kind = "transformer"
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+        {
+            "tiny": MappingProxyType({"layers": 8, "hidden": 256, "heads": 8}),
+            "small": MappingProxyType({"layers": 12, "hidden": 768, "heads": 12}),  # the paper's 110M
+            "medium": MappingProxyType({"layers": 24, "hidden": 1024, "heads": 16}),
+        }
+    )
+    default_size = "small"
+    initialisations = ("gpt2", "identity")
+
     layers: int = 12
     hidden: int = 768
     heads: int = 12
@@ -51,8 +66,6 @@ class TransformerConfig:
     head_bias: bool = True
     rotary_base: float = 10000.0
     rotary_scaling: RotaryScaling | None = None
-    context: int = 1024
-    """Positions the network is trained on; a cache shows it at most this many."""
     dropout: float = 0.1
     tied: bool = False
     """Share the embedding with the output head."""
@@ -105,9 +118,32 @@ class TransformerConfig:
         if self.time_conditioning and not self.adaln:
             yield "time_conditioning needs adaln=True: the noise level enters through it"
 
+    def build(self) -> "Transformer":
+        from bd3lm.models.transformer import Transformer
+
+        return Transformer(self)
+
+    @property
+    def told_noise(self) -> bool:
+        return self.time_conditioning
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        return CacheShape(self.layers, self.kv_heads, self.head_dim)
+
+    def with_mask_apart(self) -> "TransformerConfig":
+        return replace(self, mask_vector=True)
+
+    @property
+    def depth(self) -> int:
+        return self.layers
+
+    @property
+    def summary(self) -> str:
+        return f"{self.layers} x {self.hidden}"
+
     @property
     def input_vocab_size(self) -> int:
-        """How many token ids it reads, the mask's among them."""
         return self.vocab_size + self.mask_vector
 
     @property

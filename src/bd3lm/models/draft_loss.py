@@ -66,6 +66,25 @@ def weighted_draft_loss(
         )
 
 
+def plain_draft_loss(
+    drafting: Tensor, verifying: Tensor, targets: Tensor, weights: Tensor, *, aim: Aim, excluded: int
+) -> DraftLoss:
+    """The same of whole logits (n, V), by autograd."""
+    is_excluded = torch.arange(drafting.shape[-1], device=drafting.device) == excluded
+    log_q, log_p = (
+        logits.to(torch.promote_types(logits.dtype, torch.float32))
+        .masked_fill(is_excluded, -torch.inf)
+        .log_softmax(-1)
+        for logits in (drafting, verifying.detach())
+    )
+    nats = -log_q.gather(1, targets.unsqueeze(1)).squeeze(1)
+    overlaps = torch.minimum(log_p.exp(), log_q.exp()).sum(1)
+    soft = -(log_p.exp() * log_q.masked_fill(is_excluded, 0.0)).sum(1)
+    terms = {"hard": nats, "soft": soft, "overlap": 1.0 - overlaps}[aim]
+    total = torch.where(weights == 0, 0.0, terms).mul(weights).sum()
+    return DraftLoss(total, nats.detach(), overlaps.detach())
+
+
 class _WeightedDraftLoss(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""What objectives, samplers and evaluations ask of a network; `Transformer` is one."""
+"""What objectives, samplers and evaluations ask of a network; every `Network` has it."""
 
 from typing import Protocol
 
@@ -9,6 +9,7 @@ from bd3lm.models.cache import KVCache, KVStore
 from bd3lm.models.draft_loss import Aim, DraftLoss
 from bd3lm.models.dropout import Dropout
 from bd3lm.models.layouts import Layout
+from bd3lm.models.network import CacheShape
 
 
 class Denoiser(Protocol):
@@ -57,8 +58,23 @@ class Denoiser(Protocol):
     ) -> DraftLoss:
         """What drafts lose against the distributions of `verifying` states, both (n, width)."""
 
+    @property
+    def cache_shape(self) -> CacheShape | None:
+        """What it hands to the store of a pass; None where it keeps nothing, and has no cache."""
+
     def new_cache(self, rows: int, *, segment: int, window: int | None = None) -> KVCache:
         """A cache for passes of up to `segment` tokens."""
+
+    def check_room(self, rows: int, positions: int) -> None:
+        """Refuse a pass whose activations cannot be held."""
+
+    @property
+    def recordable(self) -> bool:
+        """Whether its passes may be recorded as CUDA graphs."""
+
+    @property
+    def graph_key(self) -> object:
+        """What recorded passes depend on but for their rows; None where none may be kept."""
 
 
 def embed_with_previous(model: Denoiser, tokens: Tensor, before: Tensor, *, blank: int) -> Tensor:

@@ -7,7 +7,7 @@ caller may compute logits for just the positions it needs.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 import torch
@@ -24,6 +24,7 @@ from bd3lm.models.devices import require_room
 from bd3lm.models.draft_loss import Aim, DraftLoss, weighted_draft_loss
 from bd3lm.models.dropout import Dropout, draw_seeds
 from bd3lm.models.layouts import Layout, Span
+from bd3lm.models.network import Network
 from bd3lm.models.rotary import Rotation, rotate, rotated_parts, rotation, split_heads
 
 _FREQUENCIES = 256  # width of the sinusoidal embedding of a noise level
@@ -31,12 +32,13 @@ _INIT_STD = 0.02
 _GELU_SLOPE = 2.0 * math.sqrt(2.0 / math.pi)
 
 
-class Transformer(nn.Module):
+class Transformer(Network):
     """A stack of layers under a layout; `forward` gives final hidden states, `head` gives logits."""
 
+    config: TransformerConfig
+
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.attention_backend: Backend = "auto"
         self.embedding = nn.Embedding(config.vocab_size, config.hidden)
         self.mask_vector = nn.Parameter(torch.empty(config.hidden)) if config.mask_vector else None
@@ -88,8 +90,27 @@ class Transformer(nn.Module):
         for layer in self._layers:
             layer.close_residuals()
 
+    def start_as(self, initialisation: str) -> None:
+        if initialisation == "identity":
+            self.start_as_identity()
+        else:
+            super().start_as(initialisation)
+
+    @property
+    def may_lack(self) -> frozenset[str]:
+        return frozenset() if self.mask_vector is None else frozenset({"mask_vector"})
+
+    def fill_in(self, names: Collection[str]) -> None:
+        """The mask begins as the mean of all tokens, which says nothing in particular."""
+        if self.mask_vector is not None and "mask_vector" in names:
+            with torch.no_grad():
+                self.mask_vector.copy_(self.embedding.weight.mean(0, dtype=torch.float32))
+
+    @property
+    def can_compile(self) -> bool:
+        return True
+
     def compile_layers(self) -> None:
-        """Compile each layer in place, which keeps the names of the parameters."""
         for layer in self._layers:
             layer.compile(backend=compiler)
 
@@ -103,19 +124,32 @@ class Transformer(nn.Module):
         return cast("Sequence[Layer]", self.layers)
 
     @property
-    def uses_noise(self) -> bool:
-        """Whether the output depends on the noise level given."""
-        return self.config.time_conditioning
+    def sharded_layers(self) -> "Sequence[Layer]":
+        return self._layers
+
+    @property
+    def idle_parameters(self) -> int:
+        return 0 if self.config.tied else self.embedding.weight.numel()
+
+    @property
+    def recordable(self) -> bool:
+        return True
+
+    @property
+    def graph_key(self) -> object:
+        """Where the weights are, and the kernels. Weights are read in place, except by adaptive norms, which
+        are computed once per cache."""
+        if self.config.adaln:
+            return None
+        return self.attention_backend, [each.data_ptr() for each in self.parameters()]
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return self.embedding.weight.device
 
     @property
-    def vocab_size(self) -> int:
-        """How many tokens it can predict."""
-        return self.config.vocab_size
+    def dtype(self) -> torch.dtype:
+        return self.embedding.weight.dtype
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The vectors (..., width) that stand for token ids (...), or for mixtures of tokens.
@@ -263,28 +297,6 @@ class Transformer(nn.Module):
             weights,
             aim=aim,
             excluded=excluded,
-        )
-
-    def new_cache(self, rows: int, *, segment: int, window: int | None = None) -> KVCache:
-        """A cache for passes of up to `segment` tokens that shows the last `window` positions of the text.
-
-        The default window leaves room for the segment inside the trained context.
-        """
-        if window is None and segment >= self.config.context:
-            raise ValueError(
-                f"segment must be below the context {self.config.context}, to leave room for the text before "
-                f"it, got {segment}; give a window to go past the context"
-            )
-        weight = self.embedding.weight
-        return KVCache(
-            layers=self.config.layers,
-            rows=rows,
-            heads=self.config.kv_heads,
-            head_dim=self.config.head_dim,
-            window=self.config.context - segment if window is None else window,
-            segment=segment,
-            device=weight.device,
-            dtype=weight.dtype,
         )
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotation:

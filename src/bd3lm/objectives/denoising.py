@@ -47,6 +47,11 @@ class BlockDenoiser:
         self.blocks = blocks_in(batch.tokens.shape[1], reading.block_size)
         self._clean_states: Tensor | None = None
         self._tape: KVTape | None = None
+        if algorithm == "two_pass" and model.cache_shape is None:
+            raise ValueError(
+                "algorithm must be single_pass for a network that hands no keys and values to a store, got "
+                "two_pass"
+            )
         if algorithm == "two_pass" and (self.blocks > 1 or next_token):
             self._tape = self._record_clean()
 

@@ -5,22 +5,39 @@ from typing import Any
 
 from bd3lm.kinds import spelt_out
 
+USUAL_NETWORK = "transformer"
+"""The kind of a recipe's network that names none."""
+CHECKPOINT = "checkpoint"
+"""The size of a network that is taken from the checkpoint that training starts from."""
+
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Nested dicts, later ones winning. A `kind` that changes drops the options of the kind before, and a
-    method that changes drops those of its training."""
+    method that changes drops those of its training. A network that is to be the checkpoint's drops the shape
+    before."""
     merged: dict[str, Any] = {}
     for layer in layers:
         if _is_other(_kind(layer.get("method")), _kind(merged.get("method"))):
             merged.pop("objective", None)
         for key, value in layer.items():
             before = merged.get(key)
+            if key == "network":
+                before = _network_before(before, value)
             if isinstance(value, Mapping) and isinstance(before, Mapping | str):
                 changed = _is_other(_kind(value), _kind(before))
                 merged[key] = merge({} if changed else spelt_out(before), value)
             else:
                 merged[key] = merge(value) if isinstance(value, Mapping) else value
     return merged
+
+
+def _network_before(before: Any, value: Any) -> Any:
+    """What a network that is said over another leaves of it."""
+    if not isinstance(before, Mapping) or not isinstance(value, Mapping):
+        return before
+    if value.get("size") == CHECKPOINT:
+        return {name: before[name] for name in ("dropout",) if name in before}
+    return {"kind": USUAL_NETWORK, **before} if "kind" in value else before
 
 
 def _is_other(kind: Any, before: Any) -> bool:

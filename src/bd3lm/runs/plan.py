@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -27,12 +28,14 @@ from bd3lm.interop import weights
 from bd3lm.interop.weights import Shape, parameter_shapes
 from bd3lm.io.extras import require
 from bd3lm.io.files import local_path
-from bd3lm.methods import LanguageModelConfig
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.methods import Frame, LanguageModelConfig
+from bd3lm.models import Network, NetworkConfig
 from bd3lm.models.devices import require_room
 from bd3lm.objectives import Objective
+from bd3lm.parsing import raise_problems
 from bd3lm.runs.folders import CHECKPOINTS, METRICS_FILE
-from bd3lm.runs.presets import how_to_prepare, network_config
+from bd3lm.runs.merging import CHECKPOINT
+from bd3lm.runs.presets import how_to_prepare
 from bd3lm.runs.recipe import BUILTIN, DataRecipe, Recipe, recipe_to_dict
 from bd3lm.training import (
     Callback,
@@ -108,7 +111,7 @@ class _Reading:
     def of(cls, recipe: Recipe, shards: TokenShards, engine: Engine) -> "_Reading":
         """All of it, checked against the recipe."""
         shards.check(partial(print, file=sys.stderr) if engine.is_main else lambda line: None)
-        config = _config(recipe, shards.tokenizer.vocab_size, shards.tokenizer.mask_id)
+        config = _config(recipe, _Tokens.of(shards))
         objective = _objective(recipe, config)
         held_out = HeldOut(held_out_batches(recipe.data, shards), recipe.method.score_first)
         nothing = why_nothing_is_held_out(recipe.data, shards)
@@ -182,17 +185,17 @@ def plan_run(
 
     A stage that starts from the model of `before` must have its network and its tokenizer.
     """
-    engine = engine or Engine()
+    engine, recipe = engine or Engine(), with_network_of_start(recipe)
     rank_rows(recipe.train, engine)
     _check_trackers(recipe, engine)
     store = open_store(recipe, out)
     _require_room(recipe, engine)
     shards = None if recipe.data.path == BUILTIN else open_shards(recipe.data.path)
     if before is not None and (before.data.path == BUILTIN) == (shards is None):
-        ours, theirs = recipe.data.builtin_vocabulary, before.data.builtin_vocabulary
+        ours, theirs = _Tokens.builtin(recipe.data), _Tokens.builtin(before.data)
         if shards is not None:
             shards.require_tokenizer(open_shards(before.data.path).tokenizer)
-            ours = theirs = shards.tokenizer.vocab_size
+            ours = theirs = _Tokens.of(shards)
         _require_same_network(
             parameter_shapes(_shape(before, theirs)),
             parameter_shapes(_shape(recipe, ours)),
@@ -200,14 +203,14 @@ def plan_run(
         )
     if shards is not None:
         return Plan(recipe, out, engine, store, _Reading.of(recipe, shards, engine))
-    # The tokenizer of built-in text is trained later. Its size is known, and any mask id will do here.
-    _objective(recipe, _config(recipe, recipe.data.builtin_vocabulary, mask_id=0))
+    # The tokenizer of built-in text is trained later. Its size is known, and its mask the last token.
+    _objective(recipe, _config(recipe, _Tokens.builtin(recipe.data)))
     return Plan(recipe, out, engine, store, None)
 
 
 def _require_room(recipe: Recipe, engine: Engine) -> None:
     """Refuse a network whose weights, gradients and both moments cannot be held, before any is made."""
-    numbers = _shape(recipe, vocab_size=2).parameters  # the vocabulary is known later, and matters less
+    numbers = _shape(recipe, _Tokens(2, 1)).parameters  # the vocabulary is known later, and matters less
     share = numbers // engine.world if engine.parallel == "fsdp" else numbers
     require_room(
         share * _BYTES_OF_A_WEIGHT, engine.device, what=f"training a network of {numbers:,} parameters"
@@ -282,21 +285,37 @@ def open_shards(path: str) -> TokenShards:
 
 def _network(
     recipe: Recipe, config: LanguageModelConfig, shards: TokenShards, start_from: str | None
-) -> Transformer:
+) -> Network:
     """A fresh network, or that of `start_from`."""
     with torch.random.fork_rng(devices=[]):  # weights are drawn on the CPU, whatever they are trained on
         torch.default_generator.manual_seed(derive_seed(recipe.train.seed, "weights"))
-        network = Transformer(config.network)
-        if recipe.network.initialisation == "identity":
-            network.start_as_identity()
+        network = config.network.build()
+        if (initialised_as := recipe.network.initialised_as) is not None:
+            network.start_as(initialised_as)
     if start_from is not None:
         _start_from(network, start_from, shards)
     return network
 
 
-def _config(recipe: Recipe, vocab_size: int, mask_id: int) -> LanguageModelConfig:
+class _Tokens(NamedTuple):
+    """The token ids of some data."""
+
+    number: int
+    mask_id: int
+
+    @classmethod
+    def of(cls, shards: TokenShards) -> "_Tokens":
+        return cls(shards.tokenizer.vocab_size, shards.tokenizer.mask_id)
+
+    @classmethod
+    def builtin(cls, recipe: DataRecipe) -> "_Tokens":
+        return cls(recipe.builtin_vocabulary, recipe.builtin_vocabulary - 1)
+
+
+def _config(recipe: Recipe, tokens: _Tokens) -> LanguageModelConfig:
     """What the checkpoints of a run are released with."""
-    return LanguageModelConfig(network=_shape(recipe, vocab_size), method=recipe.method, mask_id=mask_id)
+    network = _shape(recipe, tokens)
+    return LanguageModelConfig(network=network, method=recipe.method, mask_id=tokens.mask_id)
 
 
 def _objective(recipe: Recipe, config: LanguageModelConfig) -> Objective:
@@ -304,28 +323,88 @@ def _objective(recipe: Recipe, config: LanguageModelConfig) -> Objective:
     return recipe.method.objective(recipe.objective, config.frame)
 
 
-def _shape(recipe: Recipe, vocab_size: int) -> TransformerConfig:
-    return network_config(
-        recipe.network.size, vocab_size=vocab_size, context=recipe.data.context, **recipe.network.shape
+def _shape(recipe: Recipe, tokens: _Tokens) -> NetworkConfig:
+    """The network for some data: it predicts all of its tokens, or all but a mask that it reads apart."""
+    context = recipe.data.context
+    shape = recipe.network.config(vocab_size=tokens.number, context=context)
+    apart = shape.input_vocab_size - tokens.number
+    if apart and tokens.mask_id != tokens.number - 1:
+        raise ValueError(
+            "network.mask_vector is for data whose mask is the last of its tokens, got the mask "
+            f"{tokens.mask_id} of {tokens.number:,}"
+        )
+    return recipe.network.config(vocab_size=tokens.number - apart, context=context) if apart else shape
+
+
+def with_network_of_start(recipe: Recipe) -> Recipe:
+    """The recipe with the shape of the checkpoint that it starts from, where its network's size is that."""
+    if not recipe.network.is_checkpoints:
+        return recipe
+    source = recipe.start_from
+    if source is None:
+        raise ValueError(
+            f"network.size {CHECKPOINT} needs a model to start from: give --from MODEL, or start_from"
+        )
+    path = interop.resolve(source)
+    theirs = interop.config_of(path).network
+    if recipe.data.context > theirs.context:
+        raise ValueError(
+            f"data.context must be at most the {theirs.context:,} of {source}, from which the network is "
+            f"taken, got {recipe.data.context:,}"
+        )
+    if recipe.data.path != BUILTIN:
+        shards = open_shards(recipe.data.path)
+        _require_same_tokenizer(path, source, shards)
+        theirs = _reading(theirs, _Tokens.of(shards), source)
+    recipe = replace(recipe, network=recipe.network.from_checkpoint(theirs))
+    frame = Frame(
+        vocab_size=theirs.input_vocab_size,
+        mask_id=theirs.input_vocab_size - 1,
+        context=recipe.data.context,
+        told_noise=theirs.told_noise,
+    )
+    raise_problems(recipe.conflicts(frame))
+    return recipe
+
+
+def _reading(network: NetworkConfig, tokens: _Tokens, source: str) -> NetworkConfig:
+    """A checkpoint's network as it reads the tokens of some data: with a mask of its own, where the data has
+    one more token, its mask."""
+    known = network.input_vocab_size
+    if tokens.number == known:
+        return network
+    if tokens == (network.vocab_size + 1, network.vocab_size):
+        return network.with_mask_apart()
+    raise ValueError(
+        f"start_from must be of a model that reads the {tokens.number:,} tokens of the data, or all but its "
+        f"mask where that is the last, got {source}, which reads {known:,}"
     )
 
 
-def _start_from(network: Transformer, source: str, shards: TokenShards) -> None:
+def _require_same_tokenizer(path: Path, source: str, shards: TokenShards) -> None:
+    """Refuse a model whose own tokenizer is not that of the data."""
+    if (tokenizer := saved_tokenizer(path)) is None:
+        return
+    try:
+        shards.require_tokenizer(tokenizer)
+    except ValueError as error:
+        raise ValueError(
+            f"start_from {source} has a tokenizer of its own, and {error}; prepare text with `bd3lm data "
+            f"prepare SOURCE DATA --tokenizer {source}` and train on it with --data.path DATA"
+        ) from None
+
+
+def _start_from(network: Network, source: str, shards: TokenShards) -> None:
     """Take another model's weights, after making sure that its tokens mean the same."""
     path = interop.resolve(source)
-    if (tokenizer := saved_tokenizer(path)) is not None:
-        try:
-            shards.require_tokenizer(tokenizer)
-        except ValueError as error:
-            raise ValueError(
-                f"start_from {source} has a tokenizer of its own, and {error}; prepare text with `bd3lm data "
-                f"prepare SOURCE DATA --tokenizer {source}` and train on it with --data.path DATA"
-            ) from None
+    _require_same_tokenizer(path, source, shards)
     other, _ = interop.load(path)
     theirs = {name: tuple(p.shape) for name, p in other.named_parameters()}
     ours = {name: tuple(p.shape) for name, p in network.named_parameters()}
-    _require_same_network(theirs, ours, source)
-    network.load_state_dict(other.state_dict())
+    lacking = network.may_lack & (ours.keys() - theirs.keys())
+    _require_same_network(theirs, {n: s for n, s in ours.items() if n not in lacking}, source)
+    network.load_state_dict(other.state_dict(), strict=not lacking)
+    network.fill_in(lacking)
 
 
 def _require_same_network(theirs: Mapping[str, Shape], ours: Mapping[str, Shape], source: str | None) -> None:
@@ -340,7 +419,8 @@ def _require_same_network(theirs: Mapping[str, Shape], ours: Mapping[str, Shape]
             )
         raise ValueError(
             f"start_from must have the network of this recipe, got {source}, where {differ} "
-            f"({first}: {theirs.get(first, 'missing')} there, {ours.get(first, 'missing')} here){hint}"
+            f"({first}: {theirs.get(first, 'missing')} there, {ours.get(first, 'missing')} here){hint}; "
+            f"--network.size {CHECKPOINT} takes the network from there"
         )
 
 

@@ -1,4 +1,4 @@
-"""Named network sizes, and named runs: the paper's, the experiments', the demo's.
+"""Named runs: the paper's, the experiments', the demo's.
 
 A preset is one or more stages, each a recipe that starts from the stage before it. The paper trains a block
 diffusion model in two: at L' = L first, then at L' with the clip range searched (Suppl. C.3).
@@ -15,22 +15,15 @@ from bd3lm.runs.merging import merge
 if TYPE_CHECKING:
     from bd3lm.models import TransformerConfig
 
-SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
-        "tiny": MappingProxyType({"layers": 8, "hidden": 256, "heads": 8}),
-        "small": MappingProxyType({"layers": 12, "hidden": 768, "heads": 12}),  # the paper's 110M
-        "medium": MappingProxyType({"layers": 24, "hidden": 1024, "heads": 16}),
-    }
-)
-
 
 def network_config(size: str, *, vocab_size: int, context: int, **overrides: Any) -> "TransformerConfig":
     """A network of a named size; `overrides` are fields of TransformerConfig, the size's own included."""
     from bd3lm.models import TransformerConfig
 
-    if size not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}{did_you_mean(size, SIZES)}")
-    values = {**SIZES[size], "vocab_size": vocab_size, "context": context, **overrides}
+    sizes = TransformerConfig.sizes
+    if size not in sizes:
+        raise ValueError(f"size must be one of {', '.join(sizes)}, got {size!r}{did_you_mean(size, sizes)}")
+    values = {**sizes[size], "vocab_size": vocab_size, "context": context, **overrides}
     return parse(TransformerConfig, values, where=f"network (size {size})")
 
 

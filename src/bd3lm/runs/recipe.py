@@ -7,16 +7,24 @@ where it would do nothing.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args
 
 import yaml
 
-from bd3lm.kinds import plain, plugins_of, spelt_out
+from bd3lm.kinds import plain, plugin_of, plugins_of, spelt_out
 from bd3lm.methods import Frame, Method, Training
+from bd3lm.models import NetworkConfig
 from bd3lm.parsing import hints_of, raise_problems, types_of, with_plugins
+from bd3lm.runs.network import (
+    NetworkRecipe,
+    every_network_class,
+    network_class,
+    network_to_dict,
+    usual_network,
+)
 from bd3lm.training import OptimizerSettings, TrainSettings
 
 BUILTIN = "builtin"
@@ -58,33 +66,6 @@ class DataRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkRecipe:
-    """The shape of the network; vocabulary and context come from the data."""
-
-    size: str = "small"
-    """tiny, small or medium; the fields below replace parts of it."""
-    layers: int | None = None
-    hidden: int | None = None
-    heads: int | None = None
-    dropout: float = 0.1
-    tied: bool = False
-    adaln: bool = False
-    time_conditioning: bool = False
-    initialisation: Literal["gpt2", "identity"] = "gpt2"
-    """Small weights everywhere, or residual branches that add nothing and tokens that are far apart."""
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        """What replaces parts of `size`: the fields that are given, but for the first weights."""
-        fields = asdict(self)
-        return {
-            name: value
-            for name, value in fields.items()
-            if name not in ("size", "initialisation") and value is not None
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
 class CheckpointRecipe:
     """How many checkpoints are kept."""
 
@@ -119,7 +100,8 @@ class Recipe:
     objective: Training = field(default_factory=Training)
     """How the method is trained, by its own options."""
     data: DataRecipe = field(default_factory=DataRecipe)
-    network: NetworkRecipe = field(default_factory=NetworkRecipe)
+    network: NetworkRecipe = field(default_factory=usual_network)
+    """Its kind, and the fields of that kind of network that are not to be as by default."""
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     checkpoint: CheckpointRecipe = field(default_factory=CheckpointRecipe)
     trackers: TrackerRecipe = field(default_factory=TrackerRecipe)
@@ -136,11 +118,15 @@ class Recipe:
 
     @classmethod
     def types_for(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The options of training are those of the method; any mapping, where its kind is not known."""
+        """The options of training are those of the method; any mapping, where its kind is not known. The
+        fields of the network are those of its kind."""
         said = spelt_out(data.get("method"))
         kind = said.get("kind") if isinstance(said, Mapping) else None
         member = Method.members().get(kind) if isinstance(kind, str) else None
-        return {"objective": dict if member is None else member.Training}
+        return {
+            "objective": dict if member is None else member.Training,
+            "network": network_class(data.get("network")) or NetworkConfig,  # which says what is wrong
+        }
 
     def _conflicts(self) -> Iterator[str]:
         method, training = self.method, self.objective
@@ -162,17 +148,30 @@ class Recipe:
                 f"objective.masking.search.every must be a multiple of train.validate_every "
                 f"{self.train.validate_every}, when the search is made, got {search.every}"
             )
-        context, told_noise = self.data.context, self.network.time_conditioning
+        told_noise = False
+        if not self.network.is_checkpoints:  # of which it is asked when the checkpoint is there
+            try:
+                told_noise = self.network.config(vocab_size=2, context=self.data.context).told_noise
+            except ValueError as error:
+                yield str(error)
+                return
         # The data knows better which tokens there are; nothing here depends on it.
-        frame = Frame(vocab_size=2, mask_id=1, context=context, told_noise=told_noise)
-        yield from method.conflicts(frame)
-        yield from method.training_conflicts(training, frame)
+        yield from self.conflicts(
+            Frame(vocab_size=2, mask_id=1, context=self.data.context, told_noise=told_noise)
+        )
+
+    def conflicts(self, frame: Frame) -> Iterator[str]:
+        """What keeps the method, and its training, from working with a network."""
+        yield from self.method.conflicts(frame)
+        yield from self.method.training_conflicts(self.objective, frame)
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     """Plain values, ready for YAML, with the plugins that reading them takes."""
-    values: dict[str, Any] = plain(recipe)
+    values: dict[str, Any] = {**plain(recipe), "network": network_to_dict(recipe.network)}
     plugins = plugins_of(recipe)
+    if (plugin := plugin_of(recipe.network.config_class)) is not None:
+        plugins[recipe.network.kind] = plugin
     return {**values, "plugins": plugins} if plugins else values
 
 
@@ -274,6 +273,8 @@ def _types_at(path: Sequence[str]) -> list[Any]:
         kinds = [kind for each in types for kind in types_of(each, None)]
         if Training in kinds:
             kinds += [member.Training for member in Method.members().values()]
+        if NetworkRecipe in kinds:
+            kinds = [*(kind for kind in kinds if kind is not NetworkRecipe), *every_network_class()]
         found = [hints[name] for kind in kinds if name in (hints := hints_of(kind, None))]
         types = [
             member for each in found for member in (get_args(each) if isinstance(each, UnionType) else [each])

@@ -12,7 +12,7 @@ from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import write_atomically
 from bd3lm.parsing import SettingsError, did_you_mean, did_you_mean_deeper
 from bd3lm.runs.folders import CHECKPOINTS, RECIPE_FILE, STAGES_FILE, begun_stages
-from bd3lm.runs.merging import merge
+from bd3lm.runs.merging import CHECKPOINT, merge
 from bd3lm.runs.presets import ONLY, Stage, preset
 from bd3lm.runs.recipe import Recipe, read_settings, recipe_from_dict, recipe_to_dict
 
@@ -28,7 +28,8 @@ def resolve_stages(
 
     Without a preset the file says everything: one recipe, or several stages by name, in their order. A flag
     or a file's key that names a stage applies to that stage alone, any other to every stage. With
-    `start_from` only the last stage is run, from there.
+    `start_from` only the last stage is run, from there. A stage that starts from a checkpoint has the network
+    of that checkpoint where nothing is said of it.
     """
     files = [read_settings(config)] if config is not None else []
     if name is not None:
@@ -92,6 +93,9 @@ def _resolved(
             data = merge(data, common, layer[stage.name] if stage.name in names & layer.keys() else {})
         if start_from is not None:
             data = merge(data, {"start_from": start_from})
+        # From an earlier stage it starts later, and what that one's network is the recipe of that one says.
+        if data.get("start_from") is not None and data["start_from"] not in names and "network" not in data:
+            data["network"] = {"size": CHECKPOINT}
         try:
             named = f"{where} (stage {stage.name})" if stage.name != ONLY else where
             recipe = recipe_from_dict(data, where=named)

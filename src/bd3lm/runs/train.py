@@ -12,7 +12,7 @@ from bd3lm import interop
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import only_writer, remove_leftovers
 from bd3lm.runs.folders import CHECKPOINTS, METRICS_FILE, RECIPE_FILE, STAGES_FILE, begun_stages
-from bd3lm.runs.plan import Plan, Run, open_store, plan_run
+from bd3lm.runs.plan import Plan, Run, open_store, plan_run, with_network_of_start
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
 from bd3lm.runs.stages import read_recipe, save_recipe, save_stages
 from bd3lm.training import CheckpointStore, Engine
@@ -144,10 +144,14 @@ def _chained(stages: Sequence[tuple[str, Recipe]], out: Path) -> list[_Stage]:
     chained: dict[str, _Stage] = {}
     last: _Stage | None = None
     for name, recipe in stages:
+        folder = out / name if len(stages) > 1 else out
         start = chained.get(recipe.start_from or "", last)
         if start is not None:
             recipe = _after(start.recipe, recipe, start_from=str(start.folder / RUN_MODEL))
-        folder = out / name if len(stages) > 1 else out
+        elif recipe.network.is_checkpoints and (folder / RECIPE_FILE).is_file():
+            recipe = replace(recipe, network=read_recipe(folder).network)  # the checkpoint may be gone by now
+        else:
+            recipe = with_network_of_start(recipe)
         last = chained[name] = _Stage(name, folder, recipe, None if start is None else start.recipe)
     return list(chained.values())
 
@@ -188,7 +192,7 @@ def _after(before: Recipe, recipe: Recipe, *, start_from: str) -> Recipe:
         )
         read = (before.data.skip or 0) + before.train.steps * before.train.global_batch
         data = replace(data, skip=read if in_one_order else 0)
-    return replace(recipe, start_from=start_from, data=data)
+    return replace(recipe, start_from=start_from, data=data, network=recipe.network.like(before.network))
 
 
 def _check_layout(out: Path, stages: Sequence[str]) -> None:
@@ -282,7 +286,7 @@ def _check_folder(stage: _Stage, *, resume: bool, chained: bool) -> Recipe:
 def _require_same(folder: Path, recipe: Recipe) -> Recipe:
     """The recipe that a run was started with, after making sure that it computes the same as this one."""
     saved = read_recipe(folder)
-    if changed := _differences(recipe_to_dict(saved), recipe_to_dict(recipe), _may_change(saved)):
+    if changed := _differences(_comparable(saved), _comparable(recipe), _may_change(saved)):
         steps = any(each.startswith("train.steps ") for each in changed)
         raise ValueError(
             f"{folder} was started with another recipe; to go on needs one that computes the same: give no "
@@ -290,6 +294,11 @@ def _require_same(folder: Path, recipe: Recipe) -> Recipe:
             f"{_about_steps(folder, saved) if steps else ''}"
         )
     return saved
+
+
+def _comparable(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as plain values, the same for networks that are the same, in whatever words."""
+    return {**recipe_to_dict(recipe), "network": recipe.network.resolved}
 
 
 def _about_steps(folder: Path, saved: Recipe) -> str:

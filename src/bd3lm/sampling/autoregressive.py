@@ -17,7 +17,8 @@ class AutoregressiveWriter(Writer):
 
     With `score_first` the mask stands before the text and the first token is drawn too; otherwise the first
     token must be given. A token sees the `context − 1` inputs before its predecessor; past the context the
-    cache slides, and without `cache` what it sees is computed afresh (see `KVCache`).
+    cache slides, and without `cache`, or for a network that keeps no keys and values, what it sees is
+    computed afresh (see `KVCache`).
     """
 
     def __init__(
@@ -35,7 +36,8 @@ class AutoregressiveWriter(Writer):
             raise ValueError("model must not be conditioned on the noise level: autoregression has none")
         if context < 1:
             raise ValueError(f"context must be at least 1, got {context}")
-        self.window, self.score_first, self.cached = context - 1, score_first, cache and context > 1
+        self.window, self.score_first = context - 1, score_first
+        self.cached = cache and context > 1 and model.cache_shape is not None
         self.sharpening = sharpening or Sharpening()
 
     def first_start(self, given: int) -> int:

@@ -24,13 +24,14 @@ class BlockwiseWriter(Writer):
 
     A block sees the `window` tokens before it. Past that the cache slides: see `KVCache`. Without `cache`
     what a block sees is computed afresh in every pass, which within the window gives the same tokens, and
-    past it another distribution: that of a network that never saw what has left the window.
+    past it another distribution: that of a network that never saw what has left the window. So it is for
+    every network that keeps no keys and values.
     """
 
     def __init__(self, model: Denoiser, reading: BlockReading, *, window: int, cache: bool = True) -> None:
         super().__init__(model, reading.mask_id)
         self.reading, self.block_size = reading, reading.block_size
-        self.window, self.cached = window, cache
+        self.window, self.cached = window, cache and model.cache_shape is not None
 
     def first_start(self, given: int) -> int:
         return given // self.block_size * self.block_size

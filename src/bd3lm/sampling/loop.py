@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import derive_seed
-from bd3lm.models import Transformer, require_evaluation_mode
+from bd3lm.models import require_evaluation_mode
 from bd3lm.sampling.events import (
     BlockFinished,
     BlockStarted,
@@ -273,8 +273,7 @@ def _check(writer: Writer, requests: Sequence[Request], batch_size: int) -> None
             writer.check(request)
         except ValueError as error:
             raise ValueError(f"request {index}: {error}") from None
-    if isinstance(writer.model, Transformer):  # before a row is made: a piece may be a whole context
-        writer.model.check_room(1, writer.piece_end(0))
+    writer.model.check_room(1, writer.piece_end(0))  # before a row is made: a piece may be a whole context
     side_by_side = min(batch_size, len(requests))
     most = _MOST_TOKENS // side_by_side
     for index, request in enumerate(requests):

@@ -36,8 +36,8 @@ class Replayed:
     for which the host never waits. What it returned is overwritten by the next call.
     """
 
-    def __init__(self, device: torch.device, pool: Any = None) -> None:
-        self._device, self._pool = device, pool
+    def __init__(self, device: torch.device, pool: Any = None, *, records: bool = True) -> None:
+        self._device, self._pool, self._records = device, pool, records
         self._buffer: Tensor | None = None
         self._inputs: list[Tensor] = []
         self._output: Any = None
@@ -50,7 +50,7 @@ class Replayed:
         with torch.cuda.device(self._device):
             is_first = self._buffer is None
             self._send(inputs)
-            if is_first or not _recording:
+            if is_first or not (_recording and self._records):
                 return function(*self._inputs)
             if self._graph is None:
                 self._graph = self._record(function)
@@ -88,17 +88,20 @@ class Replayed:
 
 
 class Replays:
-    """The passes of one batch, by name: recorded anew when the batch's tensors are others."""
+    """The passes of one batch, by name: recorded anew when the batch's tensors are others.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    Without `records` they are launched kernel by kernel, for a network whose passes no graph may hold.
+    """
+
+    def __init__(self, device: torch.device, *, records: bool = True) -> None:
+        self._device, self._records = device, records
         self._known: dict[Any, Replayed] = {}
         self.forget()
 
     def __call__(self, name: Any, function: Callable[..., Any], *inputs: Tensor) -> Any:
         """Run a function, as it was recorded under this name once it is."""
         if name not in self._known:
-            self._known[name] = Replayed(self._device, self._pool)
+            self._known[name] = Replayed(self._device, self._pool, records=self._records)
         return self._known[name](function, *inputs)
 
     def forget(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bd3lm.diffusion import is_whole
-from bd3lm.models import Denoiser, KVCache, Layout, Transformer, send
+from bd3lm.models import Denoiser, KVCache, Layout, send
 from bd3lm.sampling.replay import Replays
 
 FILL_CHUNK = 128  # given text is read in passes of about so many tokens
@@ -96,9 +96,10 @@ class Rows:
     evaluations: Tensor  # (rows,) passes that revealed something
     fill_passes: Tensor  # (rows,) passes that only wrote given text into the cache
     cache: KVCache | None = None
+    records: bool = True  # whether passes may be recorded
 
     def __post_init__(self) -> None:
-        self.replays = Replays(self.device)
+        self.replays = Replays(self.device, records=self.records)
 
     @property
     def device(self) -> torch.device:
@@ -229,6 +230,7 @@ class Writer(ABC):
             seeds=seeds,
             evaluations=torch.zeros(rows, dtype=torch.long),
             fill_passes=torch.zeros(rows, dtype=torch.long),
+            records=self.model.recordable,
         )
         self.remember(fresh)
         return fresh
@@ -243,7 +245,7 @@ class Writer(ABC):
         if left is None:
             return fresh
         rows, weights = left
-        if weights == _state(self.model) and rows.fits(fresh):
+        if weights == self.model.graph_key and rows.fits(fresh):
             rows.put(torch.arange(len(requests)), fresh)
             return rows
         rows.replays.forget()
@@ -254,9 +256,9 @@ class Writer(ABC):
         if self._left is not None:
             self._left[0].replays.forget()
         self._left = None
-        state = _state(self.model)
-        if state is not None and _keeps_rows(rows):
-            self._left = rows, state
+        key = self.model.graph_key
+        if key is not None and _keeps_rows(rows):
+            self._left = rows, key
         else:
             rows.replays.forget()
 
@@ -269,16 +271,6 @@ def _keeps_rows(rows: Rows) -> bool:
 def _reads_whole_chunks(inputs: Tensor) -> bool:
     """Whether all passes that fill a cache have one length: on a GPU a kernel is compiled for each."""
     return inputs.is_cuda
-
-
-def _state(model: Denoiser) -> object:
-    """What recorded passes depend on: where the weights are, and the kernels. None if also on anything else.
-
-    Weights are read in place, except by adaptive norms, which are computed once per cache.
-    """
-    if not isinstance(model, Transformer) or model.config.adaln:
-        return None
-    return model.attention_backend, [each.data_ptr() for each in model.parameters()]
 
 
 def read_at(text: Tensor, start: Tensor, size: int) -> tuple[Tensor, Tensor]:

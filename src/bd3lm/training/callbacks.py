@@ -195,9 +195,7 @@ def model_flop_utilisation(trainer: "Trainer", tokens_per_second: float) -> floa
         return None
     network = trainer.network
     parameters = sum(p.numel() for p in network.parameters())
-    if not network.config.tied:
-        parameters -= network.embedding.weight.numel()
-    return 6 * parameters * tokens_per_second / (peak * trainer.engine.world)
+    return 6 * (parameters - network.idle_parameters) * tokens_per_second / (peak * trainer.engine.world)
 
 
 class TensorBoardLog:

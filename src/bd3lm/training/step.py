@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bd3lm.diffusion import Draws
-from bd3lm.models import Transformer
+from bd3lm.models import Network
 from bd3lm.objectives import Objective, TokenBatch
 
 T = TypeVar("T")
@@ -20,13 +20,13 @@ T = TypeVar("T")
 class NetworkRunner(nn.Module):
     """Runs work on a network, in mixed precision when asked."""
 
-    def __init__(self, network: Transformer, *, autocast: torch.dtype | None = None) -> None:
+    def __init__(self, network: Network, *, autocast: torch.dtype | None = None) -> None:
         super().__init__()
         self.network = network
         self.autocast = autocast
 
-    def forward(self, work: Callable[[Transformer], T]) -> T:
-        device = self.network.embedding.weight.device.type
+    def forward(self, work: Callable[[Network], T]) -> T:
+        device = self.network.device.type
         with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None):
             return work(self.network)
 
@@ -44,9 +44,7 @@ class StepSums(NamedTuple):
     statistics: Mapping[str, Tensor]
 
 
-def training_sums(
-    network: Transformer, objective: Objective, batch: TokenBatch, draws: Draws | None
-) -> StepSums:
+def training_sums(network: Network, objective: Objective, batch: TokenBatch, draws: Draws | None) -> StepSums:
     """An objective's loss on a micro-batch."""
     loss = objective.loss(network, batch, draws)
     nats = loss.nats.sum()

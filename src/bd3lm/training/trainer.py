@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import Draws, derive_seed
-from bd3lm.models import Transformer
+from bd3lm.models import Network
 from bd3lm.objectives import Objective, TokenBatch
 from bd3lm.training.checkpoint import CheckpointStore, optimizer_groups
 from bd3lm.training.distributed import Engine
@@ -108,7 +108,7 @@ class Trainer:
     def __init__(
         self,
         *,
-        network: Transformer,
+        network: Network,
         objective: Objective,
         data: Batches,
         settings: TrainSettings,
@@ -121,7 +121,8 @@ class Trainer:
         run_state: Mapping[str, Any] | None = None,
     ) -> None:
         """`run_state` is JSON that travels in every checkpoint (the resolved config, fingerprints)."""
-        settings = replace(settings, compile=_compiles(settings, engine.device, done=store.latest() or 0))
+        compiled = _compiles(settings, network, engine.device, done=store.latest() or 0)
+        settings = replace(settings, compile=compiled)
         self.network, self.data, self.settings, self.engine, self.store = (
             network,
             data,
@@ -145,7 +146,7 @@ class Trainer:
             network.compile_layers() if engine.parallel == "fsdp" else network.compile_trunk()
         mixed = torch.bfloat16 if self.precision == "bf16" and engine.parallel != "fsdp" else None
         self._wrapped = engine.wrap(
-            NetworkRunner(network, autocast=mixed), layers=list(network.layers), precision=self.precision
+            NetworkRunner(network, autocast=mixed), layers=network.sharded_layers, precision=self.precision
         )
         self._named: dict[str, Tensor] = dict(network.named_parameters())
         self._optimizer = make_optimizer(optimizer, self._named, engine.device)
@@ -158,7 +159,7 @@ class Trainer:
         """Tokens read so far, over all devices."""
         return self.step * self.settings.global_batch * self.data.context
 
-    def apply(self, work: Callable[[Transformer], T]) -> T:
+    def apply(self, work: Callable[[Network], T]) -> T:
         """Work on the network as it is trained: wrapped, in mixed precision. All ranks must take part."""
         done: T = self._wrapped(work)
         return done
@@ -402,7 +403,14 @@ def _resolve(precision: Precision, device: torch.device) -> Literal["fp32", "bf1
     return precision
 
 
-def _compiles(settings: TrainSettings, device: torch.device, *, done: int) -> bool:
+def _compiles(settings: TrainSettings, network: Network, device: torch.device, *, done: int) -> bool:
+    if settings.compile is True and not network.can_compile:
+        raise ValueError(
+            f"train.compile must be false or auto for a network of kind {network.config.kind}, which has "
+            "nothing to compile, got true"
+        )
     if settings.compile == "auto":
-        return device.type == "cuda" and settings.steps - done >= _MIN_STEPS_TO_COMPILE
+        return (
+            network.can_compile and device.type == "cuda" and settings.steps - done >= _MIN_STEPS_TO_COMPILE
+        )
     return settings.compile

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bd3lm.diffusion import Draws
 from bd3lm.evaluation import block_moments, gradient_variance, loss_sums, perplexity, variance
-from bd3lm.models import Transformer
+from bd3lm.models import Network
 from bd3lm.objectives import Objective, TokenBatch
 from bd3lm.training.clipping import choose_range, range_moments
 from bd3lm.training.log_window import Metrics
@@ -25,7 +25,7 @@ from bd3lm.training.trainer import Trainer
 class BatchWork(Protocol):
     """A function of the network, a batch and its draws."""
 
-    def __call__(self, model: Transformer, /, *, batch: TokenBatch, draws: Draws | None) -> Tensor:
+    def __call__(self, model: Network, /, *, batch: TokenBatch, draws: Draws | None) -> Tensor:
         """A tensor, to be summed over batches."""
 
 

@@ -173,8 +173,8 @@ def _check_tokenizer(subject: "Subject", shards: TokenShards, name: str) -> None
         except ValueError as error:
             raise ValueError(f"{subject.name} cannot be measured on {name}: {error}") from None
     config = subject.model.config
-    if (inputs.vocab_size, inputs.mask_id) != (config.network.vocab_size, config.mask_id):
+    if (inputs.vocab_size, inputs.mask_id) != (config.network.input_vocab_size, config.mask_id):
         raise ValueError(
-            f"{subject.name} cannot be measured on {name}: its {config.network.vocab_size} tokens (mask "
-            f"{config.mask_id}) are not the {inputs.vocab_size} (mask {inputs.mask_id}) of the text"
+            f"{subject.name} cannot be measured on {name}: its {config.network.input_vocab_size} tokens "
+            f"(mask {config.mask_id}) are not the {inputs.vocab_size} (mask {inputs.mask_id}) of the text"
         )

@@ -65,7 +65,7 @@ class Subject:
 
     @property
     def dtype(self) -> str:
-        return str(self.model.network.embedding.weight.dtype).removeprefix("torch.")
+        return str(self.model.network.dtype).removeprefix("torch.")
 
     @property
     def lean(self) -> float:

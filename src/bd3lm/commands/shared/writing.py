@@ -267,7 +267,7 @@ def _origin(
         "model": author.name,
         "weights": author.weights,
         "bd3lm": bd3lm.__version__,
-        "dtype": str(model.network.embedding.weight.dtype).removeprefix("torch."),
+        "dtype": str(model.network.dtype).removeprefix("torch."),
         "settings": recorded,
     }
 
