@@ -162,8 +162,8 @@ class TestErrors:
 
     def test_no_method(self) -> None:
         assert problems(plain() | {"method": {}}) == [
-            "method.kind: must be one of 'autoregressive', 'block_diffusion', 'd3pm', 'score_entropy', "
-            "'simplex', but is missing"
+            "method.kind: must be one of 'autoregressive', 'block_diffusion', 'd3pm', 'drafter', "
+            "'score_entropy', 'simplex', but is missing"
         ]
         assert problems({"network": {"kind": "transformer", "vocab_size": 11}, "mask_id": 10}) == [
             "method: must be given, but is missing"

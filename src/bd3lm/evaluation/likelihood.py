@@ -142,7 +142,19 @@ def _spread_of_means(means: Tensor) -> float | None:
 
 
 @torch.no_grad()
-def loss_sums(model: Denoiser, objective: Objective, batch: TokenBatch, draws: Draws | None) -> Tensor:
-    """(nats, tokens) of a batch, float64."""
+def loss_sums(
+    model: Denoiser,
+    objective: Objective,
+    batch: TokenBatch,
+    draws: Draws | None,
+    statistics: list[str] | None = None,
+) -> Tensor:
+    """(nats, tokens) of a batch, float64. Given a list of `statistics` it is filled with the names of those
+    that are single numbers, which then follow."""
     loss = objective.loss(model, batch, draws)
-    return torch.stack((loss.nats.double().sum(), loss.weight.double().sum()))
+    parts = [loss.nats, loss.weight]
+    if statistics is not None:
+        single = {name: value for name, value in loss.statistics.items() if value.numel() == 1}
+        statistics[:] = list(single)
+        parts += single.values()
+    return torch.stack([part.double().sum() for part in parts])

@@ -74,6 +74,7 @@ def load(
     device: "torch.device | str | None" = "cpu",
     dtype: "torch.dtype | str | None" = None,
     lightning: "LightningFacts | None" = None,
+    _may_add: bool = True,
     **hub: Unpack[HubOptions],
 ) -> "tuple[Network, LanguageModelConfig]":
     """A network in evaluation mode, and its config, from a folder, a hub id or a Lightning `.ckpt` file.
@@ -89,6 +90,11 @@ def load(
     from bd3lm.models import pick_device
 
     device, dtype = pick_device(device), floating_dtype(dtype)
+
+    def load_base(base: str | Path) -> "tuple[Path, Network, LanguageModelConfig]":
+        where = resolve(base, **hub)
+        return where, *load(where, dtype=dtype, _may_add=False)
+
     path = resolve(source, **hub)
     if path.is_file():
         if path.suffix != LIGHTNING_SUFFIX:
@@ -98,7 +104,7 @@ def load(
         raise ValueError(f"lightning is for a .ckpt file, got {lightning} with the folder {path}")
     data = read_config(path)
     if native.recognises(data):
-        return native.load(path, device=device, dtype=dtype)
+        return native.load(path, device=device, dtype=dtype, load_base=load_base if _may_add else None)
     if reference.recognises(data):
         return reference.load(path, device=device, dtype=dtype)
     raise unsupported(path, data)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from bd3lm.interop import beside
 from bd3lm.interop.sources import CONFIG_NAME, WEIGHTS_NAME, read_config, weights_file
 from bd3lm.interop.weights import (
     build,
@@ -33,7 +34,11 @@ def save(network: Network, config: LanguageModelConfig, folder: str | Path) -> N
     data = {"format": FORMAT, "version": VERSION, **config_to_dict(config)}
     text = json.dumps(data, indent=2) + "\n"  # what cannot be said in JSON is known before a file is written
     path = make_folder(folder)
-    write_tensors(path / WEIGHTS_NAME, dict(network.named_parameters()))  # a tied matrix comes once
+    tensors = dict(network.named_parameters())  # a tied matrix comes once
+    if config.method.trains_beside:
+        beside.save(tensors, config, path)
+    else:
+        write_tensors(path / WEIGHTS_NAME, tensors)
     write_atomically(path / CONFIG_NAME, text.encode())
 
 
@@ -43,10 +48,17 @@ def recognises(data: Mapping[str, Any]) -> bool:
 
 
 def load(
-    folder: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    folder: Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    load_base: beside.Loader | None = None,
 ) -> tuple[Network, LanguageModelConfig]:
-    """What `save` saved, on a device; without a dtype in the one it was saved in."""
+    """What `save` saved, on a device; without a dtype in the one it was saved in. `load_base` is for what
+    only adds to another model."""
     config = read(folder)
+    if config.method.trains_beside:
+        return beside.load(folder, config, load_base, device=device, dtype=dtype), config
     path = weights_file(folder)
     found = read_shapes(path)
     check_layers(found, config.network, where=str(path))

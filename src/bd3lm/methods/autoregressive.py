@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from bd3lm.evaluation import Estimator, Sampled
 from bd3lm.methods.base import Frame, Law, Method, Training, only_estimator
 from bd3lm.methods.settings import UNMASKING, Settings
 from bd3lm.models import Denoiser
-from bd3lm.objectives import Autoregressive
+from bd3lm.objectives import Autoregressive, Objective
 from bd3lm.sampling import AutoregressiveWriter, Writer
 
 
@@ -30,7 +30,7 @@ class AutoregressiveMethod(Method):
 
     kind = "autoregressive"
     title = "autoregressive"
-    Training = AutoregressiveTraining
+    Training: ClassVar[type[Any]] = AutoregressiveTraining
     paper_estimator = "exact"
 
     @property
@@ -41,12 +41,15 @@ class AutoregressiveMethod(Method):
         if frame.told_noise:
             yield "network.time_conditioning must be false for an autoregressive method, which has no noise"
 
-    def objective(self, training: AutoregressiveTraining, frame: Frame) -> Autoregressive:
+    def objective(self, training: Any, frame: Frame) -> Objective:
         return Autoregressive(
             mask_id=frame.mask_id, score_first=self.score_first, random_batch=training.random_batch
         )
 
-    def validation(self, training: AutoregressiveTraining, frame: Frame) -> Autoregressive:
+    def validation(self, training: Any, frame: Frame) -> Objective:
+        return self._likelihood(frame)
+
+    def _likelihood(self, frame: Frame) -> Autoregressive:
         return Autoregressive(mask_id=frame.mask_id, score_first=self.score_first)
 
     def writer(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
@@ -73,7 +76,7 @@ class AutoregressiveMethod(Method):
 
     def estimator(self, name: str, frame: Frame) -> Estimator:
         only_estimator(["exact"], name, "an autoregressive model, whose likelihood needs no bound")
-        return Sampled("exact", self.validation(AutoregressiveTraining(), frame))
+        return Sampled("exact", self._likelihood(frame))
 
     def piece(self, context: int) -> int:
         return 1

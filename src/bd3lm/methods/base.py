@@ -36,6 +36,8 @@ class Frame:
     """Whether the network is told the noise level."""
     mask_apart: bool = False
     """Whether the mask comes after the tokens that the network can predict."""
+    learns_beside: bool = False
+    """Whether the network has additions, which learn while its weights stay as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,8 @@ class Method(Kinded, ABC, family="method"):
     """Why it has no likelihood, nor a bound on one, to be asked for; None where it has."""
     own_estimators: ClassVar[frozenset[str]] = frozenset()
     """Names of estimators that other methods do not have."""
+    trains_beside: ClassVar[bool] = False
+    """Whether only what a network has beside its weights is trained, and saved."""
     masks_by_rule: ClassVar[bool] = False
     """Whether masking rules draw its masks, so that they can be compared on a trained model."""
     has_order: ClassVar[bool] = False

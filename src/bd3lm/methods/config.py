@@ -11,6 +11,16 @@ from bd3lm.parsing import raise_problems, with_plugins
 
 
 @dataclass(frozen=True, kw_only=True)
+class Base:
+    """A model whose weights another leaves as they are."""
+
+    source: str
+    """The folder, file or hub id where it was found."""
+    sha256: str
+    """Of its weights: additions to any others would say anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig:
     """A network and the method it is trained and sampled by."""
 
@@ -18,6 +28,8 @@ class LanguageModelConfig:
     method: Method
     mask_id: int
     """The token that stands for what is not known yet."""
+    base: Base | None = None
+    """The model that it only adds to; None for one that has all its weights."""
 
     def __post_init__(self) -> None:
         raise_problems(self._problems())
@@ -29,6 +41,8 @@ class LanguageModelConfig:
             yield f"mask_id must lie in 0..{known - 1}, got {self.mask_id}"
         elif known > predicted and self.mask_id != predicted:
             yield f"mask_id must be {predicted}, the vector that the network has for it, got {self.mask_id}"
+        if self.network.learns_beside and not self.method.trains_beside:
+            yield f"network.additions must be 0 for method.kind {self.method.kind}, which trains all weights"
         yield from self.method.conflicts(self.frame)
 
     def under(self, law: Law) -> "LanguageModelConfig":
@@ -44,6 +58,7 @@ class LanguageModelConfig:
             mask_id=self.mask_id,
             told_noise=self.network.told_noise,
             mask_apart=self.network.input_vocab_size > self.network.vocab_size,
+            learns_beside=self.network.learns_beside,
         )
 
     @property
@@ -54,7 +69,7 @@ class LanguageModelConfig:
 
 def config_to_dict(config: LanguageModelConfig) -> dict[str, Any]:
     """The config as plain values, ready for JSON or YAML, with the plugins that reading it takes."""
-    values: dict[str, Any] = plain(config)
+    values: dict[str, Any] = {name: value for name, value in plain(config).items() if value is not None}
     plugins = plugins_of(config)
     return {**values, "plugins": plugins} if plugins else values
 

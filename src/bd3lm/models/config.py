@@ -147,6 +147,10 @@ class TransformerConfig(NetworkConfig):
         return self.vocab_size + self.mask_vector
 
     @property
+    def learns_beside(self) -> bool:
+        return self.additions > 0
+
+    @property
     def groups(self) -> int:
         """How many heads of queries share one of keys and values."""
         return self.heads // self.kv_heads

@@ -68,6 +68,11 @@ class NetworkConfig(Kinded, ABC, family="network"):
         computed afresh in each pass."""
         return None
 
+    @property
+    def learns_beside(self) -> bool:
+        """Whether it has additions that learn while its weights stay as they are."""
+        return False
+
     def with_mask_apart(self) -> "NetworkConfig":
         """The same network with a vector of its own for a mask whose id comes after its vocabulary."""
         raise ValueError(
@@ -258,6 +263,12 @@ class Network(nn.Module, ABC):
     def idle_parameters(self) -> int:
         """How many parameters a token meets in no product, such as embeddings that are looked up."""
         return 0
+
+    # --- what learns ---
+
+    def learn_beside(self) -> None:
+        """Freeze all but what the network has beside its weights."""
+        raise ValueError(f"a network of kind {self.config.kind} has no additions that could learn alone")
 
     # --- first weights ---
 

@@ -96,9 +96,17 @@ class Transformer(Network):
         else:
             super().start_as(initialisation)
 
+    def _is_beside(self, name: str) -> bool:
+        """Whether a parameter is none of the weights that a checkpoint without masks has."""
+        return name == "mask_vector" or ".additions." in name
+
+    def learn_beside(self) -> None:
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(self._is_beside(name))
+
     @property
     def may_lack(self) -> frozenset[str]:
-        return frozenset() if self.mask_vector is None else frozenset({"mask_vector"})
+        return frozenset(name for name, _ in self.named_parameters() if self._is_beside(name))
 
     def fill_in(self, names: Collection[str]) -> None:
         """The mask begins as the mean of all tokens, which says nothing in particular."""

@@ -148,7 +148,10 @@ class Trainer:
         self._wrapped = engine.wrap(
             NetworkRunner(network, autocast=mixed), layers=network.sharded_layers, precision=self.precision
         )
-        self._named: dict[str, Tensor] = dict(network.named_parameters())
+        # What is frozen has no moments and no average, and stays as it was loaded: no checkpoint holds it.
+        self._named: dict[str, Tensor] = {
+            name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad
+        }
         self._optimizer = make_optimizer(optimizer, self._named, engine.device)
         self.ema = EMA(self._named, decay=settings.ema_decay)
         self._window = LogWindow()

@@ -76,12 +76,16 @@ class LikelihoodValidator:
     seed: int = 0
 
     def __call__(self, trainer: Trainer) -> Metrics:
-        work = partial(loss_sums, objective=self.objective)
-        nats, tokens = self.held_out.total(trainer, self.objective, work, self.seed, "validation").tolist()
+        names: list[str] = []
+        work = partial(loss_sums, objective=self.objective, statistics=names)
+        total = self.held_out.total(trainer, self.objective, work, self.seed, "validation").tolist()
+        nats, tokens, *statistics = total
         mean = nats / tokens
-        if not self.objective.bounds(trainer.network):
-            return {"valid_nats": mean}
-        return {"valid_nats": mean, "valid_perplexity": perplexity(mean)}
+        figures = self.objective.figures(dict(zip(names, statistics, strict=True)))
+        metrics = {"valid_nats": mean, **{f"valid_{name}": value for name, value in figures.items()}}
+        if self.objective.bounds(trainer.network):
+            metrics["valid_perplexity"] = perplexity(mean)
+        return metrics
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,180 @@
+"""What a model has beside the frozen weights of another, in PEFT's layout, with the other's name and hash.
+
+`adapter_config.json` and `adapter_model.safetensors` are as PEFT writes low-rank additions, with the mask's
+vector among them. PEFT would apply them at every position; our config.json says which model they are for, and
+our own code applies them at masks alone.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bd3lm.interop.weights import (
+    Shape,
+    build,
+    check_shapes,
+    make_folder,
+    parameter_shapes,
+    read_shapes,
+    read_tensors,
+    write_tensors,
+)
+from bd3lm.io.files import local_path, write_atomically
+from bd3lm.methods import Base, LanguageModelConfig
+from bd3lm.models import Network, TransformerConfig
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+Loader = Callable[[str | Path], tuple[Path, Network, LanguageModelConfig]]
+"""A source to where it lies, and the model in it."""
+
+_PREFIX = "base_model.model."
+_MASK = "mask_vector"
+
+
+def digest(path: Path) -> str:
+    """sha256 of the weights of a model, a file or a folder of one or more of them."""
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{path} must hold weights (.safetensors), got none")
+    found = []
+    for file in files:
+        with file.open("rb") as opened:
+            found.append(hashlib.file_digest(opened, "sha256").hexdigest())
+    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
+
+
+def save(tensors: Mapping[str, Tensor], config: LanguageModelConfig, folder: str | Path) -> None:
+    """Write what the network learned beside its weights, of all that is given by our names."""
+    base = config.base
+    if base is None:
+        raise ValueError(
+            f"a model of method {config.method.kind} must say the base that it adds to, or it cannot be saved"
+        )
+    layout, rank = _layout(config), _shape(config).additions
+    said = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base.source,
+        "r": rank,
+        "lora_alpha": rank,  # so that PEFT multiplies by 1
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": sorted(_modules(config)),
+    }
+    written = {
+        theirs: tensors[name][begin : begin + shape[0]].detach().clone()
+        for name, pieces in layout.items()
+        for theirs, begin, shape in pieces
+    }
+    path = make_folder(folder)
+    write_tensors(path / ADAPTER_WEIGHTS, written)
+    write_atomically(path / ADAPTER_CONFIG, (json.dumps(said, indent=2) + "\n").encode())
+
+
+def load(
+    folder: Path,
+    config: LanguageModelConfig,
+    load_base: Loader | None,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype | None,
+) -> Network:
+    """The network of a folder that `save` wrote: the weights of its base, and these beside them."""
+    if config.base is None:
+        raise ValueError(f"config.json in {folder} must say the base of its {ADAPTER_WEIGHTS}, got none")
+    if load_base is None:
+        raise ValueError(
+            f"{folder} must be a model with all its weights, to be the base of another, and it is none: it "
+            f"adds to {config.base.source}"
+        )
+    layout, path = _layout(config), folder / ADAPTER_WEIGHTS
+    expected = {theirs: shape for pieces in layout.values() for theirs, _, shape in pieces}
+    check_shapes(read_shapes(path), expected, where=str(path))
+    where, base, _ = load_base(_near(config.base.source, folder))
+    found = digest(where)
+    if found != config.base.sha256:
+        raise ValueError(
+            f"{folder} adds to other weights than those in {where}, whose sha256 must be "
+            f"{config.base.sha256[:12]}…, got {found[:12]}…"
+        )
+    shapes = parameter_shapes(config.network)
+    frozen = {name: parameter.detach() for name, parameter in base.named_parameters() if name not in layout}
+    check_shapes(
+        {name: tuple(tensor.shape) for name, tensor in frozen.items()},
+        {name: shape for name, shape in shapes.items() if name not in layout},
+        where=f"{where}, the base of {folder}",
+    )
+    read = read_tensors(path, expected)
+    stored = next(iter(frozen.values())).dtype
+    beside = {
+        name: torch.cat([read[theirs] for theirs, _, _ in pieces]).to(stored)
+        for name, pieces in layout.items()
+    }
+    state = {name: (frozen | beside)[name] for name in shapes}
+    return build(config.network, state, device=device, dtype=dtype, where=str(folder))
+
+
+def base_of(source: str, path: Path, config: LanguageModelConfig) -> Base:
+    """What a model adds to that starts from this one: that itself, or the one that it adds to already."""
+    return config.base or Base(source=source, sha256=digest(path))
+
+
+def _near(source: str, folder: Path) -> str | Path:
+    """A base by its path from here or, where there is none, from the folder of what adds to it."""
+    beside = folder / source
+    return beside if not local_path(source).exists() and beside.exists() else source
+
+
+def _shape(config: LanguageModelConfig) -> TransformerConfig:
+    if not isinstance(config.network, TransformerConfig):
+        raise ValueError(f"a network of kind {config.network.kind} has no additions that PEFT's layout knows")
+    return config.network
+
+
+def _modules(config: LanguageModelConfig) -> set[str]:
+    """The last parts of the names of the layers that are added to."""
+    names = (theirs for pieces in _layout(config).values() for theirs, _, _ in pieces)
+    return {name.split(".lora_")[0].rpartition(".")[2] for name in names if ".lora_" in name}
+
+
+def _layout(config: LanguageModelConfig) -> dict[str, list[tuple[str, int, Shape]]]:
+    """For each parameter beside the weights PEFT's tensors, which are some of its rows: name, first row and
+    shape."""
+    network = _shape(config)
+    rank, kv_width = network.additions, network.kv_heads * network.head_dim
+    mlp = ("gate_proj", "up_proj") if network.mlp == "swiglu" else ("up_proj",)
+    linears = {
+        "qkv": (
+            "self_attn",
+            {"q_proj": network.attention_width, "k_proj": kv_width, "v_proj": kv_width},
+            network.hidden,
+        ),
+        "attention_out": ("self_attn", {"o_proj": network.hidden}, network.attention_width),
+        "mlp_in": ("mlp", dict.fromkeys(mlp, network.mlp_width), network.hidden),
+        "mlp_out": ("mlp", {"down_proj": network.hidden}, network.mlp_width),
+    }
+    found: dict[str, list[tuple[str, int, Shape]]] = {}
+    if network.mask_vector:
+        found[_MASK] = [(f"{_PREFIX}{_MASK}", 0, (network.hidden,))]
+    for index in range(network.layers):
+        for linear, (group, parts, width) in linears.items():
+            ours, theirs = f"layers.{index}.additions.{linear}", f"{_PREFIX}model.layers.{index}.{group}"
+            found[f"{ours}.down"] = [
+                (f"{theirs}.{part}.lora_A.weight", place * rank, (rank, width))
+                for place, part in enumerate(parts)
+            ]
+            ends = list(accumulate(parts.values()))
+            found[f"{ours}.up"] = [
+                (f"{theirs}.{part}.lora_B.weight", end - rows, (rows, rank))
+                for (part, rows), end in zip(parts.items(), ends, strict=True)
+            ]
+    return found

@@ -1,0 +1,63 @@
+"""A frozen autoregressive model that learns, beside its weights, to guess what it will say next."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bd3lm.methods.autoregressive import AutoregressiveMethod
+from bd3lm.methods.base import Frame, Training, at_least_one
+from bd3lm.models import AIMS, Aim
+from bd3lm.objectives import Drafting
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterTraining(Training):
+    """How drafts are trained."""
+
+    aim: Aim = "soft"
+    """What they are to come near: the token that follows (hard), the distribution that will verify them
+    (soft), or as much of it as they can share with it, which is what acceptance is (overlap)."""
+
+    def problems(self) -> Iterator[str]:
+        if self.aim not in AIMS:
+            yield f"aim must be one of {', '.join(AIMS)}, got {self.aim!r}"
+
+    @property
+    def variant(self) -> str:
+        return f", {self.aim} targets"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterMethod(AutoregressiveMethod):
+    """Next-token prediction by weights that stay as they are, and drafts of masks behind the text by low-rank
+    additions to them. It writes and is measured as the model that it was made of, to the last bit."""
+
+    kind = "drafter"
+    title = "autoregressive, with a drafter"
+    Training = DrafterTraining
+    trains_beside = True
+    concerns_release_only = frozenset()
+
+    masks: int = 3
+    """Masks behind a text in training: so many tokens are drafted, after the one that needs no draft."""
+
+    def problems(self) -> Iterator[str]:
+        yield from at_least_one("masks", self.masks)
+        if self.score_first:
+            yield "score_first must be false for a drafter, whose model is given the first token"
+
+    def conflicts(self, frame: Frame) -> Iterator[str]:
+        yield from super().conflicts(frame)
+        if not frame.learns_beside:
+            yield "network.additions must be at least 1 for a drafter, which learns nothing else, got 0"
+
+    def training_conflicts(self, training: DrafterTraining, frame: Frame) -> Iterator[str]:
+        if frame.context % self.masks:
+            yield f"method.masks must divide the context {frame.context}, got {self.masks}"
+
+    def objective(self, training: DrafterTraining, frame: Frame) -> Drafting:
+        return Drafting(mask_id=frame.mask_id, masks=self.masks, aim=training.aim)
+
+    def validation(self, training: DrafterTraining, frame: Frame) -> Drafting:
+        """The nats of what follows under the drafts, and how often each place is accepted: the likelihood of
+        the model itself does not change."""
+        return self.objective(training, frame)
