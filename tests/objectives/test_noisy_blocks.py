@@ -6,8 +6,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from bd3lm.diffusion import Absorbing, Cosine, DiscreteTimes, Draws, Floored, Linear, Uniform
+from bd3lm.models import Bidirectional, Transformer
 from bd3lm.objectives import D3PM, BlockDiffusionLoss, ScoreEntropy, TokenBatch
 from bd3lm.objectives.corruption import CorruptionObjective
 from tests.objectives.enumeration import continuous_levels, discrete_levels, expected_in_blocks
@@ -196,6 +198,31 @@ def test_one_block_is_the_whole_context_to_the_last_bit(make, kind, network):
     assert whole.seeded_draws(batch, 3).levels.equal(one.seeded_draws(batch, 3).levels)
     losses = [each.loss(model, batch, each.seeded_draws(batch, 3)).nats for each in (whole, one)]
     assert torch.equal(*losses)
+
+
+class Asked:
+    """A network that keeps what it is asked."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model, self.calls = model, []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.model, name)
+
+    def __call__(self, tokens: Tensor, **how) -> Tensor:
+        self.calls.append((tuple(tokens.shape), how["layout"], tuple(how["noise"].shape)))
+        return self.model(tokens, **how)
+
+
+@EITHER
+@BOTH
+@pytest.mark.parametrize("size", [None, 6])
+def test_one_block_is_asked_as_before_there_were_blocks(make, kind, size):
+    """Without clean text, and with one noise level a text: so its numbers are those of before, to the bit."""
+    network, batch = Asked(TOLD), TokenBatch.of(torch.tensor([[0, 3, 1, 1, 3, 0]] * 9))
+    objective = make(kind, size)
+    objective.loss(network, batch, objective.seeded_draws(batch, 3))
+    assert network.calls == [((9, 6), Bidirectional(6), (9,))]
 
 
 @EITHER
