@@ -2,6 +2,7 @@
 
 import math
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -118,6 +119,68 @@ def test_absorbing_noise_in_t_steps_is_block_diffusion_in_discrete_time(size, ne
     ours = d3pm("absorbing", size, 7).loss(model, batch, draws)
     torch.testing.assert_close(ours.nats, masked.loss(model, batch, draws).nats)
     assert ours.nats.sum() > 1
+
+
+# --- between the two ---
+
+
+def implied_scores(guesses: Array, kind: str, size: int, alpha: float) -> Array:
+    """The scores that a guess p(x_0 | x_t) stands for: Σ_x p(x) q(y | x)/q(x_t | x), by matrices."""
+    law, table = scores.forward(rate_matrix(kind), alpha), np.zeros_like(guesses)
+    for row, x in enumerate(states(size)):
+        for i in range(size):
+            possible = law[:, x[i]] > 1e-14
+            guess = guesses[row, i][possible]
+            table[row, i] = guess @ (law[possible] / law[possible, x[i]][:, None]) / guess.sum()
+    return table
+
+
+@BOTH
+@SIZES
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_term_of_a_step_becomes_the_score_entropy_of_what_the_guess_stands_for(kind, size, network):
+    """Continuous time is SEDD's: as steps grow shorter, to the first order, at one noise level."""
+    model, rate = NETWORKS[network], 0.5
+    limits = []
+    for text in TEXTS:
+        tables = [
+            (block, implied_scores(guesses_after(model, past, size, rate), kind, size, 1 - rate))
+            for past, block in blocks_of_text(text, size)
+        ]
+        limits.append(
+            sum(scores.integrand(x, table, rate_matrix(kind), 1 - rate) for x, table in tables) / (1 - rate)
+        )
+    errors = []
+    for steps in (16, 64, 256):
+        level = [((steps / 2 - 0.5) / steps, rate, 1.0)]  # step T/2, which ends there
+        found = expected_in_blocks(d3pm(kind, size, steps), model, TEXTS, level, size).sum(1)
+        errors.append(np.abs(found - limits).max())
+    assert min(limits) > 0.1
+    if kind == "absorbing":  # whose terms are alike in every step but the first
+        assert max(errors) < 1e-5
+    else:
+        for coarse, fine in pairwise(errors):
+            assert fine == pytest.approx(coarse / 4, rel=0.2)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_over_uniform_noise_a_guess_that_ignores_time_has_no_bound_in_the_limit(size):
+    """It would change a text that is all but clean at a rate of (1 − p)/t, so the bound grows like log T.
+
+    Scores, which need not grow there, have one: hence SEDD in continuous time, and few steps for D3PM.
+    """
+    bounds = []
+    for steps in (64, 256, 1024):
+        levels = discrete_levels(rates_of(Linear(), steps))
+        bounds.append(expected_in_blocks(d3pm("uniform", size, steps), PLAIN, TEXTS, levels, size).sum(1))
+    doubt = np.zeros(len(TEXTS))
+    for row, text in enumerate(TEXTS):
+        for past, block in blocks_of_text(text, size):
+            guesses = guesses_after(PLAIN, past, size, 0.0)[states(size).index(block)]
+            doubt[row] += sum(1 - guesses[i, token] for i, token in enumerate(block))
+    assert doubt.min() > 0.1
+    for coarse, fine in pairwise(bounds):
+        np.testing.assert_allclose(fine - coarse, math.log(4) * doubt, rtol=0.1, atol=0.05)
 
 
 # --- SEDD: continuous time ---
