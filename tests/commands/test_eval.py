@@ -439,7 +439,7 @@ def test_ssd_lm_has_no_likelihood(tmp_path, capsys):
     [
         (
             ["--estimator", "best"],
-            "estimator must be auto, paper, exact, nelbo, nelbo:ordered, counts or iw:K",
+            "estimator must be auto, paper, exact, nelbo, nelbo:ordered, nelbo:reference, counts or iw:K",
         ),
         (["--sequences", "0"], "sequences must be at least 1, got 0"),
         (["--lean", "-1"], "lean must be a number from 0 to 1e6, got -1.0"),

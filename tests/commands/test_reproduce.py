@@ -88,7 +88,13 @@ def test_tables_3_4_and_5_are_one_command_each(
         assert re.search(row, printed)
     words = [word for word in words if word != "paper" and "owt-ar" not in word]
     assert main([*words, "nelbo:ordered", "--data", str(news), *FEW]) == 0
-    assert re.search(r"nelbo:ordered │ +≈ \d", capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    assert re.search(r"nelbo:ordered │ +≈ \d", printed)
+    assert "nelbo has no finite variance" in printed
+    assert main([*words, "nelbo:reference", "--data", str(news), *FEW]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"nelbo:reference │ +≈ \d", printed)
+    assert "no finite variance" not in printed  # whose rates are not near 0
 
 
 def test_samples_of_ssd_lm_as_other_code_writes_them_are_judged(

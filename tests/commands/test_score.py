@@ -155,7 +155,7 @@ def test_the_errors_of_windows_are_independent_and_add_up_so(tmp_path):
         (["TEXT", "--stride", "16"], "stride must be 1 to 15 tokens"),
         (
             ["TEXT", "--estimator", "best"],
-            "estimator must be auto, paper, exact, nelbo, nelbo:ordered, counts or iw:K",
+            "estimator must be auto, paper, exact, nelbo, nelbo:ordered, nelbo:reference, counts or iw:K",
         ),
         (["TEXT", "--samples", "2"], "samples is for an estimate that is drawn, and 'exact' is not, got 2"),
         (["TEXT", "--seed", "-1"], "--seed must be at least 0, got -1"),

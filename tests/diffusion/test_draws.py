@@ -141,6 +141,25 @@ def test_levels_have_no_floor(stratified: bool, monkeypatch: pytest.MonkeyPatch)
     assert levels.min().item() == (2.0**-53 / 6 if stratified else 2.0**-53)
 
 
+@pytest.mark.parametrize("stratified", [True, False])
+def test_a_least_level_is_asked_for_by_name_and_makes_no_bound(stratified: bool) -> None:
+    """What the reference implementation does: all levels from it on alike, strata and all."""
+    plain, cut = (
+        LevelSampler(stratified=stratified, least=least).draw(5, 8, 4, generator=seeded())
+        for least in (0.0, 0.2)
+    )
+    torch.testing.assert_close(cut.levels, 0.2 + 0.8 * plain.levels, rtol=0.0, atol=1e-15)
+    assert torch.equal(cut.tokens, plain.tokens)
+    assert LevelSampler(stratified=stratified).is_uniform
+    assert not LevelSampler(stratified=stratified, least=0.2).is_uniform
+
+
+@pytest.mark.parametrize("least", [-0.1, 1.0, float("nan")])
+def test_a_least_level_lies_below_one(least: float) -> None:
+    with pytest.raises(ValueError, match=f"least must lie in \\[0, 1\\), got {least}"):
+        LevelSampler(least=least)
+
+
 def test_a_floor_prints_a_figure_below_the_entropy() -> None:
     """Where the network is the truth the NELBO is the entropy; what a floor leaves out is positive."""
     entropy_a_token, n, grid = 1.0, 2, 100_000

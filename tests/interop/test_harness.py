@@ -454,7 +454,10 @@ def test_ssd_lm_has_no_likelihood():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimator": "best"}, "estimator must be auto, paper, exact, nelbo, nelbo:ordered, counts or iw:K"),
+        (
+            {"estimator": "best"},
+            "estimator must be auto, paper, exact, nelbo, nelbo:ordered, nelbo:reference, counts or iw:K",
+        ),
         ({"steps": 0}, "steps must be a whole number from 1 on, got 0"),
         ({"lean": -1.0}, "lean must be a number from 0 to 1e6, got -1.0"),
         ({"lean": "abc"}, "lean must be a number from 0 to 1e6, got 'abc'"),

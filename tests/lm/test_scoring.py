@@ -539,7 +539,7 @@ def test_large_blocks_have_no_exact_likelihood():
 @pytest.mark.parametrize("estimator", ["exact", "counts", "iw:4"])
 def test_networks_that_are_told_the_time_have_a_nelbo_alone(estimator):
     model = of_four_tokens(2, adaln=True, time_conditioning=True)
-    allowed = "'nelbo' or 'nelbo:ordered'"
+    allowed = "'nelbo', 'nelbo:ordered' or 'nelbo:reference'"
     said = f"estimator must be {allowed} for a network that is told the noise level, got '{estimator}'"
     with pytest.raises(ValueError, match=said):
         model.log_likelihood([[0, 1]], estimator=estimator)
@@ -552,8 +552,8 @@ def test_networks_that_are_told_the_time_have_a_nelbo_alone(estimator):
     [
         (
             {"estimator": "exakt"},
-            r"estimator must be auto, paper, exact, nelbo, nelbo:ordered, counts or iw:K .*, got 'exakt', "
-            r"did you mean 'exact'\?",
+            r"estimator must be auto, paper, exact, nelbo, nelbo:ordered, nelbo:reference, counts or "
+            r"iw:K .*, got 'exakt', did you mean 'exact'\?",
         ),
         ({"estimator": "iw:0"}, "iw:K with K from 1 to 1,000, got 'iw:0'"),
         ({"samples": 4}, "samples is for an estimate that is drawn, and 'exact' is not, got 4"),
@@ -567,7 +567,8 @@ def test_networks_that_are_told_the_time_have_a_nelbo_alone(estimator):
         ({"seed": None}, "seed must be a whole number, at least 0 .*, got None"),
         (
             {"estimator": None},
-            "estimator must be auto, paper, exact, nelbo, nelbo:ordered, counts or iw:K, got None",
+            "estimator must be auto, paper, exact, nelbo, nelbo:ordered, nelbo:reference, counts or iw:K, "
+            "got None",
         ),
     ],
     ids=str,

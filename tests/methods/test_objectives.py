@@ -40,7 +40,9 @@ from bd3lm.objectives import (
     Objective,
     ScoreEntropy,
     SimplexDiffusionLoss,
+    TokenBatch,
 )
+from tests.oracles.networks import MASK, tiny_transformer
 
 FRAME = Frame(vocab_size=12, context=16, mask_id=9)
 TOLD = Frame(vocab_size=12, context=16, mask_id=9, told_noise=True)
@@ -146,6 +148,42 @@ def test_strata_are_spread_in_training_and_in_evaluation_as_asked(method: Method
     (draws,) = asked.draw(4, 16, generator=torch.Generator().manual_seed(0), device=torch.device("cpu"))
     levels = draws.levels.flatten()
     assert torch.equal((levels * len(levels)).ceil().long(), torch.arange(1, len(levels) + 1))
+
+
+@pytest.mark.parametrize("method", [BLOCKS, ScoreEntropyMethod(), ScoreEntropyMethod(process="uniform")])
+def test_the_references_estimator_has_its_strata_and_its_least_mask_rate(method: Method) -> None:
+    asked, ordered = (method.estimator(name, FRAME) for name in ("nelbo:reference", "nelbo:ordered"))
+    assert asked.name == "nelbo:reference"
+    levels = LevelSampler(assignment="ordered", least=1e-3)
+    assert asked.objective == replace(ordered.objective, levels=levels)
+    assert not asked.objective.is_bound
+    one, other = (
+        each.draw(4, 16, generator=torch.Generator().manual_seed(0), device=torch.device("cpu"))[0].levels
+        for each in (asked, ordered)
+    )
+    torch.testing.assert_close(one, 1e-3 + (1 - 1e-3) * other)
+
+
+def test_the_references_estimator_is_block_diffusion_in_a_range_from_its_least_rate() -> None:
+    """Which has a flag in training: the weight is 1/rate, and nothing makes up for what is left out."""
+    network, batch = tiny_transformer(1), TokenBatch.of(torch.tensor([[0, 3, 1, 1]] * 40))
+    frame = Frame(vocab_size=4, context=4, mask_id=MASK)
+    method = BlockDiffusionMethod(block_size=2)
+    estimator = method.estimator("nelbo:reference", frame)
+    (draws,) = estimator.draw(40, 4, generator=torch.Generator().manual_seed(0), device=torch.device("cpu"))
+    options = BlockDiffusionTraining(masking=ClippedTimes(low=1e-3), strata="ordered")
+    trained = method.objective(options, frame)
+    own = trained.draw(40, 4, generator=torch.Generator().manual_seed(0), device="cpu")
+    loss = trained.loss(network, batch, own).nats.double()
+    assert loss.sum() > 1.0
+    torch.testing.assert_close(estimator.parts(network, batch, (draws,))[0], loss)
+    assert [figure.meaning for figure in estimator.figures(network)] == ["neither"]
+
+
+@pytest.mark.parametrize("process", ["absorbing", "uniform"])
+def test_d3pm_has_steps_and_no_least_level(process: str) -> None:
+    with pytest.raises(ValueError, match="estimator must be 'nelbo' or 'nelbo:ordered' for method kind d3pm"):
+        D3PMMethod(process=process).estimator("nelbo:reference", FRAME)
 
 
 def test_models_are_judged_by_the_papers_bound_whatever_trained_them() -> None:

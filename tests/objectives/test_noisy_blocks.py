@@ -2,12 +2,15 @@
 
 import math
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from bd3lm.diffusion import Absorbing, Cosine, DiscreteTimes, Draws, Floored, Linear, Uniform
+from bd3lm.models import Bidirectional, Transformer
 from bd3lm.objectives import D3PM, BlockDiffusionLoss, ScoreEntropy, TokenBatch
 from bd3lm.objectives.corruption import CorruptionObjective
 from tests.objectives.enumeration import continuous_levels, discrete_levels, expected_in_blocks
@@ -118,6 +121,68 @@ def test_absorbing_noise_in_t_steps_is_block_diffusion_in_discrete_time(size, ne
     assert ours.nats.sum() > 1
 
 
+# --- between the two ---
+
+
+def implied_scores(guesses: Array, kind: str, size: int, alpha: float) -> Array:
+    """The scores that a guess p(x_0 | x_t) stands for: Σ_x p(x) q(y | x)/q(x_t | x), by matrices."""
+    law, table = scores.forward(rate_matrix(kind), alpha), np.zeros_like(guesses)
+    for row, x in enumerate(states(size)):
+        for i in range(size):
+            possible = law[:, x[i]] > 1e-14
+            guess = guesses[row, i][possible]
+            table[row, i] = guess @ (law[possible] / law[possible, x[i]][:, None]) / guess.sum()
+    return table
+
+
+@BOTH
+@SIZES
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_term_of_a_step_becomes_the_score_entropy_of_what_the_guess_stands_for(kind, size, network):
+    """Continuous time is SEDD's: as steps grow shorter, to the first order, at one noise level."""
+    model, rate = NETWORKS[network], 0.5
+    limits = []
+    for text in TEXTS:
+        tables = [
+            (block, implied_scores(guesses_after(model, past, size, rate), kind, size, 1 - rate))
+            for past, block in blocks_of_text(text, size)
+        ]
+        limits.append(
+            sum(scores.integrand(x, table, rate_matrix(kind), 1 - rate) for x, table in tables) / (1 - rate)
+        )
+    errors = []
+    for steps in (16, 64, 256):
+        level = [((steps / 2 - 0.5) / steps, rate, 1.0)]  # step T/2, which ends there
+        found = expected_in_blocks(d3pm(kind, size, steps), model, TEXTS, level, size).sum(1)
+        errors.append(np.abs(found - limits).max())
+    assert min(limits) > 0.1
+    if kind == "absorbing":  # whose terms are alike in every step but the first
+        assert max(errors) < 1e-5
+    else:
+        for coarse, fine in pairwise(errors):
+            assert fine == pytest.approx(coarse / 4, rel=0.2)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_over_uniform_noise_a_guess_that_ignores_time_has_no_bound_in_the_limit(size):
+    """It would change a text that is all but clean at a rate of (1 − p)/t, so the bound grows like log T.
+
+    Scores, which need not grow there, have one: hence SEDD in continuous time, and few steps for D3PM.
+    """
+    bounds = []
+    for steps in (64, 256, 1024):
+        levels = discrete_levels(rates_of(Linear(), steps))
+        bounds.append(expected_in_blocks(d3pm("uniform", size, steps), PLAIN, TEXTS, levels, size).sum(1))
+    doubt = np.zeros(len(TEXTS))
+    for row, text in enumerate(TEXTS):
+        for past, block in blocks_of_text(text, size):
+            guesses = guesses_after(PLAIN, past, size, 0.0)[states(size).index(block)]
+            doubt[row] += sum(1 - guesses[i, token] for i, token in enumerate(block))
+    assert doubt.min() > 0.1
+    for coarse, fine in pairwise(bounds):
+        np.testing.assert_allclose(fine - coarse, math.log(4) * doubt, rtol=0.1, atol=0.05)
+
+
 # --- SEDD: continuous time ---
 
 
@@ -196,6 +261,31 @@ def test_one_block_is_the_whole_context_to_the_last_bit(make, kind, network):
     assert whole.seeded_draws(batch, 3).levels.equal(one.seeded_draws(batch, 3).levels)
     losses = [each.loss(model, batch, each.seeded_draws(batch, 3)).nats for each in (whole, one)]
     assert torch.equal(*losses)
+
+
+class Asked:
+    """A network that keeps what it is asked."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model, self.calls = model, []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.model, name)
+
+    def __call__(self, tokens: Tensor, **how) -> Tensor:
+        self.calls.append((tuple(tokens.shape), how["layout"], tuple(how["noise"].shape)))
+        return self.model(tokens, **how)
+
+
+@EITHER
+@BOTH
+@pytest.mark.parametrize("size", [None, 6])
+def test_one_block_is_asked_as_before_there_were_blocks(make, kind, size):
+    """Without clean text, and with one noise level a text: so its numbers are those of before, to the bit."""
+    network, batch = Asked(TOLD), TokenBatch.of(torch.tensor([[0, 3, 1, 1, 3, 0]] * 9))
+    objective = make(kind, size)
+    objective.loss(network, batch, objective.seeded_draws(batch, 3))
+    assert network.calls == [((9, 6), Bidirectional(6), (9,))]
 
 
 @EITHER

@@ -339,7 +339,7 @@ def legend(
         words.append("≈ neither exact nor a bound.")
     if any(figure["monte_carlo_error"] is None for figure in figures):
         words.append("--replicates 4 tells the part of the draws.")
-    if any(figure["name"].startswith("nelbo") for figure in drawn):
+    if any(figure["name"] in ("nelbo", "nelbo:ordered") for figure in drawn):  # rates down to 0
         words.append(
             f"nelbo has no finite variance, so its ± may be too small{_less_noise(subjects, records)}."
         )

@@ -49,14 +49,20 @@ class LevelSampler:
     sequence k, which ties the noise level to the place in the batch: at batch size 1 the first block always
     sees the least noise, so its estimate of anything that differs between blocks is biased. By default the
     strata are therefore handed out by a random permutation; `assignment="ordered"` is the paper's.
+
+    `least` cuts off the levels below it, as the reference implementation does, and with them a part of every
+    bound: levels are then uniform on (least, 1].
     """
 
     stratified: bool = True
     assignment: Assignment = "permuted"
+    least: float = 0.0
 
     def __post_init__(self) -> None:
         if self.assignment not in ("permuted", "ordered"):
             raise ValueError(f"assignment must be 'permuted' or 'ordered', got {self.assignment!r}")
+        if not 0.0 <= self.least < 1.0:
+            raise ValueError(f"least must lie in [0, 1), got {self.least}")
 
     @classmethod
     def spread(cls, strata: Strata) -> Self:
@@ -66,7 +72,7 @@ class LevelSampler:
     @property
     def is_uniform(self) -> bool:
         """Whether the level of each block, taken alone, is uniform: without it no estimate is unbiased."""
-        return not self.stratified or self.assignment == "permuted"
+        return self.least == 0.0 and (not self.stratified or self.assignment == "permuted")
 
     def sample(
         self,
@@ -78,14 +84,16 @@ class LevelSampler:
     ) -> Tensor:
         """Levels (rows, blocks), each uniform on (0, 1] taken alone (with permuted strata or none)."""
         total = rows * blocks
-        inside = 1.0 - torch.rand(total, generator=generator, device=device, dtype=torch.float64)
-        if not self.stratified:
-            return inside.view(rows, blocks)
-        if self.assignment == "permuted":
-            strata = torch.randperm(total, generator=generator, device=device)
-        else:
-            strata = torch.arange(total, device=device)
-        return ((strata + inside) / total).view(rows, blocks)
+        levels = 1.0 - torch.rand(total, generator=generator, device=device, dtype=torch.float64)
+        if self.stratified:
+            if self.assignment == "permuted":
+                strata = torch.randperm(total, generator=generator, device=device)
+            else:
+                strata = torch.arange(total, device=device)
+            levels = (strata + levels) / total
+        if self.least:
+            levels = self.least + (1.0 - self.least) * levels
+        return levels.view(rows, blocks)
 
     def draw(
         self,

@@ -234,6 +234,7 @@ class LanguageModel:
         - "exact": the chain rule, or for block diffusion the sum over all orders of reveal (blocks up to 12);
         - "nelbo": the paper's bound from uniformly drawn mask rates, the mean of `samples` draws (16);
         - "nelbo:ordered": the same with rates spread over a batch in its order, as the paper says; no bound;
+        - "nelbo:reference": so too, and with rates from 0.001 on, as the reference implementation; no bound;
         - "counts": the same bound from masks drawn by count, with less noise;
         - "iw:K": a tighter bound, from K orders of reveal;
         - "auto": exact where that takes at most 255 passes, else counts, else the NELBO;

@@ -16,7 +16,7 @@ from bd3lm.objectives import TokenBatch
 from bd3lm.parsing import did_you_mean
 
 PAPER = "paper"
-_NAMES = ("auto", PAPER, "exact", "nelbo", "nelbo:ordered", "counts")
+_NAMES = ("auto", PAPER, "exact", "nelbo", "nelbo:ordered", "nelbo:reference", "counts")
 ESTIMATORS = f"{', '.join(_NAMES)} or iw:K"
 
 _MOST_ORDERS = 1000  # for each a pass a token of a block; all are drawn beforehand

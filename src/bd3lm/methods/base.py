@@ -255,8 +255,14 @@ def at_least_one(name: str, value: int) -> Iterator[str]:
         yield f"{name} must be at least 1, got {value!r}"
 
 
-NELBOS: Mapping[str, Strata] = MappingProxyType({"nelbo": "permuted", "nelbo:ordered": "ordered"})
-"""The estimators that draw noise levels, and how they spread them over a batch."""
+NELBOS: Mapping[str, LevelSampler] = MappingProxyType(
+    {
+        "nelbo": LevelSampler(),
+        "nelbo:ordered": LevelSampler(assignment="ordered"),
+        "nelbo:reference": LevelSampler(assignment="ordered", least=1e-3),
+    }
+)
+"""The estimators that draw noise levels: ours, the paper's, and the reference implementation's."""
 
 
 def needs_mask_among_tokens(kind: str, frame: Frame) -> Iterator[str]:
@@ -271,5 +277,6 @@ def needs_mask_among_tokens(kind: str, frame: Frame) -> Iterator[str]:
 def only_estimator(only: Collection[str], name: str, why: str) -> None:
     """Refuse another estimator than those that a method has."""
     if name not in ("auto", *only):
-        allowed = " or ".join(repr(each) for each in only)
+        *others, last = map(repr, only)
+        allowed = f"{', '.join(others)} or {last}" if others else last
         raise ValueError(f"estimator must be {allowed} for {why}, got {name!r}")

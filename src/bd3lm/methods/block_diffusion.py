@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-from bd3lm.diffusion import ClipSearch, Counts, LevelSampler, MaskingRule, Times, check_lean
+from bd3lm.diffusion import ClipSearch, Counts, MaskingRule, Times, check_lean
 from bd3lm.evaluation import Enumerated, Estimator, ImportanceWeighted, Sampled
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
 from bd3lm.methods.autoregressive import AutoregressiveMethod
@@ -211,8 +211,7 @@ class BlockDiffusionMethod(Method):
                 f"estimator must be exact, counts or iw:K for an order that leans (lean {self.lean:g}), got "
                 f"{name!r}, whose times would need a schedule for each place; counts is the same bound"
             )
-        levels = LevelSampler.spread(NELBOS[name])
-        return Sampled(name, replace(self.judging(Times(), frame), levels=levels))
+        return Sampled(name, replace(self.judging(Times(), frame), levels=NELBOS[name]))
 
     def one_pass_estimator(self, frame: Frame) -> str:
         return "nelbo" if frame.told_noise else "counts"

@@ -1,10 +1,11 @@
 """Noise of either kind, over a context or in blocks: what SEDD and D3PM share, and what writes masks."""
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from bd3lm.diffusion import ForwardProcess, named_process
+from bd3lm.diffusion import ForwardProcess, LevelSampler, named_process
 from bd3lm.evaluation import Estimator, Sampled
 from bd3lm.methods.base import (
     NELBOS,
@@ -18,6 +19,7 @@ from bd3lm.methods.base import (
 from bd3lm.methods.settings import Settings
 from bd3lm.models import BlockReading, Denoiser
 from bd3lm.objectives import Objective
+from bd3lm.objectives.corruption import CorruptionObjective
 from bd3lm.sampling import BlockWriter, SlidingWriter, UnmaskingRule, Writer
 
 ProcessName = Literal["absorbing", "uniform"]
@@ -62,6 +64,8 @@ class CorruptionMethod(Method):
 
     Training: ClassVar[type[NoisedTraining]] = NoisedTraining
     paper_estimator = "nelbo"
+    drawn_estimators: ClassVar[Mapping[str, LevelSampler]] = NELBOS
+    """The estimators of its bound, and how each draws noise levels."""
 
     process: ProcessName = "absorbing"
     """Whether noise masks tokens or replaces them by random ones."""
@@ -80,6 +84,10 @@ class CorruptionMethod(Method):
     def resolved(self, context: int) -> Self:
         return replace(self, block_size=None) if self.block_size == context else self
 
+    @abstractmethod
+    def objective(self, training: Any, frame: Frame) -> CorruptionObjective:
+        """What it is trained with, and with other noise levels measured."""
+
     def forward_process(self, frame: Frame) -> ForwardProcess:
         return named_process(self.process, vocab_size=frame.vocab_size, mask_id=frame.mask_id)
 
@@ -88,9 +96,10 @@ class CorruptionMethod(Method):
         return self.objective(replace(training, strata="permuted"), frame)
 
     def estimator(self, name: str, frame: Frame) -> Estimator:
-        only_estimator(NELBOS, name, f"method kind {self.kind}, whose likelihood is only bounded")
+        drawn = self.drawn_estimators
+        only_estimator(drawn, name, f"method kind {self.kind}, whose likelihood is only bounded")
         known = "nelbo" if name == "auto" else name
-        return Sampled(known, self.objective(self.Training(strata=NELBOS[known]), frame))
+        return Sampled(known, replace(self.objective(self.Training(), frame), levels=drawn[known]))
 
     def piece(self, context: int) -> int:
         return context if self.block_size is None else self.block_size

@@ -1,11 +1,12 @@
 """D3PM: T discrete steps under noise of either kind, over a context or in blocks (Austin et al. 2021)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from bd3lm.diffusion import Linear, NoiseSchedule, Uniform
-from bd3lm.methods.base import Frame, NoisedTraining, at_least_one
+from bd3lm.diffusion import LevelSampler, Linear, NoiseSchedule, Uniform
+from bd3lm.methods.base import NELBOS, Frame, NoisedTraining, at_least_one
 from bd3lm.methods.corruption import CorruptionMethod, masked_writer
 from bd3lm.methods.settings import UNMASKING, Settings
 from bd3lm.models import BlockReading, Denoiser
@@ -38,6 +39,9 @@ class D3PMMethod(CorruptionMethod):
     title = "D3PM"
     Training = D3PMTraining
     default_steps = 1000
+    drawn_estimators: ClassVar[Mapping[str, LevelSampler]] = {  # its noise levels are steps
+        name: levels for name, levels in NELBOS.items() if not levels.least
+    }
 
     steps: int = 1000
     """T, of the bound and of the sampler."""

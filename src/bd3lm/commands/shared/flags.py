@@ -64,10 +64,11 @@ EstimatorFlag = Annotated[
     arg(
         metavar="ESTIMATOR",
         help="exact (AR, and blocks of at most 12), nelbo (a mask rate drawn for each block; "
-        "nelbo:ordered with rates spread in the order of the batch, as the paper says), counts (the same "
-        "bound with less noise), iw:K (tighter, from K orders), or paper (what the paper prints: exact "
-        "for AR, else nelbo). By default exact up to blocks of 8, else counts, and for networks that are "
-        "told the noise level nelbo.",
+        "nelbo:ordered with rates spread in the order of the batch, as the paper says; nelbo:reference so "
+        "too and from 0.001 on, as the reference implementation), counts (the bound of nelbo with less "
+        "noise), iw:K (tighter, from K orders), or paper (what the paper prints: exact for AR, else nelbo). "
+        "By default exact up to blocks of 8, else counts, and for networks that are told the noise level "
+        "nelbo.",
     ),
 ]
 LeanFlag = Annotated[
