@@ -24,8 +24,9 @@ from bd3lm.io.places import BOX, BOX_FOLDER, RUN_MODEL
 if TYPE_CHECKING:
     import torch
 
+    from bd3lm.interop.beside import base_of
     from bd3lm.interop.lightning import LightningFacts
-    from bd3lm.interop.native import save
+    from bd3lm.interop.native import save, save_tensors
     from bd3lm.interop.reference import save as save_reference
     from bd3lm.interop.weights import check_config, floating_dtype
     from bd3lm.methods import LanguageModelConfig
@@ -39,6 +40,7 @@ __all__ = [
     "WEIGHTS_NAME",
     "HubOptions",
     "LightningFacts",
+    "base_of",
     "check_config",
     "check_folder",
     "check_source",
@@ -49,6 +51,7 @@ __all__ = [
     "resolve",
     "save",
     "save_reference",
+    "save_tensors",
 ]
 
 
@@ -57,7 +60,9 @@ _IMPORTED_WHEN_USED = {
     "check_config": ("weights", "check_config"),
     "floating_dtype": ("weights", "floating_dtype"),
     "save": ("native", "save"),
+    "base_of": ("beside", "base_of"),
     "save_reference": ("reference", "save"),
+    "save_tensors": ("native", "save_tensors"),
 }
 
 

@@ -123,6 +123,11 @@ def load(
     return build(config.network, state, device=device, dtype=dtype, where=str(folder))
 
 
+def parameter_names(config: LanguageModelConfig) -> frozenset[str]:
+    """The parameters of a network that are saved beside its weights."""
+    return frozenset(_layout(config))
+
+
 def base_of(source: str, path: Path, config: LanguageModelConfig) -> Base:
     """What a model adds to that starts from this one: that itself, or the one that it adds to already."""
     return config.base or Base(source=source, sha256=digest(path))

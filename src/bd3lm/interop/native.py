@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bd3lm.interop import beside
 from bd3lm.interop.sources import CONFIG_NAME, WEIGHTS_NAME, read_config, weights_file
@@ -31,11 +32,23 @@ FORMAT, VERSION = "bd3lm", 1
 def save(network: Network, config: LanguageModelConfig, folder: str | Path) -> None:
     """Save a model; the config is written last, so that a new folder with a config is a whole one."""
     check_config(network, config)
+    save_tensors(dict(network.named_parameters()), config, folder)  # a tied matrix comes once
+
+
+def save_tensors(tensors: Mapping[str, Tensor], config: LanguageModelConfig, folder: str | Path) -> None:
+    """The same of its parameters by name; of a model that only adds to another, those that it adds."""
+    adds = config.method.trains_beside
+    needed = beside.parameter_names(config) if adds else None
+    expected = parameter_shapes(config.network)
+    check_shapes(
+        {name: tuple(tensor.shape) for name, tensor in tensors.items() if needed is None or name in needed},
+        {name: shape for name, shape in expected.items() if needed is None or name in needed},
+        where=f"what is to be saved in {folder}",
+    )
     data = {"format": FORMAT, "version": VERSION, **config_to_dict(config)}
     text = json.dumps(data, indent=2) + "\n"  # what cannot be said in JSON is known before a file is written
     path = make_folder(folder)
-    tensors = dict(network.named_parameters())  # a tied matrix comes once
-    if config.method.trains_beside:
+    if adds:
         beside.save(tensors, config, path)
     else:
         write_tensors(path / WEIGHTS_NAME, tensors)

@@ -15,7 +15,7 @@ from bd3lm.parsing import did_you_mean
 from bd3lm.runs.merging import CHECKPOINT, USUAL_NETWORK
 
 _OF_DATA = ("vocab_size", "context")
-_BESIDE_CHECKPOINT = frozenset({"dropout"})  # the one thing that may differ from the checkpoint's network
+_BESIDE_CHECKPOINT = frozenset({"dropout", "additions"})  # what may differ from the checkpoint's network
 _OWN = ("kind", "size", "initialisation")
 
 
@@ -28,7 +28,7 @@ class NetworkRecipe:
     kind: str
     size: str | None
     """A named size, whose parts the fields below replace; or checkpoint, the network that training starts
-    from, in which only the dropout may be another."""
+    from, in which only dropout and additions may be others."""
 
     def __post_init__(self) -> None:
         sizes = (*self.config_class.sizes, CHECKPOINT)
@@ -39,8 +39,8 @@ class NetworkRecipe:
         beside = [name for name in self.shape if name not in _BESIDE_CHECKPOINT]
         if self.is_checkpoints and beside:
             raise ValueError(
-                f"size {CHECKPOINT} takes the whole shape from the checkpoint, beside which only dropout may "
-                f"be given, got {', '.join(beside)}"
+                f"size {CHECKPOINT} takes the whole shape from the checkpoint, beside which only dropout and "
+                f"additions may be given, got {', '.join(beside)}"
             )
 
     @property

@@ -24,11 +24,10 @@ from bd3lm.data import (
 )
 from bd3lm.data.shards import META_FILE
 from bd3lm.diffusion import derive_seed
-from bd3lm.interop import weights
 from bd3lm.interop.weights import Shape, parameter_shapes
 from bd3lm.io.extras import require
 from bd3lm.io.files import local_path
-from bd3lm.methods import Frame, LanguageModelConfig
+from bd3lm.methods import Base, Frame, LanguageModelConfig
 from bd3lm.models import Network, NetworkConfig
 from bd3lm.models.devices import require_room
 from bd3lm.objectives import Objective
@@ -86,10 +85,7 @@ class Run:
                 average[name] = gathered
         folder = self.out / interop.RUN_MODEL
         if engine.is_main:
-            network = weights.build(
-                self.config.network, average, device="cpu", dtype=None, where=str(self.out)
-            )
-            interop.save(network, self.config, folder)
+            interop.save_tensors(average, self.config, folder)
             self.tokenizer.save(folder)
         engine.barrier()
         return folder
@@ -147,8 +143,11 @@ class Plan:
             shards = prepare_builtin(recipe.data, data_folder or self.out / "data", engine)
             reading = _Reading.of(recipe, shards, engine)
         config, shards = reading.config, reading.shards
-        # A run that has a checkpoint goes on from it, and no longer needs what it started from.
-        start_from = recipe.start_from if self.store.latest() is None else None
+        # A run that has a checkpoint goes on from it, and needs what it started from only if it adds to it.
+        going_on = self.store.latest() is not None and not recipe.method.trains_beside
+        start_from = None if going_on else recipe.start_from
+        if start_from is not None and recipe.method.trains_beside:
+            config = replace(config, base=_base(start_from))
         trainer = Trainer(
             network=_network(recipe, config, shards, start_from),
             objective=reading.objective,
@@ -186,6 +185,10 @@ def plan_run(
     A stage that starts from the model of `before` must have its network and its tokenizer.
     """
     engine, recipe = engine or Engine(), with_network_of_start(recipe)
+    if recipe.method.trains_beside and recipe.start_from is None:
+        raise ValueError(
+            f"method.kind {recipe.method.kind} adds to a model: give --from MODEL, or start_from"
+        )
     rank_rows(recipe.train, engine)
     _check_trackers(recipe, engine)
     store = open_store(recipe, out)
@@ -294,7 +297,15 @@ def _network(
             network.start_as(initialised_as)
     if start_from is not None:
         _start_from(network, start_from, shards)
+    if recipe.method.trains_beside:
+        network.learn_beside()
     return network
+
+
+def _base(start_from: str) -> Base:
+    """The model whose weights stay as they are."""
+    path = interop.resolve(start_from)
+    return interop.base_of(start_from, path, interop.config_of(path))
 
 
 class _Tokens(NamedTuple):
@@ -315,7 +326,8 @@ class _Tokens(NamedTuple):
 def _config(recipe: Recipe, tokens: _Tokens) -> LanguageModelConfig:
     """What the checkpoints of a run are released with."""
     network = _shape(recipe, tokens)
-    return LanguageModelConfig(network=network, method=recipe.method, mask_id=tokens.mask_id)
+    method = recipe.method.after(recipe.objective)
+    return LanguageModelConfig(network=network, method=method, mask_id=tokens.mask_id)
 
 
 def _objective(recipe: Recipe, config: LanguageModelConfig) -> Objective:
@@ -357,11 +369,13 @@ def with_network_of_start(recipe: Recipe) -> Recipe:
         _require_same_tokenizer(path, source, shards)
         theirs = _reading(theirs, _Tokens.of(shards), source)
     recipe = replace(recipe, network=recipe.network.from_checkpoint(theirs))
+    ours = recipe.network.config(vocab_size=theirs.vocab_size, context=recipe.data.context)
     frame = Frame(
         vocab_size=theirs.input_vocab_size,
         mask_id=theirs.input_vocab_size - 1,
         context=recipe.data.context,
         told_noise=theirs.told_noise,
+        learns_beside=ours.learns_beside,
     )
     raise_problems(recipe.conflicts(frame))
     return recipe

@@ -7,7 +7,7 @@ where it would do nothing.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args
@@ -148,17 +148,16 @@ class Recipe:
                 f"objective.masking.search.every must be a multiple of train.validate_every "
                 f"{self.train.validate_every}, when the search is made, got {search.every}"
             )
-        told_noise = False
+        # The data knows better which tokens there are; nothing here depends on it.
+        frame = Frame(vocab_size=2, mask_id=1, context=self.data.context, learns_beside=method.trains_beside)
         if not self.network.is_checkpoints:  # of which it is asked when the checkpoint is there
             try:
-                told_noise = self.network.config(vocab_size=2, context=self.data.context).told_noise
+                shape = self.network.config(vocab_size=2, context=self.data.context)
             except ValueError as error:
                 yield str(error)
                 return
-        # The data knows better which tokens there are; nothing here depends on it.
-        yield from self.conflicts(
-            Frame(vocab_size=2, mask_id=1, context=self.data.context, told_noise=told_noise)
-        )
+            frame = replace(frame, told_noise=shape.told_noise, learns_beside=shape.learns_beside)
+        yield from self.conflicts(frame)
 
     def conflicts(self, frame: Frame) -> Iterator[str]:
         """What keeps the method, and its training, from working with a network."""
