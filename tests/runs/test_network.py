@@ -99,7 +99,7 @@ def test_what_is_not_given_is_not_shown_and_comes_back() -> None:
         ),
         (
             {"size": "checkpoint", "layers": 2},
-            "size checkpoint takes the whole shape from the checkpoint, be",
+            "beside which only additions and dropout may be given, got layers",
         ),
         ({"vocab_size": 5}, "network.vocab_size: unknown key"),
     ],
@@ -227,6 +227,21 @@ def test_a_mask_apart_needs_data_whose_mask_is_last(data: Path, tmp_path: Path) 
     run = plan_run(tiny_recipe(data, {"network": {"mask_vector": True}}), tmp_path / "run").build()
     assert run.config.network.vocab_size == TOKENS - 1
     assert run.config.mask_id == TOKENS - 1
+
+
+def test_additions_to_a_checkpoint_start_as_none(data: Path, tmp_path: Path) -> None:
+    """They are zero at first, so the network computes what the checkpoint does."""
+    model = saved(tmp_path / "model", TransformerConfig(vocab_size=TOKENS, context=16, **SHAPE), TOKENS - 1)
+    changes = {"network": {"size": "checkpoint", "additions": 2}, "start_from": str(tmp_path / "model")}
+    network = plan_run(
+        recipe_from_dict({**without_network(data), **changes}, where="r"), tmp_path / "run"
+    ).build()
+    weights = dict(network.trainer.network.named_parameters())
+    ups = [weight for name, weight in weights.items() if name.endswith(".up")]
+    assert len(ups) == 8
+    assert not any(each.any() for each in ups)
+    for name, weight in model.network.named_parameters():
+        assert torch.equal(weights[name], weight)
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,11 @@ class Transformer(Network):
 
     @property
     def may_lack(self) -> frozenset[str]:
-        return frozenset() if self.mask_vector is None else frozenset({"mask_vector"})
+        names = {name for name, _ in self.named_parameters() if ".additions." in name}
+        return frozenset(names if self.mask_vector is None else {*names, "mask_vector"})
 
     def fill_in(self, names: Collection[str]) -> None:
-        """The mask begins as the mean of all tokens, which says nothing in particular."""
+        """The mask begins as the mean of all tokens, which says nothing special; additions stay fresh."""
         if self.mask_vector is not None and "mask_vector" in names:
             with torch.no_grad():
                 self.mask_vector.copy_(self.embedding.weight.mean(0, dtype=torch.float32))
