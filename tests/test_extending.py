@@ -13,7 +13,7 @@ import yaml
 from tests.tiny_recipes import plain, prepared
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text("utf-8")
-RULES, FROM_PYTHON, TWINS, LOOP, COMMAND = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+RULES, FROM_PYTHON, TWINS, NETWORK, LOOP, COMMAND = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 (PROJECT,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
@@ -164,6 +164,43 @@ def test_the_likelihood_of_twins_is_that_of_their_texts(monkeypatch: pytest.Monk
         model.log_likelihood(texts, estimator="mine")
     total = sum(torch.tensor(each.log_p).exp().item() for each in model.log_likelihood(texts))
     assert total == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_network_in_a_file_trains_resumes_writes_and_is_measured(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_network.py").write_text(NETWORK)
+    plugin = ("--plugin", "my_network.py")
+    network = {"network": {"kind": "linear", "layers": 1, "hidden": 16}}
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump({**plain(data, BLOCKS), **network}))
+    bd3lm(tmp_path, "train", *plugin, "--config", str(file), "--out", "run")
+    kept = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+    assert kept["network"] == network["network"]
+    assert kept["plugins"] == {"linear": "my_network.py"}
+    saved = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert (saved["network"]["kind"], saved["plugins"]) == ("linear", {"linear": "my_network.py"})
+    assert "already trained" in bd3lm(tmp_path, "train", *plugin, "--resume", "--out", "run")
+    bd3lm(tmp_path, "sample", "run", "a", "--length", "12", "--out", "texts.jsonl", *plugin)
+    (line,) = map(json.loads, (tmp_path / "texts.jsonl").read_text("utf-8").splitlines())
+    assert len(line["tokens"]) == 12
+    assert "exact" in bd3lm(tmp_path, "eval", "run", *plugin)
+    # What a preset says of another kind is dropped, and a start gives the shape where nothing does.
+    words = "train demo-bd3lm-1 --show --network.kind linear --network.layers 3"
+    assert yaml.safe_load(bd3lm(tmp_path, *words.split(), *plugin))["network"] == {
+        "kind": "linear",
+        "layers": 3,
+    }
+    file.write_text(yaml.safe_dump({k: v for k, v in plain(data, BLOCKS).items() if k != "network"}))
+    bd3lm(tmp_path, "train", *plugin, "--config", str(file), "--out", "again", "--from", "run")
+    kept = yaml.safe_load((tmp_path / "again" / "recipe.yaml").read_text())
+    assert kept["network"] == network["network"]
+    missing = subprocess.run(
+        [sys.executable, "-m", "bd3lm", "sample", "run"], cwd=tmp_path, capture_output=True, encoding="utf-8"
+    )
+    assert missing.returncode == 1
+    assert (
+        "network.kind: must be one of 'transformer', got 'linear'; linear is of the plugin" in missing.stderr
+    )
 
 
 def test_a_command_in_a_file_runs(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Networks: token ids in, hidden states or logits out; nothing here knows of diffusion."""
 
 from bd3lm.models.attention import AttentionMask, Backend, attend, render
-from bd3lm.models.cache import KVCache, KVReplay, KVStore, KVTape
+from bd3lm.models.cache import KVCache, KVReplay, KVStore, KVTape, NoStore
 from bd3lm.models.config import TransformerConfig
 from bd3lm.models.cross_entropy import check_targets, weighted_cross_entropy
 from bd3lm.models.devices import pick_device, runs_kernels, send
@@ -33,6 +33,7 @@ __all__ = [
     "Layout",
     "Network",
     "NetworkConfig",
+    "NoStore",
     "Transformer",
     "TransformerConfig",
     "attend",

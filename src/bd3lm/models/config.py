@@ -42,6 +42,7 @@ class TransformerConfig(NetworkConfig):
         }
     )
     default_size = "small"
+    may_differ = frozenset({"dropout", "additions"})
     initialisations = ("gpt2", "identity")
 
     layers: int = 12

@@ -43,6 +43,8 @@ class NetworkConfig(Kinded, ABC, family="network"):
     """Values of some fields, by a name that recipes may give in their place."""
     default_size: ClassVar[str | None] = None
     """The size of a recipe that names none."""
+    may_differ: ClassVar[frozenset[str]] = frozenset()
+    """Fields that may be other than a checkpoint's in a network that starts from it."""
     initialisations: ClassVar[tuple[str, ...]] = ()
     """Ways to draw the first weights, the one of `build` first; see `Network.start_as`."""
 

@@ -109,7 +109,7 @@ class Transformer(Network):
         return frozenset(name for name, _ in self.named_parameters() if self._is_beside(name))
 
     def fill_in(self, names: Collection[str]) -> None:
-        """The mask begins as the mean of all tokens, which says nothing in particular."""
+        """The mask begins as the mean of all tokens, which says nothing special; additions stay fresh."""
         if self.mask_vector is not None and "mask_vector" in names:
             with torch.no_grad():
                 self.mask_vector.copy_(self.embedding.weight.mean(0, dtype=torch.float32))

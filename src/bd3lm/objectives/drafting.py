@@ -52,6 +52,10 @@ class Drafting(Objective):
         check_scored(batch, self.mask_id)
         tokens, scored = send(batch.tokens, model.device), send(batch.scored, model.device)
         length = tokens.shape[1]
+        if model.cache_shape is None:
+            raise ValueError(
+                "drafts need a network that hands keys and values to a store, got one that keeps none"
+            )
         if length % self.masks:
             raise ValueError(f"tokens must be a multiple of {self.masks}, the masks of a group, got {length}")
         tape = KVTape()

@@ -15,7 +15,6 @@ from bd3lm.parsing import did_you_mean
 from bd3lm.runs.merging import CHECKPOINT, USUAL_NETWORK
 
 _OF_DATA = ("vocab_size", "context")
-_BESIDE_CHECKPOINT = frozenset({"dropout", "additions"})  # what may differ from the checkpoint's network
 _OWN = ("kind", "size", "initialisation")
 
 
@@ -28,7 +27,7 @@ class NetworkRecipe:
     kind: str
     size: str | None
     """A named size, whose parts the fields below replace; or checkpoint, the network that training starts
-    from, in which only dropout and additions may be others."""
+    from, in which little may be another, such as the dropout."""
 
     def __post_init__(self) -> None:
         sizes = (*self.config_class.sizes, CHECKPOINT)
@@ -36,11 +35,12 @@ class NetworkRecipe:
             raise ValueError(
                 f"size must be one of {', '.join(sizes)}, got {self.size!r}{did_you_mean(self.size, sizes)}"
             )
-        beside = [name for name in self.shape if name not in _BESIDE_CHECKPOINT]
+        free = self.config_class.may_differ
+        beside = [name for name in self.shape if name not in free]
         if self.is_checkpoints and beside:
             raise ValueError(
-                f"size {CHECKPOINT} takes the whole shape from the checkpoint, beside which only dropout and "
-                f"additions may be given, got {', '.join(beside)}"
+                f"size {CHECKPOINT} takes the shape from the checkpoint, beside which only "
+                f"{' and '.join(sorted(free)) or 'nothing'} may be given, got {', '.join(beside)}"
             )
 
     @property
