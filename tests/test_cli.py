@@ -319,6 +319,45 @@ for words in {list(WRONG_AT_ONCE)}:
     assert list(lines) == []
 
 
+WRONG_IN_A_RECIPE = {
+    "train demo --train.steps x": "train.steps: input should be a valid integer",
+    "train demo --train.stpes 3": "train.stpes: unknown key, did you mean 'steps'?",
+    "train demo-ar --train.stpes 3 --optimizer.lr -1": "has 2 problems",
+    "train demo --block.optimizer.lr -1": "lr must be positive and finite, got -1",
+    "train demo --bolck.optimizer.lr 1": "bolck: unknown key, did you mean 'block'?",
+    "train demo --traim.steps 3": "traim: unknown key, did you mean 'train'?",
+    "train demo --lr 3": "lr: unknown key, did you mean 'optimizer.lr'?",
+    "train demo --from box --ar.train.steps 3": "with --from only the stage block is run",
+    "train demo --data.path no-data": "data.path must be a folder of token shards, got no-data",
+    "train wikipedia-ar": "make it with `bd3lm data prepare ARTICLES data/wikipedia --tokenizer gpt2`",
+    "train demo --config wrong.yaml": "preset demo with wrong.yaml (stage ar) has a problem:",
+}
+OF_THE_METHOD = "train demo --block.method.block_sise 3 --block.train.stpes 3 --show"
+
+
+def test_what_is_wrong_with_a_recipe_whatever_its_method_is_told_before_torch_is_loaded(tmp_path):
+    """What depends on the method is told with all else, by the recipe itself."""
+    code = f"""
+import sys
+from bd3lm.cli import main
+for words in {[*WRONG_IN_A_RECIPE, OF_THE_METHOD]}:
+    status = main(words.split())
+    sys.stderr.write(f"\\0{{status}} {{'torch' in sys.modules}}\\0")
+"""
+    (tmp_path / "wrong.yaml").write_text("train: {stpes: 3}\n")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    told = done.stderr.split("\0")[:-1]
+    *early, late = zip(told[::2], told[1::2], strict=True)
+    for (words, said), (line, how) in zip(WRONG_IN_A_RECIPE.items(), early, strict=True):
+        assert said in line, words
+        assert how == "1 False", words
+    assert "block_sise" in late[0]
+    assert "stpes" in late[0]
+    assert late[1] == "1 True"
+
+
 def test_presets_need_no_torch():
     code = "import sys; from bd3lm.cli import main; main(['presets']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

@@ -12,7 +12,7 @@ from bd3lm.diffusion import Counts
 from bd3lm.interop import load
 from bd3lm.objectives import BlockDiffusionLoss
 from bd3lm.runs.plan import held_out_batches, plan_run, prepare_builtin, run_data
-from bd3lm.runs.recipe import DataRecipe
+from bd3lm.runs.sections import DataRecipe
 from bd3lm.training import ClipSearchValidator, Engine, GradientVarianceValidator, LikelihoodValidator
 from tests.data_room.documents import random_texts
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe

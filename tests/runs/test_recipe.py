@@ -1,7 +1,7 @@
 """Recipes: plain values in and out, layers that replace one another, and errors that come all at once."""
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -16,16 +16,23 @@ from bd3lm.methods import (
 )
 from bd3lm.models import TransformerConfig
 from bd3lm.runs.merging import merge
+from bd3lm.runs.outline import Outline
 from bd3lm.runs.presets import PRESETS, preset
+from bd3lm.runs.reading import read_settings
 from bd3lm.runs.recipe import (
     Recipe,
     parse_overrides,
-    read_settings,
     recipe_from_dict,
     recipe_to_dict,
 )
 
 pytestmark = pytest.mark.sweep(3)
+
+
+def test_an_outline_has_the_fields_of_a_recipe() -> None:
+    """So that an error of either lists the same."""
+    assert [each.name for each in fields(Outline)] == [each.name for each in fields(Recipe)]
+
 
 SMALLEST: dict[str, Any] = {"train": {"steps": 5}, "method": {"kind": "autoregressive"}}
 

@@ -96,6 +96,7 @@ class Train(Command):
         """Refuse what is known to be wrong before torch is loaded."""
         from bd3lm.commands.shared.models import check_models
         from bd3lm.runs.folders import begun_stages, check_not_begun, is_run
+        from bd3lm.runs.outline import check_outline
         from bd3lm.runs.presets import preset
 
         if self.preset is not None:
@@ -113,6 +114,14 @@ class Train(Command):
             raise ValueError(f"--resume needs a run to continue, and {out} holds none")
         if begins:
             check_not_begun(out)
+        if self.preset is not None:
+            check_outline(
+                self.preset,
+                self.overrides,
+                config=self.config,
+                start_from=self.start_from,
+                reads_data=begins,
+            )
 
     def _wants_report(self) -> bool:
         from bd3lm.runs.presets import preset

@@ -111,7 +111,7 @@ def measure_variances(
     from bd3lm.commands.shared.progress import tracked
     from bd3lm.commands.shared.records import keep, new_record, record_name
     from bd3lm.evaluation import gradient_variance, nelbo_variance
-    from bd3lm.runs.recipe import DataRecipe
+    from bd3lm.runs.sections import DataRecipe
 
     batches, gradients, data = flags.batches, flags.gradients, flags.data
     if batches < 1 or gradients < 0 or gradients == 1:

@@ -26,7 +26,6 @@ from bd3lm.data.shards import META_FILE
 from bd3lm.diffusion import derive_seed
 from bd3lm.interop.weights import Shape, parameter_shapes
 from bd3lm.io.extras import require
-from bd3lm.io.files import local_path
 from bd3lm.methods import Base, Frame, LanguageModelConfig
 from bd3lm.models import Network, NetworkConfig
 from bd3lm.models.devices import require_room
@@ -34,8 +33,8 @@ from bd3lm.objectives import Objective
 from bd3lm.parsing import raise_problems
 from bd3lm.runs.folders import CHECKPOINTS, METRICS_FILE
 from bd3lm.runs.merging import CHECKPOINT
-from bd3lm.runs.presets import how_to_prepare
-from bd3lm.runs.recipe import BUILTIN, DataRecipe, Recipe, recipe_to_dict
+from bd3lm.runs.recipe import Recipe, recipe_to_dict
+from bd3lm.runs.sections import BUILTIN, DataRecipe, check_data
 from bd3lm.training import (
     Callback,
     CheckpointStore,
@@ -278,11 +277,7 @@ def run_data(recipe: DataRecipe, run: Path) -> TokenShards:
 
 def open_shards(path: str) -> TokenShards:
     """The folder that `data.path` names."""
-    if not local_path(path).is_dir():
-        raise ValueError(
-            f"data.path must be a folder of token shards, got {path}, which does not exist; make it with "
-            f"{how_to_prepare(path)}; or, if it moved, say where: --data.path (train), --data (eval)"
-        )
+    check_data(path)
     return TokenShards(path)
 
 

@@ -5,19 +5,14 @@ A recipe holds settings and builds nothing; `plan` turns it into a run. Where a 
 where it would do nothing.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, get_args
-
-import yaml
+from typing import Any, Literal
 
 from bd3lm.kinds import plain, plugin_of, plugins_of, spelt_out
 from bd3lm.methods import Frame, Method, Training
 from bd3lm.models import NetworkConfig
-from bd3lm.parsing import hints_of, raise_problems, types_of, with_plugins
+from bd3lm.parsing import raise_problems, with_plugins
 from bd3lm.runs.network import (
     NetworkRecipe,
     every_network_class,
@@ -25,69 +20,9 @@ from bd3lm.runs.network import (
     network_to_dict,
     usual_network,
 )
+from bd3lm.runs.reading import parse_flags, types_in
+from bd3lm.runs.sections import CheckpointRecipe, DataRecipe, TrackerRecipe
 from bd3lm.training import OptimizerSettings, TrainSettings
-
-BUILTIN = "builtin"
-"""The path of the corpus that every Python carries."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataRecipe:
-    """Where the tokens are."""
-
-    path: str = BUILTIN
-    """A folder that `bd3lm data prepare` wrote; or builtin, prepared on the way."""
-    context: int = 1024
-    bos_eos: bool = False
-    """Put BOS and EOS at the ends of each sequence, as MDLM does."""
-    skip: int | None = None
-    """Sequences of the order to begin after. By default a stage begins where the one before it stopped."""
-    builtin_vocabulary: int = 1024
-    """Size of the BPE trained for the built-in corpus."""
-    validation_sequences: int | None = None
-    """How many held-out sequences to validate on; by default all."""
-    validation_batch: int = 16
-
-    def __post_init__(self) -> None:
-        for name in ("context", "validation_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.builtin_vocabulary < 258:
-            raise ValueError(
-                "builtin_vocabulary must be at least 258 (256 bytes and two special tokens), "
-                f"got {self.builtin_vocabulary}"
-            )
-        if self.validation_sequences is not None and self.validation_sequences < 1:
-            raise ValueError(
-                f"validation_sequences must be at least 1, or null for all, got {self.validation_sequences}"
-            )
-        if self.skip is not None and self.skip < 0:
-            raise ValueError(f"skip must not be negative, got {self.skip}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointRecipe:
-    """How many checkpoints are kept."""
-
-    keep_last: int = 2
-    keep_best: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackerRecipe:
-    """Who is told besides metrics.csv."""
-
-    tensorboard: bool = False
-    wandb_project: str | None = None
-    nelbo_variance_batches: int = 0
-    """Measure the variance of the training loss over blocks on this many held-out batches; 0 does not."""
-    gradient_variance_batches: int = 0
-    """Measure the gradient's variance over this many batches at validation; 0 does not."""
-
-    def __post_init__(self) -> None:
-        for name in ("nelbo_variance_batches", "gradient_variance_batches"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative (0 measures none), got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,116 +115,12 @@ def recipe_from_dict(data: Mapping[str, Any], *, where: str) -> Recipe:
 
 
 def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
-    """`--train.steps 100 --method.masking.kind=times` as a nested dict; the values of text fields are
-    taken as they are, all others are read as YAML."""
-    overrides: dict[str, Any] = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--") or len(word) < 3:
-            raise ValueError(f"expected --any.field value, got {word!r}")
-        name, equals, text = word[2:].partition("=")
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                raise ValueError(f"--{name} needs a value, got none")
-            text = rest.pop(0)
-        target = overrides
-        path = name.replace("-", "_").split(".")
-        if path[0] == "plugins":
-            raise ValueError(f"--{name} is not for flags: a run writes it; to load a plugin give --plugin")
-        *parents, leaf = path
-        for parent in parents:
-            target = target.setdefault(parent, {})
-            if not isinstance(target, dict):
-                raise ValueError(f"--{name} sets a part of something that another flag sets whole")
-        if isinstance(target.get(leaf), dict):
-            raise ValueError(f"--{name} sets whole something of which another flag sets a part")
-        try:
-            target[leaf] = _flag_value(text, _types_at(path) or _types_at(path[1:]))  # after a stage's name
-        except ValueError as error:
-            raise ValueError(f"--{name}: {error}") from None
-    return overrides
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file that people write by hand; a ValueError names the file."""
-    try:
-        data = _load_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"config must be a YAML file, got {path}, which does not exist") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be text in UTF-8, got a file that is not: {error}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} must hold a mapping of settings, got {type(data).__name__}")
-    return data
-
-
-_DECIMAL = {
-    "tag:yaml.org,2002:int": re.compile(r"[-+]?(?:0|[1-9][0-9_]*)$"),
-    "tag:yaml.org,2002:float": re.compile(
-        r"""(?:[-+]?(?:0|[1-9][0-9_]*)\.[0-9_]*(?:[eE][-+][0-9]+)?
-            |\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?
-            |[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$""",
-        re.VERBOSE,
-    ),
-}
-_DATE = "tag:yaml.org,2002:timestamp"
-
-
-class _SettingsLoader(yaml.SafeLoader):
-    """YAML 1.1 with decimal numbers only, so that 010 is not 8 and 1:30 not 90, and with every key once.
-
-    What it takes for a number YAML 1.1 does too, so a text that `yaml.safe_dump` wrote comes back as one.
-    """
-
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, _DECIMAL.get(tag, pattern)) for tag, pattern in resolvers if tag != _DATE]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise ValueError(f"{key.value} is given twice, again in line {key.start_mark.line + 1}")
-            seen.add(key.value)
-        return node
-
-
-def _load_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_SettingsLoader)
+    """As `parse_flags`, for the fields of recipes of any method."""
+    return parse_flags(words, _types_at)
 
 
 def _types_at(path: Sequence[str]) -> list[Any]:
-    """The types that a field of a recipe may have, by its path of names; none if there is no such field."""
-    types: list[Any] = [Recipe]
-    for name in path:
-        kinds = [kind for each in types for kind in types_of(each, None)]
-        if Training in kinds:
-            kinds += [member.Training for member in Method.members().values()]
-        if NetworkRecipe in kinds:
-            kinds = [*(kind for kind in kinds if kind is not NetworkRecipe), *every_network_class()]
-        found = [hints[name] for kind in kinds if name in (hints := hints_of(kind, None))]
-        types = [
-            member for each in found for member in (get_args(each) if isinstance(each, UnionType) else [each])
-        ]
-    return types
-
-
-def _flag_value(text: str, types: Sequence[Any]) -> Any:
-    """A flag's value for a field of one of the types; the recipe reports what is wrong with it."""
-    if NoneType in types and text.lower() in ("null", "none", "~", ""):
-        return None
-    if str in types:
-        return text
-    if int in types and re.fullmatch(r"[-+]?[1-9][0-9]*(\.[0-9]*)?[eE]\+?[0-9]+", text):
-        return float(text)  # which is an integer where it is whole
-    try:
-        return _load_yaml(text)
-    except yaml.YAMLError:
-        return text
+    """The types that a field of a recipe may have: the options of training are those of any method, and a
+    network's are those of its own class."""
+    methods = [member.Training for member in Method.members().values()]
+    return types_in(Recipe, path, {Training: [Training, *methods], NetworkRecipe: every_network_class()})

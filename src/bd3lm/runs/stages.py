@@ -1,7 +1,7 @@
 """The stages of a run and their recipes: from a preset, a file and flags, or from the folder of a run."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ import yaml
 
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import write_atomically
-from bd3lm.parsing import SettingsError, did_you_mean, did_you_mean_deeper
 from bd3lm.runs.folders import CHECKPOINTS, RECIPE_FILE, STAGES_FILE, begun_stages
-from bd3lm.runs.merging import CHECKPOINT, merge
 from bd3lm.runs.presets import ONLY, Stage, preset
-from bd3lm.runs.recipe import Recipe, read_settings, recipe_from_dict, recipe_to_dict
+from bd3lm.runs.reading import read_settings
+from bd3lm.runs.recipe import Recipe, recipe_from_dict, recipe_to_dict
+from bd3lm.runs.settling import settle
 
 
 def resolve_stages(
@@ -76,96 +76,7 @@ def _resolved(
     where: str,
     start_from: str | None = None,
 ) -> list[tuple[str, Recipe]]:
-    """Each stage's settings under the layers, the last of which are flags, as a recipe."""
-    names = {stage.name for stage in stages if stage.name != ONLY}
-    for layer in layers:
-        _check_stage_names(layer, [stage.name for stage in stages])
-    if start_from is not None:
-        _check_flags_beside_start(layers[-1], stages)
-        stages = stages[-1:]
-    resolved = []
-    for stage in stages:
-        data: dict[str, Any] = dict(stage.recipe)
-        for layer in layers:
-            common = {key: value for key, value in layer.items() if key not in names}
-            if stage.recipe.get("start_from") in names:
-                common.pop("start_from", None)  # that of the first stage, from which this one does not start
-            data = merge(data, common, layer[stage.name] if stage.name in names & layer.keys() else {})
-        if start_from is not None:
-            data = merge(data, {"start_from": start_from})
-        # From an earlier stage it starts later, and what that one's network is the recipe of that one says.
-        if data.get("start_from") is not None and data["start_from"] not in names and "network" not in data:
-            data["network"] = {"size": CHECKPOINT}
-        try:
-            named = f"{where} (stage {stage.name})" if stage.name != ONLY else where
-            recipe = recipe_from_dict(data, where=named)
-        except ValueError as error:
-            common = {key: value for key, value in layers[-1].items() if key not in names}
-            raise ValueError(f"{error}{_other_stages(stages, common)}") from None
-        resolved.append((stage.name, recipe))
-    return resolved
-
-
-def _check_flags_beside_start(flags: Mapping[str, Any], stages: Sequence[Stage]) -> None:
-    """Refuse flags that --from leaves nothing to do: those of stages it skips, and another start."""
-    *skipped, last = [stage.name for stage in stages]
-    if found := [name for name in skipped if name in flags]:
-        raise ValueError(f"with --from only the stage {last} is run, got flags --{found[0]}.any.field")
-    own = flags.get(last)
-    if "start_from" in flags or (isinstance(own, Mapping) and "start_from" in own):
-        raise ValueError("--from says what to start from, got --start_from too: give one of them")
-
-
-def _check_stage_names(layer: Mapping[str, Any], stages: Sequence[str]) -> None:
-    """Refuse a key that is neither a stage nor a part of a recipe, and a stage given a plain value."""
-    if list(stages) == [ONLY]:
-        return  # a single stage is not named, and the recipe reports what is wrong with it
-    parts = [each.name for each in fields(Recipe)]
-    for key, value in layer.items():
-        if key in stages and not isinstance(value, Mapping):
-            raise ValueError(f"{key} is a stage, whose settings are {key}.any.field, got {value!r}")
-        if key not in stages and key not in parts:
-            near = did_you_mean(key, [*stages, *parts])
-            hint = near or did_you_mean_deeper(key, Recipe, layer) or ","
-            raise ValueError(
-                f"{key}: unknown key{hint} allowed are the stages {', '.join(stages)}, and {', '.join(parts)}"
-            )
-
-
-def _other_stages(stages: Sequence[Stage], flags: Mapping[str, Any]) -> str:
-    """Hints for flags that only some stages accept: how to set them for those stages."""
-    lines = []
-    for part, value in flags.items():
-        unknown = {stage.name: _unknown_keys(merge(stage.recipe, {part: value})) for stage in stages}
-        for name in unknown:
-            given = [
-                f"--{name}.{leaf}"
-                for leaf in _leaves(value, part)
-                if not _is_under(leaf, unknown[name])
-                and any(_is_under(leaf, other) for other in unknown.values())
-            ]
-            if given:
-                lines.append(f"\n  the stage {name} has it: {' '.join(given)}")
-    return "".join(lines)
-
-
-def _unknown_keys(data: Mapping[str, Any]) -> Collection[str]:
-    """The keys of a stage's settings that its recipe does not have."""
-    try:
-        recipe_from_dict(data, where="")
-    except SettingsError as error:
-        return error.unknown_keys
-    return ()
-
-
-def _is_under(leaf: str, keys: Collection[str]) -> bool:
-    return any(f"{leaf}.".startswith(f"{key}.") for key in keys)
-
-
-def _leaves(value: Any, name: str) -> list[str]:
-    if not isinstance(value, Mapping):
-        return [name]
-    return [leaf for key, each in value.items() for leaf in _leaves(each, f"{name}.{key}")]
+    return settle(stages, layers, where, start_from, kind=Recipe, read=recipe_from_dict)
 
 
 def run_stages(out: Path) -> list[Path]:

@@ -2,59 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bd3lm.training.distributed import Engine, local
+from bd3lm.training.settings import OptimizerSettings
 
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s: a gradient of zero stays zero
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """AdamW and its rate. The paper prints 3e-4, constant after 2,500 steps of linear warm-up (Suppl. C.2).
-
-    It leaves out the rest; betas, eps, weight decay and the clip norm are the reference implementation's.
-    """
-
-    lr: float = 3e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    """Applied to matrices only; never to embeddings, norms and biases."""
-    warmup_steps: int = 2500
-    decay: Literal["constant", "cosine", "linear"] = "constant"
-    min_lr_ratio: float = 0.1
-    """Where a cosine or a line ends, as a part of lr."""
-    decay_steps: int | None = None
-    """How many last steps a line takes to fall, after a constant rate; by default all after the warm-up."""
-    clip_norm: float | None = 1.0
-    """Largest norm of the gradient; None leaves it alone."""
-
-    def __post_init__(self) -> None:
-        for name in ("lr", "eps"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
-        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
-        if not 0.0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be finite and not negative, got {self.weight_decay}")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps must not be negative, got {self.warmup_steps}")
-        if self.decay not in ("constant", "cosine", "linear"):
-            raise ValueError(f"decay must be 'constant', 'cosine' or 'linear', got {self.decay!r}")
-        if self.decay_steps is not None and (self.decay != "linear" or self.decay_steps < 1):
-            raise ValueError(
-                f"decay_steps must be at least 1 and is for decay 'linear' only, "
-                f"got {self.decay_steps} with decay {self.decay!r}"
-            )
-        if not 0.0 <= self.min_lr_ratio <= 1.0:
-            raise ValueError(f"min_lr_ratio must lie in [0, 1], got {self.min_lr_ratio}")
-        if self.clip_norm is not None and not self.clip_norm > 0.0:
-            raise ValueError(f"clip_norm must be positive or None, got {self.clip_norm}")
 
 
 def learning_rate(settings: OptimizerSettings, step: int, total_steps: int) -> float:

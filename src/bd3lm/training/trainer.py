@@ -6,9 +6,9 @@ optimizer, EMA and what the objective has learned, so a run that was stopped goe
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,57 +21,14 @@ from bd3lm.training.distributed import Engine
 from bd3lm.training.ema import EMA
 from bd3lm.training.index import INDEX, Damaged, parsed
 from bd3lm.training.log_window import LogWindow, Metrics
-from bd3lm.training.optim import OptimizerSettings, apply_gradients, learning_rate, make_optimizer
+from bd3lm.training.optim import apply_gradients, learning_rate, make_optimizer
+from bd3lm.training.settings import OptimizerSettings, Precision, TrainSettings
 from bd3lm.training.signals import stop_requests
 from bd3lm.training.state import SUMS, RunState
 from bd3lm.training.step import NetworkRunner, training_sums
 
-Precision = Literal["auto", "fp32", "bf16"]
 _MIN_STEPS_TO_COMPILE = 200  # compiling takes about a minute, which fewer do not win back
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """How long, how much at once, and how often to look."""
-
-    steps: int
-    global_batch: int = 512
-    """Sequences in a step, over all devices and micro-batches."""
-    micro_batch: int | None = None
-    """Sequences a device takes at once; by default its whole share of the global batch."""
-    seed: int = 0
-    precision: Precision = "auto"
-    """auto is bf16 on GPUs and fp32 on a CPU."""
-    compile: Literal[True, False, "auto"] = "auto"
-    """auto compiles on a GPU where at least 200 steps are left, which win back the minute it takes."""
-    ema_decay: float = 0.9999
-    """0 keeps no average: the trained weights themselves are evaluated and released."""
-    log_every: int = 10
-    validate_every: int = 1000
-    checkpoint_every: int = 1000
-    adapt_every: int = 100
-    """How often an objective that learns (a proposal over counts) is updated."""
-
-    def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "global_batch",
-            "log_every",
-            "validate_every",
-            "checkpoint_every",
-            "adapt_every",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.micro_batch is not None and self.micro_batch < 1:
-            raise ValueError(f"micro_batch must be at least 1, got {self.micro_batch}")
-        if not 0.0 <= self.ema_decay < 1.0:
-            raise ValueError(f"ema_decay must lie in [0, 1), got {self.ema_decay}")
-        if self.precision not in get_args(Precision):
-            raise ValueError(f"precision must be 'auto', 'fp32' or 'bf16', got {self.precision!r}")
-        if self.compile not in (True, False, "auto"):
-            raise ValueError(f"compile must be true, false or 'auto', got {self.compile!r}")
 
 
 class Batches(Protocol):

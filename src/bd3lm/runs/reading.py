@@ -1,0 +1,127 @@
+"""Settings as people write them, in flags and YAML files, to plain values, which are checked elsewhere."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args
+
+import yaml
+
+from bd3lm.parsing import hints_of, types_of
+
+
+def parse_flags(words: Sequence[str], types_at: Callable[[Sequence[str]], Sequence[Any]]) -> dict[str, Any]:
+    """`--train.steps 100 --method.masking.kind=times` as a nested dict; the values of text fields are
+    taken as they are, all others are read as YAML."""
+    overrides: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or len(word) < 3:
+            raise ValueError(f"expected --any.field value, got {word!r}")
+        name, equals, text = word[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ValueError(f"--{name} needs a value, got none")
+            text = rest.pop(0)
+        target = overrides
+        path = name.replace("-", "_").split(".")
+        if path[0] == "plugins":
+            raise ValueError(f"--{name} is not for flags: a run writes it; to load a plugin give --plugin")
+        *parents, leaf = path
+        for parent in parents:
+            target = target.setdefault(parent, {})
+            if not isinstance(target, dict):
+                raise ValueError(f"--{name} sets a part of something that another flag sets whole")
+        if isinstance(target.get(leaf), dict):
+            raise ValueError(f"--{name} sets whole something of which another flag sets a part")
+        try:
+            target[leaf] = _flag_value(text, types_at(path) or types_at(path[1:]))  # after a stage's name
+        except ValueError as error:
+            raise ValueError(f"--{name}: {error}") from None
+    return overrides
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file that people write by hand; a ValueError names the file."""
+    try:
+        data = _load_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"config must be a YAML file, got {path}, which does not exist") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8, got a file that is not: {error}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} must hold a mapping of settings, got {type(data).__name__}")
+    return data
+
+
+_DECIMAL = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(?:0|[1-9][0-9_]*)$"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"""(?:[-+]?(?:0|[1-9][0-9_]*)\.[0-9_]*(?:[eE][-+][0-9]+)?
+            |\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?
+            |[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$""",
+        re.VERBOSE,
+    ),
+}
+_DATE = "tag:yaml.org,2002:timestamp"
+
+
+class _SettingsLoader(yaml.SafeLoader):
+    """YAML 1.1 with decimal numbers only, so that 010 is not 8 and 1:30 not 90, and with every key once.
+
+    What it takes for a number YAML 1.1 does too, so a text that `yaml.safe_dump` wrote comes back as one.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, _DECIMAL.get(tag, pattern)) for tag, pattern in resolvers if tag != _DATE]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise ValueError(f"{key.value} is given twice, again in line {key.start_mark.line + 1}")
+            seen.add(key.value)
+        return node
+
+
+def _load_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_SettingsLoader)
+
+
+def types_in(
+    kind: type[Any], path: Sequence[str], more: Mapping[Any, Sequence[Any]] | None = None
+) -> list[Any]:
+    """The types that a field may have, by its path of names; none if there is no such field. `more` has what
+    stands where a dataclass is named."""
+    types: list[Any] = [kind]
+    for name in path:
+        kinds = [found for each in types for found in types_of(each, None)]
+        kinds = [stands for each in kinds for stands in (more or {}).get(each, (each,))]
+        found = [hints[name] for each in kinds if name in (hints := hints_of(each, None))]
+        types = [
+            member for each in found for member in (get_args(each) if isinstance(each, UnionType) else [each])
+        ]
+    return types
+
+
+def _flag_value(text: str, types: Sequence[Any]) -> Any:
+    """A flag's value for a field of one of the types; the recipe reports what is wrong with it."""
+    if NoneType in types and text.lower() in ("null", "none", "~", ""):
+        return None
+    if str in types:
+        return text
+    if int in types and re.fullmatch(r"[-+]?[1-9][0-9]*(\.[0-9]*)?[eE]\+?[0-9]+", text):
+        return float(text)  # which is an integer where it is whole
+    try:
+        return _load_yaml(text)
+    except yaml.YAMLError:
+        return text
