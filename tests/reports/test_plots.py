@@ -11,7 +11,7 @@ import matplotlib
 import pytest
 
 from bd3lm.reports import plots, style
-from bd3lm.reports.colours import dark_rules
+from bd3lm.reports.colours import PAPER, dark_rules
 from bd3lm.reports.plots import Band, Curve, Dot, Lengths, Point
 
 pytestmark = pytest.mark.sweep(3)
@@ -51,6 +51,13 @@ every_plot = pytest.mark.parametrize("name", MADE)
 def made(name: str) -> str:
     """A plot, drawn once."""
     return MADE[name]()
+
+
+@every_plot
+def test_its_paper_is_drawn_first_so_that_dark_ink_is_read_on_a_dark_page_of_others(name):
+    """Where Markdown is shown, say, which brings no colours for it."""
+    first = next(ElementTree.fromstring(made(name)).iter(f"{SVG}path"))
+    assert first.get("style") == f"fill: {PAPER}"
 
 
 @every_plot

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from bd3lm.reports.colours import AXIS, COLOURS, GRID, INK, SOFT
+from bd3lm.reports.colours import AXIS, COLOURS, GRID, INK, PAPER, SOFT
 from bd3lm.reports.readable import readable
 from bd3lm.reports.svg import portable_svg
 
@@ -26,6 +26,8 @@ _WIDTH = 5.2  # inches; a page shows it about 1.5 times as large, a phone as it 
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
+    "figure.facecolor": PAPER,  # that of pages; where Markdown is shown on a dark one it stays light
+    "axes.facecolor": "none",
     "font.size": 9,
     "axes.labelsize": 9,
     "axes.labelcolor": SOFT,
@@ -60,7 +62,7 @@ def figure_in_style(name: str, *, height: float) -> Iterator[tuple[Figure, Any]]
         yield figure, lambda: portable_svg(written.getvalue(), name)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing")  # from a font that no reader sees
-            figure.savefig(written, format="svg", transparent=True)
+            figure.savefig(written, format="svg")
 
 
 def look(index: int) -> tuple[str, Any, str]:
