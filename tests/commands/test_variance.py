@@ -242,7 +242,7 @@ def test_a_run_of_several_stages_is_its_last(run, capsys):
 def test_bad_input_is_one_line(run, capsys):
     for words, message in (
         ([str(run / "ar")], "must hold a block diffusion model"),
-        ([str(run / "block"), "--gradients", "1"], "gradients 0 or at least 2"),
+        ([str(run / "block"), "--gradients", "1"], "--gradients must be 0 or at least 2, got 1"),
         ([str(run / "block"), "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
         ([str(run / "block"), "--data", "nowhere"], "nowhere is neither a file or folder nor one of"),
         (["box"], "box is no training run, so its data is not known: say which with --data"),

@@ -59,18 +59,13 @@ class Likelihoods(Command):
         from bd3lm.commands.shared.corpora import check_texts
         from bd3lm.commands.shared.models import check_models
         from bd3lm.commands.shared.records import check_new_file
+        from bd3lm.limits import check_counts
 
         check_new_file(self.out)
         if not self.models:
             raise ValueError("models must name at least one run, model folder or hub id, got none")
-        check_models(self.models, device=self.device)
-        for name, number in (
-            ("--replicates", self.replicates),
-            ("--batch-size", self.batch_size),
-            ("--sequences", self.sequences),
-        ):
-            if number is not None and number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
+        check_models(self.models, device=self.device, lean=self.lean)
+        check_counts(replicates=self.replicates, batch_size=self.batch_size, sequences=self.sequences)
         check_texts(texts, self.field)
 
     def subjects(self) -> "list[Subject]":

@@ -72,7 +72,7 @@ class Harness(Command):
         from bd3lm.io.extras import require
 
         check_new_file(self.out)
-        check_models([self.model], device=self.device)
+        check_models([self.model], device=self.device, lean=self.lean)
         require("lm_eval", "harness", "bd3lm harness")
 
         from bd3lm.interop.harness import HarnessLM  # which brings torch, as the package does

@@ -92,9 +92,11 @@ class Score(Command):
         from bd3lm.commands.shared.models import check_models
         from bd3lm.commands.shared.records import check_new_file
         from bd3lm.data import FileCorpus
+        from bd3lm.limits import check_counts
 
         check_new_file(self.out)
-        check_models([self.model], device=self.device)
+        check_models([self.model], device=self.device, lean=self.lean)
+        check_counts(samples=self.samples, stride=self.stride, batch_size=self.batch_size)
         for file in self.files:
             FileCorpus(file, held_out=0)  # finds the files and reads none
 

@@ -58,9 +58,18 @@ class Variance(Command):
 
         check_new_file(self.out)
         check_models(self.models, device=self.device)
+        self.check()
         check_texts([self.data], self.field)
         write_records(self.out, report_variances(self))
         return 0
+
+    def check(self) -> None:
+        """Refuse numbers of batches from which no variance is found."""
+        from bd3lm.limits import check_counts
+
+        check_counts(batches=self.batches, batch_size=self.batch_size)
+        if self.gradients < 0 or self.gradients == 1:
+            raise ValueError(f"--gradients must be 0 or at least 2, got {self.gradients}")
 
 
 @cache
@@ -114,12 +123,7 @@ def measure_variances(
     from bd3lm.runs.sections import DataRecipe
 
     batches, gradients, data = flags.batches, flags.gradients, flags.data
-    if batches < 1 or gradients < 0 or gradients == 1:
-        raise ValueError(
-            f"batches must be at least 1 and gradients 0 or at least 2, got {batches}, {gradients}"
-        )
-    if flags.batch_size is not None and flags.batch_size < 1:
-        raise ValueError(f"--batch-size must be at least 1, got {flags.batch_size}")
+    flags.check()
     config, network = subject.model.config, subject.model.network
     if not config.method.masks_by_rule:
         raise ValueError(f"{subject.name} must hold a block diffusion model, got {config.method.kind}")

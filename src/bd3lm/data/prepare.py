@@ -261,7 +261,9 @@ class _Bar:
 
     def start(self, split: str, done: Split, *, count: Callable[[], int | None]) -> None:
         self._tokens, self._text_bytes = done.tokens, done.text_bytes
-        self._task = self._progress.add_task(split, total=None, completed=done.documents, counts="counting")
+        self._task = self._progress.add_task(
+            f"tokenizing {split}", total=None, completed=done.documents, counts="counting"
+        )
         self._progress.update(self._task, total=count(), counts="")  # counting may be a pass over the text
 
     def advance(self, batch: Encoded) -> None:

@@ -6,7 +6,7 @@ from bd3lm.diffusion.checks import is_number, is_whole
 from bd3lm.diffusion.counts import Counts, LearnedCounts, learned_proposal
 from bd3lm.diffusion.draws import Draws, LevelSampler, Strata, blocks_in
 from bd3lm.diffusion.masking import ClippedTimes, ClipSearch, DiscreteTimes, MaskingRule, Masks, Times
-from bd3lm.diffusion.orders import check_lean, log_reveal_rates, log_reveal_times
+from bd3lm.diffusion.orders import log_reveal_rates, log_reveal_times
 from bd3lm.diffusion.parameterizations import d3pm, sedd, sedd_at_masks, subs, subs_at_masks
 from bd3lm.diffusion.processes import Absorbing, ForwardProcess, Uniform, named_process
 from bd3lm.diffusion.schedules import (
@@ -34,6 +34,7 @@ from bd3lm.diffusion.simplex import (
     add_noise,
     almost_one_hot,
 )
+from bd3lm.limits import check_lean
 
 __all__ = [
     "Absorbing",

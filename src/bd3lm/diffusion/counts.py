@@ -22,7 +22,8 @@ from torch import Tensor
 
 from bd3lm.diffusion.draws import Draws
 from bd3lm.diffusion.masking import MaskingRule, Masks, block_counts, token_ranks
-from bd3lm.diffusion.orders import check_lean, log_reveal_rates
+from bd3lm.diffusion.orders import log_reveal_rates
+from bd3lm.limits import check_lean
 
 CountsWeight = Literal["nelbo", "flat"]
 _MOMENT_MEMORY = 0.9  # share of the old second moments that an update keeps

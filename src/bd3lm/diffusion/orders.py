@@ -12,19 +12,9 @@ and a bound of its own.
 import torch
 from torch import Tensor
 
-from bd3lm.diffusion.checks import is_number
+from bd3lm.limits import check_lean
 
-MOST_LEAN = 1e6  # far past left to right; lean·(n − 1) stays finite for any block
 _SOONEST = -64.0  # stands for log 0 at u = 1; the next number below 1 gives −36.7
-
-
-def check_lean(lean: float) -> None:
-    """Refuse anything but a number from 0 to 1e6.
-
-    `bd3lm.config.lean_problems`, which may not import this, does the same.
-    """
-    if not is_number(lean) or not 0.0 <= lean <= MOST_LEAN:
-        raise ValueError(f"lean must be a number from 0 to 1e6, got {lean!r}")
 
 
 def log_reveal_rates(block_size: int, lean: float, *, device: torch.device | str = "cpu") -> Tensor:

@@ -98,6 +98,8 @@ class Judge(Command):
                 f"--field is for texts in {SUFFIX} files, and no source is one, got {self.field!r}"
             )
 
+        self._check()
+
         import torch  # what is above needs none
         from rich.console import Console
 
@@ -116,3 +118,15 @@ class Judge(Command):
         )
         write_records(self.out, records)
         return 0
+
+    def _check(self) -> None:
+        """Refuse what is known to be wrong before torch is loaded."""
+        from bd3lm.limits import check_counts
+
+        check_counts(count=self.count, judge_batch_size=self.judge_batch_size, batch_size=self.batch_size)
+        if not self.length or len(set(self.length)) < len(self.length):
+            raise ValueError(f"--length must be one or more different lengths, got {self.length}")
+        if not self.entropy_floor and self.redraws != Judge.redraws:
+            raise ValueError(f"--redraws needs an entropy floor above 0, got {self.redraws} without one")
+        if self.mauve is not None and not self.mauve.is_file():
+            raise ValueError(f"--mauve must be a file of human text, and {self.mauve} is none")

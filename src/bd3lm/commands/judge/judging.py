@@ -31,22 +31,12 @@ _PROMPTED = "after_prompts"  # a setting of records whose texts begin with what 
 
 def check_flags(flags: Judge) -> None:
     """Refuse what no sample could be drawn or judged with, before any model is opened."""
-    if flags.count < 1:
-        raise ValueError(f"count must be at least 1, got {flags.count}")
-    if not flags.length or len(set(flags.length)) < len(flags.length):
-        raise ValueError(f"length must be one or more different lengths, got {flags.length}")
     if flags.entropy_floor and min(flags.length) < ENTROPY_WINDOW:
         raise ValueError(
             f"--length {min(flags.length)} is shorter than the {ENTROPY_WINDOW} tokens of the entropy "
             "rule: add --entropy-floor 0"
         )
-    if not flags.entropy_floor and flags.redraws != Judge.redraws:
-        raise ValueError(f"redraws needs an entropy floor above 0, got {flags.redraws} without one")
-    if flags.judge_batch_size < 1:
-        raise ValueError(f"--judge-batch-size must be at least 1, got {flags.judge_batch_size}")
     if flags.mauve is not None:
-        if not flags.mauve.is_file():
-            raise ValueError(f"mauve must be a file of human text, and {flags.mauve} is none")
         try:  # its first document: all of it is read last, after everything was drawn and judged
             next(_human_texts(flags), None)
         except ValueError as error:

@@ -129,7 +129,7 @@ class Sample(Command):
         check_new_file(self.out)
         texts = [text for text in self._texts() for _ in range(self.count)]
         check_film(self.film, len(texts), self.out)
-        check_models([] if self.model is None else [self.model], device=self.device)
+        check_models([] if self.model is None else [self.model], device=self.device, lean=self.lean)
 
         import torch  # what is above needs none, and whoever mistyped something need not wait for it
         from rich.console import Console

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from bd3lm.commands.shared.command import flags_of
+from bd3lm.io.files import local_path
 from bd3lm.io.reading import MAX_DOCUMENT
 
 DType = Literal["float32", "bfloat16", "float64"]
@@ -107,8 +108,11 @@ def check_sources(command: Any, *, for_files: Collection[str]) -> None:
 
     if not command.sources:
         raise ValueError("a source must be given: a run, a model, or a file of samples")
+    for each in filter(is_file_of_samples, command.sources):
+        if not local_path(each).is_file():
+            raise FileNotFoundError(f"there is no file {each}")
     models = [each for each in command.sources if not is_file_of_samples(each) and not Path(each).is_file()]
-    check_models(models, device=command.device)
+    check_models(models, device=command.device, lean=command.lean)
     if not all(map(is_file_of_samples, command.sources)):
         return
     for flag in flags_of(type(command)):

@@ -6,18 +6,22 @@ from pathlib import Path
 
 from bd3lm import interop
 from bd3lm.io.files import local_path
-from bd3lm.limits import check_device
+from bd3lm.limits import check_device, check_lean
 from bd3lm.runs.folders import STAGES_FILE
 
 SUFFIX = ".jsonl"
 PLAIN_TEXT = ".txt"
 
 
-def check_models(sources: Iterable[str | Path], *, device: str | None = None) -> None:
-    """Refuse what is no model, as a mistyped name is none, and what is no device to load it on: before torch
-    is loaded, which takes seconds."""
+def check_models(
+    sources: Iterable[str | Path], *, device: str | None = None, lean: float | None = None
+) -> None:
+    """Refuse what is no model, as a mistyped name is none, what is no device to load it on, and what is no
+    lean to give it: before torch is loaded, which takes seconds."""
     if device is not None:
         check_device(device, "--device")
+    if lean is not None:
+        check_lean(lean, "--lean")
     for source in sources:
         folder = local_path(source)
         if not (folder / STAGES_FILE).is_file():  # of such a run `one_model` takes the last stage
