@@ -103,6 +103,8 @@ def test_the_default_tokenizer_is_named_where_the_hub_is_out_of_reach(
     assert "--tokenizer names another, such as bytes" in said
     assert data("prepare", source, tmp_path / "out", "--tokenizer", "someone/else") == 1
     assert "default" not in refusal(capsys)
+    assert data("prepare", source, tmp_path / "out", "--tokenizer", "bxo") == 1
+    assert refusal(capsys).endswith("does not resolve, did you mean 'box'?\n")
 
 
 @pytest.mark.parametrize(("unit", "documents"), [("file", 1), ("line", 3), ("paragraph", 2)])

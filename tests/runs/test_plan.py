@@ -1,5 +1,6 @@
 """From a recipe to a run: each choice becomes its object, and weights are taken from where they fit."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,6 +218,15 @@ def test_another_shape_is_refused_with_the_parameters_that_differ(data, ar, tmp_
     tied = r"1 parameter differs .*; its embeddings are untied and those of this recipe tied: network\.tied"
     with pytest.raises(ValueError, match=tied):
         build(data, tmp_path, BLOCK, {"start_from": str(ar), "network": {"tied": True}})
+
+
+def test_another_shape_is_refused_with_the_flag_that_gives_it(data, ar, tmp_path):
+    heads = json.loads((ar / "model" / "config.json").read_text())["network"]["heads"]
+    flag = "--network.size checkpoint takes the network from there$"
+    with pytest.raises(ValueError, match=rf"parameters differ .*; {flag}"):
+        build(data, tmp_path, BLOCK, {"start_from": str(ar), "network": {"hidden": 32}})
+    with pytest.raises(ValueError, match=rf"whose heads are {heads} and not {2 * heads}; {flag}"):
+        build(data, tmp_path, BLOCK, {"start_from": str(ar), "network": {"heads": 2 * heads}})
 
 
 def test_another_tokenizer_is_refused(data, ar, tmp_path):

@@ -31,7 +31,7 @@ from bd3lm.data.guarded import check_size, in_one_line, is_plain, panics_unsaid,
 from bd3lm.io.files import local_path, read_text, write_atomically
 from bd3lm.io.hub import hub_reason, is_hub_id, unresolved_hub
 from bd3lm.io.places import BOX, RUN_MODEL, box_folder
-from bd3lm.parsing import shown
+from bd3lm.parsing import did_you_mean, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -307,7 +307,7 @@ def _from_hub(name: str) -> Tokenizer:
         reason = f"the name {unresolved} does not resolve" if unresolved else hub_reason(error)
         raise FileNotFoundError(
             f"tokenizer {name!r} is no folder here, and the Hugging Face hub did not give its "
-            f"{TOKENIZER_FILE}: {reason}"
+            f"{TOKENIZER_FILE}: {reason}{did_you_mean(name, (BOX, BYTES))}"
         ) from error
     return _from_json(text, config, name)
 

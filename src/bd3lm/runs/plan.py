@@ -412,6 +412,12 @@ def _start_from(network: Network, source: str, shards: TokenShards) -> None:
     ours = {name: tuple(p.shape) for name, p in network.named_parameters()}
     lacking = network.may_lack & (ours.keys() - theirs.keys())
     _require_same_network(theirs, {n: s for n, s in ours.items() if n not in lacking}, source)
+    heads = [getattr(each.config, "heads", None) for each in (other, network)]
+    if heads[0] != heads[1]:  # which no shape of a parameter tells
+        raise ValueError(
+            f"start_from must have the network of this recipe, got {source}, whose heads are {heads[0]} and "
+            f"not {heads[1]}; --network.size {CHECKPOINT} takes the network from there"
+        )
     network.load_state_dict(other.state_dict(), strict=not lacking)
     network.fill_in(lacking)
 
