@@ -184,7 +184,8 @@ def test_the_two_that_are_compared_differ_in_nothing_but_the_method(finished):
 def test_its_page_begins_with_a_verdict_and_the_plot_and_shows_the_model_in_the_box(finished):
     page = (finished[0] / "report.html").read_text("utf-8")
     places = [
-        page.index(each) for each in ('<p class="verdict">After the same amount', "<svg", "<nav", "<h2>")
+        page.index(each)
+        for each in ('<p class="verdict">After the same number of training tokens', "<svg", "<nav", "<h2>")
     ]
     assert places == sorted(places)
     drawn = page[places[1] : places[2]]

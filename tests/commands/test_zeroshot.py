@@ -103,6 +103,10 @@ def test_bits_per_byte_stand_beside_perplexities_and_different_tokenizers_are_na
     printed = capsys.readouterr().out
     assert "bits/byte" in printed
     assert "Tokenizers differ" not in printed
+    assert "unequal parts" not in printed
+    few = ["--sequences", "4", *words[:-1]]  # of 15 bytes, and of 45
+    assert main(["zeroshot", str(tmp_path / "bytes"), str(tmp_path / "merged"), *few]) == 0
+    assert "The models scored unequal parts of text.txt, from 60 to 180 bytes" in capsys.readouterr().out
 
 
 def test_one_bad_corpus_does_not_lose_the_others(tmp_path, capsys):

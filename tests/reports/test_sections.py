@@ -411,14 +411,19 @@ def test_clip_ranges_start_with_the_recipes_and_last_to_the_end(monkeypatch):
 
 def test_variances_by_rule():
     (table,) = tables(whole_report(), "Noise in training")
-    assert table.headings == ["masks", "unbiased", f"{BLOCKS}: loss", f"{BLOCKS}: gradient"]
+    assert table.headings == [
+        "masks",
+        "unbiased",
+        f"{BLOCKS}: variance of the loss",
+        f"{BLOCKS}: variance of the gradient",
+    ]
     assert table.rows == [
         ["counts", "yes", "1.50", "0.500"],
         ["clipped U[0.5, 1]", "no", "2.50", "0.500"],
         ["linear U[0, 1]", "yes", "40.00", "0.500"],
     ]
     (without,) = tables(one(variance()), "Noise in training")
-    assert without.headings == ["masks", "unbiased", "autoregressive: loss"]
+    assert without.headings == ["masks", "unbiased", "autoregressive: variance of the loss"]
 
 
 def test_variances_have_their_errors_and_may_be_infinite(drawn_once):

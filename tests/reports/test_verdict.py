@@ -25,7 +25,7 @@ def test_the_best_beside_the_best_of_those_that_were_trained_for_as_long():
     short, long = of("a", "autoregressive", 34.0, **SHORT), of("b", "autoregressive", 28.5, **LONG)
     blocks = of("c", BLOCKS, 30.0, **LONG)
     assert said(short, long, blocks) == (
-        "After the same amount of training, autoregressive predicts held-out text better than block "
+        "After the same number of training tokens, autoregressive predicts held-out text better than block "
         "diffusion (blocks of 2): perplexity 28.50 ± 0.10 against 30.00 ± 0.10."
     )
     assert said(short, blocks) == (

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # The paper's corpora, in its order.
 CORPORA = ("ptb", "wikitext103", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
+_ALIKE = 0.9  # of the bytes of a text: the ends of sequences, and first tokens, are not scored by all
 _MISSING = "–"  # in place of a figure that could not be had
 
 
@@ -124,6 +125,20 @@ def _print_table(
     every = list(measured.values())
     shown = [record["result"]["figures"][0] for record in every]
     console.print(legend(subjects, every, shown), soft_wrap=True, markup=False)
+    for source in data:
+        sizes = [found["result"]["bytes"] for (text, _), found in measured.items() if text == source]
+        known = [size for size in sizes if size is not None]
+        if known and min(known) < _ALIKE * max(known):
+            limited = estimates[0].flags.sequences is not None
+            console.print(
+                f"The models scored unequal parts of {Path(source).name}, from {min(known):,} to "
+                f"{max(known):,} bytes, so not even bits per byte compare: "
+                + ("leave out --sequences, which counts by" if limited else "take a longer text, for")
+                + " each model's own context.",
+                soft_wrap=True,
+                markup=False,
+                highlight=False,
+            )
 
 
 def _cell(figure: Mapping[str, Any]) -> str:

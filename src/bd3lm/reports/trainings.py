@@ -155,7 +155,11 @@ def _variance_plot(report: Report, measured: Sequence[Measured], biased: Sequenc
 def _variance_table(report: Report, measured: Sequence[Measured], biased: Sequence[str]) -> Table:
     """A row for each way of drawing masks, a column for each model and what of it was measured."""
     columns = [
-        (f"{report.label(run)}: {what}", what, {row["masks"]: row for row in record["result"]["rows"]})
+        (
+            f"{report.label(run)}: variance of the {what}",
+            what,
+            {row["masks"]: row for row in record["result"]["rows"]},
+        )
         for run, record in measured
         for what in (["loss", "gradient"] if record["settings"]["gradients"] else ["loss"])
     ]

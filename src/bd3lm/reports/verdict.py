@@ -68,7 +68,7 @@ def _standings(report: Report) -> list[_Standing]:
 
 def _compared(report: Report, best: _Standing, other: _Standing) -> str:
     alike = best.is_trained_like(other)
-    after = "after the same amount of training, " if alike else ""
+    after = "after the same number of training tokens, " if alike else ""
     names = [each.name for each in (best, other)]
     if names[0] == names[1] or not alike:
         names = [report.label(each.run) for each in (best, other)]
