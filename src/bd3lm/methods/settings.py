@@ -85,7 +85,7 @@ class Settings:
     remask: float | None = None
     """With `steps`: ReMDM's eta in [0, 1], the share of the tokens it may mask again that it does."""
     tokens_per_pass: int | None = None
-    """Reveal this many tokens at once, in the order of the model. Faster, but no longer the model's distribution."""
+    """Reveal this many tokens at once, in the model's order. Faster, but no longer its distribution."""
     confidence: float | None = None
     """Reveal all tokens drawn with at least this probability. Not the model's distribution either."""
     entropy_bound: float | None = None

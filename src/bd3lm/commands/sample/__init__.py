@@ -58,8 +58,8 @@ class Sample(Command):
     count: int = 1
     """Texts for each prompt."""
     length: OptionalInt = None
-    """Tokens a text may reach, its prompt included; by default the network's context. It may be longer, except
-    for SEDD and D3PM with uniform noise."""
+    """Tokens a text may reach, its prompt included; by default the network's context. It may be longer,
+    except for SEDD and D3PM with uniform noise."""
     max_new_tokens: OptionalInt = None
     """Tokens at most after each prompt, in place of --length."""
     top_p: TopPFlag = None
@@ -78,7 +78,7 @@ class Sample(Command):
     """With --steps: ReMDM's eta in [0, 1], the share of the tokens it may mask again that it does."""
     lean: LeanFlag = None
     tokens_per_pass: OptionalInt = None
-    """Reveal this many tokens at once, in the order of the model. Faster, but no longer the model's distribution."""
+    """Reveal this many tokens at once, in the model's order. Faster, but no longer its distribution."""
     confidence: OptionalFloat = None
     """Reveal all tokens drawn with at least this probability. Not the model's distribution either."""
     entropy_bound: OptionalFloat = None
