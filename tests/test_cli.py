@@ -291,6 +291,7 @@ WRONG_AT_ONCE = {
     "judge typo": "there is no folder 'typo' here",
     "lengths typo": "there is no folder 'typo' here",
     "variance typo": "there is no folder 'typo' here",
+    "report run --out page.html": "--out must be the folder that report.html and report.md go into",
     "report typo": "there is no folder 'typo' here",
     "harness typo --tasks any": "there is no folder 'typo' here",
     "convert typo out": "there is no folder 'typo' here",

@@ -58,14 +58,14 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
         check_folder("runs", folder)
     if flags.device is not None:
         check_device(flags.device, "--device")
+    out = flags.out or (flags.runs[0] if len(flags.runs) == 1 else Path("report"))
+    _check_out(out)
 
     from bd3lm.commands.report.measuring import measure_missing  # which brings torch
-    from bd3lm.commands.report.runs import check_different, check_out, content, open_run, runs_in, stages_of
+    from bd3lm.commands.report.runs import check_different, content, open_run, runs_in, stages_of
     from bd3lm.commands.shared.subjects import tell_what_is_not_kept
     from bd3lm.reports import write_report
 
-    out = flags.out or (flags.runs[0] if len(flags.runs) == 1 else Path("report"))
-    check_out(out)
     stages = [stage for folder in flags.runs for run in runs_in(folder) for stage in stages_of(run)]
     check_different([stage.folder for stage in stages])
     unfinished = [str(stage.folder) for stage in stages if not stage.is_trained]
@@ -82,3 +82,15 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
             for kind, why in measure_missing(each.subject, flags.samples, console).items():
                 unmeasured[each.subject.name, kind] = why
     return write_report(content(opened, unmeasured, unfinished), out)
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a path that cannot be a folder, or does not look like one, before anything is measured."""
+    if out.is_dir():
+        return
+    if out.exists() or out.suffix[1:].isalpha():  # a folder may be called v1.2
+        raise ValueError(
+            f"--out must be the folder that report.html and report.md go into, got a file's name, {out}"
+        )
+    if not out.parent.is_dir():
+        raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")

@@ -13,7 +13,7 @@ from bd3lm.commands.shared.records import kept
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME
 from bd3lm.lm import LanguageModel
-from bd3lm.reports import KINDS, MARKDOWN, PAGE, Report, Run
+from bd3lm.reports import KINDS, Report, Run
 from bd3lm.reports.records import LARGEST
 from bd3lm.runs.folders import CHECKPOINTS, METRICS_FILE, RECIPE_FILE, begun_stages, is_run
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
@@ -71,18 +71,6 @@ class Opened:
     subject: Subject
     log: list[dict[str, float]]
     training: Training
-
-
-def check_out(out: Path) -> None:
-    """Refuse a path that cannot be a folder, or does not look like one, before anything is measured."""
-    if out.is_dir():
-        return
-    if out.exists() or out.suffix[1:].isalpha():  # a folder may be called v1.2
-        raise ValueError(
-            f"--out must be the folder that {PAGE} and {MARKDOWN} go into, got a file's name, {out}"
-        )
-    if not out.parent.is_dir():
-        raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
 
 
 def runs_in(folder: Path) -> list[Path]:
