@@ -92,12 +92,11 @@ class Judge(Command):
         from bd3lm.commands.shared.records import check_new_file, write_records
 
         check_new_file(self.out)
-        check_sources(self, for_files=_FOR_FILES)
         if self.field is not None and not any(source.endswith(SUFFIX) for source in self.sources):
             raise ValueError(
                 f"--field is for texts in {SUFFIX} files, and no source is one, got {self.field!r}"
             )
-
+        check_sources(self, for_files=_FOR_FILES)
         self._check()
 
         import torch  # what is above needs none
