@@ -232,7 +232,11 @@ def test_a_mask_apart_needs_data_whose_mask_is_last(data: Path, tmp_path: Path) 
 def test_additions_to_a_checkpoint_start_as_none(data: Path, tmp_path: Path) -> None:
     """They are zero at first, so the network computes what the checkpoint does."""
     model = saved(tmp_path / "model", TransformerConfig(vocab_size=TOKENS, context=16, **SHAPE), TOKENS - 1)
-    changes = {"network": {"size": "checkpoint", "additions": 2}, "start_from": str(tmp_path / "model")}
+    changes = {
+        "network": {"size": "checkpoint", "additions": 2},
+        "method": {"kind": "drafter", "masks": 2},
+        "start_from": str(tmp_path / "model"),
+    }
     network = plan_run(
         recipe_from_dict({**without_network(data), **changes}, where="r"), tmp_path / "run"
     ).build()

@@ -436,13 +436,13 @@ def test_a_signal_while_the_model_is_saved_lets_it_be_saved(number, staged, tmp_
     """It used to end the process there: SIGTERM without a word, Ctrl-C with the model unwritten."""
     stages = resolve_stages("two")
     train_stages(stages, tmp_path / "whole", console=quiet(), device="cpu")
-    plain_save = interop.native.save
+    plain_save = interop.native.save_tensors
 
     def interrupted(*what: Any) -> None:
         os.kill(os.getpid(), number)
         plain_save(*what)
 
-    monkeypatch.setattr(interop.native, "save", interrupted)
+    monkeypatch.setattr(interop.native, "save_tensors", interrupted)
     before = signal.signal(number, signal.default_int_handler)  # which a background shell may have ignored
     try:
         runs = train_stages(stages, tmp_path / "parts", console=quiet(), device="cpu")
