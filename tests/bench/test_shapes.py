@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bd3lm.bench import AttentionCase, Shape, TrainingCase
-from bd3lm.models import Transformer
+from bd3lm.models import Transformer, TransformerConfig
 from bd3lm.objectives import TokenBatch
 
 BATCH = 16
@@ -16,7 +16,15 @@ SHAPES = {
     "blocks of 1": Shape(block_size=1, **TINY),
     "blocks of 4": Shape(block_size=4, **TINY),
     "one block": Shape(block_size=16, **TINY),
+    "joint": Shape(method="joint", **TINY),
 }
+GROUPED = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": 16, "mlp": "swiglu"}
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """A size of today's type, small enough to be counted."""
+    monkeypatch.setattr(TransformerConfig, "sizes", {"grouped": GROUPED | {"mlp_width": 24, "norm": "rms"}})
 
 
 def products_of_a_step(shape: Shape) -> int:
@@ -42,7 +50,8 @@ def attention_flops(shape: Shape) -> float:
     """
     layout = AttentionCase(shape=shape).layout()
     every, read = (int(layout.dense(span).sum()) for span in ((0, layout.size), layout.read))
-    return 3.0 * BATCH * 4 * shape.hidden * ((shape.layers - 1) * every + read)
+    width = shape.network.attention_width
+    return 3.0 * BATCH * 4 * width * ((shape.layers - 1) * every + read)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -54,13 +63,23 @@ def test_a_step_costs_what_torch_counts_and_the_pairs_that_the_mask_shows(name):
     assert shape.training_flops(BATCH) == pytest.approx(expected, rel=1e-12 if exact else 0.01)
 
 
+@pytest.mark.parametrize("method", ["ar", "bd3lm", "joint"])
+def test_heads_that_share_keys_and_a_gated_mlp_cost_what_torch_counts(method, named):
+    shape = Shape(method=method, size="grouped", **{**TINY, "hidden": 999})
+    assert (shape.hidden, shape.heads) == (32, 4)
+    expected = products_of_a_step(shape) + attention_flops(shape)
+    assert shape.training_flops(BATCH) == pytest.approx(expected, rel=1e-12 if method == "ar" else 0.01)
+    assert shape.title.endswith(", grouped, 3 x 32, context 16")
+
+
 def test_a_batch_costs_in_proportion():
     shape = SHAPES["blocks of 4"]
     assert shape.training_flops(8) == 8 * shape.training_flops(1)
 
 
 def test_the_config_is_that_of_the_method():
-    ar, mdlm, _, block, _ = (shape.config() for shape in SHAPES.values())
+    ar, mdlm, _, block, _, joint = (shape.config() for shape in SHAPES.values())
+    assert joint.method.joint
     assert (ar.method.kind, ar.mask_id) == ("autoregressive", 127)
     assert (mdlm.method.block_size, block.method.block_size) == (16, 4)
     assert (block.network.layers, block.network.vocab_size, block.network.context) == (3, 128, 16)
@@ -78,6 +97,7 @@ def test_titles_name_the_method_and_the_size():
         ({"block_size": 5}, "block_size must divide the context 16, got 5"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"heads": 5}, "hidden must be a multiple of heads .* got hidden 32 and heads 5"),
+        ({"size": "huge"}, "size must be one of tiny, small, medium, .* got 'huge'"),
         ({"vocabulary": 1}, "vocabulary must be at least 2, a token and the mask, got 1"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
         ({"dropout": 1.5}, r"dropout must lie in \[0, 1\), got 1.5"),

@@ -27,7 +27,10 @@ class AttentionCase:
     @property
     def title(self) -> str:
         shape = self.shape
-        heads = f"{shape.heads} heads of {shape.hidden // shape.heads}"
+        network = shape.network
+        heads = f"{network.heads} heads of {network.head_dim}"
+        if network.groups > 1:
+            heads += f", {network.kv_heads} of keys and values"
         return f"{shape.method_title}, {heads}, context {shape.context:,}, batch {self.batch_size}"
 
     def as_computed(self, device: torch.device) -> Self:
@@ -40,7 +43,8 @@ class AttentionCase:
             return Causal(length)
         if self.shape.one_block:
             return Bidirectional(length)
-        return BlockDiffusion(length, self.shape.block_size)
+        joint = self.shape.method == "joint"
+        return BlockDiffusion(length, self.shape.block_size, causal_clean=joint, read_clean=joint)
 
 
 def measure_attention(
@@ -52,13 +56,15 @@ def measure_attention(
     layout, shape = case.layout(), case.shape
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     generator = torch.Generator(device).manual_seed(0)
-    size = (case.batch_size, layout.size, shape.heads, shape.hidden // shape.heads)
+    network = shape.network
 
-    def heads() -> Tensor:
+    def heads(number: int) -> Tensor:
+        size = (case.batch_size, layout.size, number, network.head_dim)
         drawn = torch.randn(size, generator=generator, device=device).to(dtype)
         return drawn.transpose(1, 2).requires_grad_(case.backward)
 
-    query, key, value, slope = heads(), heads(), heads(), heads().detach()
+    query, key, value = heads(network.heads), heads(network.kv_heads), heads(network.kv_heads)
+    slope = heads(network.heads).detach()
     mask = render(layout, (0, layout.size), device, case.backend)
 
     def once() -> None:

@@ -29,6 +29,7 @@ OTHER = "other"
 OUR_KERNELS = {
     "_linear": FUSED,
     "_add_norm": ELEMENTWISE,
+    "_swiglu": ELEMENTWISE,
     "_attend": ATTENTION,
     "_combine": ATTENTION,
     "_rotate": ELEMENTWISE,

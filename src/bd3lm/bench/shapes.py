@@ -1,21 +1,26 @@
 """The model that is timed: its size, its method, and the arithmetic that a pass over it costs."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from bd3lm.methods import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig, Method
 from bd3lm.models import Backend, TransformerConfig
 
-MethodName = Literal["bd3lm", "mdlm", "ar"]
+MethodName = Literal["bd3lm", "joint", "mdlm", "ar"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A network and a method; the defaults are the paper's small model with blocks of 4."""
+    """A network and a method; the defaults are the paper's small model with blocks of 4.
+
+    A joint model is trained in blocks, and its clean text, which is causal, to predict its next tokens. A
+    `size` by name says all of the network but the vocabulary and the context.
+    """
 
     method: MethodName = "bd3lm"
+    size: str | None = None
     block_size: int = 4
     layers: int = 12
     hidden: int = 768
@@ -27,6 +32,12 @@ class Shape:
     def __post_init__(self) -> None:
         if self.vocabulary < 2:
             raise ValueError(f"vocabulary must be at least 2, a token and the mask, got {self.vocabulary}")
+        sizes = TransformerConfig.sizes
+        if self.size is not None:
+            if self.size not in sizes:
+                raise ValueError(f"size must be one of {', '.join(sizes)}, got {self.size!r}")
+            for name in ("layers", "hidden", "heads"):
+                object.__setattr__(self, name, sizes[self.size][name])
         self.config()  # refuses what no network can be
 
     @property
@@ -42,47 +53,65 @@ class Shape:
 
     @property
     def network(self) -> TransformerConfig:
+        shape: dict[str, Any] = {"layers": self.layers, "hidden": self.hidden, "heads": self.heads}
+        if self.size is not None:
+            shape = dict(TransformerConfig.sizes[self.size])
         return TransformerConfig(
-            vocab_size=self.vocabulary,
-            layers=self.layers,
-            hidden=self.hidden,
-            heads=self.heads,
-            context=self.context,
-            dropout=self.dropout,
+            vocab_size=self.vocabulary, context=self.context, dropout=self.dropout, **shape
         )
 
     def config(self) -> LanguageModelConfig:
         """The last token id is the mask."""
         method: Method = AutoregressiveMethod()
         if self.method != "ar":
-            method = BlockDiffusionMethod(block_size=None if self.method == "mdlm" else self.block_size)
+            joint = self.method == "joint"
+            method = BlockDiffusionMethod(
+                block_size=None if self.method == "mdlm" else self.block_size,
+                causal_clean=joint,
+                joint=joint,
+            )
         return LanguageModelConfig(network=self.network, method=method, mask_id=self.vocabulary - 1)
 
     @property
     def method_title(self) -> str:
-        return {"bd3lm": f"BD3-LM, blocks of {self.block_size}", "mdlm": "MDLM", "ar": "AR"}[self.method]
+        return {
+            "bd3lm": f"BD3-LM, blocks of {self.block_size}",
+            "joint": f"joint, blocks of {self.block_size}",
+            "mdlm": "MDLM",
+            "ar": "AR",
+        }[self.method]
 
     @property
     def title(self) -> str:
-        return f"{self.method_title}, {self.layers} x {self.hidden}, context {self.context:,}"
+        named = "" if self.size is None else f"{self.size}, "
+        return f"{self.method_title}, {named}{self.layers} x {self.hidden}, context {self.context:,}"
 
     def training_flops(self, batch: int) -> float:
         """Of a step's matrix products, three times those of its forward pass; nothing is counted twice.
 
-        A layer has 12·d² weights. BD3-LM passes the text twice, except that the last layer computes only
-        keys and values of the clean half; attention is counted where the mask lets it be, and the head at
-        masked tokens: on average (n + 1)/2 of a block's n, and half of MDLM's.
+        BD3-LM passes the text twice, except that the last layer computes only keys and values of the clean
+        half, unless a next-token loss reads it. Attention is counted where the mask lets it be, and the head
+        at masked tokens, on average (n + 1)/2 of a block's n and half of MDLM's, and where next tokens are
+        predicted.
         """
-        d, length, layers = self.hidden, self.context, self.layers
-        weights = 12 * d * d
-        body = layers * length * weights
+        network, length, layers = self.network, self.context, self.layers
+        kv_weights = 2 * network.kv_heads * network.head_dim * network.hidden
+        weights = kv_weights + network.hidden * (
+            2 * network.attention_width + network.mlp_in_width + network.mlp_width
+        )
+        blocks = length * (length + self.block_size) / 2  # pairs of positions, as if in blocks
+        causal = length * (length + 1) / 2
+        masked = (self.block_size + 1) / (2 * self.block_size)
         if self.method == "ar":
-            pairs = layers * length * (length + 1) / 2
+            body, pairs, read = layers * length * weights, layers * causal, 1.0
         elif self.one_block:
-            pairs = float(layers * length**2)
+            body, pairs, read = layers * length * weights, layers * float(length**2), 0.5
+            read = masked if self.method != "mdlm" else read
+        elif self.method == "joint":
+            body, pairs, read = 2 * layers * length * weights, layers * (blocks + causal), masked + 1.0
         else:
-            body = (2 * layers - 1) * length * weights + 2 * length * d * d
-            pairs = (2 * layers - 1) * length * (length + self.block_size) / 2
-        read = {"ar": 1.0, "mdlm": 0.5, "bd3lm": (self.block_size + 1) / (2 * self.block_size)}[self.method]
-        forward = 2 * body + 2 * read * length * d * self.vocabulary + 4 * pairs * d
+            body = (2 * layers - 1) * length * weights + length * kv_weights
+            pairs, read = (2 * layers - 1) * blocks, masked
+        head = read * length * network.hidden * self.vocabulary
+        forward = 2 * body + 2 * head + 4 * pairs * network.attention_width
         return 3.0 * batch * forward

@@ -50,7 +50,10 @@ class TrainingCase:
         training: Training = AutoregressiveTraining()
         if self.shape.method != "ar":
             masking: MaskingRule = Times() if self.shape.method == "mdlm" else Counts()
-            training = BlockDiffusionTraining(masking=masking, algorithm=self.algorithm)
+            joint = self.shape.method == "joint"
+            training = BlockDiffusionTraining(
+                masking=masking, algorithm=self.algorithm, next_token=1.0 if joint else 0.0
+            )
         return config.method.objective(training, config.frame)
 
 

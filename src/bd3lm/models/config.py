@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bd3lm.models.network import CacheShape, NetworkConfig
-from bd3lm.models.rotary import RotaryScaling
+from bd3lm.models.rotary import Llama3Scaling, RotaryScaling
 from bd3lm.parsing import raise_problems
 
 if TYPE_CHECKING:
@@ -28,6 +28,25 @@ _MOST = {
 }
 
 
+def _llama(
+    layers: int, hidden: int, heads: int, kv_heads: int, mlp_width: int, **more: Any
+) -> Mapping[str, Any]:
+    """A size of the Llama type: RMS norms, SwiGLU, no biases, tied embeddings."""
+    fields = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "mlp_width": mlp_width,
+        "mlp": "swiglu",
+        "mlp_bias": False,
+        "head_bias": False,
+        "norm": "rms",
+        "tied": True,
+    }
+    return MappingProxyType(fields | more)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(NetworkConfig):
     """The shape of a decoder. The defaults are the paper's small model. With `mask_vector` it reads one token
@@ -39,6 +58,19 @@ class TransformerConfig(NetworkConfig):
             "tiny": MappingProxyType({"layers": 8, "hidden": 256, "heads": 8}),
             "small": MappingProxyType({"layers": 12, "hidden": 768, "heads": 12}),  # the paper's 110M
             "medium": MappingProxyType({"layers": 24, "hidden": 1024, "heads": 16}),
+            "smollm2-135m": _llama(30, 576, 9, 3, 1536, rotary_base=100_000.0),
+            "llama3.2-1b": _llama(
+                16,
+                2048,
+                32,
+                8,
+                8192,
+                rotary_base=500_000.0,
+                rotary_scaling=Llama3Scaling(factor=32.0, original_context=8192),
+            ),
+            "qwen3-0.6b": _llama(
+                28, 1024, 16, 8, 3072, head_dim=128, qk_norm=True, norm_eps=1e-6, rotary_base=1_000_000.0
+            ),
         }
     )
     default_size = "small"

@@ -13,7 +13,11 @@ from bd3lm.commands.shared.flags import DeviceFlag, OptionalFile, named
 class _Bench:
     """What every benchmark takes: the model, the device, and where to keep what was measured."""
 
-    method: Literal["bd3lm", "mdlm", "ar"] = "bd3lm"
+    method: Literal["bd3lm", "joint", "mdlm", "ar"] = "bd3lm"
+    """joint is in blocks, with a next-token loss on the clean text, which is causal."""
+    size: Annotated[str | None, named("NAME")] = None
+    """A network by the name of its size, such as smollm2-135m or qwen3-0.6b, in place of layers, hidden and
+    heads."""
     block_size: int = 4
     hidden: int = 768
     heads: int = 12
@@ -25,7 +29,7 @@ class _Bench:
     def _shape(self, **more: Any) -> Any:
         from bd3lm.bench import Shape
 
-        names = ("method", "block_size", "hidden", "heads", "context")
+        names = ("method", "size", "block_size", "hidden", "heads", "context")
         return Shape(**{name: getattr(self, name) for name in names}, **more)
 
     def _options(self) -> dict[str, Any]:
