@@ -30,8 +30,18 @@ def test_sizes(size: str, shape: tuple[int, int, int]) -> None:
     assert (config.vocab_size, config.context) == (50258, 1024)
 
 
-def test_every_size_is_named() -> None:
-    assert set(TransformerConfig.sizes) == {"tiny", "small", "medium"}
+@pytest.mark.parametrize(
+    ("size", "vocabulary", "published"),
+    [
+        ("smollm2-135m", 49_152, 134_515_008),
+        ("llama3.2-1b", 128_256, 1_235_814_400),
+        ("qwen3-0.6b", 151_936, 596_049_920),
+    ],
+)
+def test_sizes_of_others_have_the_parameters_that_are_published(size, vocabulary, published) -> None:
+    with torch.device("meta"):
+        network = network_config(size, vocab_size=vocabulary, context=64).build()
+    assert sum(parameter.numel() for parameter in network.parameters()) == published
 
 
 def test_small_is_the_papers() -> None:
@@ -52,10 +62,10 @@ def test_overrides() -> None:
 
 
 def test_unknown_sizes() -> None:
-    message = "size must be one of tiny, small, medium, got 'smal', did you mean 'small'"
+    message = "size must be one of tiny, small, medium, .*, got 'smal', did you mean 'small'"
     with pytest.raises(ValueError, match=message):
         network_config("smal", vocab_size=11, context=16)
-    with pytest.raises(ValueError, match=r"size must be one of tiny, small, medium, got 'xxl'$"):
+    with pytest.raises(ValueError, match=r"size must be one of tiny, small, medium, .*, got 'xxl'$"):
         network_config("xxl", vocab_size=11, context=16)
 
 
