@@ -117,7 +117,12 @@ _OF_RECIPES: Mapping[str, str] = MappingProxyType(
         ),
         **dict.fromkeys(("num_layers", "n_layer", "depth"), "network.layers"),
         **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim"), "network.hidden"),
-        **dict.fromkeys(("num_heads", "n_head"), "network.heads"),
+        **dict.fromkeys(("num_heads", "n_head", "num_attention_heads"), "network.heads"),
+        **dict.fromkeys(("num_key_value_heads", "n_kv_heads", "num_kv_heads"), "network.kv_heads"),
+        **dict.fromkeys(("intermediate_size", "ffn_dim", "mlp_dim"), "network.mlp_width"),
+        **dict.fromkeys(("rope_theta", "rope_base"), "network.rotary_base"),
+        "rms_norm_eps": "network.norm_eps",
+        **dict.fromkeys(("tie_word_embeddings", "tie_embeddings"), "network.tied"),
         **dict.fromkeys(("output_dir", "output"), "out"),
         **dict.fromkeys(("model", "checkpoint", "model_name_or_path", "init_from"), "from"),
     }

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bd3lm.models import Transformer
+from bd3lm.models import NetworkConfig, Transformer
 from bd3lm.sampling import (
     Ancestral,
     AutoregressiveWriter,
@@ -30,6 +30,7 @@ from bd3lm.sampling import (
     without_replays,
 )
 from tests.oracles.networks import MASK, blocks_of, tiny_transformer
+from tests.oracles.strangers import KeepingConfig, PlainConfig, stranger
 
 pytestmark = pytest.mark.gpu
 CONTEXT = 32
@@ -235,3 +236,17 @@ def test_what_was_recorded_for_one_batch_serves_the_next_until_the_weights_are_o
         for weight in model.parameters():
             weight.data = weight.data * 1.1
     assert_same(4)
+
+
+@pytest.mark.parametrize("config", [KeepingConfig, PlainConfig])
+def test_passes_that_wait_for_the_device_are_written_all_the_same(config: type[NetworkConfig]) -> None:
+    """A recording of one would fail: a network that does not say otherwise is never recorded."""
+    width = {"width": 8} if config is PlainConfig else {}
+    network = stranger(config(vocab_size=4, context=CONTEXT, **width))
+    head, looked = network.head, []
+    network.head = lambda states: head(states * float(states.isfinite().all()))
+    for device in ("cpu", "cuda"):
+        network.to(device)
+        writer = BlockWriter(network, reading=blocks_of(4), context=CONTEXT)
+        looked.append([text.tokens.tolist() for text in sample(writer, requests(48), batch_size=4)])
+    assert looked[0] == looked[1]

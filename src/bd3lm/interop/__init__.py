@@ -117,9 +117,13 @@ def load(
 
 def config_of(source: str | Path, **hub: Unpack[HubOptions]) -> "LanguageModelConfig":
     """What `load` gives beside the network, without the weights where the config.json says it all."""
-    from bd3lm.interop import native
+    from bd3lm.interop import native, reference
 
     path = resolve(source, **hub)
-    if path.is_dir() and native.recognises(read_config(path)):
-        return native.read(path)
+    if path.is_dir():
+        data = read_config(path)
+        if native.recognises(data):
+            return native.read(path)
+        if reference.recognises(data):
+            return reference.from_reference_config(data, where=str(path / CONFIG_NAME))
     return load(path)[1]
