@@ -83,8 +83,8 @@ def load(
     config.json tells. `lightning` says what a `.ckpt` leaves open. Without a dtype weights keep theirs. The
     device None is a GPU where there is one.
     """
+    from bd3lm.interop import huggingface, native, reference
     from bd3lm.interop import lightning as _lightning
-    from bd3lm.interop import native, reference
     from bd3lm.interop.unsupported import unsupported
     from bd3lm.interop.weights import floating_dtype
     from bd3lm.models import pick_device
@@ -107,6 +107,8 @@ def load(
         return native.load(path, device=device, dtype=dtype, load_base=load_base if _may_add else None)
     if reference.recognises(data):
         return reference.load(path, device=device, dtype=dtype)
+    if huggingface.recognises(data):
+        return huggingface.load(path, device=device, dtype=dtype)
     raise unsupported(path, data)
 
 
