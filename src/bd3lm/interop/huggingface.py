@@ -90,6 +90,11 @@ def load(
     return network, model_config(shape)
 
 
+def read(folder: Path) -> LanguageModelConfig:
+    """What `load` gives beside the network."""
+    return model_config(read_network(read_config(folder), where=str(folder / CONFIG_NAME)))
+
+
 def read_network(data: Mapping[str, Any], *, where: str) -> TransformerConfig:
     """The network that a config.json of a known family describes."""
     family = FAMILIES[data["model_type"]]
