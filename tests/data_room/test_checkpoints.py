@@ -134,7 +134,7 @@ def test_what_ends_a_text(files: dict[str, Any], eos: int | None, tmp_path: Path
 @pytest.mark.parametrize("said", ["x", -1, [1, "x"], True])
 def test_an_end_that_is_no_token_is_refused(said: object, tmp_path: Path) -> None:
     beside(tmp_path, SIZE, generation_config={"eos_token_id": said})
-    with pytest.raises(ValueError, match="eos_token_id beside the tokenizer of .* must be token ids, got"):
+    with pytest.raises(ValueError, match=r"eos_token_id beside the tokenizer of .* must be token ids, got"):
         load_tokenizer(tmp_path)
 
 
@@ -169,14 +169,16 @@ class TestTemplates:
 
     def test_a_template_that_is_none_is_refused(self, tmp_path: Path) -> None:
         beside(tmp_path, SIZE, tokenizer_config={"chat_template": 3})
-        with pytest.raises(ValueError, match="chat_template of .* must be a text, got 3"):
+        with pytest.raises(ValueError, match=r"chat_template of .* must be a text, got 3"):
             load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
     "said",
-    [[], {}, {"mask_id": None}, {"mask_id": "5"}, {"mask_id": -1}, {"mask_id": 2**40}]
-    + [{"mask_id": 300, "eos_id": 300}, {"mask_id": 300, "bos_id": True}],
+    [
+        *([], {}, {"mask_id": None}, {"mask_id": "5"}, {"mask_id": -1}, {"mask_id": 2**40}),
+        *({"mask_id": 300, "eos_id": 300}, {"mask_id": 300, "bos_id": True}),
+    ],
 )
 def test_ids_of_our_own_are_checked(said: object, tmp_path: Path) -> None:
     gpt_like(tmp_path, {"bd3lm": said})
