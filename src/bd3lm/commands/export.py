@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from bd3lm.data import Tokenizer
     from bd3lm.methods import LanguageModelConfig
-    from bd3lm.models import Transformer
+    from bd3lm.models import Network
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Export(Command):
 
 
 def _to_huggingface(
-    network: "Transformer", config: "LanguageModelConfig", tokenizer: "Tokenizer | None", out: "Path"
+    network: "Network", config: "LanguageModelConfig", tokenizer: "Tokenizer | None", out: "Path"
 ) -> None:
     from bd3lm import interop
 
@@ -62,7 +62,7 @@ def _to_huggingface(
 
 
 def _to_reference(
-    network: "Transformer", config: "LanguageModelConfig", tokenizer: "Tokenizer | None", out: "Path"
+    network: "Network", config: "LanguageModelConfig", tokenizer: "Tokenizer | None", out: "Path"
 ) -> None:
     from bd3lm import interop
 

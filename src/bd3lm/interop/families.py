@@ -37,6 +37,7 @@ _SHARED_FIXED: dict[str, object] = {
     "mlp": "swiglu",
     "norm": "rms",
     "head_bias": False,
+    "additions": 0,
     "adaln": False,
     "time_conditioning": False,
 }

@@ -4,7 +4,7 @@ The metadata say what a config.json would, and are read as one. Tensors are dequ
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from bd3lm.interop.gguf_file import GGUFFile
 from bd3lm.interop.huggingface import model_config, set_mask_vector
 from bd3lm.interop.weights import allocate, check_layers, check_shapes
 from bd3lm.methods import LanguageModelConfig
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.models import Network, Transformer, TransformerConfig
 from bd3lm.models.rotary import Llama3Scaling, frequencies
 from bd3lm.parsing import shown
 
@@ -28,7 +28,7 @@ _CLOSE = 1e-4
 
 def load(
     path: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-) -> tuple[Transformer, LanguageModelConfig]:
+) -> tuple[Network, LanguageModelConfig]:
     """A model in a GGUF file, in float32 unless another type is asked for."""
     file = GGUFFile(path)
     shape = read_network(file)
@@ -37,7 +37,8 @@ def load(
     wanted = pieces(shape, "gguf")
     check_shapes(found, {piece.name: piece.shape for piece in wanted}, where=str(path))
     file.check_types()
-    network = allocate(shape, device=device, dtype=dtype or torch.float32, where=str(path))
+    room = allocate(shape, device=device, dtype=dtype or torch.float32, where=str(path))
+    network = cast("Transformer", room)
     parameters = dict(network.named_parameters())
     pairs = file.metadata["general.architecture"] == "llama"
     with torch.no_grad():

@@ -9,7 +9,7 @@ what the checkpoint predicts stays what it was.
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from bd3lm.interop.families import (
     FAMILIES,
-    Family,
     Piece,
     config_of,
     family_for,
@@ -45,7 +44,7 @@ from bd3lm.interop.weights import (
 )
 from bd3lm.io.files import write_atomically
 from bd3lm.methods import AutoregressiveMethod, LanguageModelConfig
-from bd3lm.models import Transformer, TransformerConfig
+from bd3lm.models import Network, Transformer, TransformerConfig
 from bd3lm.parsing import shown
 
 GENERATION_NAME = "generation_config.json"
@@ -63,7 +62,7 @@ def recognises(data: Mapping[str, Any]) -> bool:
 
 def load(
     folder: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
-) -> tuple[Transformer, LanguageModelConfig]:
+) -> tuple[Network, LanguageModelConfig]:
     """A checkpoint in a folder; without a dtype in the one it is stored in."""
     shape = read_network(read_config(folder), where=str(folder / CONFIG_NAME))
     where = str(folder)
@@ -76,7 +75,7 @@ def load(
         found.pop(_HEAD)
     check_shapes(found, {piece.name: piece.shape for piece in wanted}, where=where)
     dtype = one_dtype([stored[name][1].dtype for name in found], dtype, where=where)
-    network = allocate(shape, device=device, dtype=dtype, where=where)
+    network = cast("Transformer", allocate(shape, device=device, dtype=dtype, where=where))
     by_file: dict[Path, list[Piece]] = {}
     for piece in wanted:
         by_file.setdefault(stored[piece.name][0], []).append(piece)
@@ -165,20 +164,26 @@ def _stored(folder: Path) -> dict[str, tuple[Path, Stored]]:
 # --- Out ---
 
 
-def to_huggingface_config(config: LanguageModelConfig) -> tuple[Family, dict[str, Any]]:
-    """The family that a model is written as, and its config.json; what does not fit is refused by name."""
-    if not config.method.is_causal_lm:
+def to_huggingface_config(config: LanguageModelConfig) -> tuple[TransformerConfig, dict[str, Any]]:
+    """The network of a model, and its config.json by the family that it fits; what does not fit is refused
+    by name. Of a model that has a causal law among others, that is written."""
+    causal = config.under("causal") if "causal" in config.method.laws else config
+    if not causal.method.is_causal_lm:
         raise ValueError(
             "a checkpoint for transformers' own classes is of an autoregressive model, which predicts no "
             f"first token, got {config.title} (method.kind {config.method.kind!r}, score_first "
             f"{config.method.score_first})"
         )
-    family = family_for(config.network)
-    return family, config_of(family, config.network)
+    shape = config.network
+    if not isinstance(shape, TransformerConfig):
+        raise ValueError(
+            f"network.kind must be transformer, to be written for transformers, got {shape.kind!r}"
+        )
+    return shape, config_of(family_for(shape), shape)
 
 
 def save(
-    network: Transformer,
+    network: Network,
     config: LanguageModelConfig,
     folder: str | Path,
     *,
@@ -187,18 +192,15 @@ def save(
 ) -> None:
     """Write a checkpoint that transformers loads; a mask beside the vocabulary stays behind."""
     check_config(network, config)
-    _, data = to_huggingface_config(config)
+    shape, data = to_huggingface_config(config)
     ids = {"bos_token_id": bos_id, "eos_token_id": eos_id, "pad_token_id": None}
-    data |= ids | {"torch_dtype": str(network.embedding.weight.dtype).removeprefix("torch.")}
+    data |= ids | {"torch_dtype": str(network.dtype).removeprefix("torch.")}
     generation: dict[str, Any] = dict(ids)
     if config.mask_id < config.network.vocab_size:  # which we never write, and others might
         generation["suppress_tokens"] = [config.mask_id]
     path = make_folder(folder)
     parameters = dict(network.named_parameters())
-    state = {
-        piece.name: parameters[piece.ours].detach()[piece.start : piece.stop]
-        for piece in pieces(config.network)
-    }
+    state = {piece.name: parameters[piece.ours].detach()[piece.start : piece.stop] for piece in pieces(shape)}
     write_tensors(path / WEIGHTS_NAME, state)
     write_atomically(path / GENERATION_NAME, (json.dumps(generation, indent=2) + "\n").encode())
     write_atomically(path / CONFIG_NAME, (json.dumps(data, indent=2) + "\n").encode())
