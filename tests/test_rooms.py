@@ -14,6 +14,7 @@ KINDS = set(Method.members())
 # A preset or a converted model is of a method, and so says which.
 MAKERS = {
     "runs/presets.py",
+    "interop/huggingface.py",
     "interop/reference.py",
     "interop/lightning.py",
     "bench/shapes.py",
@@ -27,6 +28,7 @@ NETWORK_MAKERS = {
     "bench/sampling.py",
     "bench/training.py",
     "commands/prove.py",
+    "interop/huggingface.py",
     "interop/reference.py",
 }
 

@@ -377,7 +377,10 @@ def test_shards_with_end_tokens_are_not_measured_as_if_without(words, run, data,
 @pytest.mark.parametrize("command", ["eval", "zeroshot"])
 def test_no_model_is_refused(command, capsys):
     assert main([command]) == 1
-    assert "models must name at least one run, model folder or hub id, got none" in capsys.readouterr().err
+    assert (
+        "models must name at least one run, model folder, GGUF file or hub id, got none"
+        in capsys.readouterr().err
+    )
 
 
 def refused(capsys, *words: str) -> str:

@@ -304,7 +304,7 @@ def test_a_tokenizer_for_a_model_saved_without_one(saved, model, tmp_path, capsy
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("sample NOWHERE ab", "nowhere' here. It must be an existing folder, a .ckpt file, a hub id"),
+        ("sample NOWHERE ab", "nowhere' here. It must be an existing folder, a .ckpt or .gguf file"),
         ("sample MODEL ab --tokenizer NOWHERE", "there is no tokenizer folder"),
         ("sample BARE ab", "the model was saved without a tokenizer; name one with --tokenizer"),
         (

@@ -296,8 +296,9 @@ def _hub_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bd3lm.data.tokenizers.unresolved_hub", lambda: None)
 
 
-def test_a_hub_name_fetches_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_fetches_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpt_like(tmp_path, GPT_CONFIG)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     asked = []
 
     def download(name: str, file: str) -> str:
@@ -306,7 +307,8 @@ def test_a_hub_name_fetches_two_files(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     assert load_tokenizer("someone/gpt") == load_tokenizer(tmp_path)
-    assert asked == [("someone/gpt", "tokenizer.json"), ("someone/gpt", "tokenizer_config.json")]
+    names = ("tokenizer.json", "tokenizer_config.json", "config.json")
+    assert asked == [("someone/gpt", name) for name in names]
 
 
 def test_a_hub_tokenizer_may_lack_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,6 +342,7 @@ def test_a_tokenizer_in_the_cache_is_used_where_the_hub_is_out_of_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpt_like(tmp_path, GPT_CONFIG)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
 
     def download(_: str, file: str, *, local_files_only: bool) -> str:
         assert local_files_only

@@ -28,7 +28,10 @@ def downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str,
 class TestHub:
     def test_only_json_and_safetensors_are_downloaded(self, downloads: list[dict[str, Any]]) -> None:
         model, _ = load("owner/name")
-        assert downloads == [{"repo_id": "owner/name", "allow_patterns": ["*.json", "*.safetensors"]}]
+        allowed, not_these = ["*.json", "*.safetensors", "*.jinja"], ["*/*", "consolidated*.safetensors"]
+        assert downloads == [
+            {"repo_id": "owner/name", "allow_patterns": allowed, "ignore_patterns": not_these}
+        ]
         assert_same(model, small_model()[0])
 
     def test_options(self, downloads: list[dict[str, Any]], tmp_path: Path) -> None:

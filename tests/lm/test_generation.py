@@ -578,7 +578,7 @@ def test_a_tokenizer_of_another_mask_is_refused():
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path):
     of_four_tokens().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="tokenizer must have the network's 4 tokens, got 258"):
+    with pytest.raises(ValueError, match="tokenizer must have at most the network's 4 tokens, got 258"):
         load(tmp_path, tokenizer="bytes")
 
 

@@ -25,6 +25,7 @@ COMMANDS = (
     "report",
     "bench",
     "convert",
+    "export",
     "demo",
     "prove",
 )

@@ -1,4 +1,4 @@
-"""`bd3lm convert`: from other people's checkpoints to ours, and back."""
+"""`bd3lm convert`: from other people's checkpoints to ours; `export` goes the other way."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -11,12 +11,13 @@ from bd3lm.commands.shared.flags import DTYPES, DType, NewFolder, OptionalInt, c
 
 @dataclass(frozen=True)
 class Convert(Command):
-    """Rewrite a checkpoint (the reference implementation's, or our own) in this project's format."""
+    """Rewrite a checkpoint (Llama- or Qwen-type, the reference implementation's, or our own) in this
+    project's format."""
 
     kind = "convert"
 
     source: Positional[Annotated[str, named("SOURCE")]]
-    """A folder, a Lightning .ckpt file, or a hub id such as owner/name."""
+    """A folder, a GGUF or Lightning .ckpt file, or a hub id such as owner/name."""
     out: NewFolder
     """The folder to write, a new or empty one."""
     context: OptionalInt = None
@@ -39,8 +40,6 @@ class Convert(Command):
     """Which weights of a .ckpt to take; by default the EMA's where it has them."""
     dtype: Annotated[DType | None, named(DTYPES)] = None
     """Precision to write; by default that of the weights."""
-    to: Literal["bd3lm", "reference"] = "bd3lm"
-    """The layout to write: this project's, or that of the paper's published weights, for its own code."""
 
     def run(self) -> int:
         from bd3lm.commands.shared.models import check_models, one_model
@@ -61,7 +60,6 @@ class Convert(Command):
         import torch  # what is above needs none
 
         from bd3lm import interop
-        from bd3lm.data import saved_tokenizer
         from bd3lm.lm import LanguageModel
 
         lightning = None
@@ -79,13 +77,8 @@ class Convert(Command):
         # Not as a model to be used, which would compute in another precision than it is stored in.
         dtype = getattr(torch, self.dtype) if self.dtype else None
         network, config = interop.load(path, lightning=lightning, dtype=dtype)
-        tokenizer = saved_tokenizer(path)
-        if self.to == "reference":
-            interop.save_reference(network, config, self.out)
-            if tokenizer is not None:
-                tokenizer.save(self.out)
-        else:
-            LanguageModel(network, config, tokenizer).save_pretrained(self.out)
+        tokenizer = interop.tokenizer_for(path, config)
+        LanguageModel(network, config, tokenizer).save_pretrained(self.out)
         parameters = sum(p.numel() for p in network.parameters())
         print(f"wrote {self.out}: {config.title}, {parameters:,} parameters")
         return 0

@@ -32,7 +32,7 @@ class Likelihoods(Command):
     """What the commands that measure likelihoods have in common."""
 
     models: Models = ()
-    """Runs, model folders or hub ids."""
+    """Runs, model folders, GGUF files or hub ids."""
     estimator: EstimatorFlag = "auto"
     lean: LeanFlag = None
     replicates: int = 1
@@ -63,7 +63,7 @@ class Likelihoods(Command):
 
         check_new_file(self.out)
         if not self.models:
-            raise ValueError("models must name at least one run, model folder or hub id, got none")
+            raise ValueError("models must name at least one run, model folder, GGUF file or hub id, got none")
         check_models(self.models, device=self.device, lean=self.lean)
         check_counts(replicates=self.replicates, batch_size=self.batch_size, sequences=self.sequences)
         check_texts(texts, self.field)

@@ -42,7 +42,7 @@ class Harness(Command):
     kind = "harness"
 
     model: Model
-    """A run, model folder or hub id."""
+    """A run, model folder, GGUF file or hub id."""
     tasks: Annotated[tuple[str, ...], named("TASK ...")]
     """Names of tasks or groups, or patterns such as "arc_*"."""
     include_path: OptionalFolder = None

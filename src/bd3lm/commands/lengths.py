@@ -42,8 +42,8 @@ class Lengths(Command):
     kind = "lengths"
 
     sources: ModelsOrFiles = ()
-    """Runs, model folders or hub ids, which write documents; or .jsonl files that `bd3lm sample --out` wrote
-    without a prompt."""
+    """Runs, model folders, GGUF files or hub ids, which write documents; or .jsonl files that
+    `bd3lm sample --out` wrote without a prompt."""
     count: int = 500
     """Documents of each model."""
     length: OptionalInt = None

@@ -66,7 +66,7 @@ class Score(Command):
     kind = "score"
 
     model: Model
-    """A run, model folder or hub id."""
+    """A run, model folder, GGUF file or hub id."""
     files: Positional[Annotated[tuple[str, ...], named("FILE ...")]]
     """Files or folders of text, with the documents that `bd3lm data prepare` would take. Blank ones have a
     line too, without a figure."""

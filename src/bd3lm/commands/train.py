@@ -36,7 +36,7 @@ class Train(Command):
     resume: bool = False
     """Continue the run in --out: by its own recipe, or by a preset that computes the same."""
     start_from: Annotated[str | None, named("MODEL"), arg(name="from")] = None
-    """A run, model folder or hub id whose weights to start from, with a fresh optimizer."""
+    """A run, model folder, GGUF file or hub id whose weights to start from, with a fresh optimizer."""
     device: DeviceFlag = None
     show: bool = False
     """Print the resolved recipe and stop."""

@@ -33,7 +33,7 @@ class Variance(Command):
     kind = "variance"
 
     models: Models = ()
-    """Runs, model folders or hub ids."""
+    """Runs, model folders, GGUF files or hub ids."""
     data: Annotated[str | None, named("DATA")] = None
     """Text to measure on: a folder of token shards, a file, a folder of files or a named corpus; by default
     what each run held out."""
@@ -203,7 +203,7 @@ def report_variances(flags: Variance, *, console: "Console | None" = None) -> li
 
     console = console or Console()
     if not flags.models:
-        raise ValueError("models must name at least one run, model folder or hub id, got none")
+        raise ValueError("models must name at least one run, model folder, GGUF file or hub id, got none")
     subjects = [Subject.open(model, tokenizer=flags.tokenizer, device=flags.device) for model in flags.models]
     if flags.data is None:
         tell_what_is_not_kept(subjects)

@@ -7,7 +7,8 @@ needed.
 
 Three rules hold for every tokenizer here:
 
-- The vocabulary has a mask token. Where there is none it is appended, after all other ids.
+- There is a mask token. Where the vocabulary has none it is appended, after all other ids. Beside a causal
+  language model it is the id after all that the model predicts, which may lie past the vocabulary.
 - Encoding adds no special token: documents are wrapped raw, so a post-processor that would put [CLS] and
   [SEP] around them does not run, and truncation and padding are off.
 - Encoding makes no special token either: "<|mask|>" in a text is harmless punctuation and letters, not a
@@ -17,9 +18,10 @@ Three rules hold for every tokenizer here:
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,16 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from bd3lm.data.checkpoints import (
+    TEMPLATE_KEY,
+    Checkpoint,
+    ReadFile,
+    begins_with,
+    chat_template,
+    find_checkpoint,
+    read_object,
+    with_begin,
+)
 from bd3lm.data.guarded import check_size, in_one_line, is_plain, panics_unsaid, patterns, watched
 from bd3lm.io.files import local_path, read_text, write_atomically
 from bd3lm.io.hub import hub_reason, is_hub_id, unresolved_hub
@@ -45,6 +57,9 @@ CONFIG_FILE = "tokenizer_config.json"
 
 _MOST_BYTES = 10**8  # of a file; that of 256,000 tokens has 35 million
 
+OWN_KEY = "bd3lm"  # of tokenizer_config.json: ids that no name of a token says
+_MOST_IDS = 1 << 32
+
 SMALLEST_BPE = 256 + 2  # the bytes, the end of a document and the mask
 
 # Where a configuration names a special token, and the names to look for where it does not.
@@ -55,12 +70,22 @@ _BOS_KEYS, _BOS_NAMES = ("bos_token", "cls_token"), (END, "<s>", "<bos>", "[CLS]
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A vocabulary with a mask token. `eos_id` and `bos_id` are None where it has none, and may be equal."""
+    """A vocabulary and a mask token. `eos_id` and `bos_id` are None where it has none, and may be equal."""
 
     spec: str = field(repr=False)
     mask_id: int
+    """In the vocabulary or past it; no text is encoded to it."""
     eos_id: int | None
     bos_id: int | None
+    """The token that texts begin with."""
+    chat_template: str | None = field(default=None, repr=False)
+    """How a conversation becomes a text (Jinja), as it came. It has no part in the fingerprint."""
+
+    def __post_init__(self) -> None:
+        for name in ("mask_id", "eos_id", "bos_id"):
+            place = getattr(self, name)
+            if place is not None and not 0 <= place < 1 << 32:
+                raise ValueError(f"{name} must be a token id, got {place}")
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; a ValueError where that takes too long or the library fails."""
@@ -82,9 +107,19 @@ class Tokenizer:
     def decode(
         self, ids: "Sequence[int] | np.ndarray[Any, Any] | Tensor", *, skip_special: bool = True
     ) -> str:
-        """The text of `ids`; special tokens are left out, or written by their names."""
+        """The text of `ids`; special tokens are left out, or written by their names.
+
+        Ids without a token, which a network may have more of than its tokenizer, are no text.
+        """
         listed = list(ids) if isinstance(ids, Sequence) else ids.tolist()
-        return in_one_line(lambda: self._backend.decode(listed, skip_special_tokens=skip_special))
+        if skip_special or self.mask_id < self._size or self.mask_id not in listed:
+            return in_one_line(lambda: self._backend.decode(listed, skip_special_tokens=skip_special))
+        pieces = [
+            MASK * len(run) if is_mask else self.decode(run, skip_special=False)
+            for is_mask, group in groupby(listed, lambda token: token == self.mask_id)
+            for run in [list(group)]
+        ]
+        return "".join(pieces)
 
     def text_bytes(
         self, ids: "np.ndarray[Any, Any]", before: "Sequence[int] | np.ndarray[Any, Any]" = ()
@@ -126,9 +161,14 @@ class Tokenizer:
         return f", by the patterns {found} of its {TOKENIZER_FILE}" if found else ""
 
     @cached_property
-    def vocab_size(self) -> int:
-        """How many ids there are, the mask included."""
+    def _size(self) -> int:
+        """How many ids the vocabulary has."""
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are, the mask and whatever lies before it included: more than any id."""
+        return max(self._size, self.mask_id + 1)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -139,14 +179,47 @@ class Tokenizer:
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which `load_tokenizer` and transformers read."""
         folder = local_path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         names = {"mask_token": self.mask_id, "eos_token": self.eos_id, "bos_token": self.bos_id}
+        unsaid = [name for name, token in names.items() if token is None or token >= self._size]
+        config = self._config([name for name in names if name not in unsaid])
+        if unsaid:  # else a name that happens to be in the vocabulary would be taken for one of these
+            config[OWN_KEY] = {"mask_id": self.mask_id, "eos_id": self.eos_id, "bos_id": self.bos_id}
+        self._write(folder, self.spec, config)
+
+    def save_for_others(self, folder: str | Path) -> None:
+        """Write the same files without the mask that was appended, and with a post-processor that begins
+        texts as they begin here: transformers then encodes a text as a prompt is encoded here."""
+        spec = json.loads(self.spec)
+        last = {"id": self.mask_id, "content": MASK}
+        added = spec.get("added_tokens") or []
+        names = ["mask_token", "eos_token", "bos_token"]
+        if added and last.items() <= added[-1].items() and self.mask_id == self._size - 1:
+            spec["added_tokens"] = added[:-1]
+            names.remove("mask_token")
+        elif self.mask_id >= self._size:
+            names.remove("mask_token")
+        if self.bos_id is not None and begins_with(self._backend, where="this model") is None:
+            spec = with_begin(spec, str(self._backend.id_to_token(self.bos_id)), self.bos_id)
+        self._write(local_path(folder), _canonical(spec), self._config(names))
+
+    def _config(self, names: Collection[str]) -> dict[str, object]:
+        """The tokenizer_config.json that names these special tokens, where there are such."""
+        places = {name: getattr(self, name.replace("_token", "_id")) for name in names}
         config: dict[str, object] = {
-            key: self._backend.id_to_token(token) for key, token in names.items() if token is not None
+            name: self._backend.id_to_token(place) for name, place in places.items() if place is not None
         }
+        if self.chat_template is not None:
+            config[TEMPLATE_KEY] = self.chat_template
         # transformers would otherwise put a space before punctuation back to where it thinks it belongs.
-        config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        write_atomically(folder / TOKENIZER_FILE, self.spec.encode())
+        return config | {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+        }
+
+    @staticmethod
+    def _write(folder: Path, spec: str, config: Mapping[str, object]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / TOKENIZER_FILE, spec.encode())
         write_atomically(folder / CONFIG_FILE, (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
 
     @cached_property
@@ -155,17 +228,21 @@ class Tokenizer:
         backend.encode_special_tokens = True
         return backend
 
-    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[str, int, int | None, int | None]]:
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[object, ...]]:
         """Travel to another process as the value alone; the library's object is made again there."""
-        return Tokenizer, (self.spec, self.mask_id, self.eos_id, self.bos_id)
+        return Tokenizer, (self.spec, self.mask_id, self.eos_id, self.bos_id, self.chat_template)
 
 
-def load_tokenizer(source: str | Path) -> Tokenizer:
+def load_tokenizer(source: str | Path, *, vocabulary: int | None = None) -> Tokenizer:
     """The tokenizer in a local folder, "bytes", or one of the hub by its name ("gpt2", "bert-base-uncased").
 
     A folder needs a tokenizer.json; tokenizer_config.json beside it names the special tokens. A training
     run's folder will do, and "box" is that of the model that comes with this package. The hub is asked only
     for a name that cannot be a path and that no folder here has.
+
+    Beside the config.json of a Llama-, Mistral- or Qwen-type checkpoint, or where the `vocabulary` of such a
+    network is given, the mask is the id after its vocabulary, and texts begin with a token only if the
+    tokenizer's own post-processor puts one there: prompts are encoded as transformers encodes them.
     """
     if source == BYTES:
         return byte_tokenizer()
@@ -175,12 +252,15 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
         file = folder / TOKENIZER_FILE
         if not file.is_file():
             raise FileNotFoundError(f"{folder} is not a tokenizer: it holds no {TOKENIZER_FILE}")
-        config = folder / CONFIG_FILE
-        said = read_text(config, most=_MOST_BYTES) if config.is_file() else "{}"
-        return _from_json(read_text(file, most=_MOST_BYTES), said, source)
+
+        def read(name: str) -> str | None:
+            path = folder / name
+            return read_text(path, most=_MOST_BYTES) if path.is_file() else None
+
+        return _from_files(read_text(file, most=_MOST_BYTES), read, source, vocabulary)
     if isinstance(source, Path) or not is_hub_id(source):
         raise FileNotFoundError(f"there is no tokenizer folder {source}")
-    return _from_hub(source)
+    return _from_hub(source, vocabulary)
 
 
 def _folder_of_run(folder: Path) -> Path:
@@ -252,19 +332,25 @@ def _with_own_specials(spec: dict[str, Any]) -> Tokenizer:
     return Tokenizer(_canonical(spec), mask_id=mask, eos_id=eos, bos_id=eos)
 
 
-def _config_of(text: str, source: str | Path) -> dict[str, Any]:
-    """What a tokenizer_config.json says."""
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{CONFIG_FILE} of {source} must be valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{CONFIG_FILE} of {source} must hold a JSON object, got {config!r:.80}")
-    return config
+def _from_files(text: str, read: ReadFile, source: str | Path, vocabulary: int | None) -> Tokenizer:
+    config = read_object(read, CONFIG_FILE, str(source))
+    checkpoint = None if OWN_KEY in config else find_checkpoint(read, vocabulary, where=str(source))
+    # Its own file is asked for only where it can be: of the hub that takes a request.
+    beside = read if checkpoint is not None else lambda _: None
+    template = chat_template(config, beside, where=str(source))
+    return from_json(text, config, source=source, checkpoint=checkpoint, template=template)
 
 
-def _from_json(text: str, config_text: str, source: str | Path) -> Tokenizer:
-    config = _config_of(config_text, source)
+def from_json(
+    text: str,
+    config: Mapping[str, Any],
+    *,
+    source: str | Path,
+    checkpoint: Checkpoint | None = None,
+    template: str | None = None,
+) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, whose special tokens its configuration names, or the model that it
+    is of."""
     try:
         spec = json.loads(text)
         check_size(spec)
@@ -276,40 +362,91 @@ def _from_json(text: str, config_text: str, source: str | Path) -> Tokenizer:
         raise ValueError(
             f"{source} holds no tokenizer that can be read, in {TOKENIZER_FILE}: {error}"
         ) from error
+    if OWN_KEY in config:
+        return _by_own_ids(spec, vocabulary, config[OWN_KEY], source, template)
+    if checkpoint is not None:
+        return _of_checkpoint(spec, vocabulary, config, checkpoint, source, template)
     mask = _special(vocabulary, config, _MASK_KEYS, _MASK_NAMES, source)
     eos = _special(vocabulary, config, _EOS_KEYS, _EOS_NAMES, source)
     bos = _special(vocabulary, config, _BOS_KEYS, _BOS_NAMES, source)
     if mask is None:
         mask = _append(spec, MASK)
-    tokenizer = Tokenizer(_canonical(spec), mask_id=mask, eos_id=eos, bos_id=bos)
-    if tokenizer.vocab_size != max(mask, *vocabulary.values()) + 1:
+    tokenizer = Tokenizer(_canonical(spec), mask, eos, bos, chat_template=template)
+    if tokenizer._size != max(mask, *vocabulary.values()) + 1:
         raise ValueError(
             f"the vocabulary of {source} has gaps in its ids, so no mask token can be appended to it"
         )
     return tokenizer
 
 
-def _from_hub(name: str) -> Tokenizer:
+def _by_own_ids(
+    spec: Mapping[str, Any],
+    vocabulary: Mapping[str, int],
+    said: object,
+    source: str | Path,
+    template: str | None,
+) -> Tokenizer:
+    """A tokenizer whose special tokens are given by ids, as `Tokenizer.save` wrote them; only the mask's may
+    lie past the others."""
+    ids = said if isinstance(said, Mapping) else {}
+    size, mask = 1 + max(vocabulary.values()), ids.get("mask_id")
+    eos, bos = ids.get("eos_id"), ids.get("bos_id")
+    others = all(each is None or (type(each) is int and 0 <= each < size) for each in (eos, bos))
+    if type(mask) is not int or not 0 <= mask < _MOST_IDS or not others:
+        raise ValueError(
+            f"{OWN_KEY} in {CONFIG_FILE} of {source} must hold mask_id, eos_id and bos_id, ids of tokens or "
+            f"null, got {shown(said)}"
+        )
+    return Tokenizer(_canonical(spec), mask, eos, bos, chat_template=template)
+
+
+def _of_checkpoint(
+    spec: dict[str, Any],
+    vocabulary: Mapping[str, int],
+    config: Mapping[str, Any],
+    checkpoint: Checkpoint,
+    source: str | Path,
+    template: str | None,
+) -> Tokenizer:
+    """The tokenizer of a causal language model: its mask is the id after those that the model predicts."""
+    mask, size = checkpoint.vocabulary, 1 + max(vocabulary.values())
+    if size > mask and vocabulary.get(MASK) != mask:
+        raise ValueError(
+            f"the tokenizer of {source} must have at most the {mask:,} tokens of its model, got {size:,}"
+        )
+    plain = Backend.from_str(_canonical(spec))
+    if size == mask and len(vocabulary) == size:  # gaps would be filled, and the mask lie elsewhere
+        _append(spec, MASK)
+    eos = _special(vocabulary, config, ("eos_token",), (), source)
+    if eos is None:
+        eos = next((each for each in checkpoint.eos_ids if each < size), None)
+    if eos is None:
+        eos = _special(vocabulary, {}, (), _EOS_NAMES, source)
+    bos = begins_with(plain, where=str(source))
+    return Tokenizer(_canonical(spec), mask, eos, bos, chat_template=template)
+
+
+def _from_hub(name: str, vocabulary: int | None) -> Tokenizer:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     unresolved = unresolved_hub()
     fetch = partial(hf_hub_download, local_files_only=True) if unresolved else hf_hub_download
-    try:
-        text = read_text(Path(fetch(name, TOKENIZER_FILE)), most=_MOST_BYTES)
+
+    def read(file: str, *, needed: bool = False) -> str | None:
         try:
-            config = read_text(Path(fetch(name, CONFIG_FILE)), most=_MOST_BYTES)
-        except LocalEntryNotFoundError:
-            raise
-        except EntryNotFoundError:
-            config = "{}"
-    except Exception as error:  # not all errors of the network are OSErrors
-        reason = f"the name {unresolved} does not resolve" if unresolved else hub_reason(error)
-        raise FileNotFoundError(
-            f"tokenizer {name!r} is no folder here, and the Hugging Face hub did not give its "
-            f"{TOKENIZER_FILE}: {reason}{did_you_mean(name, (BOX, BYTES))}"
-        ) from error
-    return _from_json(text, config, name)
+            return read_text(Path(fetch(name, file)), most=_MOST_BYTES)
+        except Exception as error:  # not all errors of the network are OSErrors
+            unknown = isinstance(error, LocalEntryNotFoundError) and file == CONFIG_FILE
+            if isinstance(error, EntryNotFoundError) and not needed and not unknown:
+                return None
+            reason = f"the name {unresolved} does not resolve" if unresolved else hub_reason(error)
+            raise FileNotFoundError(
+                f"tokenizer {name!r} is no folder here, and the Hugging Face hub did not give its "
+                f"{file}: {reason}{did_you_mean(name, (BOX, BYTES))}"
+            ) from error
+
+    return _from_files(str(read(TOKENIZER_FILE, needed=True)), read, name, vocabulary)
 
 
 def _special(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from bd3lm.interop.sources import (
     CONFIG_NAME,
+    GGUF_SUFFIX,
     LIGHTNING_SUFFIX,
     WEIGHTS_NAME,
     HubOptions,
@@ -24,7 +25,9 @@ from bd3lm.io.places import BOX, BOX_FOLDER, RUN_MODEL
 if TYPE_CHECKING:
     import torch
 
+    from bd3lm.data import Tokenizer
     from bd3lm.interop.beside import base_of
+    from bd3lm.interop.huggingface import save as save_huggingface
     from bd3lm.interop.lightning import LightningFacts
     from bd3lm.interop.native import save, save_tensors
     from bd3lm.interop.reference import save as save_reference
@@ -50,8 +53,10 @@ __all__ = [
     "load",
     "resolve",
     "save",
+    "save_huggingface",
     "save_reference",
     "save_tensors",
+    "tokenizer_for",
 ]
 
 
@@ -61,6 +66,7 @@ _IMPORTED_WHEN_USED = {
     "floating_dtype": ("weights", "floating_dtype"),
     "save": ("native", "save"),
     "base_of": ("beside", "base_of"),
+    "save_huggingface": ("huggingface", "save"),
     "save_reference": ("reference", "save"),
     "save_tensors": ("native", "save_tensors"),
 }
@@ -82,14 +88,16 @@ def load(
     _may_add: bool = True,
     **hub: Unpack[HubOptions],
 ) -> "tuple[Network, LanguageModelConfig]":
-    """A network in evaluation mode, and its config, from a folder, a hub id or a Lightning `.ckpt` file.
+    """A network in evaluation mode, and its config, from a folder, a hub id, a GGUF file or a Lightning
+    `.ckpt` file.
 
-    A folder or a hub repository may be ours or in the layout of the reference's published weights; its
-    config.json tells. `lightning` says what a `.ckpt` leaves open. Without a dtype weights keep theirs. The
-    device None is a GPU where there is one.
+    A folder or a hub repository may be ours, in the layout of the reference's published weights, or a Llama-,
+    Mistral- or Qwen-type checkpoint of Hugging Face's; its config.json tells. `lightning` says what a `.ckpt`
+    leaves open. Without a dtype weights keep theirs; those of a GGUF file become float32. The device None is
+    a GPU where there is one.
     """
+    from bd3lm.interop import gguf, huggingface, native, reference
     from bd3lm.interop import lightning as _lightning
-    from bd3lm.interop import native, reference
     from bd3lm.interop.unsupported import unsupported
     from bd3lm.interop.weights import floating_dtype
     from bd3lm.models import pick_device
@@ -102,6 +110,8 @@ def load(
 
     path = resolve(source, **hub)
     if path.is_file():
+        if path.suffix == GGUF_SUFFIX and lightning is None:
+            return gguf.load(path, device=device, dtype=dtype)
         if path.suffix != LIGHTNING_SUFFIX:
             raise refuse_file(path)
         return _lightning.load(path, lightning, device=device, dtype=dtype)
@@ -112,12 +122,14 @@ def load(
         return native.load(path, device=device, dtype=dtype, load_base=load_base if _may_add else None)
     if reference.recognises(data):
         return reference.load(path, device=device, dtype=dtype)
+    if huggingface.recognises(data):
+        return huggingface.load(path, device=device, dtype=dtype)
     raise unsupported(path, data)
 
 
 def config_of(source: str | Path, **hub: Unpack[HubOptions]) -> "LanguageModelConfig":
     """What `load` gives beside the network, without the weights where the config.json says it all."""
-    from bd3lm.interop import native, reference
+    from bd3lm.interop import gguf, huggingface, native, reference
 
     path = resolve(source, **hub)
     if path.is_dir():
@@ -126,4 +138,25 @@ def config_of(source: str | Path, **hub: Unpack[HubOptions]) -> "LanguageModelCo
             return native.read(path)
         if reference.recognises(data):
             return reference.from_reference_config(data, where=str(path / CONFIG_NAME))
+        if huggingface.recognises(data):
+            return huggingface.read(path)
+    elif path.suffix == GGUF_SUFFIX:
+        return gguf.read(path)
     return load(path)[1]
+
+
+def tokenizer_for(
+    path: Path, config: "LanguageModelConfig", named: str | Path | None = None
+) -> "Tokenizer | None":
+    """The tokenizer of a model that lies at a path: the one named, or the one it was saved with, if any."""
+    from bd3lm.data import load_tokenizer, saved_tokenizer
+
+    size = config.network.vocab_size
+    if named is not None:
+        return load_tokenizer(named, vocabulary=size if config.mask_id == size else None)
+    if path.suffix == GGUF_SUFFIX and path.is_file():
+        from bd3lm.interop.gguf_file import GGUFFile
+        from bd3lm.interop.gguf_tokenizer import read_tokenizer
+
+        return read_tokenizer(GGUFFile(path), size)
+    return saved_tokenizer(path)

@@ -50,11 +50,12 @@ class _Text:
 class HarnessLM(LM):
     """A model's likelihoods, exact or bounded, and its continuations of contexts.
 
-    `pretrained` is a run, model folder or hub id, or a model in memory; `estimator`, `samples` and `seed` are
-    those of `LanguageModel.log_likelihood`, `steps` those of `Settings`, `lean` replaces that
-    of a block diffusion model. A context begins as all texts of the model do, with the token that texts begin
-    with. What does not fit into the network's context is left off on the left. The batch size "auto" is 8, or
-    `max_batch_size` where that is less; dtype "auto" is the same as None.
+    `pretrained` is a run, model folder, GGUF file or hub id, or a model in memory; `estimator`, `samples` and
+    `seed` are those of `LanguageModel.log_likelihood`, `steps` those of `Settings`, `lean` replaces that of a
+    block diffusion model. A context begins as all texts of the model do, with the token that texts begin with
+    where there is one; else only an empty context does, with the token that ends them. What does not fit into
+    the network's context is left off on the left. The batch size "auto" is 8, or `max_batch_size` where that
+    is less; dtype "auto" is the same as None.
     """
 
     def __init__(
@@ -171,8 +172,11 @@ class HarnessLM(LM):
 
         This is how the harness treats its own models.
         """
-        given = self.begin + self.text_tokenizer.encode(context.rstrip())
-        whole = self.begin + self.text_tokenizer.encode(context + continuation)
+        before, begin = self.text_tokenizer.encode(context.rstrip()), self.begin
+        if before and self.text_tokenizer.bos_id is None:
+            begin = []
+        given = begin + before
+        whole = begin + self.text_tokenizer.encode(context + continuation)
         scored = whole[len(given) :]
         if not 0 < len(scored) <= self.context - len(self.begin):
             raise ValueError(
@@ -199,7 +203,9 @@ class HarnessLM(LM):
                 f"max_gen_toks must be below {self.context}, the network's context, past which this model "
                 f"does not write, got {length}"
             )
-        return [*self.begin, *self.text_tokenizer.encode(context)][-most:]
+        given = self.text_tokenizer.encode(context)
+        begin = [] if given and self.text_tokenizer.bos_id is None else self.begin
+        return [*begin, *given][-most:]
 
     def _batches(self, indices: list[int]) -> list[list[int]]:
         return [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]

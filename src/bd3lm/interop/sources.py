@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -13,14 +14,19 @@ from bd3lm.parsing import did_you_mean, shown
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"  # beside weights in several files
 HUB = "hf://"  # before a hub id that could be taken for a path
-LIGHTNING_SUFFIX = ".ckpt"
+LIGHTNING_SUFFIX, GGUF_SUFFIX = ".ckpt", ".gguf"
 
-_ALLOWED = f"an existing folder, a {LIGHTNING_SUFFIX} file, a hub id 'owner/name' or {BOX!r}"
+_FILES = f"a {LIGHTNING_SUFFIX} or {GGUF_SUFFIX} file"
+_ALLOWED = f"an existing folder, {_FILES}, a hub id 'owner/name' or {BOX!r}"
 
-_PATTERNS = ("*.json", "*.safetensors")  # all that is ever downloaded: nothing in them can run
+_PATTERNS = ("*.json", "*.safetensors", "*.jinja")  # all that is ever downloaded: nothing in them can run
+_OTHER_COPIES = ("*/*", "consolidated*.safetensors")  # of the weights, for other programs
 
 _MOST_CONFIG = 10**6  # bytes; those of known models have some thousands
+_MOST_INDEX = 10**8  # bytes; a hundred thousand tensors need about 10 million
+_LISTED = 5  # how many files an error names
 
 _OTHER_OPTIONS = ("device", "dtype", "lightning", "tokenizer")  # those of load, which it keeps to itself
 
@@ -55,7 +61,8 @@ def resolve(source: str | Path, **hub: Unpack[HubOptions]) -> Path:
         return released if (released / CONFIG_NAME).is_file() else path
     asked = hub_id("source", source, allowed=_ALLOWED, names=(BOX,))
     try:
-        return Path(snapshot_download(asked, allow_patterns=list(_PATTERNS), **hub))
+        patterns = {"allow_patterns": list(_PATTERNS), "ignore_patterns": list(_OTHER_COPIES)}
+        return Path(snapshot_download(asked, **patterns, **hub))
     except Exception as error:  # the hub's client has many: offline, not found, no access, bad revision
         here = _not_here("source", source, (BOX,))
         it = f"source {source!r}" if asked != source else f"{here} As a hub id it"
@@ -80,7 +87,7 @@ def check_source(source: str | Path) -> None:
     path = resolve(source)
     if path.is_dir():
         read_config(path)
-    elif path.suffix != LIGHTNING_SUFFIX:
+    elif path.suffix not in (LIGHTNING_SUFFIX, GGUF_SUFFIX):
         raise refuse_file(path)
 
 
@@ -197,10 +204,43 @@ def weights_file(folder: Path) -> Path:
     raise ValueError(f"folder {folder} must hold a {WEIGHTS_NAME}, got none (other weights are not loaded)")
 
 
+def weights_files(folder: Path) -> list[Path]:
+    """The folder's model.safetensors, or the shards that its index names; one that is not there is named."""
+    if (folder / WEIGHTS_NAME).is_file() or not (folder / INDEX_NAME).is_file():
+        return [weights_file(folder)]
+    names = sorted(set(read_index(folder).values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+        raise ValueError(
+            f"folder {folder} must hold all {len(names)} files that its {INDEX_NAME} names, but not there: "
+            f"{', '.join(missing[:_LISTED])}{more}"
+        )
+    return [folder / name for name in names]
+
+
+def read_index(folder: Path) -> dict[str, str]:
+    """The file of each tensor, by the index of weights in several files."""
+    path = folder / INDEX_NAME
+    try:
+        data = json.loads(read_text(path, most=_MOST_INDEX))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be valid JSON: {error}") from error
+    files = data.get("weight_map") if isinstance(data, dict) else None
+    if not isinstance(files, dict) or not files:
+        raise ValueError(f"{path} must hold a weight_map of tensors and their files, got {shown(files)}")
+    for name in files.values():
+        bare = isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,200}\.safetensors", name)
+        if not bare:
+            raise ValueError(
+                f"files in {path} must be bare names that end in .safetensors, got {shown(name)}"
+            )
+    return files
+
+
 def refuse_file(path: Path) -> ValueError:
-    """Why a file that is no Lightning checkpoint is not loaded."""
+    """Why a file that is no checkpoint of a known kind is not loaded."""
+    allowed = f"source must be a folder, {_FILES} or a hub id"
     if path.suffix in PICKLE_SUFFIXES:
-        return ValueError(f"source must be a folder, a .ckpt file or a hub id, got {path}: {_NO_PICKLES}")
-    return ValueError(
-        f"source must be a folder, a .ckpt file or a hub id, got the file {path}; try its folder"
-    )
+        return ValueError(f"{allowed}, got {path}: {_NO_PICKLES}")
+    return ValueError(f"{allowed}, got the file {path}; try its folder")

@@ -4,9 +4,9 @@ A network is built without storage and then given its weights, so that loading d
 holds one copy of each tensor.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,10 +17,12 @@ from torch.overrides import TorchFunctionMode
 from bd3lm.io.files import local_path, replacing
 from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Network, NetworkConfig
+from bd3lm.models.devices import require_room
 
 Shape = tuple[int, ...]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # those that torch computes in
+_SAFETENSORS_TYPES = dict(zip(("F16", "BF16", "F32", "F64"), _DTYPES, strict=True))
 _ALLOWED = "allowed are float16, bfloat16, float32 and float64"
 _LISTED = 5  # how many tensors of each sort an error names
 _MOST_HEADER = 2**24  # bytes, of which a hundred thousand tensors need about 13 million
@@ -31,8 +33,21 @@ def parameter_shapes(config: NetworkConfig) -> dict[str, Shape]:
     return {name: tuple(parameter.shape) for name, parameter in _skeleton(config).named_parameters()}
 
 
+class Stored(NamedTuple):
+    """A tensor as a file's header tells of it."""
+
+    shape: Shape
+    dtype: torch.dtype | str
+    """A type that torch computes in, or the file's name of another."""
+
+
 def read_shapes(path: Path) -> dict[str, Shape]:
-    """Names and shapes in a safetensors file, from its header, which must be of a sane length."""
+    """Names and shapes in a safetensors file."""
+    return {name: stored.shape for name, stored in read_header(path).items()}
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """What a safetensors file holds, from its header, which must be of a sane length."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -42,9 +57,15 @@ def read_shapes(path: Path) -> dict[str, Shape]:
                 f"bytes, got {length:,}"
             )
         with safe_open(path, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            return {name: Stored(tuple(each.get_shape()), _type(each)) for name, each in slices.items()}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} must be a readable safetensors file: {error}") from error
+
+
+def _type(part: Any) -> torch.dtype | str:
+    named = str(part.get_dtype())
+    return _SAFETENSORS_TYPES.get(named, named)
 
 
 def read_tensors(path: Path, names: Collection[str]) -> dict[str, Tensor]:
@@ -106,19 +127,40 @@ def build(
 
     Without a dtype the weights keep the one they are stored in.
     """
-    stored = sorted({str(tensor.dtype) for tensor in state.values()})
-    known = all(tensor.dtype in _DTYPES for tensor in state.values())
-    if not known or (dtype is None and len(stored) > 1):
-        raise ValueError(
-            f"weights in {where} must be of one floating-point type (or of several, with dtype= to choose), "
-            f"got {', '.join(stored)}; {_ALLOWED}"
-        )
+    one_dtype([tensor.dtype for tensor in state.values()], dtype, where=where)
     # A copy: what a file's reader gives may be a view of the file, which someone may write over.
     weights = {name: tensor.to(device=device, dtype=dtype, copy=True) for name, tensor in state.items()}
+    return _with_weights(_skeleton(config), weights)
+
+
+def one_dtype(stored: Iterable[torch.dtype | str], dtype: torch.dtype | None, *, where: str) -> torch.dtype:
+    """The type that weights get: the one asked for, or the one that all are stored in."""
+    found = set(stored)
+    known = [each for each in found if isinstance(each, torch.dtype) and each in _DTYPES]
+    if len(known) < len(found) or (dtype is None and len(found) > 1):
+        raise ValueError(
+            f"weights in {where} must be of one floating-point type (or of several, with dtype= to choose), "
+            f"got {', '.join(sorted(map(str, found)))}; {_ALLOWED}"
+        )
+    return known[0] if dtype is None else dtype
+
+
+def allocate(config: NetworkConfig, *, device: torch.device | str, dtype: torch.dtype, where: str) -> Network:
+    """A network in evaluation mode with room for its weights, which are still to be written."""
     network = _skeleton(config)
+    shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
+    least = sum(shape.numel() for shape in shapes.values()) * dtype.itemsize
+    require_room(least, torch.device(device), what=f"the weights in {where}")
+    weights = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+    return _with_weights(network, weights)
+
+
+def _with_weights(network: Network, weights: dict[str, Tensor]) -> Network:
+    """The network with these tensors as its own, in evaluation mode."""
     if next(network.buffers(), None) is not None:  # they are not stored, and have no values in a skeleton
+        device = next(iter(weights.values())).device
         with torch.random.fork_rng(devices=[]):
-            network = config.build().to(device)
+            network = network.config.build().to(device)
         buffers = {name for name, _ in network.named_buffers()}
         weights |= {name: each for name, each in network.state_dict().items() if name in buffers}
     shared = _shared(network)

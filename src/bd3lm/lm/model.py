@@ -15,7 +15,7 @@ from huggingface_hub import HfApi
 from torch import Tensor
 
 from bd3lm import interop
-from bd3lm.data import Tokenizer, load_tokenizer, saved_tokenizer
+from bd3lm.data import Tokenizer
 from bd3lm.data.tokenizers import TOKENIZER_FILE
 from bd3lm.interop import HubOptions, LightningFacts, check_config
 from bd3lm.io.files import local_path
@@ -37,9 +37,9 @@ class LanguageModel:
         self, network: Network, config: LanguageModelConfig, tokenizer: Tokenizer | None = None
     ) -> None:
         check_config(network, config)
-        if tokenizer is not None and tokenizer.vocab_size != config.network.input_vocab_size:
+        if tokenizer is not None and tokenizer.vocab_size > config.network.input_vocab_size:
             raise ValueError(
-                f"tokenizer must have the network's {config.network.input_vocab_size} tokens, "
+                f"tokenizer must have at most the network's {config.network.input_vocab_size} tokens, "
                 f"got {tokenizer.vocab_size}"
             )
         if tokenizer is not None and tokenizer.mask_id != config.mask_id:
@@ -133,9 +133,11 @@ class LanguageModel:
         tokenizer: str | Path | None = None,
         **hub: Unpack[HubOptions],
     ) -> "LanguageModel":
-        """A saved model, in evaluation mode: a folder, a hub id "owner/name" or a Lightning `.ckpt` file.
+        """A saved model, in evaluation mode: a folder, a hub id "owner/name", a GGUF or a Lightning `.ckpt`
+        file.
 
-        A training run's folder is one too, and "box" is the model that comes with this package. `lightning`
+        A Llama-, Mistral- or Qwen-type checkpoint is one, as an autoregressive model. A training run's folder
+        is one too, and "box" is the model that comes with this package. `lightning`
         says what a `.ckpt` leaves open. The default device is a GPU where there is one. Without a dtype
         weights keep theirs, but half precision becomes float32 on a CPU, where it is slow; one may be given
         by its name. `tokenizer` names one for a model that was saved without.
@@ -145,7 +147,7 @@ class LanguageModel:
         network, config = interop.load(path, device=device, dtype=dtype, lightning=lightning)
         if dtype is None and network.device.type == "cpu" and network.dtype.itemsize == 2:
             network.float()
-        return cls(network, config, saved_tokenizer(path) if tokenizer is None else load_tokenizer(tokenizer))
+        return cls(network, config, interop.tokenizer_for(path, config, tokenizer))
 
     @shows_settings
     def generate(

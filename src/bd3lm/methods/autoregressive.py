@@ -81,5 +81,9 @@ class AutoregressiveMethod(Method):
     def piece(self, context: int) -> int:
         return 1
 
+    @property
+    def is_causal_lm(self) -> bool:
+        return not self.score_first  # which reads a mask first, that others do not have
+
     def in_reference(self, context: int) -> dict[str, Any]:
         return {"block_size": 1, "cross_attn": False, "causal": True}

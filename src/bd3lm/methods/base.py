@@ -237,6 +237,11 @@ class Method(Kinded, ABC, family="method"):
 
     # --- how others say it ---
 
+    @property
+    def is_causal_lm(self) -> bool:
+        """Whether it reads and predicts as any causal language model does, and can be written as one."""
+        return False
+
     def title_for(self, context: int) -> str:
         """Its title, with what tells it from its like."""
         return self.title

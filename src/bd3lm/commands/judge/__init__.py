@@ -43,9 +43,9 @@ class Judge(Command):
     kind = "judge"
 
     sources: ModelsOrFiles = ()
-    """Runs, model folders or hub ids, from which samples are drawn; or files that are judged as they are: of
-    `bd3lm sample --out`, or texts of other code, .jsonl with texts in --field or .txt with blank lines
-    between. Where a text has a prompt, only what follows is scored, given the prompt."""
+    """Runs, model folders, GGUF files or hub ids, from which samples are drawn; or files that are judged as
+    they are: of `bd3lm sample --out`, or texts of other code, .jsonl with texts in --field or .txt with blank
+    lines between. Where a text has a prompt, only what follows is scored, given the prompt."""
     field: Annotated[
         str | None,
         named(

@@ -46,7 +46,7 @@ class Sample(Command):
     mistakes = MappingProxyType({"--prompt": _NO_FLAG, "--prompts": _NO_FLAG})
 
     model: Positional[Annotated[str | None, named("[MODEL]")]] = None
-    """A run, model folder or hub id; by default box, the model that comes with bd3lm."""
+    """A run, model folder, GGUF file or hub id; by default box, the model that comes with bd3lm."""
     prompts: Positional[Annotated[tuple[str, ...], named("[PROMPT ...]")]] = ()
     """Texts to continue; without any, one is written from nothing."""
     prompts_from: Annotated[str | None, named("FILE")] = None
@@ -123,8 +123,8 @@ class Sample(Command):
         named = self.model or ""
         if any(each.isspace() for each in named) and not Path(named).exists():
             raise ValueError(
-                f"MODEL must be a run, model folder or hub id, got {named!r}; to continue a text, name "
-                f'the model first: bd3lm sample box "{named}"'
+                f"MODEL must be a run, model folder, GGUF file or hub id, got {named!r}; to continue a text, "
+                f'name the model first: bd3lm sample box "{named}"'
             )
         check_new_file(self.out)
         texts = [text for text in self._texts() for _ in range(self.count)]

@@ -173,8 +173,9 @@ def _check_tokenizer(subject: "Subject", shards: TokenShards, name: str) -> None
         except ValueError as error:
             raise ValueError(f"{subject.name} cannot be measured on {name}: {error}") from None
     config = subject.model.config
-    if (inputs.vocab_size, inputs.mask_id) != (config.network.input_vocab_size, config.mask_id):
+    most = config.network.input_vocab_size
+    if inputs.vocab_size > most or inputs.mask_id != config.mask_id:
         raise ValueError(
-            f"{subject.name} cannot be measured on {name}: its {config.network.input_vocab_size} tokens "
-            f"(mask {config.mask_id}) are not the {inputs.vocab_size} (mask {inputs.mask_id}) of the text"
+            f"{subject.name} cannot be measured on {name}: its {most} tokens (mask "
+            f"{config.mask_id}) are not the {inputs.vocab_size} (mask {inputs.mask_id}) of the text"
         )

@@ -4,7 +4,6 @@ A record says on which weights it was measured, so one that a longer training ha
 measurement of the model that is there now.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -16,7 +15,6 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import bd3lm
-from bd3lm import interop
 from bd3lm.io.files import write_atomically
 
 if TYPE_CHECKING:  # a subject brings all of training with it, for which `bd3lm sample` need not wait
@@ -54,9 +52,9 @@ def new_record(
 
 def weights_digest(path: Path) -> str:
     """sha256 of the weights in a model folder, or of a file of them."""
-    file = path / interop.WEIGHTS_NAME if path.is_dir() else path
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    from bd3lm.interop.beside import digest  # torch, which is there by the time that anything is measured
+
+    return digest(path)
 
 
 def keep(of: "Subject | str", name: str, record: Mapping[str, Any]) -> Path | None:

@@ -228,10 +228,10 @@ def open_source(
     """A file of samples, whose texts a `field` holds, or a model, which `options` are for."""
     if is_file_of_samples(source):
         return Samples.read(local_path(source), field=field, max_document=max_document)
-    if Path(source).is_file() and not source.endswith(".ckpt"):
+    if Path(source).is_file() and not source.endswith((".ckpt", ".gguf")):
         raise ValueError(
-            f"sources must be runs, model folders, hub ids or files of texts, {SUFFIX} as `bd3lm sample "
-            f"--out` writes them or with a field text, or {PLAIN_TEXT}, got the file {source}"
+            f"sources must be runs, model folders, GGUF files, hub ids or files of texts, {SUFFIX} as `bd3lm "
+            f"sample --out` writes them or with a field text, or {PLAIN_TEXT}, got the file {source}"
         )
     return Subject.open(source, **options)
 

@@ -42,7 +42,7 @@ class Subject:
         tokenizer: str | Path | None = None,
         lean: float | None = None,
     ) -> "Subject":
-        """A run, model folder or hub id, ready to be measured; a `lean` replaces a block model's own.
+        """A run, model folder, GGUF file or hub id, ready to be measured; a `lean` replaces a block model's.
 
         A run of several stages is opened at its last one, under the name of that stage.
         """

@@ -1,0 +1,71 @@
+"""`bd3lm export`: a model in a layout that other people's programs load."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from bd3lm.commands.shared.command import Command
+from bd3lm.commands.shared.flags import DTYPES, DType, Model, NewFolder, check_out_folder, named
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bd3lm.data import Tokenizer
+    from bd3lm.methods import LanguageModelConfig
+    from bd3lm.models import Network
+
+
+@dataclass(frozen=True)
+class Export(Command):
+    """Write a model in a layout that other programs load; `bd3lm convert` reads theirs."""
+
+    kind = "export"
+
+    model: Model
+    """A run, a model folder, a GGUF file or a hub id such as owner/name."""
+    out: NewFolder
+    """The folder to write, a new or empty one."""
+    to: Annotated[Literal["huggingface", "reference"], named("{huggingface,reference}")]
+    """The layout: huggingface, a Llama- or Qwen-type checkpoint that transformers loads (of autoregressive
+    models whose network is of that type); reference, that of the paper's published weights, for its own
+    code."""
+    dtype: Annotated[DType | None, named(DTYPES)] = None
+    """Precision to write; by default that of the weights."""
+
+    def run(self) -> int:
+        from bd3lm.commands.shared.models import check_models, one_model
+
+        check_out_folder(self.out)
+        check_models([self.model])
+
+        from bd3lm import interop
+
+        path = interop.resolve(one_model(self.model))
+        # Not as a model to be used, which would compute in another precision than it is stored in.
+        network, config = interop.load(path, dtype=self.dtype)
+        tokenizer = interop.tokenizer_for(path, config)
+        write = {"huggingface": _to_huggingface, "reference": _to_reference}[self.to]
+        write(network, config, tokenizer, self.out)
+        parameters = sum(p.numel() for p in network.parameters())
+        print(f"wrote {self.out} for {self.to}: {config.title}, {parameters:,} parameters")
+        return 0
+
+
+def _to_huggingface(
+    network: "Network", config: "LanguageModelConfig", tokenizer: "Tokenizer | None", out: "Path"
+) -> None:
+    from bd3lm import interop
+
+    ids = {} if tokenizer is None else {"eos_id": tokenizer.eos_id, "bos_id": tokenizer.bos_id}
+    interop.save_huggingface(network, config, out, **ids)
+    if tokenizer is not None:
+        tokenizer.save_for_others(out)
+
+
+def _to_reference(
+    network: "Network", config: "LanguageModelConfig", tokenizer: "Tokenizer | None", out: "Path"
+) -> None:
+    from bd3lm import interop
+
+    interop.save_reference(network, config, out)
+    if tokenizer is not None:
+        tokenizer.save(out)

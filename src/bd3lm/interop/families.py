@@ -1,0 +1,371 @@
+"""Families of causal language models that are one decoder here: their config.json and tensors, both ways.
+
+A family is a row of `FAMILIES`, a tensor a row of `_LAYER_ROWS` or `_OTHER_ROWS`. Loading and writing read
+the same rows, so what one can say of a network the other understands.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Literal
+
+from bd3lm.interop.weights import Shape, parameter_shapes
+from bd3lm.models import TransformerConfig
+from bd3lm.models.rotary import LinearScaling, Llama3Scaling, RotaryScaling
+from bd3lm.parsing import parse, shown
+
+ACTIVATION = "silu"
+ROPE_TYPES = ("default", "linear", "llama3")
+FULL = "full_attention"
+
+# What config.json calls our fields, in every family.
+_SHARED_FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden",
+    "intermediate_size": "mlp_width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "max_position_embeddings": "context",
+    "rms_norm_eps": "norm_eps",
+    "tie_word_embeddings": "tied",
+}
+
+# What of our fields is the same in every family.
+_SHARED_FIXED: dict[str, object] = {
+    "mlp": "swiglu",
+    "norm": "rms",
+    "head_bias": False,
+    "additions": 0,
+    "adaln": False,
+    "time_conditioning": False,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What tells one kind of checkpoint from the others."""
+
+    model_type: str
+    architecture: str
+    """The class in `transformers`, as config.json names it under `architectures`."""
+    fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Fields of its config.json that the others do not have, and those of ours that each sets."""
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    """Our fields that are the same in every network of the family."""
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """What its config.json may leave out. A null stands for what `transformers` takes for it."""
+    whole_heads: bool = True
+    """Whether `transformers` wants the width to be a multiple of the heads, also beside a head_dim."""
+
+    @property
+    def our_values(self) -> dict[str, object]:
+        return {**_SHARED_FIXED, **self.fixed}
+
+    @property
+    def said(self) -> dict[str, tuple[str, ...]]:
+        """All fields of its config.json that are numbers or flags of ours."""
+        return {**{name: (ours,) for name, ours in _SHARED_FIELDS.items()}, **self.fields}
+
+
+_QKV_AND_OUT = {"attention_bias": ("qkv_bias", "attention_bias")}
+_USUAL = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "head_dim": None, "num_key_value_heads": None}
+_NO_BIASES = {"qkv_bias": False, "attention_bias": False, "mlp_bias": False}
+
+LLAMA = Family(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    fields=_QKV_AND_OUT | {"mlp_bias": ("mlp_bias",)},
+    fixed={"qk_norm": False},
+    defaults=_USUAL | {"attention_bias": False, "mlp_bias": False},
+)
+MISTRAL = Family(
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    fixed=_NO_BIASES | {"qk_norm": False},
+    defaults=_USUAL | {"num_key_value_heads": 8, "sliding_window": 4096},
+)
+QWEN2 = Family(
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    fixed=_NO_BIASES | {"qkv_bias": True, "qk_norm": False},
+    defaults=_USUAL | {"num_key_value_heads": 32, "max_window_layers": 28},
+)
+QWEN3 = Family(
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    fields=_QKV_AND_OUT,
+    fixed={"mlp_bias": False, "qk_norm": True},
+    defaults=_USUAL
+    | {"num_key_value_heads": 32, "head_dim": 128, "attention_bias": False, "max_window_layers": 28},
+    whole_heads=False,
+)
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
+)
+WRITTEN = (LLAMA, QWEN2, QWEN3)
+"""Those that a network is written as, the first that fits; Mistral's are Llama's too."""
+
+
+# --- config.json to a network ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Said:
+    """What matters of a config.json, once a family's defaults are in it."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    head_dim: int | None
+    max_position_embeddings: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    hidden_act: str = ACTIVATION
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    partial_rotary_factor: float | None = None
+    sliding_window: int | None = None
+    use_sliding_window: bool = False
+    max_window_layers: int = 0
+    layer_types: list[str] | None = None
+
+
+def network_of(family: Family, data: Mapping[str, Any], *, where: str) -> TransformerConfig:
+    """The network that a config.json of this family describes; what we lack is refused by its name."""
+    names = {each.name for each in fields(_Said)}
+    values = {**family.defaults, **{name: data[name] for name in names if name in data}}
+    said = parse(_Said, values, where=where)
+    try:
+        _check_layers(said, family)
+        base, scaling = _rotary(said)
+        ours = {one: getattr(said, name) for name, several in family.said.items() for one in several}
+        zero_if_none = {name: ours[name] or 0 for name in ("kv_heads", "head_dim") if ours[name] is None}
+        return TransformerConfig(
+            **{
+                **family.our_values,
+                **ours,
+                **zero_if_none,
+                "context": _context(said, family),
+                "rotary_base": base,
+                "rotary_scaling": scaling,
+                "dropout": 0.0,
+                "mask_vector": True,
+            }
+        )
+    except ValueError as error:
+        raise ValueError(f"{where} must describe a network that bd3lm has: {error}") from error
+
+
+def _check_layers(said: _Said, family: Family) -> None:
+    """Refuse layers of a kind that we lack."""
+    if said.hidden_act != ACTIVATION:
+        raise ValueError(f"hidden_act must be {ACTIVATION!r}, got {shown(said.hidden_act)}")
+    if said.layer_types is not None:
+        odd = next((kind for kind in said.layer_types if kind != FULL), None)
+        if odd is not None:
+            raise ValueError(f"layer_types must all be {FULL!r}, got {shown(odd)}")
+        return
+    windowed = family is not MISTRAL and said.use_sliding_window and said.sliding_window is not None
+    if windowed and said.max_window_layers < said.num_hidden_layers:
+        raise ValueError(
+            f"use_sliding_window must be false (from layer {said.max_window_layers} on, layers see a window "
+            f"of {said.sliding_window} tokens), got true"
+        )
+
+
+def _context(said: _Said, family: Family) -> int:
+    """Mistral's layers see a window: up to its length nothing differs from a network that sees all."""
+    window = said.sliding_window if family is MISTRAL else None
+    return min(said.max_position_embeddings, window or said.max_position_embeddings)
+
+
+def _rotary(said: _Said) -> tuple[float, RotaryScaling | None]:
+    """Base and scaling, as transformers 4 says them (rope_theta, rope_scaling) or 5 (rope_parameters)."""
+    rope = said.rope_scaling or said.rope_parameters or {}
+    name = "rope_scaling" if said.rope_scaling else "rope_parameters"
+    kind = rope.get("rope_type", rope.get("type")) or "default"
+    if kind not in ROPE_TYPES:
+        raise ValueError(f"{name}.rope_type must be one of {', '.join(ROPE_TYPES)}, got {shown(kind)}")
+    share = rope.get("partial_rotary_factor", said.partial_rotary_factor)
+    if share not in (None, 1):
+        raise ValueError(f"partial_rotary_factor must be 1 (all of a head is rotated), got {shown(share)}")
+    base = _number(rope.get("rope_theta", said.rope_theta), "rope_theta")
+    if kind == "default":
+        return base, None
+    factor = _number(rope.get("factor"), f"{name}.factor")
+    if kind == "linear":
+        return base, LinearScaling(factor=factor)
+    original = _number(
+        rope.get("original_max_position_embeddings"), f"{name}.original_max_position_embeddings"
+    )
+    return base, Llama3Scaling(
+        factor=factor,
+        original_context=int(original),
+        low_freq_factor=_number(rope.get("low_freq_factor"), f"{name}.low_freq_factor"),
+        high_freq_factor=_number(rope.get("high_freq_factor"), f"{name}.high_freq_factor"),
+    )
+
+
+def _number(value: object, name: str) -> float:
+    """What must be a number that a float can hold."""
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    except OverflowError:
+        pass
+    raise ValueError(f"{name} must be a number, got {shown(value)}")
+
+
+# --- A network to config.json ---
+
+
+def family_for(network: TransformerConfig) -> Family:
+    """The family that a network is written as; a ValueError names the fields that fit none."""
+    problems = {family.model_type: list(misfits(family, network)) for family in WRITTEN}
+    for family in WRITTEN:
+        if not problems[family.model_type]:
+            return family
+    nearest = min(problems, key=lambda name: len(problems[name]))
+    raise ValueError(
+        f"network must be of a family that transformers has ({', '.join(problems)}); nearest is {nearest}, "
+        f"where {'; '.join(problems[nearest])}"
+    )
+
+
+def misfits(family: Family, network: TransformerConfig) -> Iterator[str]:
+    """What of a network a family has no word for, field by field."""
+    for name, value in family.our_values.items():
+        if (got := getattr(network, name)) != value:
+            yield f"{name} must be {value!r}, got {got!r}"
+    for name, ours in family.fields.items():
+        if len({getattr(network, one) for one in ours}) > 1:
+            values = ", ".join(f"{one} {getattr(network, one)}" for one in ours)
+            yield f"{' and '.join(ours)} must be equal (both are {name}), got {values}"
+    if family.whole_heads and network.hidden % network.heads:
+        yield f"hidden must be a multiple of heads, got {network.hidden} and {network.heads}"
+    if network.rotary_scaling is not None and _rope_scaling(network.rotary_scaling) is None:
+        yield f"rotary_scaling must be linear or llama3, got {network.rotary_scaling.kind!r}"
+
+
+def config_of(family: Family, network: TransformerConfig) -> dict[str, Any]:
+    """The config.json of a network that fits, as transformers 4 and 5 both read it."""
+    told = {name: getattr(network, ours[0]) for name, ours in family.said.items()}
+    scaling = network.rotary_scaling
+    return {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        **told,
+        "hidden_act": ACTIVATION,
+        "rope_theta": network.rotary_base,
+        "rope_scaling": None if scaling is None else _rope_scaling(scaling),
+    }
+
+
+def _rope_scaling(scaling: RotaryScaling) -> dict[str, Any] | None:
+    if isinstance(scaling, LinearScaling):
+        return {"rope_type": "linear", "factor": scaling.factor}
+    if isinstance(scaling, Llama3Scaling):
+        return {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_context,
+        }
+    return None
+
+
+# --- Tensors ---
+
+Layout = Literal["huggingface", "gguf"]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One of their modules: of which of ours it is all, or a part, and what each layout calls it."""
+
+    ours: str
+    part: str | None
+    huggingface: str
+    gguf: str
+
+
+_OTHER_ROWS = (
+    _Row("embedding", None, "model.embed_tokens", "token_embd"),
+    _Row("final_norm", None, "model.norm", "output_norm"),
+    _Row("output", None, "lm_head", "output"),
+)
+_LAYER_ROWS = (
+    _Row("attention_norm", None, "input_layernorm", "attn_norm"),
+    _Row("qkv", "query", "self_attn.q_proj", "attn_q"),
+    _Row("qkv", "key", "self_attn.k_proj", "attn_k"),
+    _Row("qkv", "value", "self_attn.v_proj", "attn_v"),
+    _Row("query_norm", None, "self_attn.q_norm", "attn_q_norm"),
+    _Row("key_norm", None, "self_attn.k_norm", "attn_k_norm"),
+    _Row("attention_out", None, "self_attn.o_proj", "attn_output"),
+    _Row("mlp_norm", None, "post_attention_layernorm", "ffn_norm"),
+    _Row("mlp_in", "gate", "mlp.gate_proj", "ffn_gate"),
+    _Row("mlp_in", "up", "mlp.up_proj", "ffn_up"),
+    _Row("mlp_out", None, "mlp.down_proj", "ffn_down"),
+)
+_LAYERS: dict[Layout, str] = {"huggingface": "model.layers.{}.", "gguf": "blk.{}."}
+MASK_VECTOR = "mask_vector"  # ours alone
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One of their tensors: these rows of one of our parameters."""
+
+    name: str
+    ours: str
+    start: int
+    stop: int
+    shape: Shape
+    part: str | None
+    """query, key, value, gate or up, where it is only a part."""
+
+
+def pieces(network: TransformerConfig, layout: Layout = "huggingface") -> list[Piece]:
+    """All tensors of a checkpoint of this network, in our order; every row of our parameters is in one."""
+    others, in_layers = _by_ours(_OTHER_ROWS), _by_ours(_LAYER_ROWS)
+    found = []
+    for name, shape in parameter_shapes(network).items():
+        if name == MASK_VECTOR:
+            continue
+        module, parameter = name.rsplit(".", 1)
+        prefix, rows = "", others
+        if module.startswith("layers."):
+            _, index, module = module.split(".")
+            prefix, rows = _LAYERS[layout].format(index), in_layers
+        start = 0
+        for row in rows[module]:
+            stop = start + _height(row.part, shape, network)
+            theirs = row.huggingface if layout == "huggingface" else row.gguf
+            piece_shape = (stop - start, *shape[1:])
+            found.append(Piece(f"{prefix}{theirs}.{parameter}", name, start, stop, piece_shape, row.part))
+            start = stop
+    return found
+
+
+def _by_ours(rows: tuple[_Row, ...]) -> dict[str, list[_Row]]:
+    return {row.ours: [each for each in rows if each.ours == row.ours] for row in rows}
+
+
+def _height(part: str | None, shape: Shape, network: TransformerConfig) -> int:
+    """How many rows of our parameter are this part of it."""
+    if part == "query":
+        return network.attention_width
+    if part in ("key", "value"):
+        return network.kv_heads * network.head_dim
+    if part in ("gate", "up"):
+        return network.mlp_width
+    return shape[0]

@@ -1,0 +1,156 @@
+"""GGUF files of Llama- and Qwen-type models (llama.cpp's format), dequantized into a network of ours.
+
+The metadata say what a config.json would, and are read as one. Tensors are dequantized some rows at a time.
+"""
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from bd3lm.interop.families import FAMILIES, Piece, network_of, pieces
+from bd3lm.interop.gguf_file import GGUFFile
+from bd3lm.interop.huggingface import model_config, set_mask_vector
+from bd3lm.interop.weights import allocate, check_layers, check_shapes
+from bd3lm.methods import LanguageModelConfig
+from bd3lm.models import Network, Transformer, TransformerConfig
+from bd3lm.models.rotary import Llama3Scaling, frequencies
+from bd3lm.parsing import shown
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+_EMBEDDING, _HEAD, _FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+_PERMUTED = ("query", "key")  # of Llama's attention, whose rows lie pair by pair
+_LLAMA3 = {"original_context": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of every Llama 3
+_CLOSE = 1e-4
+
+
+def load(
+    path: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> tuple[Network, LanguageModelConfig]:
+    """A model in a GGUF file, in float32 unless another type is asked for."""
+    file = GGUFFile(path)
+    shape = read_network(file)
+    found = {name: tensor.shape for name, tensor in file.tensors.items() if name != _FACTORS}
+    check_layers(found, shape, where=str(path))
+    wanted = pieces(shape, "gguf")
+    check_shapes(found, {piece.name: piece.shape for piece in wanted}, where=str(path))
+    file.check_types()
+    room = allocate(shape, device=device, dtype=dtype or torch.float32, where=str(path))
+    network = cast("Transformer", room)
+    parameters = dict(network.named_parameters())
+    pairs = file.metadata["general.architecture"] == "llama"
+    with torch.no_grad():
+        for piece in wanted:
+            target = parameters[piece.ours][piece.start : piece.stop]
+            if pairs and piece.part in _PERMUTED:
+                target.copy_(_halves(file.read(piece.name), shape.head_dim))
+            else:
+                _copy(file, piece, target)
+    set_mask_vector(network)
+    return network, model_config(shape)
+
+
+def read(path: Path) -> LanguageModelConfig:
+    """What `load` gives beside the network."""
+    return model_config(read_network(GGUFFile(path)))
+
+
+def _copy(file: GGUFFile, piece: Piece, target: Tensor) -> None:
+    if target.ndim == 1:
+        target.copy_(file.read(piece.name))
+        return
+    step = file.rows_at_a_time(piece.name)
+    for start in range(0, len(target), step):
+        stop = min(start + step, len(target))
+        target[start:stop].copy_(file.read(piece.name, start, stop))
+
+
+def _halves(rows: Tensor, head_dim: int) -> Tensor:
+    """Rows in our order, where the two of a rotated pair are half a head apart, of rows pair by pair."""
+    by_pair = rows.unflatten(0, (-1, head_dim // 2, 2))
+    return by_pair.transpose(1, 2).flatten(0, 2)
+
+
+def read_network(file: GGUFFile) -> TransformerConfig:
+    """The network that the metadata describe; what we lack is refused by its name."""
+    where, kind = str(file.path), file.get("general.architecture", str, ...)
+    if kind not in ARCHITECTURES:
+        raise ValueError(
+            f"general.architecture in {where} must be one of {', '.join(ARCHITECTURES)}, got {shown(kind)}"
+        )
+    if (experts := file.get(f"{kind}.expert_count", int, 0)) > 0:
+        raise ValueError(f"{kind}.expert_count in {where} must be 0 (mixtures are not loaded), got {experts}")
+    embedding = file.tensors.get(_EMBEDDING)
+    if embedding is None or len(embedding.shape) != 2:
+        raise ValueError(f"{where} must hold the matrix {_EMBEDDING}")
+    data = _as_config(file, kind) | {"vocab_size": embedding.shape[0]}
+    return network_of(FAMILIES[kind], data, where=where)
+
+
+def _as_config(file: GGUFFile, kind: str) -> dict[str, Any]:
+    """The metadata by the names of a config.json."""
+
+    def number(name: str, default: Any = ...) -> Any:
+        return file.get(f"{kind}.{name}", int, default)
+
+    hidden, heads = number("embedding_length"), number("attention.head_count")
+    rotated = number("rope.dimension_count", None)
+    head_dim = number("attention.key_length", rotated or (hidden // heads if heads > 0 else 0))
+    if (of_values := number("attention.value_length", head_dim)) != head_dim:
+        raise ValueError(
+            f"{kind}.attention.value_length in {file.path} must be that of keys, {head_dim}, got {of_values}"
+        )
+    context = number("context_length")
+    data = {
+        "hidden_size": hidden,
+        "intermediate_size": number("feed_forward_length"),
+        "num_hidden_layers": number("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": number("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": min(context, number("attention.sliding_window", 0) or context),
+        "rms_norm_eps": file.get(f"{kind}.attention.layer_norm_rms_epsilon", float, ...),
+        "rope_theta": file.get(f"{kind}.rope.freq_base", float, 10000.0),
+        "tie_word_embeddings": _HEAD not in file.tensors,
+        "attention_bias": "blk.0.attn_output.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
+    }
+    if rotated is not None and head_dim > 0 and rotated != head_dim:
+        data["partial_rotary_factor"] = rotated / head_dim
+    return data | {"rope_scaling": _scaling(file, kind, data)}
+
+
+def _scaling(file: GGUFFile, kind: str, data: dict[str, Any]) -> dict[str, Any] | None:
+    """As a config.json has it. Llama 3's is stored as the factors that it comes to."""
+    named = file.get(f"{kind}.rope.scaling.type", str, "none")
+    if named not in ("none", ""):
+        factor = file.get(f"{kind}.rope.scaling.factor", float, None)
+        return {"rope_type": named, "factor": factor}
+    if _FACTORS not in file.tensors:
+        return None
+    file.check_types()
+    factors = file.read(_FACTORS).flatten().double()
+    plain = _plain_frequencies(data)
+    if plain is not None and factors.shape == plain.shape and float(factors[-1]) >= 1.0:
+        scaling = Llama3Scaling(factor=float(factors[-1]), **_LLAMA3)  # type: ignore[arg-type]
+        if torch.allclose(plain / scaling.scaled(plain), factors, rtol=_CLOSE, atol=0.0):
+            return {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_context,
+            }
+    raise ValueError(
+        f"{_FACTORS} in {file.path} must be those of Llama 3 (a context of 8,192 stretched), got "
+        f"{factors[0]:g} to {factors[-1]:g}"
+    )
+
+
+def _plain_frequencies(data: dict[str, Any]) -> Tensor | None:
+    head_dim, base = data["head_dim"], data["rope_theta"]
+    if not 2 <= head_dim <= 2**20 or head_dim % 2 or not 0.0 < base < float("inf"):
+        return None  # which `network_of` refuses by name
+    return frequencies(head_dim, base=base)

@@ -1,0 +1,206 @@
+"""Llama-, Mistral- and Qwen-type checkpoints of Hugging Face's layout, as autoregressive models, both ways.
+
+Weights are read tensor by tensor into a network that has its room already, so that loading takes little
+more memory than the weights. `transformers` is not needed, no code of a repository is run (`auto_map` is not
+looked at), and pickles are not read. The mask is a vector beside the vocabulary, which only the input knows:
+what the checkpoint predicts stays what it was.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from bd3lm.interop.families import (
+    FAMILIES,
+    Piece,
+    config_of,
+    family_for,
+    network_of,
+    pieces,
+)
+from bd3lm.interop.sources import (
+    CONFIG_NAME,
+    INDEX_NAME,
+    WEIGHTS_NAME,
+    read_config,
+    read_index,
+    weights_files,
+)
+from bd3lm.interop.weights import (
+    Stored,
+    allocate,
+    check_config,
+    check_layers,
+    check_shapes,
+    make_folder,
+    one_dtype,
+    read_header,
+    write_tensors,
+)
+from bd3lm.io.files import write_atomically
+from bd3lm.methods import AutoregressiveMethod, LanguageModelConfig
+from bd3lm.models import Network, Transformer, TransformerConfig
+from bd3lm.parsing import shown
+
+GENERATION_NAME = "generation_config.json"
+_HEAD = "lm_head.weight"
+_BUFFER = ".rotary_emb.inv_freq"  # that old checkpoints hold for each layer: it follows from the config
+_MEAN_ROWS = 8192  # of an embedding at a time, in double precision
+_LISTED = 5
+
+
+def recognises(data: Mapping[str, Any]) -> bool:
+    """Whether this config.json is of a family that is loaded here."""
+    kind = data.get("model_type")
+    return "format" not in data and isinstance(kind, str) and kind in FAMILIES
+
+
+def load(
+    folder: Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> tuple[Network, LanguageModelConfig]:
+    """A checkpoint in a folder; without a dtype in the one it is stored in."""
+    shape = read_network(read_config(folder), where=str(folder / CONFIG_NAME))
+    where = str(folder)
+    stored = _stored(folder)
+    found = {name: header.shape for name, (_, header) in stored.items() if not name.endswith(_BUFFER)}
+    check_layers(found, shape, where=where)
+    wanted = pieces(shape)
+    told_twice = shape.tied and _HEAD in found
+    if told_twice:
+        found.pop(_HEAD)
+    check_shapes(found, {piece.name: piece.shape for piece in wanted}, where=where)
+    dtype = one_dtype([stored[name][1].dtype for name in found], dtype, where=where)
+    network = cast("Transformer", allocate(shape, device=device, dtype=dtype, where=where))
+    by_file: dict[Path, list[Piece]] = {}
+    for piece in wanted:
+        by_file.setdefault(stored[piece.name][0], []).append(piece)
+    for path, some in by_file.items():
+        with safe_open(path, framework="pt") as file:
+            fill(network, some, file.get_tensor)
+    if told_twice:
+        with safe_open(stored[_HEAD][0], framework="pt") as file:
+            _check_tied(file.get_tensor(_HEAD), network, where=where)
+    set_mask_vector(network)
+    return network, model_config(shape)
+
+
+def read(folder: Path) -> LanguageModelConfig:
+    """What `load` gives beside the network."""
+    return model_config(read_network(read_config(folder), where=str(folder / CONFIG_NAME)))
+
+
+def read_network(data: Mapping[str, Any], *, where: str) -> TransformerConfig:
+    """The network that a config.json of a known family describes."""
+    family = FAMILIES[data["model_type"]]
+    classes = data.get("architectures")
+    if classes is not None and classes != [family.architecture]:
+        raise ValueError(
+            f"architectures in {where} must be [{family.architecture!r}] for model_type "
+            f"{family.model_type!r}, got {shown(classes)}"
+        )
+    if data.get("quantization_config") is not None:
+        quantized = data["quantization_config"]
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
+        raise ValueError(
+            f"quantization_config in {where} must not be there: weights quantized by {shown(method)} are not "
+            "loaded; load the checkpoint that was quantized, or a GGUF file"
+        )
+    return network_of(family, data, where=where)
+
+
+def model_config(network: TransformerConfig) -> LanguageModelConfig:
+    """The model of such a network, whose mask follows its vocabulary."""
+    return LanguageModelConfig(network=network, method=AutoregressiveMethod(), mask_id=network.vocab_size)
+
+
+def fill(network: Transformer, some: Iterable[Piece], read: Callable[[str], Tensor]) -> None:
+    """Write tensors, which `read` gives one by one, into their rows of the network's parameters."""
+    parameters = dict(network.named_parameters())
+    with torch.no_grad():
+        for piece in some:
+            parameters[piece.ours][piece.start : piece.stop].copy_(read(piece.name))
+
+
+def set_mask_vector(network: Transformer) -> None:
+    """Let the mask be read as the mean of all tokens, until somebody trains it."""
+    weight = network.embedding.weight.detach()
+    total = sum((part.double().sum(0) for part in weight.split(_MEAN_ROWS)), torch.zeros(()))
+    if network.mask_vector is not None:
+        with torch.no_grad():
+            network.mask_vector.copy_(total / weight.shape[0])
+
+
+def _check_tied(head: Tensor, network: Transformer, *, where: str) -> None:
+    weight = network.embedding.weight
+    if head.shape != weight.shape or not torch.equal(head.to(weight), weight):
+        raise ValueError(
+            f"{_HEAD} in {where} must be model.embed_tokens.weight, since tie_word_embeddings is true, got "
+            "another matrix"
+        )
+
+
+def _stored(folder: Path) -> dict[str, tuple[Path, Stored]]:
+    """All tensors of a checkpoint: in which file each lies, and what that file's header says of it."""
+    files = weights_files(folder)
+    headers = {path: read_header(path) for path in files}
+    if [path.name for path in files] != [WEIGHTS_NAME]:
+        listed = read_index(folder)
+        for path, header in headers.items():
+            here = {name for name, file in listed.items() if file == path.name}
+            if odd := sorted(here ^ header.keys()):
+                more = f" and {len(odd) - _LISTED} more" if len(odd) > _LISTED else ""
+                raise ValueError(
+                    f"{path} must hold the tensors that {INDEX_NAME} lists for it; different: "
+                    f"{', '.join(f'{name:.200}' for name in odd[:_LISTED])}{more}"
+                )
+    return {name: (path, stored) for path, header in headers.items() for name, stored in header.items()}
+
+
+# --- Out ---
+
+
+def to_huggingface_config(config: LanguageModelConfig) -> tuple[TransformerConfig, dict[str, Any]]:
+    """The network of a model, and its config.json by the family that it fits; what does not fit is refused
+    by name. Of a model that has a causal law among others, that is written."""
+    causal = config.under("causal") if "causal" in config.method.laws else config
+    if not causal.method.is_causal_lm:
+        raise ValueError(
+            "a checkpoint for transformers' own classes is of an autoregressive model, which predicts no "
+            f"first token, got {config.title} (method.kind {config.method.kind!r}, score_first "
+            f"{config.method.score_first})"
+        )
+    shape = config.network
+    if not isinstance(shape, TransformerConfig):
+        raise ValueError(
+            f"network.kind must be transformer, to be written for transformers, got {shape.kind!r}"
+        )
+    return shape, config_of(family_for(shape), shape)
+
+
+def save(
+    network: Network,
+    config: LanguageModelConfig,
+    folder: str | Path,
+    *,
+    eos_id: int | None = None,
+    bos_id: int | None = None,
+) -> None:
+    """Write a checkpoint that transformers loads; a mask beside the vocabulary stays behind."""
+    check_config(network, config)
+    shape, data = to_huggingface_config(config)
+    ids = {"bos_token_id": bos_id, "eos_token_id": eos_id, "pad_token_id": None}
+    data |= ids | {"torch_dtype": str(network.dtype).removeprefix("torch.")}
+    generation: dict[str, Any] = dict(ids)
+    if config.mask_id < config.network.vocab_size:  # which we never write, and others might
+        generation["suppress_tokens"] = [config.mask_id]
+    path = make_folder(folder)
+    parameters = dict(network.named_parameters())
+    state = {piece.name: parameters[piece.ours].detach()[piece.start : piece.stop] for piece in pieces(shape)}
+    write_tensors(path / WEIGHTS_NAME, state)
+    write_atomically(path / GENERATION_NAME, (json.dumps(generation, indent=2) + "\n").encode())
+    write_atomically(path / CONFIG_NAME, (json.dumps(data, indent=2) + "\n").encode())

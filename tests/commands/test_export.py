@@ -1,0 +1,116 @@
+"""`bd3lm export`: layouts that other programs load, and what does not fit into them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import bd3lm
+from bd3lm import interop
+from bd3lm.cli import main
+from bd3lm.lm import LanguageModel
+from bd3lm.methods import AutoregressiveMethod, LanguageModelConfig
+from bd3lm.models import Transformer, TransformerConfig
+from tests.commands import fails
+from tests.data_room.documents import contents
+from tests.data_room.test_checkpoints import TEXTS, beside
+from tests.interop.checkpoints import logits_of, saved, some_tokens, tiny
+from tests.interop.small import assert_same
+from tests.lm import BYTES, of_bytes
+
+
+def test_what_the_reference_cannot_hold_is_refused_and_nothing_written(tmp_path, capsys):
+    of_bytes(4).with_lean(2.0).save_pretrained(tmp_path / "source")
+    assert main(["export", str(tmp_path / "source"), str(tmp_path / "theirs"), "--to", "reference"]) == 1
+    assert "cannot hold this model: method.lean must be 0.0, got 2.0" in capsys.readouterr().err
+    assert not (tmp_path / "theirs").exists()
+
+
+def llama_of_bytes(**changes) -> LanguageModel:
+    """An autoregressive model of ours, with its mask in the vocabulary."""
+    shape = {"vocab_size": 258, "layers": 2, "hidden": 16, "heads": 2, "kv_heads": 1, "context": 64}
+    kind = {"mlp": "swiglu", "mlp_bias": False, "norm": "rms", "head_bias": False}
+    config = TransformerConfig(**(shape | kind | changes))
+    torch.manual_seed(0)
+    method = AutoregressiveMethod()
+    return LanguageModel(
+        Transformer(config).eval(), LanguageModelConfig(network=config, method=method, mask_id=257), BYTES
+    )
+
+
+class TestHuggingFace:
+    @pytest.mark.parametrize("vocabulary", [300, 333])
+    def test_a_checkpoint_goes_in_and_out(self, vocabulary: int, tmp_path: Path, capsys) -> None:
+        """Through our own format: the same weights, config, tokenizer and texts."""
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        theirs, ours, out, back = (tmp_path / name for name in ("theirs", "ours", "out", "back"))
+        model = saved(tiny("qwen2", vocab_size=vocabulary), theirs)
+        config = json.loads((theirs / "config.json").read_text())
+        beside(theirs, vocabulary, config=config, tokenizer_config={"chat_template": "A", "eos_token": "a"})
+        assert main(["convert", str(theirs), str(ours)]) == 0
+        assert main(["export", str(ours), str(out), "--to", "huggingface"]) == 0
+        assert "for huggingface: autoregressive" in capsys.readouterr().out
+        assert main(["convert", str(out), str(back)]) == 0
+        assert contents(back) == contents(ours)
+        assert_same(interop.load(theirs)[0], interop.load(out)[0])
+        model, again = (AutoModelForCausalLM.from_pretrained(each) for each in (theirs, out))
+        tokens = some_tokens(vocabulary=vocabulary)
+        assert torch.equal(logits_of(model, tokens), logits_of(again, tokens))
+        tokenizer, original = AutoTokenizer.from_pretrained(out), AutoTokenizer.from_pretrained(theirs)
+        assert tokenizer.chat_template == "A"
+        assert tokenizer.eos_token == "a"
+        for text in TEXTS:
+            assert tokenizer(text)["input_ids"] == original(text)["input_ids"]
+
+    def test_one_of_ours_writes_the_same_greedy_texts_there(self, tmp_path: Path) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        model = llama_of_bytes()
+        model.save_pretrained(tmp_path / "ours")
+        assert main(["export", str(tmp_path / "ours"), str(tmp_path / "out"), "--to", "huggingface"]) == 0
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+        written = model.generate("ab", max_new_tokens=20, temperature=0.0)[0]
+        inputs = tokenizer("ab", return_tensors="pt")
+        expected = theirs.generate(**inputs, max_new_tokens=20, do_sample=False, eos_token_id=None)
+        assert written.tokens == expected[0].tolist()
+        again = bd3lm.load(tmp_path / "out", device="cpu")
+        assert (again.tokenizer.bos_id, again.tokenizer.eos_id) == (256, 256)
+
+    def test_another_precision(self, tmp_path: Path) -> None:
+        llama_of_bytes().save_pretrained(tmp_path / "ours")
+        words = ("--to", "huggingface", "--dtype", "bfloat16")
+        assert main(["export", str(tmp_path / "ours"), str(tmp_path / "out"), *words]) == 0
+        assert interop.load(tmp_path / "out")[0].embedding.weight.dtype == torch.bfloat16
+
+    @pytest.mark.parametrize(
+        ("model", "said"),
+        [
+            (lambda: of_bytes(4), "is of an autoregressive model, which predicts no first token, got block"),
+            (lambda: llama_of_bytes(mlp="gelu"), "nearest is llama, where mlp must be 'swiglu', got 'gelu'"),
+            (lambda: llama_of_bytes(norm="layer"), "nearest is llama, where norm must be 'rms', got 'layer'"),
+        ],
+    )
+    def test_what_does_not_fit_is_one_line_and_nothing_is_written(
+        self, model, said: str, tmp_path: Path, capsys
+    ) -> None:
+        model().save_pretrained(tmp_path / "ours")
+        words = ("export", str(tmp_path / "ours"), str(tmp_path / "out"), "--to", "huggingface")
+        assert said in fails(capsys, *words)
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [(), ("--to", "onnx")])
+def test_a_layout_must_be_named(words: tuple[str, ...], tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["export", "box", str(tmp_path / "out"), *words])
+    assert "--to" in capsys.readouterr().err
+
+
+def test_a_full_folder_is_left_alone(tmp_path: Path, capsys) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "x").touch()
+    said = fails(capsys, "export", "box", str(tmp_path / "out"), "--to", "reference")
+    assert "OUT must be a new or empty folder" in said
