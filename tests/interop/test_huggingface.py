@@ -30,9 +30,9 @@ def our_logits(network: Transformer, tokens: Tensor) -> Tensor:
         return network.head(network(tokens, layout=Causal(tokens.shape[1])))
 
 
-def cached_logits(network: Transformer, tokens: Tensor) -> Tensor:
+def cached_logits(network: Transformer, tokens: Tensor, *, window: int = CONTEXT - 1) -> Tensor:
     """Token by token through the cache."""
-    cache = network.new_cache(len(tokens), segment=1, window=CONTEXT - 1)
+    cache = network.new_cache(len(tokens), segment=1, window=window)
     found = []
     with torch.no_grad():
         for place in range(tokens.shape[1]):
@@ -239,6 +239,19 @@ def test_mistral_s_window_is_the_context() -> None:
     network = Transformer(network_of(FAMILIES["mistral"], theirs.config.to_dict(), where=""))
     huggingface.fill(network, pieces(network.config), theirs.state_dict().__getitem__)
     torch.testing.assert_close(our_logits(network, tokens), logits_of(theirs, tokens), atol=1e-5, rtol=0)
+
+
+def test_past_the_window_a_cache_is_mistral_s(tmp_path: Path) -> None:
+    """A key leaves each layer as the window moves on, there and here: for texts of any length."""
+    theirs = tiny("mistral", sliding_window=16)
+    model = bd3lm.load(saved(theirs, tmp_path), device="cpu")
+    tokens = some_tokens(2, 60)
+    found = cached_logits(model.network, tokens, window=15)
+    torch.testing.assert_close(found, logits_of(theirs, tokens), atol=1e-5, rtol=0)
+    prompts = some_tokens(3, 40)
+    written = [text.tokens for text in model.generate(prompts.tolist(), max_new_tokens=20, temperature=0.0)]
+    likeliest = logits_of(theirs, torch.tensor(written)).argmax(-1)
+    assert likeliest[:, 39:-1].tolist() == [text[40:] for text in written]
 
 
 def test_windows_that_are_not_in_use_are_no_matter() -> None:
