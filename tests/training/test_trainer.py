@@ -1,6 +1,7 @@
 """The loop: what it computes, that it goes on as if it had not stopped, and how it ends when it must."""
 
 import math
+import os
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from bd3lm.models import Transformer
 from bd3lm.objectives import Autoregressive, TokenBatch, TokenLoss
 from bd3lm.training import Engine, OptimizerSettings, Trainer, TrainSettings
 from bd3lm.training.log_window import LogWindow
+from tests.training.processes import run_processes
 from tests.training.tiny import (
     AR,
     CLIPPED,
@@ -245,6 +247,30 @@ def test_networks_of_today_crash_and_are_stopped_and_come_to_the_same(family, ob
         assert trainer.resume()
         assert trainer.step == step
         trainer.run()
+    assert_same(broken, whole)
+
+
+def killed(folder: str, family: str) -> None:
+    """A process that trains until it kills itself, six steps in."""
+
+    def kill(trainer: Trainer) -> None:
+        if trainer.step == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    tiny_trainer(Path(folder), NEXT_TOKEN, Watcher(kill), family=family).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_networks_of_today_go_on_after_their_process_was_killed(family, tmp_path):
+    """In another process, from the checkpoint of step 4, to the same bits."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run_processes("tests.training.test_trainer.killed", str(broken), family, world=1, may_die=[0])
+    trainer = tiny_trainer(broken, NEXT_TOKEN, model=network(seed=99, family=family))
+    assert trainer.resume()
+    assert trainer.step == 4
+    trainer.run()
+    tiny_trainer(whole, NEXT_TOKEN, family=family).run()
     assert_same(broken, whole)
 
 
