@@ -206,7 +206,7 @@ class Settings:
         return replace(self, **{name: getattr(plain, name) for name in aside})
 
     def check_floor(self, vocab_size: int) -> None:
-        """Refuse an entropy floor that no text can reach of so many tokens, the mask among them."""
+        """Refuse an entropy floor that no text of this vocabulary can reach."""
         tokens = vocab_size - 1  # the mask is never written
         highest = math.log(min(self.entropy_window, tokens))
         if self.entropy_floor is not None and self.entropy_floor > highest:
