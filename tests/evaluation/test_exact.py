@@ -25,7 +25,16 @@ from tests.oracles.likelihood import (
     nll,
     table,
 )
-from tests.oracles.networks import CLEAN, MASK, blocks_of, tiny_transformer
+from tests.oracles.networks import (
+    CLEAN,
+    MASK,
+    AfterPrevious,
+    blocks_of,
+    clean_of,
+    mask_of,
+    network_of,
+    tiny_transformer,
+)
 from tests.oracles.orders import law_of_orders
 
 pytestmark = pytest.mark.sweep(3)
@@ -400,6 +409,46 @@ def test_what_is_no_lean_is_refused(lean):
             some,
             lean=lean,
         )
+
+
+# --- networks of today, whose mask lies beside their vocabulary ---
+
+
+@pytest.mark.parametrize(
+    ("family", "length", "block_size", "causal_clean", "previous_token", "lean"),
+    [
+        ("Llama", 4, 4, False, True, 0.0),
+        ("Llama", 6, 3, True, True, 0.9),
+        ("Llama", 4, 1, True, False, 0.0),
+        ("Qwen3", 6, 2, False, True, 0.0),
+        ("Qwen3", 4, 1, False, False, 0.0),
+        ("Qwen3", 6, 3, True, False, 0.9),
+    ],
+)
+def test_likelihoods_of_networks_of_today_are_the_written_ones_and_sum_to_one(
+    family, length, block_size, causal_clean, previous_token, lean
+):
+    model = network_of(family, 31)
+    reading = blocks_of(
+        block_size, mask_id=mask_of(model), causal_clean=causal_clean, previous_token=previous_token
+    )
+    texts = every_text(clean_of(model), length)
+    whole, given_first = (
+        exact_likelihood(model, TokenBatch.of(texts, score_first=first), reading, lean=lean)
+        for first in (True, False)
+    )
+    assert_one(torch.exp(-whole.nll.sum(1)).sum())
+    assert_one(torch.exp(-given_first.nll.sum(1)).view(3, -1).sum(1))
+    asked = AfterPrevious(model) if previous_token else model
+    some = slice(None, None, max(1, 3**length // 40))
+    for block, start in enumerate(range(0, length, block_size)):
+        scored = list(range(block_size))
+        truth = table(asked, texts[some], start, block_size, scored, causal_clean=causal_clean)
+        torch.testing.assert_close(whole.nll[some, block], nll(truth, scored, lean), **EXACT)
+        expected = nelbo_by_orders(truth, scored, lean)
+        torch.testing.assert_close(whole.nelbo[some, block], expected, **EXACT)
+        if not lean:
+            torch.testing.assert_close(whole.nelbo[some, block], nelbo(truth, scored), **EXACT)
 
 
 # --- errors ---

@@ -30,6 +30,7 @@ from tests.oracles.likelihood import (
 )
 from tests.oracles.networks import (
     CLEAN,
+    FAMILIES,
     MASK,
     AfterPrevious,
     Written,
@@ -185,6 +186,22 @@ def test_texts_are_written_as_often_as_they_are_likely(block_size, more, score_f
     observed = [counts[tuple(text)] for text in texts.tolist()]
     assert sum(observed) == rows
     assert chi_square(observed, expected) > 0.01
+
+
+@pytest.mark.parametrize("block_size", [None, 4, 2])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_networks_of_today_are_scored_and_written_alike(family, block_size):
+    """Their mask lies beside the vocabulary."""
+    model = of_four_tokens(block_size, vocab_size=3, mask_id=3, **FAMILIES[family])
+    texts = every_text(range(3), 4)
+    p = torch.tensor(log_p(model.log_likelihood(texts, batch_size=len(texts))), dtype=torch.float64).exp()
+    torch.testing.assert_close(p.view(3, -1).sum(1), torch.ones(3).double(), rtol=0, atol=1e-10)
+    found = model.generate([[1]] * 1000, top_p=1.0, length=4, batch_size=1000)
+    counts = Counter(tuple(each.tokens) for each in found)
+    begun = texts[:, 0] == 1
+    observed = [counts[tuple(text)] for text in texts[begun].tolist()]
+    assert sum(observed) == 1000
+    assert chi_square(observed, (1000 * p[begun]).tolist()) > 0.01
 
 
 def chi_square(observed: Sequence[int], expected: Sequence[float]) -> float:

@@ -330,6 +330,14 @@ def test_a_floor_that_nothing_reaches_is_refused(window, highest, said):
         of_bytes().stream("a", length=1000, entropy_floor=above, entropy_window=window)
 
 
+def test_a_mask_beside_the_vocabulary_takes_none_of_a_floors_tokens():
+    shape = {"mask_id": 4, "vocab_size": 4, "mask_vector": True, "context": CONTEXT}
+    model, window = of_four_tokens(4, **shape), {"length": 1000, "entropy_window": 1000}
+    model.stream([[0]], **window, entropy_floor=math.log(4))
+    with pytest.raises(ValueError, match=r"entropy_floor must be at most 1\.39, .* a vocabulary of 4 allows"):
+        model.stream([[0]], **window, entropy_floor=math.log(4) + 0.01)
+
+
 @every_method
 def test_redraws(block_size):
     model = of_bytes(block_size)

@@ -11,6 +11,7 @@ from bd3lm.methods import (
     LanguageModelConfig,
     Method,
     ScoreEntropyMethod,
+    SimplexMethod,
     config_from_dict,
     config_to_dict,
 )
@@ -26,6 +27,8 @@ METHODS: list[Method] = [
     BlockDiffusionMethod(block_size=4, lean=0.75),
     D3PMMethod(process="uniform", block_size=4),
     ScoreEntropyMethod(block_size=8),
+    ScoreEntropyMethod(process="uniform"),
+    SimplexMethod(block_size=5),
 ]
 
 
@@ -66,6 +69,33 @@ def test_round_trip_through_json(method: Method) -> None:
 def test_defaults_may_be_left_out() -> None:
     expected = LanguageModelConfig(network=NETWORK, method=BlockDiffusionMethod(block_size=4), mask_id=10)
     assert config_from_dict(plain()) == expected
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_a_mask_beside_the_vocabulary_is_for_methods_that_only_read_it(method: Method) -> None:
+    beside = replace(NETWORK, mask_vector=True)
+    needs_it_inside = isinstance(method, D3PMMethod | ScoreEntropyMethod | SimplexMethod)
+    if not needs_it_inside:
+        config = LanguageModelConfig(network=beside, method=method, mask_id=11)
+        assert config_from_dict(json.loads(json.dumps(config_to_dict(config)))) == config
+        assert config.frame.mask_apart
+        return
+    said = f"method.kind {method.kind} needs a network whose mask is one of the tokens that it can predict"
+    with pytest.raises(ValueError, match=said):
+        LanguageModelConfig(network=beside, method=method, mask_id=11)
+    inside = LanguageModelConfig(network=NETWORK, method=method, mask_id=10)
+    assert not inside.frame.mask_apart
+
+
+def test_the_mask_is_the_token_that_has_the_vector_of_its_own() -> None:
+    with pytest.raises(
+        ValueError, match="mask_id must be 11, the vector that the network has for it, got 10"
+    ):
+        LanguageModelConfig(network=replace(NETWORK, mask_vector=True), method=METHODS[0], mask_id=10)
+    for network, most in ((NETWORK, 10), (replace(NETWORK, mask_vector=True), 11)):
+        for outside in (-1, most + 1):
+            with pytest.raises(ValueError, match=rf"mask_id must lie in 0\.\.{most}, got {outside}"):
+                LanguageModelConfig(network=network, method=METHODS[0], mask_id=outside)
 
 
 def test_a_lean_may_be_left_out_and_be_a_whole_number() -> None:

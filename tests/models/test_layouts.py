@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from bd3lm.models import Bidirectional, BlockCausal, BlockDecoding, BlockDiffusion, Causal, Layout
-from tests.oracles.networks import MASK, logits_of, tiny_transformer
+from tests.oracles.formula import written_out_logits
+from tests.oracles.networks import FAMILIES, logits_of, mask_of, network_of
 
 
 def written(layout: Layout) -> Tensor:
@@ -215,9 +216,36 @@ def test_impossible_layouts_are_refused(make, message):
         make()
 
 
-# --- what a change of one token can reach, through a whole network ---
+# --- through a whole network ---
 
-NETWORK = tiny_transformer(3)
+NETWORKS = {family: network_of(family, 3) for family in FAMILIES}
+
+
+def random_ids(family: str, rows: int, length: int, seed: int) -> Tensor:
+    """Of all that a network reads, its mask among them."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, NETWORKS[family].config.input_vocab_size, (rows, length), generator=generator)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("backend", ["auto", "dense", pytest.param("flex", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_network_under_a_layout_is_its_formula_under_the_written_rule(family, backend, monkeypatch):
+    """Every layout pair by pair, and what is read of it."""
+    model = NETWORKS[family]
+    monkeypatch.setattr(model, "attention_backend", backend)
+    for layout in SMALL if backend != "flex" else SMALL[::4]:
+        tokens = random_ids(family, 2, layout.size, seed=layout.size)
+        expected = written_out_logits(model, tokens, written(layout), layout.text_positions())
+        found = logits_of(model, tokens, layout)
+        read = expected[:, slice(*layout.read)]
+        torch.testing.assert_close(
+            found, read, rtol=0, atol=1e-10, msg=lambda said, of=layout: f"{of}: {said}"
+        )
+
+
+# --- what a change of one token can reach ---
 
 
 @st.composite
@@ -227,39 +255,41 @@ def block_diffusion_layouts(draw):
     return BlockDiffusion(n * blocks, n, copies=copies, causal_clean=causal, read_clean=True)
 
 
-def changed_positions(layout: Layout, position: int, seed: int) -> Tensor:
+families = st.sampled_from(list(FAMILIES))
+
+
+def changed_positions(layout: Layout, position: int, seed: int, family: str) -> Tensor:
     """Which logits move when the token at `position` becomes another one."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, 4, (1, layout.size), generator=generator)
+    tokens, mask = random_ids(family, 1, layout.size, seed), mask_of(NETWORKS[family])
     other = tokens.clone()
-    other[0, position] = MASK if tokens[0, position] != MASK else 0
+    other[0, position] = mask if tokens[0, position] != mask else 0
     with torch.no_grad():
-        before, after = (logits_of(NETWORK, t, layout) for t in (tokens, other))
+        before, after = (logits_of(NETWORKS[family], t, layout) for t in (tokens, other))
     return (before - after).abs().amax(-1)[0] > 1e-12
 
 
-@given(block_diffusion_layouts(), st.data())
-def test_a_noisy_token_reaches_its_own_block_of_its_own_copy_only(layout, data):
+@given(block_diffusion_layouts(), families, st.data())
+def test_a_noisy_token_reaches_its_own_block_of_its_own_copy_only(layout, family, data):
     position = data.draw(st.integers(0, layout.noisy - 1))
-    changed = changed_positions(layout, position, seed=layout.size)
+    changed = changed_positions(layout, position, layout.size, family)
     block = position // layout.block_size  # blocks are counted through all copies
     expected = torch.arange(layout.size) // layout.block_size == block
     assert torch.equal(changed, expected)
 
 
-@given(block_diffusion_layouts(), st.data())
-def test_a_clean_token_reaches_later_blocks_only(layout, data):
+@given(block_diffusion_layouts(), families, st.data())
+def test_a_clean_token_reaches_later_blocks_only(layout, family, data):
     text = data.draw(st.integers(0, layout.length - 1))
-    changed = changed_positions(layout, layout.noisy + text, seed=layout.size)
+    changed = changed_positions(layout, layout.noisy + text, layout.size, family)
     place = torch.arange(layout.length)
     later = place // layout.block_size > text // layout.block_size
     clean = place >= (text if layout.causal_clean else text // layout.block_size * layout.block_size)
     assert torch.equal(changed, torch.cat((later.repeat(layout.copies), clean)))
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.data())
-def test_a_token_under_block_causal_attention_reaches_its_block_and_later_ones(n, blocks, data):
+@given(st.integers(1, 4), st.integers(1, 4), families, st.data())
+def test_a_token_under_block_causal_attention_reaches_its_block_and_later_ones(n, blocks, family, data):
     layout = BlockCausal(n * blocks, n)
     position = data.draw(st.integers(0, layout.size - 1))
     expected = torch.arange(layout.size) >= position // n * n
-    assert torch.equal(changed_positions(layout, position, seed=n), expected)
+    assert torch.equal(changed_positions(layout, position, n, family), expected)

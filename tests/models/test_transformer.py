@@ -14,6 +14,7 @@ from bd3lm.models import (
     Transformer,
     TransformerConfig,
 )
+from tests.oracles.formula import written_out_logits
 from tests.oracles.networks import logits_of, tiny_transformer
 
 CONDITIONINGS = {"plain": {}, "adaln": {"adaln": True}, "time": {"adaln": True, "time_conditioning": True}}
@@ -111,35 +112,7 @@ def test_a_network_of_today_is_its_written_out_formula(family):
     config = {"heads": 2, "kv_heads": 1, "hidden": 8, "mask_vector": True, **MODERN[family]}
     model = tiny_transformer(5, layers=1, **config)
     tokens = torch.tensor([[0, 3, 4, 1, 4], [2, 2, 1, 0, 3]])  # 4 is the mask
-    w, size, eps = dict(model.named_parameters()), model.config.head_dim, model.config.norm_eps
-
-    def linear(x, name):
-        return x @ w[name + ".weight"].T + w.get(name + ".bias", 0.0)
-
-    def norm(x, name):
-        return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * w[name + ".weight"]
-
-    def turned(x):
-        powers = torch.arange(size // 2, dtype=torch.float64) * 2 / size
-        angle = torch.arange(5, dtype=torch.float64)[:, None] * 10000.0**-powers
-        z = torch.complex(x[..., : size // 2], x[..., size // 2 :])
-        z = z * torch.polar(torch.ones_like(angle), angle)
-        return torch.cat((z.real, z.imag), -1)
-
-    x = torch.cat((w["embedding.weight"], w["mask_vector"][None]))[tokens]
-    q, k, v = linear(norm(x, "layers.0.attention_norm"), "layers.0.qkv").split((2 * size, size, size), -1)
-    heads = []
-    for query in q.split(size, -1):
-        key = k
-        if model.config.qk_norm:
-            query, key = norm(query, "layers.0.query_norm"), norm(key, "layers.0.key_norm")
-        scores = turned(query) @ turned(key).transpose(-1, -2) / size**0.5
-        weights = scores.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf).softmax(-1)
-        heads.append(weights @ v)
-    x = x + linear(torch.cat(heads, -1), "layers.0.attention_out")
-    gate, value = linear(norm(x, "layers.0.mlp_norm"), "layers.0.mlp_in").chunk(2, -1)
-    x = x + linear(gate / (1 + torch.exp(-gate)) * value, "layers.0.mlp_out")
-    logits = linear(norm(x, "final_norm"), "output")
+    logits = written_out_logits(model, tokens, torch.ones(5, 5).tril().bool())
     assert logits.shape[-1] == 4  # the mask is not predicted
     torch.testing.assert_close(logits_of(model, tokens, Causal(5)), logits, rtol=0, atol=1e-10)
 

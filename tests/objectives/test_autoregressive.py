@@ -3,33 +3,45 @@
 import pytest
 import torch
 
-from bd3lm.models import Causal
+from bd3lm.models import Causal, Transformer
 from bd3lm.objectives import Autoregressive, TokenBatch
 from tests.oracles.likelihood import every_text
-from tests.oracles.networks import CLEAN, MASK, log_probabilities, logits_of, tiny_transformer
+from tests.oracles.networks import (
+    CLEAN,
+    FAMILIES,
+    MASK,
+    clean_of,
+    log_probabilities,
+    logits_of,
+    mask_of,
+    network_of,
+    tiny_transformer,
+)
 
 MODEL = tiny_transformer(11)
 
 
-def next_token_nats(texts: torch.Tensor, *, score_first: bool) -> torch.Tensor:
+def next_token_nats(texts: torch.Tensor, *, score_first: bool, model: Transformer = MODEL) -> torch.Tensor:
     """One network call a position, on its prefix alone."""
-    nats = torch.zeros(texts.shape, dtype=torch.float64)
+    nats, mask = torch.zeros(texts.shape, dtype=torch.float64), mask_of(model)
     rows = torch.arange(len(texts))
-    start = torch.full((len(texts), 1), MASK)
+    start = torch.full((len(texts), 1), mask)
     with torch.no_grad():
         for i in range(0 if score_first else 1, texts.shape[1]):
             prefix = torch.cat((start, texts[:, :i]), 1) if score_first else texts[:, :i]
-            log_p = log_probabilities(logits_of(MODEL, prefix, Causal(prefix.shape[1]))[:, -1])
+            log_p = log_probabilities(logits_of(model, prefix, Causal(prefix.shape[1]))[:, -1], mask)
             nats[:, i] = -log_p[rows, texts[:, i]]
     return nats
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("score_first", [False, True])
-def test_loss_is_the_plain_loop_and_sums_to_one_over_all_texts(score_first):
-    texts = every_text(CLEAN, 4)
-    objective = Autoregressive(mask_id=MASK, score_first=score_first)
-    loss = objective(MODEL, TokenBatch.of(texts, score_first=score_first))
-    expected = next_token_nats(texts, score_first=score_first)
+def test_loss_is_the_plain_loop_and_sums_to_one_over_all_texts(score_first, family):
+    model = network_of(family, 11)
+    texts = every_text(clean_of(model), 4)
+    objective = Autoregressive(mask_id=mask_of(model), score_first=score_first)
+    loss = objective(model, TokenBatch.of(texts, score_first=score_first))
+    expected = next_token_nats(texts, score_first=score_first, model=model)
     torch.testing.assert_close(loss.nats, expected, rtol=0, atol=1e-12)
     assert torch.equal(loss.weight[0].bool(), torch.tensor([score_first, True, True, True]))
     per_first_token = torch.exp(-loss.nats.sum(1)).view(3, -1).sum(1)

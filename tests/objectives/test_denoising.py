@@ -11,7 +11,15 @@ from bd3lm.diffusion import ClippedTimes, Counts, Times, conditioning_noise
 from bd3lm.models import Transformer
 from bd3lm.objectives import Autoregressive, BlockDenoiser, BlockDiffusionLoss, TokenBatch
 from tests.oracles.likelihood import block_nats
-from tests.oracles.networks import CLEAN, MASK, AfterPrevious, blocks_of, tiny_transformer
+from tests.oracles.networks import (
+    CLEAN,
+    MASK,
+    AfterPrevious,
+    blocks_of,
+    mask_of,
+    network_of,
+    tiny_transformer,
+)
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -75,7 +83,27 @@ def test_both_algorithms_are_one_pass_a_block(
     length, block_size, causal_clean, previous_token, conditioning, copies
 ):
     model = tiny_transformer(4, **CONDITIONINGS[conditioning])
-    texts = random_texts(3, length)
+    assert_both_algorithms_agree(
+        model, random_texts(3, length), block_size, causal_clean, previous_token, copies
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "block_size", "causal_clean", "previous_token", "copies"),
+    [("Llama", 3, True, True, 1), ("Llama", 2, False, False, 2), ("Qwen3", 3, True, False, 2)],
+)
+def test_both_algorithms_are_one_pass_a_block_of_networks_of_today(
+    family, block_size, causal_clean, previous_token, copies
+):
+    """Their mask, which lies beside the vocabulary, learns too."""
+    model, texts = network_of(family, 4), random_texts(3, 6) % 3
+    assert_both_algorithms_agree(model, texts, block_size, causal_clean, previous_token, copies)
+    assert model.mask_vector.grad.any()
+
+
+def assert_both_algorithms_agree(model, texts, block_size, causal_clean, previous_token, copies):
+    """With one pass a block, and with each other, gradients too."""
+    length = texts.shape[1]
     generator = torch.Generator().manual_seed(1)
     masked = torch.rand(3, copies, length, generator=generator) < 0.6
     noise = None
@@ -89,7 +117,12 @@ def test_both_algorithms_are_one_pass_a_block(
         denoiser = BlockDenoiser(
             model,
             TokenBatch.of(texts, score_first=True),
-            blocks_of(block_size, causal_clean=causal_clean, previous_token=previous_token),
+            blocks_of(
+                block_size,
+                mask_id=mask_of(model),
+                causal_clean=causal_clean,
+                previous_token=previous_token,
+            ),
             algorithm=algorithm,
         )
         nats = denoiser.nats(masked, noise=noise)
@@ -99,23 +132,25 @@ def test_both_algorithms_are_one_pass_a_block(
 
 
 @pytest.mark.parametrize(
-    ("masking", "conditioning"),
+    ("masking", "model"),
     [
-        (Times(), "plain"),
-        (Times(), "time"),
-        (ClippedTimes(low=0.3, high=0.8), "time"),
-        (Counts(), "plain"),
-        (Counts(complementary=True), "adaln"),
+        (Times(), tiny_transformer(5)),
+        (Times(), tiny_transformer(5, **CONDITIONINGS["time"])),
+        (ClippedTimes(low=0.3, high=0.8), tiny_transformer(5, **CONDITIONINGS["time"])),
+        (Counts(), tiny_transformer(5)),
+        (Counts(complementary=True), tiny_transformer(5, **CONDITIONINGS["adaln"])),
+        (Counts(), network_of("Llama", 5)),
+        (Counts(complementary=True), network_of("Qwen3", 5)),
     ],
+    ids=["Times", "Times, told", "Clipped, told", "Counts", "Complementary, told", "Llama", "Qwen3"],
 )
-def test_both_algorithms_give_the_same_training_loss_and_gradient(masking, conditioning):
-    model = tiny_transformer(5, **CONDITIONINGS[conditioning])
-    batch = TokenBatch.of(
-        random_texts(4, 8), prompts=torch.tensor([1, 0, 3, 8]), lengths=torch.tensor([8, 5, 8, 8])
-    )
+def test_both_algorithms_give_the_same_training_loss_and_gradient(masking, model):
+    texts = random_texts(4, 8) % (4 if model.mask_vector is None else 3)
+    batch = TokenBatch.of(texts, prompts=torch.tensor([1, 0, 3, 8]), lengths=torch.tensor([8, 5, 8, 8]))
     losses, slopes = [], []
     for algorithm in ("single_pass", "two_pass"):
-        objective = BlockDiffusionLoss(reading=blocks_of(4), masking=masking, algorithm=algorithm)
+        reading = blocks_of(4, mask_id=mask_of(model))
+        objective = BlockDiffusionLoss(reading=reading, masking=masking, algorithm=algorithm)
         loss = objective(model, batch, generator=torch.Generator().manual_seed(3))
         losses.append(loss.nats)
         slopes.append(gradients(model, loss.minimised))

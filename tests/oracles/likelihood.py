@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bd3lm.models import Transformer
 
-from .networks import MASK, block_after_clean, log_probabilities, logits_of
+from .networks import block_after_clean, log_probabilities, logits_of, mask_of
 from .orders import law_of_orders
 
 Table = dict[frozenset[int], Tensor]  # masked set -> (rows, block size), zero at tokens that are visible
@@ -38,14 +38,14 @@ def block_nats(
     *,
     absent: Iterable[int] = (),
     causal_clean: bool = False,
-    mask_id: int = MASK,
+    mask_id: int | None = None,
     noise: Tensor | None = None,
 ) -> Tensor:
     """−log p at the masked tokens (counted inside the block) of the block that starts at `start`.
 
-    `noise` (rows,) is that block's; the clean past has none.
+    `noise` (rows,) is that block's; the clean past has none. The mask is by default that of `mask_of`.
     """
-    masked = list(masked)
+    masked, mask_id = list(masked), mask_of(model) if mask_id is None else mask_id
     tokens = texts[:, : start + block_size].clone()
     tokens[:, [start + i for i in (*masked, *absent)]] = mask_id
     if noise is not None:
@@ -142,9 +142,9 @@ def importance_weighted(
 
 
 @torch.no_grad()
-def chain_rule_nats(model: Transformer, texts: Tensor, mask_id: int = MASK) -> Tensor:
+def chain_rule_nats(model: Transformer, texts: Tensor) -> Tensor:
     """−log p(x_i | x_{<i}) of a network for blocks of one token, position by position: (rows, length)."""
-    return torch.cat([block_nats(model, texts, i, 1, [0], mask_id=mask_id) for i in range(texts.shape[1])], 1)
+    return torch.cat([block_nats(model, texts, i, 1, [0]) for i in range(texts.shape[1])], 1)
 
 
 def _expected_nats(table: Table, scored: Sequence[int], rate: float) -> Tensor:

@@ -8,15 +8,45 @@ import torch
 from torch import Tensor
 
 from bd3lm.models import BlockReading, Denoiser, Layout, Transformer, TransformerConfig
+from bd3lm.models.rotary import Llama3Scaling
 from bd3lm.objectives.base import token_nats
 
 MASK = 2  # in the middle of the vocabulary, where a mistake about which token it is shows
 CLEAN = (0, 1, 3)
 
+_OF_TODAY: dict[str, Any] = {
+    "norm": "rms",
+    "norm_eps": 1e-6,
+    "mlp": "swiglu",
+    "mlp_width": 20,
+    "mlp_bias": False,
+    "head_bias": False,
+    "heads": 4,
+    "mask_vector": True,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "GPT": {},
+    "Llama": _OF_TODAY
+    | {"kv_heads": 2, "tied": True, "rotary_scaling": Llama3Scaling(factor=4.0, original_context=16)},
+    "Qwen3": _OF_TODAY | {"kv_heads": 1, "head_dim": 6, "qk_norm": True},
+}
+"""What sets a network of each family apart, at any size that four heads divide."""
 
-def blocks_of(size: int, **options: bool) -> BlockReading:
+
+def blocks_of(size: int, *, mask_id: int = MASK, **options: bool) -> BlockReading:
     """Texts with this mask, read in blocks."""
-    return BlockReading(block_size=size, mask_id=MASK, **options)
+    return BlockReading(block_size=size, mask_id=mask_id, **options)
+
+
+def mask_of(model: Any) -> int:
+    """The id of a network's mask: beside its vocabulary, or else in the middle of it."""
+    config = getattr(model, "config", None)
+    return config.vocab_size if config is not None and config.mask_vector else MASK
+
+
+def clean_of(model: Any) -> tuple[int, ...]:
+    """The tokens that a network predicts."""
+    return tuple(token for token in range(model.vocab_size) if token != mask_of(model))
 
 
 def tiny_transformer(
@@ -38,12 +68,18 @@ def tiny_transformer(
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             if name.endswith("norm.weight"):
                 noise = 1 + 0.3 * noise
-            elif parameter.ndim == 2 and name != "embedding.weight":
+            elif parameter.ndim == 2 and (model.config.tied or name != "embedding.weight"):
                 noise *= gain / parameter.shape[1] ** 0.5
             elif parameter.ndim == 1:
                 noise *= 0.5
             parameter.copy_(noise)
     return model.eval()
+
+
+def network_of(family: str, seed: int = 0, **config: Any) -> Transformer:
+    """One of a family, which predicts three tokens that are no mask."""
+    shape = FAMILIES[family]
+    return tiny_transformer(seed, **{"vocab_size": 3 if shape.get("mask_vector") else 4} | shape | config)
 
 
 @dataclass(frozen=True)
@@ -80,14 +116,20 @@ def logits_of(model: Transformer, tokens: Tensor, layout: Layout, **options: Any
     return model.head(model(tokens, layout=layout, **options))
 
 
+def vectors_of(model: Transformer) -> Tensor:
+    """The vector of each token id, the mask's among them."""
+    weight = model.embedding.weight
+    return weight if model.mask_vector is None else torch.cat((weight, model.mask_vector.unsqueeze(0)))
+
+
 class AfterPrevious:
     """A network that is shown masks with the token before them, for rows in the order of the text."""
 
-    def __init__(self, model: Transformer, mask_id: int = MASK) -> None:
-        self.model, self.mask_id = model, mask_id
+    def __init__(self, model: Transformer) -> None:
+        self.model, self.mask_id = model, mask_of(model)
 
     def __call__(self, tokens: Tensor, *, layout: Layout, **options: Any) -> Tensor:
-        vector = self.model.embedding.weight
+        vector = vectors_of(self.model)
         rows = []
         for row in tokens.tolist():
             shown = []

@@ -16,7 +16,7 @@ from scipy import stats
 
 from bd3lm.models import Transformer
 
-from .networks import MASK, Written, log_probabilities, logits_of
+from .networks import MASK, Written, log_probabilities, logits_of, mask_of
 from .orders import law_of_next
 
 Tokens = tuple[int, ...]
@@ -62,7 +62,8 @@ def in_blocks(
 
         return block_law(asking(model, shown, block_size, sees, sharpen), block, masked)
 
-    return _piece_by_piece(given, length, range(block_size, length + block_size, block_size), written_after)
+    ends = range(block_size, length + block_size, block_size)
+    return _piece_by_piece(given, length, ends, written_after, mask_of(model))
 
 
 def in_strides(
@@ -84,7 +85,8 @@ def in_strides(
         law = block_law(conditional, before + piece, places)
         return {window[len(before) :]: p for window, p in law.items()}
 
-    return _piece_by_piece(given, length, range(context, length + context, stride), written_after)
+    ends = range(context, length + context, stride)
+    return _piece_by_piece(given, length, ends, written_after, mask_of(model))
 
 
 def in_tokens(
@@ -105,16 +107,20 @@ def in_tokens(
     def written_after(past: Tokens, piece: Tokens, masked: Tokens) -> Law:
         if not masked:
             return {piece: 1.0}
-        inputs = ((MASK,) if score_first else ()) + past
+        inputs = ((mask_of(model),) if score_first else ()) + past
         shown = inputs[-context:] if afresh else inputs
         last = asking(model, shown[:-1], 1, sees, sharpen)(shown[-1:], None)[0]
         return {(token,): p for token, p in enumerate(last)}
 
-    return _piece_by_piece(given, length, range(1, length + 1), written_after)
+    return _piece_by_piece(given, length, range(1, length + 1), written_after, mask_of(model))
 
 
 def _piece_by_piece(
-    given: Tokens, length: int, ends: Iterable[int], written_after: Callable[[Tokens, Tokens, Tokens], Law]
+    given: Tokens,
+    length: int,
+    ends: Iterable[int],
+    written_after: Callable[[Tokens, Tokens, Tokens], Law],
+    mask: int,
 ) -> Law:
     """Pieces up to each end, given what lies before; what lies past the length stays masked for good."""
     law: Law = {(): 1.0}
@@ -122,8 +128,8 @@ def _piece_by_piece(
         start = len(next(iter(law)))
         if start >= length:
             break
-        piece = (given + (MASK,) * end)[start:end]
-        masked = tuple(i for i, token in enumerate(piece) if token == MASK and start + i < length)
+        piece = (given + (mask,) * end)[start:end]
+        masked = tuple(i for i, token in enumerate(piece) if token == mask and start + i < length)
         following: Law = defaultdict(float)
         for past, p in law.items():
             for written, q in written_after(past, piece, masked).items():
@@ -155,7 +161,7 @@ def _probabilities(
     noise = None if told is None else torch.tensor([[0.0] * len(past) + [told] * len(block)])
     layout = Written(len(mask), lambda query, key: mask[query][key])
     logits = logits_of(model, torch.tensor([past + block]), layout, noise=noise)[0, len(past) :]
-    return log_probabilities(logits).exp().tolist()
+    return log_probabilities(logits, mask_of(model)).exp().tolist()
 
 
 # How a block is filled -----------------------------------------------------------------------------------
@@ -204,7 +210,7 @@ def by_hitting_times(conditional: Conditional, block: Tokens, masked: Tokens, be
     return law
 
 
-def in_steps(rates: Sequence[float], eta: float = 0.0) -> BlockLaw:
+def in_steps(rates: Sequence[float], eta: float = 0.0, mask: int = MASK) -> BlockLaw:
     """Steps down the mask rates 1 = rates[0] > … > rates[T] = 0, in which each place goes its own way.
 
     From t to s a masked token is revealed with probability (α_s − (1 − σ)α_t)/(1 − α_t), and one that was
@@ -222,12 +228,12 @@ def in_steps(rates: Sequence[float], eta: float = 0.0) -> BlockLaw:
                 rows = conditional(state, rate_t)
                 ways = []
                 for place in masked:
-                    if state[place] == MASK:
+                    if state[place] == mask:
                         ways.append(
-                            [(MASK, 1 - appears)] + [(v, appears * q) for v, q in enumerate(rows[place])]
+                            [(mask, 1 - appears)] + [(v, appears * q) for v, q in enumerate(rows[place])]
                         )
                     else:
-                        ways.append([(state[place], 1 - sigma), (MASK, sigma)])
+                        ways.append([(state[place], 1 - sigma), (mask, sigma)])
                 for outcome in product(*ways):
                     q = prod(probability for _, probability in outcome)
                     if q > 0.0:
@@ -239,7 +245,7 @@ def in_steps(rates: Sequence[float], eta: float = 0.0) -> BlockLaw:
     return law_of
 
 
-def by_choice(choose: Callable[[list[Row], dict[int, int]], set[int]]) -> BlockLaw:
+def by_choice(choose: Callable[[list[Row], dict[int, int]], set[int]], mask: int = MASK) -> BlockLaw:
     """Draw a token at every masked place, keep those that `choose` names, and draw the others again.
 
     A network that is told the time is told the share of masks that it sees, also of those past the end.
@@ -251,11 +257,11 @@ def by_choice(choose: Callable[[list[Row], dict[int, int]], set[int]]) -> BlockL
             if not masked:
                 return {block: 1.0}
             law: Law = defaultdict(float)
-            rows = conditional(block, block.count(MASK) / len(block))
+            rows = conditional(block, block.count(mask) / len(block))
             for state, p in _drawn(rows, block, masked):
                 kept = choose(rows, {place: state[place] for place in masked})
                 left = tuple(place for place in masked if place not in kept)
-                for final, q in law_from(_with(state, left, (MASK,) * len(left)), left).items():
+                for final, q in law_from(_with(state, left, (mask,) * len(left)), left).items():
                     law[final] += p * q
             return law
 
@@ -264,7 +270,7 @@ def by_choice(choose: Callable[[list[Row], dict[int, int]], set[int]]) -> BlockL
     return law_of
 
 
-def likeliest(count: int = 1, threshold: float | None = None) -> BlockLaw:
+def likeliest(count: int = 1, threshold: float | None = None, mask: int = MASK) -> BlockLaw:
     """The draws of highest probability, and all of at least the threshold."""
 
     def choose(rows: list[Row], drawn: dict[int, int]) -> set[int]:
@@ -274,7 +280,7 @@ def likeliest(count: int = 1, threshold: float | None = None) -> BlockLaw:
         sure = {place for place in drawn if threshold is not None and p[place] >= threshold}
         return sure | set(ordered[:count])
 
-    return by_choice(choose)
+    return by_choice(choose, mask)
 
 
 def least_entropy(bound: float) -> BlockLaw:

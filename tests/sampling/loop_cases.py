@@ -30,6 +30,8 @@ from tests.oracles.networks import (
     CLEAN,
     MASK,
     blocks_of,
+    mask_of,
+    network_of,
     tiny_transformer,
 )
 
@@ -37,25 +39,27 @@ EOS = 3
 CONTEXT = 12
 MODEL = tiny_transformer(9, vocab_size=8)
 TIMED = tiny_transformer(3, vocab_size=8, adaln=True, time_conditioning=True, conditioning_dim=32)
+LLAMA, QWEN = (network_of(family, 9, vocab_size=7) for family in ("Llama", "Qwen3"))
 
 
 def blocks(model: Denoiser, block_size: int = 4, **options: Any) -> BlockWriter:
-    reading = how_read(block_size, options)
+    reading = how_read(block_size, options, mask_of(model))
     return BlockWriter(model, **reading | {"context": CONTEXT} | options)
 
 
-def how_read(block_size: int, options: dict[str, Any]) -> dict[str, BlockReading]:
+def how_read(block_size: int, options: dict[str, Any], mask_id: int = MASK) -> dict[str, BlockReading]:
     """The reading, whose options are taken out of those of a writer."""
     told = {name: options.pop(name) for name in ("causal_clean", "previous_token") if name in options}
-    return {"reading": blocks_of(block_size, **told)}
+    return {"reading": blocks_of(block_size, mask_id=mask_id, **told)}
 
 
 def autoregressive(model: Denoiser, **options: Any) -> AutoregressiveWriter:
-    return AutoregressiveWriter(model, **{"mask_id": MASK, "context": CONTEXT, "score_first": True} | options)
+    how = {"mask_id": mask_of(model), "context": CONTEXT, "score_first": True}
+    return AutoregressiveWriter(model, **how | options)
 
 
 def sliding(model: Denoiser, context: int = CONTEXT, **options: Any) -> SlidingWriter:
-    reading = how_read(context, options)
+    reading = how_read(context, options, mask_of(model))
     return SlidingWriter(model, context=context, **reading | {"stride": 5} | options)
 
 
@@ -119,9 +123,12 @@ EARLY = Stopping(eos_id=EOS, entropy_floor=1.0, entropy_window=3, redraws=2)
 
 
 def suited(requests: Sequence[Request], writer: Writer) -> list[Request]:
-    """With a first token, where the writer needs one."""
+    """With the writer's mask, and with a first token, where the writer needs one."""
+    requests = [
+        Request(r.given.masked_fill(r.given == MASK, writer.mask_id), r.seed, r.length) for r in requests
+    ]
     if getattr(writer, "score_first", True):
-        return list(requests)
+        return requests
     return [Request(torch.cat((torch.tensor([0]), r.given[1:])), r.seed, max(r.length, 2)) for r in requests]
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from bd3lm.models import Transformer
 from bd3lm.sampling import AutoregressiveWriter, Request, Sharpening, sample
-from tests.oracles.networks import MASK, tiny_transformer
+from tests.oracles.networks import FAMILIES, MASK, mask_of, network_of, tiny_transformer
 from tests.oracles.sampling import Law, Tokens, chi_square, in_tokens, sharpened
 
 pytestmark = pytest.mark.sweep(3)
@@ -30,7 +30,7 @@ def written(
     **options: object,
 ) -> list[Tensor]:
     """Texts of the seeds 0, 1, …"""
-    writer = AutoregressiveWriter(model, mask_id=MASK, context=context, **options)
+    writer = AutoregressiveWriter(model, mask_id=mask_of(model), context=context, **options)
     requests = [Request(torch.tensor(given, dtype=torch.long), seed, length) for seed in range(rows)]
     return [text.tokens for text in sample(writer, requests, batch_size=rows)]
 
@@ -116,6 +116,45 @@ def test_a_first_token_that_nothing_predicts_must_be_given(
     )
     with pytest.raises(ValueError, match=message):
         written(model, given=given, rows=1)
+
+
+B = 3  # the mask of networks of today, beside their vocabulary
+
+
+@pytest.mark.parametrize(
+    ("family", "score_first", "given", "length", "context", "how"),
+    [
+        ("Llama", True, (), 4, 8, {}),
+        ("Llama", False, (1, B, 0, 2, B), 6, 2, {}),
+        ("Llama", False, (1,), 5, 8, {"temperature": 1.5, "top_k": 2, "top_p": 0.7}),
+        ("Qwen3", False, (2,), 4, 8, {}),
+        ("Qwen3", True, (B, 2, B), 5, 2, {"temperature": 0.6}),
+    ],
+    ids=str,
+)
+def test_networks_of_today_follow_the_chain_rule(
+    family: str, score_first: bool, given: Tokens, length: int, context: int, how: dict[str, float]
+) -> None:
+    """Within the context and past it."""
+    model = network_of(family, 2)
+    options = {"score_first": score_first, "context": context}
+    law = in_tokens(model, given, length, **options, sharpen=sharpened(**how))
+    drawn = written(model, given=given, length=length, **options, sharpening=Sharpening(**how))
+    assert chi_square(drawn, law) > FITS
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("context", "cache"), [(20, True), (4, True), (4, False)], ids=str)
+def test_greedy_texts_have_the_likeliest_token_at_each_place(family: str, context: int, cache: bool) -> None:
+    """Within the context and past it, whichever of the two names greedy goes by."""
+    model = network_of(family, 2, vocab_size=9)
+    options = {"score_first": False, "context": context}
+    law = in_tokens(model, (1,), 12, **options, afresh=not cache, sharpen=sharpened(top_k=1))
+    (certain,) = law
+    assert len(set(certain)) > 2
+    for greedy in (Sharpening(top_k=1), Sharpening(temperature=0.0)):
+        drawn = written(model, given=(1,), length=12, rows=3, sharpening=greedy, cache=cache, **options)
+        assert {tuple(text.tolist()) for text in drawn} == {certain}
 
 
 def test_a_network_that_is_told_the_time_is_refused() -> None:

@@ -26,7 +26,16 @@ from bd3lm.sampling import (
 )
 from bd3lm.sampling.unmasking import Pass
 from tests.oracles.likelihood import discrete_nll, every_text, nll, table
-from tests.oracles.networks import CLEAN, MASK, AfterPrevious, blocks_of, tiny_transformer
+from tests.oracles.networks import (
+    CLEAN,
+    MASK,
+    AfterPrevious,
+    blocks_of,
+    clean_of,
+    mask_of,
+    network_of,
+    tiny_transformer,
+)
 from tests.oracles.sampling import (
     BlockLaw,
     Conditional,
@@ -97,7 +106,7 @@ def written(
     **options: object,
 ) -> list[Tensor]:
     """Texts of the seeds 0, 1, …"""
-    reading = how_read(block_size, options)
+    reading = how_read(block_size, options, mask_of(model))
     writer = BlockWriter(model, **reading, context=context, unmasking=unmasking, **options)
     requests = [Request(torch.tensor(given, dtype=torch.long), seed, length) for seed in range(rows)]
     return [text.tokens for text in sample(writer, requests, batch_size=rows)]
@@ -342,6 +351,82 @@ def test_other_laws_are_told_apart(
 ) -> None:
     law = in_blocks(model, (), 4, 4, in_every_order)
     assert chi_square(written(model, block_size, **options), law) < FAILS
+
+
+# Networks of today, whose mask lies beside their vocabulary -----------------------------------------------
+
+OF_TODAY = {name: network_of(name, 2) for name in ("Llama", "Qwen3")}
+B = 3  # their mask
+of_today = pytest.mark.parametrize(
+    ("family", "block_size", "given", "length", "options"),
+    [
+        ("Llama", 4, (B, 0, 1, 2, B), 6, {}),
+        ("Llama", 2, (1,), 5, {"causal_clean": True, "previous_token": True}),
+        ("Qwen3", 2, (1, 0, 2), 6, {"causal_clean": True}),
+        ("Qwen3", 4, (), 5, {"previous_token": True}),
+    ],
+    ids=str,
+)
+
+
+@of_today
+def test_networks_of_today_write_by_the_same_law(
+    family: str, block_size: int, given: Tokens, length: int, options: dict[str, bool]
+) -> None:
+    model = OF_TODAY[family]
+    asked = AfterPrevious(model) if "previous_token" in options else model
+    how = {"given": given, "length": length, **options}
+    for lean in (0.0, 0.9):
+        causal = "causal_clean" in options
+        law = in_blocks(asked, given, length, block_size, leaning(lean), causal_clean=causal)
+        cached = written(model, block_size, FirstHitting(lean=lean), **how)
+        assert chi_square(cached, law) > FITS
+        uncached = written(model, block_size, FirstHitting(lean=lean), **how, rows=20, cache=False)
+        assert same_texts(cached[:20], uncached)
+
+
+@pytest.mark.parametrize(("family", "block_size"), [("Llama", 2), ("Qwen3", 4)])
+def test_the_law_of_networks_of_today_is_that_of_the_likelihoods(family: str, block_size: int) -> None:
+    model = OF_TODAY[family]
+    texts = every_text(clean_of(model), 4)
+    for lean in (0.0, 0.9):
+        law = in_blocks(model, (), 4, block_size, leaning(lean))
+        enumerated = torch.tensor([law[tuple(text)] for text in texts.tolist()], dtype=torch.float64)
+        batch = TokenBatch.of(texts, score_first=True)
+        found = exact_likelihood(model, batch, blocks_of(block_size, mask_id=B), lean=lean)
+        torch.testing.assert_close(enumerated, torch.exp(-found.nll.sum(1)), rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize("family", OF_TODAY)
+@pytest.mark.parametrize(
+    ("rule", "block_law"),
+    [
+        (Ancestral(steps=3), in_steps(linear(3), mask=B)),
+        (Remasking(steps=3, eta=0.5), in_steps(linear(3), 0.5, mask=B)),
+        (MostConfident(threshold=0.6), likeliest(threshold=0.6, mask=B)),
+    ],
+    ids=["ancestral", "remasking", "threshold"],
+)
+def test_any_rule_may_fill_the_blocks_of_networks_of_today(
+    family: str, rule: UnmaskingRule, block_law: BlockLaw
+) -> None:
+    law = in_blocks(OF_TODAY[family], (1, 0), 6, 4, block_law)
+    drawn = written(OF_TODAY[family], 4, rule, given=(1, 0), length=6)
+    assert chi_square(drawn, law) > FITS
+
+
+@pytest.mark.parametrize("family", OF_TODAY)
+@pytest.mark.parametrize("greedy", [{"temperature": 0.0}, {"top_k": 1}], ids=str)
+def test_greedy_blocks_of_networks_of_today_have_the_likeliest_token_of_each_place(
+    family: str, greedy: dict[str, float]
+) -> None:
+    """What is left to chance is the order."""
+    law = in_blocks(OF_TODAY[family], (), 4, 4, in_every_order, sharpen=sharpened(top_k=1))
+    drawn = written(OF_TODAY[family], 4, sharpening=Sharpening(**greedy))
+    assert chi_square(drawn, law) > FITS
+    (certain,) = in_blocks(OF_TODAY[family], (), 4, 1, in_every_order, sharpen=sharpened(top_k=1))
+    alike = written(OF_TODAY[family], 1, sharpening=Sharpening(**greedy), rows=10)
+    assert {tuple(text.tolist()) for text in alike} == {certain}
 
 
 # Steps ---------------------------------------------------------------------------------------------------

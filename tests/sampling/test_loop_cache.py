@@ -14,15 +14,17 @@ from bd3lm.sampling import (
     sample,
 )
 from tests.oracles.networks import (
-    MASK,
     AfterPrevious,
     Written,
     log_probabilities,
     logits_of,
+    mask_of,
 )
 from tests.sampling.loop_cases import (
     CONTEXT,
+    LLAMA,
     MODEL,
+    QWEN,
     RULES,
     TIMED,
     Counting,
@@ -50,12 +52,31 @@ CACHED: dict[str, Callable[..., Writer]] = {
 every_cached_writer = pytest.mark.parametrize("make", CACHED.values(), ids=CACHED)
 
 
+OF_TODAY = {
+    "Llama, blocks of 2, causal": (LLAMA, CACHED["blocks of 2, causal"]),
+    "Llama, remasking": (LLAMA, CACHED["remasking, blocks of 4"]),
+    "Llama, autoregressive": (LLAMA, CACHED["autoregressive"]),
+    "Qwen3, threshold": (QWEN, CACHED["threshold, blocks of 4"]),
+    "Qwen3, autoregressive after a first token": (QWEN, CACHED["autoregressive after a first token"]),
+    "Qwen3, blocks of 4, with the token before": (QWEN, CACHED["blocks of 4, with the token before"]),
+}
+
+
 @every_cached_writer
 def test_inside_the_context_the_cache_changes_nothing(make):
-    plain = make(MODEL, cache=False)
+    assert_the_cache_changes_nothing(MODEL, make)
+
+
+@pytest.mark.parametrize(("model", "make"), OF_TODAY.values(), ids=OF_TODAY)
+def test_nor_does_it_for_networks_of_today(model, make):
+    assert_the_cache_changes_nothing(model, make)
+
+
+def assert_the_cache_changes_nothing(model, make):
+    plain = make(model, cache=False)
     requests = suited([Request(prompt(n, seed=n), n, CONTEXT) for n in (0, 1, 2, 3, 5, 8, 11)], plain)
     requests += suited([Request(tokens("0_1_ 3013 _"), 1, CONTEXT)], plain)
-    without, cached = (sample(writer, requests) for writer in (plain, make(MODEL)))
+    without, cached = (sample(writer, requests) for writer in (plain, make(model)))
     for a, b in zip(without, cached, strict=True):
         assert a.tokens.tolist() == b.tokens.tolist()
         assert a.evaluations == b.evaluations
@@ -77,7 +98,8 @@ def blocks_by_hand(
     """First-hitting. A pass is over the whole text, in which every block sees `window` tokens before it;
     `afresh`: it is over just the tokens that its block sees.
     """
-    text = torch.full((-(-request.length // n) * n,), MASK)
+    mask = mask_of(model)
+    text = torch.full((-(-request.length // n) * n,), mask)
     text[: len(request.given)] = request.given
     order = counter_uniform(torch.tensor(request.seed), torch.arange(len(text)), Purpose.ORDER, 1)[:, 0]
     for start in range(0, len(text), n):
@@ -89,12 +111,13 @@ def blocks_by_hand(
             finished = query < start and causal_clean
             return group - window <= key <= (query if finished else group + n - 1)
 
-        masked = [p for p in range(start, end) if text[p] == MASK and p < request.length]
+        masked = [p for p in range(start, end) if text[p] == mask and p < request.length]
         for position in sorted(masked, key=lambda p: -order[p]):
             noise = torch.zeros(1, end - first)
             noise[:, start - first :] = -(1 - order[position]).clamp(1e-3).log()
             logits = logits_of(model, text[None, first:end], Written(end - first, sees), noise=noise)
-            text[position] = drawn(log_probabilities(logits)[0, position - first], request.seed, position)
+            log_p = log_probabilities(logits, mask)[0, position - first]
+            text[position] = drawn(log_p, request.seed, position)
     return text[: request.length].tolist()
 
 
@@ -104,13 +127,14 @@ def tokens_by_hand(
     """Each token from the one before it, which saw `window` inputs before itself, each of which did too;
     `afresh`: there are no others.
     """
-    before = [MASK] if score_first else []
-    text = request.given.tolist() + [MASK] * (request.length - len(request.given))
+    mask = mask_of(model)
+    before = [mask] if score_first else []
+    text = request.given.tolist() + [mask] * (request.length - len(request.given))
     for position, token in enumerate(text):
-        if token == MASK:
+        if token == mask:
             inputs = (before + text[:position])[-(window + 1) if afresh else 0 :]
             layout = Written(len(inputs), lambda query, key: query - window <= key <= query)
-            log_p = log_probabilities(logits_of(model, torch.tensor([inputs]), layout))[0, -1]
+            log_p = log_probabilities(logits_of(model, torch.tensor([inputs]), layout), mask)[0, -1]
             text[position] = drawn(log_p, request.seed, position)
     return text
 
@@ -121,13 +145,16 @@ LONG = [
     Request(tokens("013_ ____ 1301 ____ 0131 1013 _0"), seed=3, length=30),
 ]
 both_caches = pytest.mark.parametrize("cache", [True, False], ids=["cached", "uncached"])
+every_model = pytest.mark.parametrize(
+    "model", [MODEL, LLAMA, TIMED, QWEN], ids=["untimed", "Llama", "timed", "Qwen3"]
+)
 
 
 @pytest.mark.parametrize(
     ("n", "causal_clean", "previous_token"),
     [(1, False, True), (2, False, False), (4, False, True), (4, True, False)],
 )
-@pytest.mark.parametrize("model", [MODEL, TIMED], ids=["untimed", "timed"])
+@every_model
 @both_caches
 @torch.no_grad()
 def test_past_the_context_every_block_sees_a_window(model, n, causal_clean, previous_token, cache):
@@ -135,7 +162,8 @@ def test_past_the_context_every_block_sees_a_window(model, n, causal_clean, prev
     how = {"causal_clean": causal_clean, "previous_token": previous_token}
     writer = blocks(model, block_size=n, context=8, cache=cache, **how)
     asked = AfterPrevious(model) if previous_token else model
-    for request, text in zip(LONG, sample(writer, LONG, batch_size=2), strict=True):
+    requests = suited(LONG, writer)
+    for request, text in zip(requests, sample(writer, requests, batch_size=2), strict=True):
         expected = blocks_by_hand(asked, request, n, 8 - n, causal_clean=causal_clean, afresh=not cache)
         assert text.tokens.tolist() == expected
 
@@ -159,12 +187,13 @@ def test_a_block_that_is_the_whole_context_is_written_in_passes_of_the_whole_bat
     assert network.rows == [3] * CONTEXT
 
 
+@pytest.mark.parametrize("model", [MODEL, LLAMA, QWEN], ids=["GPT", "Llama", "Qwen3"])
 @pytest.mark.parametrize("score_first", [False, True])
 @both_caches
 @torch.no_grad()
-def test_past_the_context_every_token_sees_a_window(score_first, cache):
-    writer = autoregressive(MODEL, context=8, score_first=score_first, cache=cache)
+def test_past_the_context_every_token_sees_a_window(score_first, cache, model):
+    writer = autoregressive(model, context=8, score_first=score_first, cache=cache)
     requests = suited(LONG, writer)
     for request, text in zip(requests, sample(writer, requests, batch_size=2), strict=True):
-        expected = tokens_by_hand(MODEL, request, 7, score_first=score_first, afresh=not cache)
+        expected = tokens_by_hand(model, request, 7, score_first=score_first, afresh=not cache)
         assert text.tokens.tolist() == expected

@@ -26,6 +26,7 @@ from bd3lm.training.checkpoint import CheckpointStore, optimizer_groups
 from bd3lm.training.distributed import Engine, Precision, local
 from bd3lm.training.ema import EMA
 from bd3lm.training.optim import OptimizerSettings, apply_gradients, make_optimizer
+from tests.oracles.networks import FAMILIES
 
 ROWS, LENGTH, VOCABULARY = 8, 8, 23
 NOMINAL = float(ROWS * LENGTH)
@@ -47,14 +48,16 @@ class Step(nn.Module):
 class Run:
     """A tiny run on this rank's rows of a global batch. Ranks start from different weights on purpose."""
 
-    def __init__(self, engine: Engine, *, tied: bool = False, precision: Precision = "fp32") -> None:
+    def __init__(
+        self, engine: Engine, *, tied: bool = False, precision: Precision = "fp32", family: str = "GPT"
+    ) -> None:
         self.engine = engine
         torch.manual_seed(engine.rank)
         # 23 and 6 rows do not divide by 4, and of 6 rows the last of 4 ranks holds none.
-        config = TransformerConfig(
-            vocab_size=VOCABULARY, layers=2, hidden=6, heads=1, context=LENGTH, dropout=0.0, tied=tied
-        )
-        self.network = Transformer(config)
+        shape = {"layers": 2, "hidden": 6, "heads": 1, "head_dim": 6, "context": LENGTH, "tied": tied}
+        shape |= FAMILIES[family]
+        size = VOCABULARY - bool(shape.get("mask_vector"))  # the mask has the same id
+        self.network = Transformer(TransformerConfig(vocab_size=size, dropout=0.0, **shape))
         self.network.attention_backend = "dense"  # compiled attention takes no heads as small as these
         with torch.no_grad():
             for parameter in self.network.parameters():  # the usual initialisation has tiny gradients
@@ -175,12 +178,14 @@ def equal_to_one_process() -> dict[str, Any]:
             "fsdp": _against_one_process(engine),
             "ddp, tied": _against_one_process(replace(engine, parallel="ddp"), tied=True),
             "fsdp, tied": _against_one_process(engine, tied=True),
+            "fsdp, Llama": _against_one_process(engine, family="Llama"),
+            "fsdp, Qwen3": _against_one_process(engine, family="Qwen3"),
             "bf16": _bfloat16(engine),
         }
 
 
-def _against_one_process(engine: Engine, *, tied: bool = False) -> dict[str, Any]:
-    alone, run = Run(Engine(), tied=tied), Run(engine, tied=tied)
+def _against_one_process(engine: Engine, **shape: Any) -> dict[str, Any]:
+    alone, run = Run(Engine(), **shape), Run(engine, **shape)
     nats = alone.backward(0)
     expected = {name: whole(p.grad).clone() for name, p in alone.named.items() if p.grad is not None}
     norm = alone.engine.grad_norm(alone.named.values())

@@ -27,11 +27,11 @@ def test_two_processes_do_what_one_does() -> None:
             # AdamW divides by the size of a gradient, so that small ones show their rounding errors.
             for what in ("norms", "parameters", "ema", "raw", "averaged", "raw again"):
                 assert result[what] < 1e-5, (case, what)
-            assert result["swap"] > 1e-3, case
+            assert result["swap"] > 1e-4, case
             assert result["restored"], case
     for case in ("ddp", "ddp, tied"):
         assert all(by_case[case]["held"] == by_case[case]["numel"] for by_case in results)
-    for case in ("fsdp", "fsdp, tied"):
+    for case in ("fsdp", "fsdp, tied", "fsdp, Llama", "fsdp, Qwen3"):
         held, numel = [by_case[case]["held"] for by_case in results], results[0][case]["numel"]
         assert sum(held) == numel
         assert all(0.45 < part / numel < 0.55 for part in held)

@@ -16,9 +16,10 @@ from safetensors.torch import load
 
 from bd3lm.diffusion import Absorbing, Uniform
 from bd3lm.objectives import D3PM, ScoreEntropy, SimplexDiffusionLoss
-from bd3lm.training import Engine
+from bd3lm.training import Engine, Trainer
 from bd3lm.training.distributed import whole
 from tests.once import made_once
+from tests.oracles.networks import FAMILIES
 from tests.training.processes import run_processes
 from tests.training.tiny import (
     AR,
@@ -43,15 +44,26 @@ CASES = {
     "SEDD": ScoreEntropy(process=Absorbing(VOCABULARY, MASK), mask_id=MASK),
     "uniform D3PM": D3PM(process=Uniform(VOCABULARY), mask_id=MASK, steps=9, auxiliary=0.1),
     "SSD-LM": SimplexDiffusionLoss(block_size=5, mask_id=MASK),  # the last block is cut
+    "Llama": NEXT_TOKEN,
+    "Qwen3": AR,  # which never reads the mask, so that its vector learns nothing
 }
 # What cuts the parameters knows no method: under it those alone that share statistics too, and a loss of
-# each kind.
-PARALLEL = {"ddp": tuple(CASES), "fsdp": ("next token", "clip search", "learned proposal", "SSD-LM")}
+# each kind; and of networks a family each.
+PARALLEL = {
+    "ddp": tuple(CASES),
+    "fsdp": ("next token", "clip search", "learned proposal", "SSD-LM", "Llama", "Qwen3"),
+}
 FIGURES = ("train_nats", "gradient_norm", "valid_nats", "clip_low", "clip_high", "clip_variance")
 
 
-def train(folder: Path, engine: Engine, case: str, **options: Any) -> Any:
-    trainer = tiny_trainer(folder / case, CASES[case], dropout=0.0, engine=engine, **options)
+def trainer_of(folder: Path, case: str, **options: Any) -> Trainer:
+    """One of the cases; those named after a family train a network of it."""
+    family = case if case in FAMILIES else "GPT"
+    return tiny_trainer(folder, CASES[case], dropout=0.0, family=family, **options)
+
+
+def train(folder: Path, engine: Engine, case: str, **options: Any) -> Trainer:
+    trainer = trainer_of(folder / case, case, engine=engine, **options)
     trainer.resume()
     trainer.run()
     return trainer
@@ -101,7 +113,7 @@ def together(request, tmp_path_factory) -> tuple[str, Path, list[dict[str, Any]]
 
 def tensors(folder: Path, tmp_path: Path, case: str) -> dict[str, torch.Tensor]:
     """A run's last checkpoint as one process reads it, and writes it again."""
-    trainer = tiny_trainer(folder, CASES[case], dropout=0.0)
+    trainer = trainer_of(folder, case)
     assert trainer.resume()
     trainer.store.folder = tmp_path / "rewritten" / folder.name / "checkpoints"
     trainer.save()

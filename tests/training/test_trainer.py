@@ -1,6 +1,7 @@
 """The loop: what it computes, that it goes on as if it had not stopped, and how it ends when it must."""
 
 import math
+import os
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from bd3lm.models import Transformer
 from bd3lm.objectives import Autoregressive, TokenBatch, TokenLoss
 from bd3lm.training import Engine, OptimizerSettings, Trainer, TrainSettings
 from bd3lm.training.log_window import LogWindow
+from tests.training.processes import run_processes
 from tests.training.tiny import (
     AR,
     CLIPPED,
@@ -40,19 +42,23 @@ pytestmark = pytest.mark.sweep(3)
 # --- what a step computes ---
 
 
-@pytest.mark.parametrize("objective", [AR, COUNTS, NEXT_TOKEN], ids=["ar", "counts", "next_token"])
+@pytest.mark.parametrize(
+    ("objective", "family"),
+    [(AR, "GPT"), (NEXT_TOKEN, "Llama"), (COUNTS, "GPT"), (AR, "Qwen3"), (NEXT_TOKEN, "GPT")],
+    ids=["ar", "next_token, Llama", "counts", "ar, Qwen3", "next_token"],
+)
 @pytest.mark.parametrize("micro_batch", [None, 1])
-def test_it_is_the_plain_loop_one_would_write(objective, micro_batch, tmp_path):
+def test_it_is_the_plain_loop_one_would_write(objective, family, micro_batch, tmp_path):
     """Warm-up, clipping, weight decay on matrices, AdamW and the EMA, in double precision.
 
     To 1e-7, since the factor on the gradients is float32; the EMA, which is float32 too, to 1e-6.
     """
-    plain = network(dropout=0.0).double()
+    plain = network(dropout=0.0, family=family).double()
     settings = OptimizerSettings(lr=0.02, warmup_steps=3, weight_decay=0.1, clip_norm=0.7)
     ours = tiny_trainer(
         tmp_path,
         objective,
-        model=network(dropout=0.0).double(),
+        model=network(dropout=0.0, family=family).double(),
         optimizer=settings,
         micro_batch=micro_batch,
         steps=5,
@@ -126,20 +132,22 @@ def test_two_steps_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("objective", "micros"),
+    ("objective", "micros", "family"),
     [
-        (AR, [2]),
-        (replace(AR, random_batch=True), [1]),  # of which parts have unequal weights
-        (COUNTS, [2, 1]),
-        (NEXT_TOKEN, [1]),
-        (LEARNED, [1]),
-        (CLIPPED, [2]),
+        (AR, [2], "GPT"),
+        (replace(AR, random_batch=True), [1], "GPT"),  # of which parts have unequal weights
+        (COUNTS, [2, 1], "GPT"),
+        (NEXT_TOKEN, [1], "Llama"),
+        (NEXT_TOKEN, [1], "GPT"),
+        (LEARNED, [1], "GPT"),
+        (COUNTS, [2], "Qwen3"),
+        (CLIPPED, [2], "GPT"),
     ],
 )
-def test_accumulation_is_one_large_batch(objective, micros, tmp_path):
+def test_accumulation_is_one_large_batch(objective, micros, family, tmp_path):
     """Without dropout; sums in another order, so to 1e-5 of weights of order one after ten steps."""
     for micro in (ROWS, *micros):
-        tiny_trainer(tmp_path / str(micro), objective, dropout=0.0, micro_batch=micro).run()
+        tiny_trainer(tmp_path / str(micro), objective, dropout=0.0, micro_batch=micro, family=family).run()
     for micro in micros:
         assert worst_difference(tmp_path / str(micro), tmp_path / str(ROWS)) < 1e-5
         for one, other in zip(rows(tmp_path / str(micro)), rows(tmp_path / str(ROWS)), strict=True):
@@ -219,6 +227,51 @@ def test_a_crash_between_checkpoints(case, step, uninterrupted, tmp_path):
     assert trainer.step == step // 4 * 4
     trainer.run()
     assert_same(tmp_path, uninterrupted[case])
+
+
+@pytest.mark.parametrize(
+    ("family", "objective"), [("Llama", NEXT_TOKEN), ("Llama", CLIPPED), ("Qwen3", AR), ("Qwen3", LEARNED)]
+)
+def test_networks_of_today_crash_and_are_stopped_and_come_to_the_same(family, objective, tmp_path):
+    """Both in one run, each time with other weights to begin with; a mask beside the vocabulary included."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    trained = tiny_trainer(whole, objective, family=family)
+    trained.run()
+    new = network(family=family).mask_vector
+    assert torch.equal(trained.network.mask_vector, new) == isinstance(objective, Autoregressive)
+    with pytest.raises(Crash):
+        tiny_trainer(broken, objective, crash_at(6), family=family).run()
+    watchers = [signal_at(8, signal.SIGTERM)], []
+    for step, more in zip((4, 8), watchers, strict=True):
+        trainer = tiny_trainer(broken, objective, *more, model=network(seed=99 + step, family=family))
+        assert trainer.resume()
+        assert trainer.step == step
+        trainer.run()
+    assert_same(broken, whole)
+
+
+def killed(folder: str, family: str) -> None:
+    """A process that trains until it kills itself, six steps in."""
+
+    def kill(trainer: Trainer) -> None:
+        if trainer.step == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    tiny_trainer(Path(folder), NEXT_TOKEN, Watcher(kill), family=family).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+def test_networks_of_today_go_on_after_their_process_was_killed(family, tmp_path):
+    """In another process, from the checkpoint of step 4, to the same bits."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run_processes("tests.training.test_trainer.killed", str(broken), family, world=1, may_die=[0])
+    trainer = tiny_trainer(broken, NEXT_TOKEN, model=network(seed=99, family=family))
+    assert trainer.resume()
+    assert trainer.step == 4
+    trainer.run()
+    tiny_trainer(whole, NEXT_TOKEN, family=family).run()
+    assert_same(broken, whole)
 
 
 def test_the_cases_that_learn_do_learn(uninterrupted):

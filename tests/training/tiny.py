@@ -24,6 +24,7 @@ from bd3lm.training import (
     Trainer,
     TrainSettings,
 )
+from tests.oracles.networks import FAMILIES
 
 VOCABULARY, MASK, CONTEXT = 13, 12, 8
 ROWS = 4
@@ -103,10 +104,13 @@ def signal_at(step: int, number: int) -> Watcher:
 HELD_OUT = HeldOut([sentences(6, 10**6), sentences(6, 10**6 + 1), sentences(5, 10**6 + 2)], score_first=False)
 
 
-def network(*, dropout: float = 0.1, seed: int = 0, **shape: Any) -> Transformer:
+def network(*, dropout: float = 0.1, seed: int = 0, family: str = "GPT", **shape: Any) -> Transformer:
+    """The mask has the same id beside a vocabulary as in it."""
     torch.manual_seed(seed)
-    values: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 2, "context": CONTEXT, **shape}
-    model = Transformer(TransformerConfig(vocab_size=VOCABULARY, dropout=dropout, **values))
+    values: dict[str, Any] = {"layers": 2, "hidden": 16, "heads": 2, "context": CONTEXT}
+    values |= FAMILIES[family] | shape
+    values["vocab_size"] = MASK if values.get("mask_vector") else VOCABULARY
+    model = Transformer(TransformerConfig(dropout=dropout, **values))
     with torch.no_grad():
         for parameter in model.parameters():  # the usual initialisation has tiny gradients
             if parameter.ndim == 2:
@@ -119,6 +123,7 @@ def tiny_trainer(
     objective: Objective = COUNTS,
     *callbacks: Any,
     model: Transformer | None = None,
+    family: str = "GPT",
     dropout: float = 0.1,
     engine: Engine | None = None,
     validate: bool = True,
@@ -145,7 +150,7 @@ def tiny_trainer(
     if objective.search is not None and validate:
         validators.append(ClipSearchValidator(HELD_OUT))
     return Trainer(
-        network=model or network(dropout=dropout),
+        network=model or network(dropout=dropout, family=family),
         objective=objective,
         data=data or Sentences(),
         settings=TrainSettings(**values),

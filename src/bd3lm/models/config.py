@@ -205,8 +205,11 @@ class TransformerConfig(NetworkConfig):
 
     @property
     def parameters(self) -> int:
-        """How many numbers the weights are, biases and norms aside."""
-        layer = self.qkv_width + self.attention_width + self.mlp_in_width + self.mlp_width
+        """How many numbers the weights are, but for vectors (biases, norms) and what embeds a noise level."""
+        inside = (self.qkv_width, self.attention_width, self.mlp_in_width, self.mlp_width)
+        layer = sum(inside) * self.hidden
+        # Additions read the stream for queries, keys, values and each part that goes into the MLP.
+        reads = (5 if self.mlp == "swiglu" else 4) + 2  # and two of them write to it
+        layer += self.additions * (reads * self.hidden + sum(inside))
         modulations = (6 * self.layers + 2) * self.hidden * self.conditioning_dim if self.adaln else 0
-        matrices = self.layers * layer * self.hidden
-        return matrices + modulations + (1 if self.tied else 2) * self.vocab_size * self.hidden
+        return self.layers * layer + modulations + (1 if self.tied else 2) * self.vocab_size * self.hidden
