@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python research/peers.py --commit COMMIT --out peers.jsonl
 
-On a GPU, alone. The same shape with random weights on both sides, turn about: a step over noisy and clean text
-(1,024 positions for a context of 512) with AdamW and bfloat16 autocast, theirs by sdpa under a dense mask and not
-compiled; then texts of 512 tokens with a nucleus of 0.9, theirs by `generate` with a static cache.
+On a GPU, alone. The same shape with random weights on both sides, turn about: a step over noisy and clean
+text (1,024 positions for a context of 512) with AdamW and bfloat16 autocast, theirs by sdpa under a dense mask
+and not compiled; then texts of 512 tokens with a nucleus of 0.9, theirs by `generate` with a static cache.
 """
 
 import argparse
@@ -25,10 +25,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bd3lm.bench import Shape
 from bd3lm.bench.sampling import SamplingCase, sampling_run
 from bd3lm.bench.training import TrainingCase, random_tokens, training_step
-from bd3lm.diffusion import Counts
+from bd3lm.diffusion import Counts, LevelSampler
 from bd3lm.models import BlockDiffusion
 
 Step = Callable[[], object]
+Make = Callable[[], Iterator[Step]]
 
 
 def their_network(shape: Shape, device: torch.device, dtype: torch.dtype) -> LlamaForCausalLM:
@@ -70,8 +71,6 @@ def their_training(shape: Shape, batch: int, device: torch.device) -> Iterator[S
     rule, generator = Counts(), torch.Generator(device).manual_seed(0)
 
     def step() -> None:
-        from bd3lm.diffusion import LevelSampler
-
         draws = LevelSampler().draw(batch, length, shape.block_size, generator=generator, device=device)
         masks = rule(draws, scored)
         masked, weight = masks.masked[:, 0], masks.weight[:, 0]
@@ -147,7 +146,7 @@ def seconds(
 
 
 def turn_about(
-    sides: dict[str, Callable[[], Iterator[Step]]],
+    sides: dict[str, Make],
     device: torch.device,
     *,
     warmup: int,
@@ -181,39 +180,21 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    sizes = {
-        "size": options.size,
-        "vocabulary": options.vocabulary,
-        "context": options.context,
-        "dropout": 0.0,
+    said = {"size": options.size, "vocabulary": options.vocabulary, "context": options.context}
+    joint, ar = (Shape(method=method, dropout=0.0, **said) for method in ("joint", "ar"))
+    steps, length = 5 + options.steps, options.length
+    train: dict[str, Make] = {
+        "bd3lm": lambda: our_training(joint, options.batch, device, steps=steps),
+        "transformers": lambda: their_training(joint, options.batch, device),
     }
-    joint, ar = Shape(method="joint", **sizes), Shape(method="ar", **sizes)
-    steps = 5 + options.steps
-    works: list[tuple[str, int, int, dict[str, Callable[[], Iterator[Step]]], dict[str, int]]] = [
-        (
-            "train",
-            options.batch,
-            options.batch * options.context,
-            {
-                "bd3lm": lambda: our_training(joint, options.batch, device, steps=steps),
-                "transformers": lambda: their_training(joint, options.batch, device),
-            },
-            {"warmup": 5, "repeats": options.steps},
-        )
-    ]
+    tokens = options.batch * options.context
+    works = [("train", options.batch, tokens, train, {"warmup": 5, "repeats": options.steps})]
     for batch in options.sampled:
-        works.append(
-            (
-                "sample",
-                batch,
-                batch * (options.length - 1),
-                {
-                    "bd3lm": lambda batch=batch: our_sampling(ar, batch, options.length, device),
-                    "transformers": lambda batch=batch: their_sampling(ar, batch, options.length, device),
-                },
-                {"warmup": 2, "repeats": 3},
-            )
-        )
+        sample: dict[str, Make] = {
+            "bd3lm": lambda batch=batch: our_sampling(ar, batch, length, device),
+            "transformers": lambda batch=batch: their_sampling(ar, batch, length, device),
+        }
+        works += [("sample", batch, batch * (length - 1), sample, {"warmup": 2, "repeats": 3})]
     with options.out.open("a", encoding="utf-8") as file:
         for work, batch, tokens, sides, times in works:
             for found in turn_about(sides, device, turns=options.turns, **times):
