@@ -3,8 +3,8 @@
     PYTHONPATH=src python research/peers.py --commit COMMIT --out peers.jsonl
 
 On a GPU, alone. The same shape with random weights on both sides, turn about: a step over noisy and clean
-text (1,024 positions for a context of 512) with AdamW and bfloat16 autocast, theirs by sdpa under a dense mask
-and not compiled; then texts of 512 tokens with a nucleus of 0.9, theirs by `generate` with a static cache.
+text (1,024 positions for a context of 512) with AdamW and bfloat16 autocast, theirs by sdpa under a dense
+mask and not compiled; then texts of 512 tokens with a nucleus of 0.9, theirs by `generate`, static cache.
 """
 
 import argparse
