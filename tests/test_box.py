@@ -21,7 +21,7 @@ from bd3lm import interop
 from bd3lm.cli import main
 from bd3lm.data import load_tokenizer
 from bd3lm.io import places
-from bd3lm.runs.presets import network_config, preset
+from bd3lm.runs.presets import preset
 from bd3lm.runs.recipe import recipe_from_dict
 from tests.lm import of_bytes
 
@@ -205,11 +205,8 @@ def test_the_command_alone_writes_without_a_network(tmp_path: Path) -> None:
 def test_the_box_is_the_network_and_method_of_its_preset() -> None:
     recipe = recipe_from_dict(preset("box").stages[-1].recipe, where="box")
     config = bd3lm.load("box").config
-    assert config.method == recipe.method
-    shape = recipe.network.shape
-    assert config.network == network_config(
-        recipe.network.size, vocab_size=6144, context=recipe.data.context, **shape
-    )
+    assert config.method == recipe.method.after(recipe.objective)
+    assert config.network == recipe.network.config(vocab_size=6144, context=recipe.data.context)
 
 
 def test_a_prompt_without_a_model_is_told_where_the_model_goes(box: Path, capsys) -> None:
