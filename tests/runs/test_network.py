@@ -351,6 +351,18 @@ def test_a_strange_network_goes_on_bit_for_bit(data: Path, tmp_path: Path) -> No
     assert lm.config.network == PlainConfig(vocab_size=TOKENS, context=16, width=8)
 
 
+def test_two_passes_need_a_network_that_keeps_keys() -> None:
+    strange = {"network": {"kind": "plain_stranger", "width": 8}}
+    two_pass = {
+        "method": {"kind": "block_diffusion", "block_size": 4},
+        "objective": {"algorithm": "two_pass"},
+    }
+    assert "objective.algorithm must be single_pass for a network that keeps no keys" in said(
+        two_pass, strange
+    )
+    assert network(two_pass, {"network": {"kind": "keeping_stranger"}}).kind == "keeping_stranger"
+
+
 def test_compiling_what_cannot_be_is_refused(data: Path, tmp_path: Path) -> None:
     strange = {"network": {"kind": "plain_stranger", "width": 8}}
     recipe = recipe_from_dict({**without_network(data, {"train": {"compile": True}}), **strange}, where="r")

@@ -15,7 +15,7 @@ from bd3lm.diffusion import ClipSearch, LevelSampler, MaskingRule, Strata, is_wh
 from bd3lm.evaluation import Estimator
 from bd3lm.kinds import Kinded
 from bd3lm.methods.settings import Settings
-from bd3lm.models import Denoiser
+from bd3lm.models import Denoiser, NetworkConfig
 from bd3lm.objectives import Objective
 from bd3lm.parsing import raise_problems
 from bd3lm.sampling import Writer
@@ -38,6 +38,21 @@ class Frame:
     """Whether the mask comes after the tokens that the network can predict."""
     learns_beside: bool = False
     """Whether the network has additions, which learn while its weights stay as they are."""
+    keeps_keys: bool = True
+    """Whether the network hands its keys and values to a store, for passes to come."""
+
+    @classmethod
+    def of(cls, network: NetworkConfig, mask_id: int) -> "Frame":
+        """What a network's config says of it."""
+        return cls(
+            vocab_size=network.input_vocab_size,
+            context=network.context,
+            mask_id=mask_id,
+            told_noise=network.told_noise,
+            mask_apart=network.input_vocab_size > network.vocab_size,
+            learns_beside=network.learns_beside,
+            keeps_keys=network.cache_shape is not None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,8 @@ class BlockDiffusionMethod(Method):
                 "objective.validation must be counts for an order that leans, which has no mask rate that "
                 f"all places share, got times with method.lean {self.lean:g}"
             )
+        if training.algorithm == "two_pass" and not frame.keeps_keys:
+            yield "objective.algorithm must be single_pass for a network that keeps no keys, got two_pass"
         if frame.told_noise and not training.masking.draws_times:
             yield (
                 "network.time_conditioning needs masks drawn by time: objective.masking.kind "

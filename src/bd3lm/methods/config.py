@@ -52,14 +52,7 @@ class LanguageModelConfig:
     @property
     def frame(self) -> Frame:
         """What the method must know of the network."""
-        return Frame(
-            vocab_size=self.network.input_vocab_size,
-            context=self.network.context,
-            mask_id=self.mask_id,
-            told_noise=self.network.told_noise,
-            mask_apart=self.network.input_vocab_size > self.network.vocab_size,
-            learns_beside=self.network.learns_beside,
-        )
+        return Frame.of(self.network, self.mask_id)
 
     @property
     def title(self) -> str:

@@ -365,14 +365,7 @@ def with_network_of_start(recipe: Recipe) -> Recipe:
         theirs = _reading(theirs, _Tokens.of(shards), source)
     recipe = replace(recipe, network=recipe.network.from_checkpoint(theirs))
     ours = recipe.network.config(vocab_size=theirs.vocab_size, context=recipe.data.context)
-    frame = Frame(
-        vocab_size=theirs.input_vocab_size,
-        mask_id=theirs.input_vocab_size - 1,
-        context=recipe.data.context,
-        told_noise=theirs.told_noise,
-        learns_beside=ours.learns_beside,
-    )
-    raise_problems(recipe.conflicts(frame))
+    raise_problems(recipe.conflicts(Frame.of(ours, mask_id=ours.input_vocab_size - 1)))
     return recipe
 
 

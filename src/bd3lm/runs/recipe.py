@@ -6,7 +6,7 @@ where it would do nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bd3lm.kinds import plain, plugin_of, plugins_of, spelt_out
@@ -91,7 +91,7 @@ class Recipe:
             except ValueError as error:
                 yield str(error)
                 return
-            frame = replace(frame, told_noise=shape.told_noise, learns_beside=shape.learns_beside)
+            frame = Frame.of(shape, mask_id=shape.input_vocab_size - 1)
         yield from self.conflicts(frame)
 
     def conflicts(self, frame: Frame) -> Iterator[str]:
