@@ -17,6 +17,7 @@ MAKERS = {
     "interop/huggingface.py",
     "interop/reference.py",
     "interop/lightning.py",
+    "interop/sdar.py",
     "bench/shapes.py",
     "bench/training.py",
 }
