@@ -34,7 +34,7 @@ WITH_COMMANDS = [
     BOX,
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("quickstart", "reproduce", "evaluation", "sampling", "scale")
+        for name in ("quickstart", "reproduce", "evaluation", "sampling", "scale", "exporting")
     ),
 ]
 # In place of the programs that a page calls. Those that call ours write down its words, the rest do nothing.
@@ -46,6 +46,7 @@ sbatch() { while [ "$1" != scripts/train.slurm ]; do shift; done; shift; bd3lm t
 make() { :; }
 pip() { :; }
 python() { :; }
+lmdeploy() { :; }
 """
 
 

@@ -17,12 +17,13 @@ MAKERS = {
     "interop/huggingface.py",
     "interop/reference.py",
     "interop/lightning.py",
+    "interop/sdar.py",
     "bench/shapes.py",
     "bench/training.py",
 }
 
 
-# A network of ours, to be timed or proved, and its names in another layout.
+# A network of ours, to be timed or proved, its names in another layout, its methods in a file for others.
 NETWORK_MAKERS = {
     "bench/forward.py",
     "bench/sampling.py",
@@ -30,6 +31,7 @@ NETWORK_MAKERS = {
     "commands/prove.py",
     "interop/huggingface.py",
     "interop/reference.py",
+    "interop/remote/modeling_bd3lm.py",
 }
 
 

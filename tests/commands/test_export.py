@@ -1,6 +1,7 @@
 """`bd3lm export`: layouts that other programs load, and what does not fit into them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import bd3lm
 from bd3lm import interop
 from bd3lm.cli import main
 from bd3lm.lm import LanguageModel
-from bd3lm.methods import AutoregressiveMethod, LanguageModelConfig
+from bd3lm.methods import AutoregressiveMethod, BlockDiffusionMethod, LanguageModelConfig
 from bd3lm.models import Transformer, TransformerConfig
 from tests.commands import fails
 from tests.data_room.documents import contents
@@ -100,6 +101,67 @@ class TestHuggingFace:
         words = ("export", str(tmp_path / "ours"), str(tmp_path / "out"), "--to", "huggingface")
         assert said in fails(capsys, *words)
         assert not (tmp_path / "out").exists()
+
+
+class TestTransformers:
+    def test_the_folder_is_ours_with_code_beside_it(self, tmp_path: Path, capsys) -> None:
+        model, out = of_bytes(4), tmp_path / "out"
+        model.save_pretrained(tmp_path / "ours")
+        words = ("--to", "transformers", "--dtype", "bfloat16")
+        assert main(["export", str(tmp_path / "ours"), str(out), *words]) == 0
+        assert "for transformers: block diffusion, blocks of 4" in capsys.readouterr().out
+        code = {"configuration_bd3lm.py", "modeling_bd3lm.py"}
+        assert {each.name for each in out.iterdir()} == code | set(contents(tmp_path / "ours"))
+        data = json.loads((out / "config.json").read_text())
+        assert (data["dtype"], data["default_top_p"], data["eos_token_id"]) == ("bfloat16", 0.9, 256)
+        again = bd3lm.load(out, device="cpu", dtype="bfloat16")
+        assert again.record == model.record
+        assert_same(again.network, model.to(dtype="bfloat16").network)
+
+    def test_of_a_joint_model_the_block_law_is_written(self, tmp_path: Path) -> None:
+        network, record = of_bytes(4, causal_clean=True).network, of_bytes(4, causal_clean=True).record
+        method = replace(record.method, joint=True, law="causal")
+        model = LanguageModel(network, replace(record, method=method), BYTES)
+        model.save_pretrained(tmp_path / "ours")
+        assert main(["export", str(tmp_path / "ours"), str(tmp_path / "out"), "--to", "transformers"]) == 0
+        assert bd3lm.load(tmp_path / "out", device="cpu").record == model.with_law("block").config
+
+
+class TestSdar:
+    def qwen_of_bytes(self, **method) -> LanguageModel:
+        kind = {"qk_norm": True, "head_dim": 8}
+        network = llama_of_bytes(**kind).network
+        of = BlockDiffusionMethod(**({"block_size": 4} | method))
+        return LanguageModel(
+            network, LanguageModelConfig(network=network.config, method=of, mask_id=257), BYTES
+        )
+
+    def test_a_model_goes_out_and_in(self, tmp_path: Path, capsys) -> None:
+        model = self.qwen_of_bytes()
+        model.save_pretrained(tmp_path / "ours")
+        assert main(["export", str(tmp_path / "ours"), str(tmp_path / "out"), "--to", "sdar"]) == 0
+        said = capsys.readouterr()
+        assert "for sdar: block diffusion, blocks of 4" in said.out
+        assert "the mask of this model is 257; SGLang and LMDeploy take 151669" in said.err
+        again = bd3lm.load(tmp_path / "out", device="cpu")
+        settings = {"max_new_tokens": 20, "temperature": 0.0, "eos_id": 255}
+        assert again.generate("ab", **settings)[0].tokens == model.generate("ab", **settings)[0].tokens
+        assert interop.config_of(tmp_path / "out") == again.record
+
+    def test_what_does_not_fit_is_one_line_and_nothing_is_written(self, tmp_path: Path, capsys) -> None:
+        self.qwen_of_bytes(causal_clean=True, lean=1.0).save_pretrained(tmp_path / "ours")
+        said = fails(capsys, "export", str(tmp_path / "ours"), str(tmp_path / "out"), "--to", "sdar")
+        assert "cannot hold this model: method.causal_clean must be false" in said
+        assert "method.lean must be 0" in said
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("layout", ["transformers", "sdar"])
+def test_autoregressive_models_are_not_for_block_layouts(layout: str, tmp_path: Path, capsys) -> None:
+    llama_of_bytes().save_pretrained(tmp_path / "ours")
+    said = fails(capsys, "export", str(tmp_path / "ours"), str(tmp_path / "out"), "--to", layout)
+    assert "(method.kind autoregressive)" in said
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("words", [(), ("--to", "onnx")])

@@ -1,5 +1,6 @@
 """`bd3lm export`: a model in a layout that other people's programs load."""
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from bd3lm.methods import LanguageModelConfig
     from bd3lm.models import Network
 
+Layout = Literal["huggingface", "transformers", "sdar", "reference"]
+
 
 @dataclass(frozen=True)
 class Export(Command):
@@ -24,10 +27,11 @@ class Export(Command):
     """A run, a model folder, a GGUF file or a hub id such as owner/name."""
     out: NewFolder
     """The folder to write, a new or empty one."""
-    to: Annotated[Literal["huggingface", "reference"], named("{huggingface,reference}")]
+    to: Annotated[Layout, named("{huggingface,transformers,sdar,reference}")]
     """The layout: huggingface, a Llama- or Qwen-type checkpoint that transformers loads (of autoregressive
-    models whose network is of that type); reference, that of the paper's published weights, for its own
-    code."""
+    models whose network is of that type); transformers, a folder with code for its AutoModelForCausalLM (of
+    block diffusion models); sdar, which SGLang, LMDeploy and JetEngine load (of block diffusion models whose
+    network is of Qwen3's type); reference, that of the paper's published weights, for its own code."""
     dtype: Annotated[DType | None, named(DTYPES)] = None
     """Precision to write; by default that of the weights."""
 
@@ -43,8 +47,7 @@ class Export(Command):
         # Not as a model to be used, which would compute in another precision than it is stored in.
         network, config = interop.load(path, dtype=self.dtype)
         tokenizer = interop.tokenizer_for(path, config)
-        write = {"huggingface": _to_huggingface, "reference": _to_reference}[self.to]
-        write(network, config, tokenizer, self.out)
+        _WRITERS[self.to](network, config, tokenizer, self.out)
         parameters = sum(p.numel() for p in network.parameters())
         print(f"wrote {self.out} for {self.to}: {config.title}, {parameters:,} parameters")
         return 0
@@ -69,3 +72,29 @@ def _to_reference(
     interop.save_reference(network, config, out)
     if tokenizer is not None:
         tokenizer.save(out)
+
+
+def _to_transformers(
+    network: "Network", config: "LanguageModelConfig", tokenizer: "Tokenizer | None", out: "Path"
+) -> None:
+    from bd3lm import interop
+
+    interop.save_with_code(network, config, out, tokenizer=tokenizer)
+
+
+def _to_sdar(
+    network: "Network", config: "LanguageModelConfig", tokenizer: "Tokenizer | None", out: "Path"
+) -> None:
+    from bd3lm import interop
+
+    note = interop.save_sdar(network, config, out, tokenizer=tokenizer).note
+    if note is not None:
+        print(note, file=sys.stderr)
+
+
+_WRITERS = {
+    "huggingface": _to_huggingface,
+    "transformers": _to_transformers,
+    "sdar": _to_sdar,
+    "reference": _to_reference,
+}

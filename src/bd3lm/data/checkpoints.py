@@ -14,6 +14,9 @@ from bd3lm.parsing import shown
 CAUSAL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 """Values of model_type in config.json whose vocab_size says where the mask is: past all it predicts."""
 
+SDAR_TYPE, SDAR_MASK = "sdar", 151669
+"""The model_type of block diffusion models whose mask is one of their tokens, and that token unless said."""
+
 MODEL_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
@@ -33,14 +36,25 @@ class Checkpoint:
     """How many tokens it predicts."""
     eos_ids: tuple[int, ...] = ()
     """What ends a text, by generation_config.json or config.json."""
+    mask: int | None = None
+    """The mask, where it is not the id after all that the model predicts."""
 
 
 def find_checkpoint(read: ReadFile, vocabulary: int | None, *, where: str) -> Checkpoint | None:
     """The model that a tokenizer lies beside, or of which the vocabulary is known; None without one."""
     model = read_object(read, MODEL_FILE, where)
+    mask = None
     if vocabulary is None:
-        if "format" in model or model.get("model_type") not in CAUSAL_TYPES:
+        kind = model.get("model_type")
+        if "format" in model or kind not in (*CAUSAL_TYPES, SDAR_TYPE):
             return None
+        if kind == SDAR_TYPE:
+            said = model.get("mask_token_id")
+            mask = SDAR_MASK if said is None else said
+            if type(mask) is not int or mask < 0:
+                raise ValueError(
+                    f"mask_token_id in {MODEL_FILE} of {where} must be a token id, got {shown(said)}"
+                )
         vocabulary = model.get("vocab_size")
         if type(vocabulary) is not int or not 1 <= vocabulary <= _MOST_VOCABULARY:
             raise ValueError(
@@ -52,7 +66,7 @@ def find_checkpoint(read: ReadFile, vocabulary: int | None, *, where: str) -> Ch
     ends = said if isinstance(said, list) else [] if said is None else [said]
     if not all(type(each) is int and each >= 0 for each in ends):
         raise ValueError(f"eos_token_id beside the tokenizer of {where} must be token ids, got {shown(said)}")
-    return Checkpoint(vocabulary=vocabulary, eos_ids=tuple(ends))
+    return Checkpoint(vocabulary=vocabulary, eos_ids=tuple(ends), mask=mask)
 
 
 def read_object(read: ReadFile, name: str, where: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
@@ -186,6 +186,33 @@ class Tokenizer:
             config[OWN_KEY] = {"mask_id": self.mask_id, "eos_id": self.eos_id, "bos_id": self.bos_id}
         self._write(folder, self.spec, config)
 
+    @property
+    def own_ids(self) -> int:
+        """More than the id of any token but the mask."""
+        places = self._backend.get_vocab(with_added_tokens=True).values()
+        return 1 + max((place for place in places if place != self.mask_id), default=-1)
+
+    def with_mask(self, place: int) -> "Tokenizer":
+        """The same tokens with the mask past them, at an id; one right after them is appended as a token."""
+        if place == self.mask_id:
+            return self
+        if place < self.own_ids:
+            raise ValueError(f"the mask must lie past the {self.own_ids:,} other ids, got {place}")
+        spec = json.loads(self.spec)
+        added = spec.get("added_tokens") or []
+        spec["added_tokens"] = [token for token in added if token["id"] != self.mask_id]
+        if place == self.own_ids:
+            _append(spec, MASK)
+        return replace(self, spec=_canonical(spec), mask_id=place)
+
+    def with_begin(self) -> "Tokenizer":
+        """The same, whose post-processor puts the token that texts begin with before them, as other programs
+        expect it; here nothing asks it to."""
+        if self.bos_id is None or begins_with(self._backend, where="this model") is not None:
+            return self
+        spec = with_begin(json.loads(self.spec), str(self._backend.id_to_token(self.bos_id)), self.bos_id)
+        return replace(self, spec=_canonical(spec))
+
     def save_for_others(self, folder: str | Path) -> None:
         """Write the same files without the mask that was appended, and with a post-processor that begins
         texts as they begin here: transformers then encodes a text as a prompt is encoded here."""
@@ -198,9 +225,8 @@ class Tokenizer:
             names.remove("mask_token")
         elif self.mask_id >= self._size:
             names.remove("mask_token")
-        if self.bos_id is not None and begins_with(self._backend, where="this model") is None:
-            spec = with_begin(spec, str(self._backend.id_to_token(self.bos_id)), self.bos_id)
-        self._write(local_path(folder), _canonical(spec), self._config(names))
+        begun = replace(self, spec=_canonical(spec)).with_begin()
+        self._write(local_path(folder), begun.spec, self._config(names))
 
     def _config(self, names: Collection[str]) -> dict[str, object]:
         """The tokenizer_config.json that names these special tokens, where there are such."""
@@ -409,10 +435,11 @@ def _of_checkpoint(
     template: str | None,
 ) -> Tokenizer:
     """The tokenizer of a causal language model: its mask is the id after those that the model predicts."""
-    mask, size = checkpoint.vocabulary, 1 + max(vocabulary.values())
-    if size > mask and vocabulary.get(MASK) != mask:
+    most, size = checkpoint.vocabulary, 1 + max(vocabulary.values())
+    mask = most if checkpoint.mask is None else checkpoint.mask
+    if size > most and (checkpoint.mask is not None or vocabulary.get(MASK) != mask):
         raise ValueError(
-            f"the tokenizer of {source} must have at most the {mask:,} tokens of its model, got {size:,}"
+            f"the tokenizer of {source} must have at most the {most:,} tokens of its model, got {size:,}"
         )
     plain = Backend.from_str(_canonical(spec))
     if size == mask and len(vocabulary) == size:  # gaps would be filled, and the mask lie elsewhere

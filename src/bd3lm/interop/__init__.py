@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from bd3lm.interop.lightning import LightningFacts
     from bd3lm.interop.native import save, save_tensors
     from bd3lm.interop.reference import save as save_reference
+    from bd3lm.interop.remote_code import save as save_with_code
+    from bd3lm.interop.sdar import save as save_sdar
     from bd3lm.interop.weights import check_config, floating_dtype
     from bd3lm.methods import LanguageModelConfig
     from bd3lm.models import Network
@@ -55,7 +57,9 @@ __all__ = [
     "save",
     "save_huggingface",
     "save_reference",
+    "save_sdar",
     "save_tensors",
+    "save_with_code",
     "tokenizer_for",
 ]
 
@@ -69,6 +73,8 @@ _IMPORTED_WHEN_USED = {
     "save_huggingface": ("huggingface", "save"),
     "save_reference": ("reference", "save"),
     "save_tensors": ("native", "save_tensors"),
+    "save_sdar": ("sdar", "save"),
+    "save_with_code": ("remote_code", "save"),
 }
 
 
@@ -92,11 +98,11 @@ def load(
     `.ckpt` file.
 
     A folder or a hub repository may be ours, in the layout of the reference's published weights, or a Llama-,
-    Mistral- or Qwen-type checkpoint of Hugging Face's; its config.json tells. `lightning` says what a `.ckpt`
-    leaves open. Without a dtype weights keep theirs; those of a GGUF file become float32. The device None is
-    a GPU where there is one.
+    Mistral-, Qwen- or SDAR-type checkpoint of Hugging Face's; its config.json tells. `lightning` says what a
+    `.ckpt` leaves open. Without a dtype weights keep theirs; those of a GGUF file become float32. The device
+    None is a GPU where there is one.
     """
-    from bd3lm.interop import gguf, huggingface, native, reference
+    from bd3lm.interop import gguf, huggingface, native, reference, sdar
     from bd3lm.interop import lightning as _lightning
     from bd3lm.interop.unsupported import unsupported
     from bd3lm.interop.weights import floating_dtype
@@ -124,12 +130,14 @@ def load(
         return reference.load(path, device=device, dtype=dtype)
     if huggingface.recognises(data):
         return huggingface.load(path, device=device, dtype=dtype)
+    if sdar.recognises(data):
+        return sdar.load(path, device=device, dtype=dtype)
     raise unsupported(path, data)
 
 
 def config_of(source: str | Path, **hub: Unpack[HubOptions]) -> "LanguageModelConfig":
     """What `load` gives beside the network, without the weights where the config.json says it all."""
-    from bd3lm.interop import gguf, huggingface, native, reference
+    from bd3lm.interop import gguf, huggingface, native, reference, sdar
 
     path = resolve(source, **hub)
     if path.is_dir():
@@ -140,6 +148,8 @@ def config_of(source: str | Path, **hub: Unpack[HubOptions]) -> "LanguageModelCo
             return reference.from_reference_config(data, where=str(path / CONFIG_NAME))
         if huggingface.recognises(data):
             return huggingface.read(path)
+        if sdar.recognises(data):
+            return sdar.read(path)
     elif path.suffix == GGUF_SUFFIX:
         return gguf.read(path)
     return load(path)[1]

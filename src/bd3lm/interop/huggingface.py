@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bd3lm.interop.families import (
     FAMILIES,
+    Family,
     Piece,
     config_of,
     family_for,
@@ -65,6 +66,15 @@ def load(
 ) -> tuple[Network, LanguageModelConfig]:
     """A checkpoint in a folder; without a dtype in the one it is stored in."""
     shape = read_network(read_config(folder), where=str(folder / CONFIG_NAME))
+    network = read_weights(folder, shape, device=device, dtype=dtype)
+    set_mask_vector(network)
+    return network, model_config(shape)
+
+
+def read_weights(
+    folder: Path, shape: TransformerConfig, *, device: torch.device | str, dtype: torch.dtype | None
+) -> Transformer:
+    """The network of this shape whose weights lie in a folder, but for a mask beside the vocabulary."""
     where = str(folder)
     stored = _stored(folder)
     found = {name: header.shape for name, (_, header) in stored.items() if not name.endswith(_BUFFER)}
@@ -85,8 +95,7 @@ def load(
     if told_twice:
         with safe_open(stored[_HEAD][0], framework="pt") as file:
             _check_tied(file.get_tensor(_HEAD), network, where=where)
-    set_mask_vector(network)
-    return network, model_config(shape)
+    return network
 
 
 def read(folder: Path) -> LanguageModelConfig:
@@ -97,6 +106,12 @@ def read(folder: Path) -> LanguageModelConfig:
 def read_network(data: Mapping[str, Any], *, where: str) -> TransformerConfig:
     """The network that a config.json of a known family describes."""
     family = FAMILIES[data["model_type"]]
+    check_written(family, data, where=where)
+    return network_of(family, data, where=where)
+
+
+def check_written(family: Family, data: Mapping[str, Any], *, where: str) -> None:
+    """Refuse a config.json of another class, or of weights that are not stored as they are."""
     classes = data.get("architectures")
     if classes is not None and classes != [family.architecture]:
         raise ValueError(
@@ -110,7 +125,6 @@ def read_network(data: Mapping[str, Any], *, where: str) -> TransformerConfig:
             f"quantization_config in {where} must not be there: weights quantized by {shown(method)} are not "
             "loaded; load the checkpoint that was quantized, or a GGUF file"
         )
-    return network_of(family, data, where=where)
 
 
 def model_config(network: TransformerConfig) -> LanguageModelConfig:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from bd3lm.models import Network
 from bd3lm.parsing import shown
 
 FORMAT, VERSION = "bd3lm", 1
+_OURS = {field.name for field in fields(LanguageModelConfig)} | {"plugins"}
 
 
 def save(network: Network, config: LanguageModelConfig, folder: str | Path) -> None:
@@ -45,7 +47,7 @@ def save_tensors(tensors: Mapping[str, Tensor], config: LanguageModelConfig, fol
         {name: shape for name, shape in expected.items() if needed is None or name in needed},
         where=f"what is to be saved in {folder}",
     )
-    data = {"format": FORMAT, "version": VERSION, **config_to_dict(config)}
+    data = describe(config)
     text = json.dumps(data, indent=2) + "\n"  # what cannot be said in JSON is known before a file is written
     path = make_folder(folder)
     if adds:
@@ -53,6 +55,11 @@ def save_tensors(tensors: Mapping[str, Tensor], config: LanguageModelConfig, fol
     else:
         write_tensors(path / WEIGHTS_NAME, tensors)
     write_atomically(path / CONFIG_NAME, text.encode())
+
+
+def describe(config: LanguageModelConfig) -> dict[str, Any]:
+    """What config.json says of a model."""
+    return {"format": FORMAT, "version": VERSION, **config_to_dict(config)}
 
 
 def recognises(data: Mapping[str, Any]) -> bool:
@@ -97,4 +104,6 @@ def read(folder: Path) -> LanguageModelConfig:
             "upgrade"
         )
     values = {key: value for key, value in data.items() if key not in ("format", "version")}
+    if "auto_map" in values:  # of a folder for transformers, which has words of its own there
+        values = {key: value for key, value in values.items() if key in _OURS}
     return config_from_dict(values, where=where)

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bd3lm.data.checkpoints import SDAR_TYPE
 from bd3lm.interop.families import FAMILIES
 from bd3lm.parsing import shown
 
+_TYPES = ", ".join((*FAMILIES, SDAR_TYPE))
 _LOADED = (
     "format 'bd3lm', the fields hidden_dim and n_blocks of the BD3-LM reference, or a model_type out of "
-    f"{', '.join(FAMILIES)}"
+    f"{_TYPES}"
 )
 _LISTED = 5  # fields of a config that nobody knows
 _LONGEST = 100  # characters of a name in the line
@@ -22,7 +24,7 @@ def unsupported(folder: Path, config: Mapping[str, Any]) -> ValueError:
     if architecture is not None:
         return ValueError(
             f"{folder} holds a model of type {architecture}, which bd3lm does not load; of Hugging Face's it "
-            f"loads {', '.join(FAMILIES)}"
+            f"loads {_TYPES}"
         )
     names = [f"{name:.{_LONGEST}}" for name in config]
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""

@@ -15,7 +15,7 @@ from bd3lm.diffusion import ClipSearch, LevelSampler, MaskingRule, Strata, is_wh
 from bd3lm.evaluation import Estimator
 from bd3lm.kinds import Kinded
 from bd3lm.methods.settings import Settings
-from bd3lm.models import Denoiser, NetworkConfig
+from bd3lm.models import BlockReading, Denoiser, NetworkConfig
 from bd3lm.objectives import Objective
 from bd3lm.parsing import raise_problems
 from bd3lm.sampling import Writer
@@ -235,6 +235,12 @@ class Method(Kinded, ABC, family="method"):
     def order_lean(self) -> float:
         """How much the order in which it reveals a block leans to the left."""
         return 0.0
+
+    def unmasking(self, frame: Frame) -> BlockReading | None:
+        """How its network reads blocks of masks, where texts are written by revealing one after another in
+        the order of `order_lean`, and nothing else about it matters to who writes them. None where that is
+        not so."""
+        return None
 
     def with_lean(self, lean: float) -> Self:
         """The same with another lean."""

@@ -237,6 +237,9 @@ class BlockDiffusionMethod(Method):
     def scoring_unit(self, context: int) -> int:
         return self.piece(context)
 
+    def unmasking(self, frame: Frame) -> BlockReading | None:
+        return self.reading(frame)
+
     def title_for(self, context: int) -> str:
         leaning = f", lean {self.lean:g}" if self.lean else ""
         if self.piece(context) == context:

@@ -103,11 +103,7 @@ class FirstHitting(Planned):
         return not self.lean
 
     def plan(self, seeds: Tensor, positions: Tensor, masked: Tensor) -> Iterator[Pass]:
-        rate = _hitting_rates(seeds, positions)
-        sooner = -log_reveal_times(rate, self.lean) if self.lean else rate
-        order = sooner.masked_fill(~masked, -torch.inf).sort(dim=1, descending=True).indices
-        left = masked.gather(1, order)
-        sorted_rate = torch.where(left, rate.gather(1, order), 0.0)
+        order, left, sorted_rate = first_hitting_order(seeds, positions, masked, self.lean)
         k = self.tokens_per_pass
         for first in range(0, int(masked.sum(1).max()), k):
             together = slice(first, first + k)
@@ -265,6 +261,18 @@ def _check_count(rule: UnmaskingRule, name: str) -> None:
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
     object.__setattr__(rule, name, int(value))
+
+
+def first_hitting_order(
+    seeds: Tensor, positions: Tensor, masked: Tensor, lean: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The places (rows, n) of blocks in the order in which they are hit, the masked ones first; whether each
+    is masked; and the mask rate at which it is hit, which orders that lean do not go by."""
+    rate = _hitting_rates(seeds, positions)
+    sooner = -log_reveal_times(rate, lean) if lean else rate
+    order = sooner.masked_fill(~masked, -torch.inf).sort(dim=1, descending=True).indices
+    left = masked.gather(1, order)
+    return order, left, torch.where(left, rate.gather(1, order), 0.0)
 
 
 def _hitting_rates(seeds: Tensor, positions: Tensor) -> Tensor:
