@@ -134,6 +134,7 @@ def test_mixed_types_need_one_to_be_chosen(folder: Path, tmp_path: Path) -> None
         interop.load(tmp_path, dtype="float32")
 
 
+@pytest.mark.slow
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> None:
     """Asked of the system, by a process of its own: 100 MB of weights in shards of 20 MB."""
     theirs = tiny("llama", hidden_size=512, intermediate_size=2048, num_hidden_layers=6, vocab_size=1000)
