@@ -29,8 +29,8 @@ from tests.interop.checkpoints import CONTEXT, LLAMA3, logits_of, some_tokens, t
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_1", "Q4_0")
 # Of shapes that blocks of 32 divide.
 SHAPE = {"hidden_size": 64, "intermediate_size": 96}
-# Scaled ones have tests of their own; the format has no other biases than Qwen2's.
-NAMES = ("llama", "llama, tied", "llama, wide heads", "qwen2", "qwen2, tied", "qwen3")
+# Scaled ones have tests of their own.
+NAMES = ("llama", "llama, tied", "llama, all biases", "llama, wide heads", "qwen2", "qwen3", "qwen3, biases")
 TEXTS = [
     *random_texts(20),
     "It's 12,345.67 of 'EM!  two\n\n\tlines\r\n é ﬁ 漢字 👩‍👩‍👧",
