@@ -11,6 +11,9 @@ from types import FrameType
 
 _SOON = 0.01  # seconds
 
+_raised: list[KeyboardInterrupt] = []
+"""What signals have raised, also where something on its way made another error of it and told nobody."""
+
 
 class Terminated(KeyboardInterrupt):
     """What SIGTERM raises. It is a KeyboardInterrupt, so that whatever Ctrl-C cleans up this does too."""
@@ -23,25 +26,38 @@ def signals_raise() -> Iterator[None]:
     Where it is ignored or handled by others it is left to them, as it is outside of the main thread. What it
     or Ctrl-C raises in a place where Python drops exceptions, such as a `__del__`, is raised again elsewhere.
     """
+    _raised.clear()
     ours = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     )
     report = sys.unraisablehook
+    answered = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if answered:
+        signal.signal(signal.SIGINT, _interrupt)
     if ours:
         signal.signal(signal.SIGTERM, _raise)
         sys.unraisablehook = partial(_raise_again, report=report)
     try:
         yield
     finally:
+        _raised.clear()
         if ours:
             sys.unraisablehook = report
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if answered:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
-    raise Terminated
+    _raised.append(Terminated())
+    raise _raised[-1]
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _raised.append(KeyboardInterrupt())
+    raise _raised[-1]
 
 
 def _raise_again(
@@ -62,13 +78,14 @@ def _raise_again(
 
 def stop_behind(error: BaseException) -> KeyboardInterrupt | None:
     """What stopped the process, where an error is only what became of that on its way: torch, interrupted
-    while it enters something, raises a RuntimeError when it leaves."""
+    while it enters something, raises a RuntimeError when it leaves, and while it looks at what it is given, a
+    ValueError that names no cause."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, KeyboardInterrupt):
             return seen
         seen = seen.__cause__ or seen.__context__
-    return None
+    return _raised[-1] if _raised else None
 
 
 def line_and_status(stop: KeyboardInterrupt) -> tuple[str, int]:
