@@ -153,6 +153,12 @@ def shown(value: object) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
+def named(key: object) -> str:
+    """A key as an error names it: as it stands, or as a value where it is long or cannot all be seen."""
+    text = str(key)
+    return text if len(text) <= _MOST_SHOWN and text.isprintable() else shown(key)
+
+
 def raise_problems(problems: Iterator[str]) -> None:
     """Raise one ValueError with all the problems, if there are any."""
     if found := list(problems):
@@ -204,8 +210,7 @@ def _key_problems(kind: Any, data: object, path: str, plugins: Mapping[str, Any]
             suggestion = did_you_mean(key, names) or _deeper(key, hints, data) or ("," if allowed else "")
             what = f"unknown key{suggestion}{allowed}"
             allowed = ""  # once is enough
-            short = key if len(str(key)) <= _MOST_SHOWN else shown(key)
-            yield _Problem(f"{path}{short}", what, is_unknown_key=True)
+            yield _Problem(f"{path}{named(key)}", what, is_unknown_key=True)
 
 
 def _number_problems(kind: Any, value: object, place: str) -> Iterator[_Problem]:
@@ -245,7 +250,7 @@ def _path(location: tuple[int | str, ...], data: object) -> list[str]:
     for index, part in enumerate(location):
         if part == (data.get("kind") if isinstance(data, Mapping) else data):
             continue
-        path.append(str(part))
+        path.append(named(part))
         if isinstance(data, Mapping) and index < len(location) - 1:
             data = data.get(part)
     return path

@@ -31,7 +31,10 @@ def read_text(path: Path, *, most: int) -> str:
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise ValueError(f"{path} must have at most {most:,} bytes, got {path.stat().st_size:,}")
+        size = path.stat().st_size  # which a pipe or a device does not say
+        raise ValueError(
+            f"{path} must have at most {most:,} bytes, got {f'{size:,}' if size > most else 'more'}"
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -6,9 +6,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args
 
-import yaml
-
+from bd3lm.io.files import read_text
+from bd3lm.io.settings_text import MOST_BYTES, NoYaml, load_settings
 from bd3lm.parsing import hints_of, types_of
+
+_MOST_PARTS = 20  # of a flag; fields have six at most
 
 
 def parse_flags(words: Sequence[str], types_at: Callable[[Sequence[str]], Sequence[Any]]) -> dict[str, Any]:
@@ -27,6 +29,8 @@ def parse_flags(words: Sequence[str], types_at: Callable[[Sequence[str]], Sequen
             text = rest.pop(0)
         target = overrides
         path = name.replace("-", "_").split(".")
+        if len(path) > _MOST_PARTS:
+            raise ValueError(f"--any.field must have at most {_MOST_PARTS} names, got {len(path):,}")
         if path[0] == "plugins":
             raise ValueError(f"--{name} is not for flags: a run writes it; to load a plugin give --plugin")
         *parents, leaf = path
@@ -46,55 +50,18 @@ def parse_flags(words: Sequence[str], types_at: Callable[[Sequence[str]], Sequen
 def read_settings(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file that people write by hand; a ValueError names the file."""
     try:
-        data = _load_yaml(path.read_text(encoding="utf-8"))
+        text = read_text(path, most=MOST_BYTES)
     except FileNotFoundError:
         raise ValueError(f"config must be a YAML file, got {path}, which does not exist") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be text in UTF-8, got a file that is not: {error}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    try:
+        data = load_settings(text)
+    except NoYaml as error:
+        raise ValueError(f"{path} {error}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{path} must hold a mapping of settings, got {type(data).__name__}")
     return data
-
-
-_DECIMAL = {
-    "tag:yaml.org,2002:int": re.compile(r"[-+]?(?:0|[1-9][0-9_]*)$"),
-    "tag:yaml.org,2002:float": re.compile(
-        r"""(?:[-+]?(?:0|[1-9][0-9_]*)\.[0-9_]*(?:[eE][-+][0-9]+)?
-            |\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?
-            |[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$""",
-        re.VERBOSE,
-    ),
-}
-_DATE = "tag:yaml.org,2002:timestamp"
-
-
-class _SettingsLoader(yaml.SafeLoader):
-    """YAML 1.1 with decimal numbers only, so that 010 is not 8 and 1:30 not 90, and with every key once.
-
-    What it takes for a number YAML 1.1 does too, so a text that `yaml.safe_dump` wrote comes back as one.
-    """
-
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, _DECIMAL.get(tag, pattern)) for tag, pattern in resolvers if tag != _DATE]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise ValueError(f"{key.value} is given twice, again in line {key.start_mark.line + 1}")
-            seen.add(key.value)
-        return node
-
-
-def _load_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_SettingsLoader)
 
 
 def types_in(
@@ -122,6 +89,6 @@ def _flag_value(text: str, types: Sequence[Any]) -> Any:
     if int in types and re.fullmatch(r"[-+]?[1-9][0-9]*(\.[0-9]*)?[eE]\+?[0-9]+", text):
         return float(text)  # which is an integer where it is whole
     try:
-        return _load_yaml(text)
-    except yaml.YAMLError:
+        return load_settings(text)
+    except NoYaml:
         return text

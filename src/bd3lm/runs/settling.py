@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Protocol, TypeVar
 
-from bd3lm.parsing import SettingsError, did_you_mean, did_you_mean_deeper
+from bd3lm.parsing import SettingsError, did_you_mean, did_you_mean_deeper, named, shown
 from bd3lm.runs.merging import CHECKPOINT, merge
 from bd3lm.runs.presets import ONLY, Stage
 
@@ -78,12 +78,13 @@ def _check_stage_names(layer: Mapping[str, Any], stages: Sequence[str], kind: ty
     parts = [each.name for each in fields(kind)]
     for key, value in layer.items():
         if key in stages and not isinstance(value, Mapping):
-            raise ValueError(f"{key} is a stage, whose settings are {key}.any.field, got {value!r}")
+            raise ValueError(f"{key} is a stage, whose settings are {key}.any.field, got {shown(value)}")
         if key not in stages and key not in parts:
             near = did_you_mean(key, [*stages, *parts])
             hint = near or did_you_mean_deeper(key, kind, layer) or ","
             raise ValueError(
-                f"{key}: unknown key{hint} allowed are the stages {', '.join(stages)}, and {', '.join(parts)}"
+                f"{named(key)}: unknown key{hint} allowed are the stages {', '.join(stages)}, and "
+                f"{', '.join(parts)}"
             )
 
 

@@ -10,6 +10,7 @@ import yaml
 
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import write_atomically
+from bd3lm.parsing import named, shown
 from bd3lm.runs.folders import CHECKPOINTS, RECIPE_FILE, STAGES_FILE, begun_stages
 from bd3lm.runs.presets import ONLY, Stage, preset
 from bd3lm.runs.reading import read_settings
@@ -51,12 +52,14 @@ def _stages_of(settings: Mapping[str, Any], where: str) -> tuple[Stage, ...]:
         return (Stage(ONLY, settings),)
     for name, recipe in settings.items():
         if not isinstance(recipe, Mapping):
-            raise ValueError(f"{where}: the stage {name} must be a mapping of settings, got {recipe!r}")
+            raise ValueError(
+                f"{where}: the stage {named(name)} must be a mapping of settings, got {shown(recipe)}"
+            )
         is_name = isinstance(name, str) and re.fullmatch(r"\w[\w-]*", name)
         if not is_name or name in (RUN_MODEL, CHECKPOINTS):
             raise ValueError(
                 f"{where}: the name of a stage is that of its folder and must be made of letters, digits, _ "
-                f"and -, other than {RUN_MODEL} and {CHECKPOINTS}, got {name!r}"
+                f"and -, other than {RUN_MODEL} and {CHECKPOINTS}, got {shown(name)}"
             )
     return tuple(Stage(name, recipe) for name, recipe in settings.items())
 
