@@ -5,12 +5,15 @@ What is imported here is small, so that a signal finds somebody to answer it alm
 
 import signal
 import sys
+from types import TracebackType
 
 from bd3lm.io.signals import line_and_status, signals_raise
+from bd3lm.io.terminal import printable, say
 
 
 def main() -> int:
     """The command; Ctrl-C and SIGTERM are one line at any time, while modules are imported too."""
+    sys.excepthook = _show
     try:
         with signals_raise():
             from bd3lm.cli import main as command
@@ -18,11 +21,18 @@ def main() -> int:
             return command()
     except KeyboardInterrupt as stop:
         line, status = line_and_status(stop)
-        print(f"bd3lm: {line}", file=sys.stderr)
+        say(f"bd3lm: {line}", to=sys.stderr)
         return status
     finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own end would answer with a traceback
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A traceback may quote what a stranger wrote, as a line may."""
+    import traceback
+
+    print(printable("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from bd3lm.cli.waiting import loading_told
 from bd3lm.commands import every_command
 from bd3lm.commands.shared.command import Command
 from bd3lm.io.signals import line_and_status, stop_behind
+from bd3lm.io.terminal import one_entry, say
 from bd3lm.kinds import load_plugin
 
 _STANDARD_OUTPUT = 1  # the descriptor
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _main(list(sys.argv[1:] if argv is None else argv))
         finally:
-            print(end="", flush=True)  # while a closed pipe can still be told from a failure
+            sys.stdout.flush()  # while a closed pipe can still be told from a failure
     except BrokenPipeError:
         if not _nobody_reads():
             raise
@@ -61,7 +62,7 @@ def _main(words: list[str]) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if words == ["--version"]:
-        print(f"bd3lm {bd3lm.__version__}")
+        say(f"bd3lm {bd3lm.__version__}")
         return 0
     try:
         words, plugins = _without_plugins(words)
@@ -121,11 +122,12 @@ def _parsed(words: list[str], commands: Mapping[str, type[Command]], *, debug: b
     except SystemExit:
         if box := said.getvalue():
             if debug:
-                print(box, file=sys.stderr)
+                say(box, to=sys.stderr)
             else:
                 _say(in_one_line(box, command_named(words, commands)))
         raise
-    print(said.getvalue(), end="", file=sys.stderr)  # what is said of a command that can be read
+    if heard := said.getvalue().rstrip():  # of a command that can be read
+        say(heard, to=sys.stderr)
     if (wrong := given_twice(parsed, words)) is not None:
         _say(wrong)
         return None
@@ -133,4 +135,4 @@ def _parsed(words: list[str], commands: Mapping[str, type[Command]], *, debug: b
 
 
 def _say(line: str) -> None:
-    print(f"bd3lm: {line}", file=sys.stderr)
+    say(f"bd3lm: {one_entry(line)}", to=sys.stderr)

@@ -6,6 +6,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from bd3lm.io.terminal import one_entry, say
+
 EXPECTED = (ValueError, OSError, FloatingPointError, ImportError)
 """What a command raises for what its user can put right."""
 
@@ -26,7 +28,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def warn(message: Warning | str, *_: object, **__: object) -> None:
     """A warning is one line; where in the source it arose is of no use to whoever runs a command."""
-    print(f"bd3lm: warning: {message}", file=sys.stderr)
+    say(f"bd3lm: warning: {one_entry(str(message))}", to=sys.stderr)
 
 
 def _with_own_pip(said: str) -> str:

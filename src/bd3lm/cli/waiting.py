@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from types import FrameType, ModuleType
 
 from bd3lm.io.signals import Terminated, line_and_status
+from bd3lm.io.terminal import say
 
 _SLOW = "torch"
 _STDERR = 2
@@ -47,7 +48,7 @@ class _Herald(MetaPathFinder):
 
             def told(module: ModuleType) -> None:
                 if sys.stderr.isatty():
-                    print(f"loading {_SLOW} ...", file=sys.stderr, flush=True)
+                    say(f"loading {_SLOW} ...", to=sys.stderr)
                 with _signals_end_at_once():
                     load(module)
 

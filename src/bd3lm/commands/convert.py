@@ -7,6 +7,7 @@ from tyro.conf import FlagCreatePairsOff, Positional
 
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import DTYPES, DType, NewFolder, OptionalInt, check_out_folder, named
+from bd3lm.io.terminal import say
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Convert(Command):
         tokenizer = interop.tokenizer_for(path, config)
         LanguageModel(network, config, tokenizer).save_pretrained(self.out)
         parameters = sum(p.numel() for p in network.parameters())
-        print(f"wrote {self.out}: {config.title}, {parameters:,} parameters")
+        say(f"wrote {self.out}: {config.title}, {parameters:,} parameters")
         return 0
 
     def _is_told_the_noise(self) -> bool | None:

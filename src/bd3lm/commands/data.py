@@ -16,6 +16,7 @@ from bd3lm.commands.shared.flags import (
     named,
 )
 from bd3lm.commands.shared.skipped import say_skipped
+from bd3lm.io.terminal import say
 
 if TYPE_CHECKING:
     from bd3lm.data import Tokenizer
@@ -72,10 +73,10 @@ class Prepare:
         )
         for name in shards.splits:
             split = shards.split(name)
-            print(f"{name}: {split.documents:,} documents, {split.tokens:,} tokens")
+            say(f"{name}: {split.documents:,} documents, {split.tokens:,} tokens")
         held_out = sum(shards.split(name).documents for name in shards.splits if name != "train")
-        print(f"held out: {held_out:,} documents" if held_out else "held out: none")
-        print(f"wrote {self.out}")
+        say(f"held out: {held_out:,} documents" if held_out else "held out: none")
+        say(f"wrote {self.out}")
         return 0
 
     def _tokenizer(self) -> "Tokenizer":
@@ -134,7 +135,7 @@ class TrainTokenizer:
         if tokenizer.vocab_size < self.vocabulary:
             why = "no further pair of them occurs twice inside the words of the text"
             fewer = f" of {self.vocabulary:,} asked for: {why}"
-        print(f"wrote {self.out}: {tokenizer.vocab_size:,} tokens{fewer}")
+        say(f"wrote {self.out}: {tokenizer.vocab_size:,} tokens{fewer}")
         return 0
 
 
@@ -147,19 +148,16 @@ class Verify:
 
     def run(self) -> int:
         from rich.box import SIMPLE
-        from rich.console import Console
-        from rich.progress import track
         from rich.table import Table
         from rich.text import Text
 
+        from bd3lm.commands.shared.progress import tracked
         from bd3lm.data.verify import count_verdicts, verify
+        from bd3lm.io.console import Console
 
         screen, notes = Console(), Console(stderr=True)
         total, said = count_verdicts(self.folder), f"reading {self.folder}"
-        watched = track(
-            verify(self.folder), said, total, console=notes, transient=True, disable=not notes.is_terminal
-        )
-        verdicts = list(watched)
+        verdicts = list(tracked(verify(self.folder), said, total=total, console=notes))
         table = Table(box=SIMPLE, show_edge=False)
         for heading in ("split", "file"):
             table.add_column(heading, overflow="fold")

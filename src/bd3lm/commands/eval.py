@@ -21,10 +21,9 @@ from bd3lm.commands.shared.flags import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bd3lm.commands.shared.subjects import Subject
     from bd3lm.evaluation import CorpusLikelihood, Estimator
+    from bd3lm.io.console import Console
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +134,8 @@ class Eval(Likelihoods):
     """Put an end-of-text token after every document, where --data is text. Shards already have it or not."""
 
     def run(self) -> int:
-        from rich.console import Console
-
         from bd3lm.commands.shared.records import write_records
+        from bd3lm.io.console import Console
 
         self.check(self.data or (None,))
         write_records(self.out, report_perplexities(self.subjects(), self, console=Console()))

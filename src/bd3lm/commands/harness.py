@@ -18,12 +18,13 @@ from bd3lm.commands.shared.flags import (
     TokenizerFlag,
     named,
 )
+from bd3lm.io.terminal import say
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
-    from rich.console import Console
 
     from bd3lm.interop.harness import HarnessLM
+    from bd3lm.io.console import Console
 
 _MEANINGS = {
     "exact": "exact",
@@ -93,7 +94,7 @@ class Harness(Command):
         if self.out is not None:
             text = json.dumps(results, indent=2, ensure_ascii=False, default=str)
             self.out.write_text(text + "\n", encoding="utf-8")
-            print(f"wrote {self.out}")
+            say(f"wrote {self.out}")
         return 0
 
 
@@ -102,8 +103,9 @@ def run_harness(model: "HarnessLM", flags: Harness, *, console: "Console | None"
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import make_table
-    from rich.console import Console
     from rich.text import Text
+
+    from bd3lm.io.console import Console
 
     console = console or Console()
     include_path = flags.include_path

@@ -21,12 +21,12 @@ from bd3lm.commands.shared.flags import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from bd3lm.commands.shared.sample_files import Samples
     from bd3lm.commands.shared.subjects import Subject
     from bd3lm.data import TokenShards
+    from bd3lm.io.console import Console
     from bd3lm.lm import Settings
 
 SPLIT = "train"
@@ -69,9 +69,8 @@ class Lengths(Command):
     """Write the records, all lengths and settings, to this new JSON file too."""
 
     def run(self) -> int:
-        from rich.console import Console
-
         from bd3lm.commands.shared.records import check_new_file, write_records
+        from bd3lm.io.console import Console
 
         check_new_file(self.out)
         check_sources(self, for_files=("data", "max_document", "out"))
@@ -126,12 +125,12 @@ def report_lengths(
     Errors in --data, in a file, or in the settings for any of the models are raised before anything is
     written.
     """
-    from rich.console import Console
     from rich.text import Text
 
     from bd3lm.commands.shared.sample_files import Samples
     from bd3lm.commands.shared.subjects import Subject
     from bd3lm.data import TokenShards
+    from bd3lm.io.console import Console
 
     console = console or Console()
     notes = notes or console

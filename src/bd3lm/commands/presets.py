@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from bd3lm.commands.shared.command import Command
+from bd3lm.io.terminal import say
 
 
 @dataclass(frozen=True)
@@ -17,10 +18,8 @@ class Presets(Command):
         width = max(map(len, PRESETS))
         for name, preset in PRESETS.items():
             afterwards = "; then measures it and writes report.html" if preset.report else ""
-            print(f"{name:{width}}  {preset.description}{afterwards}")
-        print(
-            "\nBut for the built-in corpus presets read tokens of yours, by --data.path or in these folders:"
-        )
+            say(f"{name:{width}}  {preset.description}{afterwards}")
+        say("\nBut for the built-in corpus presets read tokens of yours, by --data.path or in these folders:")
         for folder, command in DATA.items():
-            print(f"{folder:{width}}  {command}")
+            say(f"{folder:{width}}  {command}")
         return 0

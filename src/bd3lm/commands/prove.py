@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from bd3lm.commands.shared.command import Command
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import Tensor
 
     from bd3lm.evaluation import ExactLikelihood
+    from bd3lm.io.console import Console
     from bd3lm.models import BlockReading, Denoiser, Transformer
     from bd3lm.objectives import TokenBatch
 
@@ -43,9 +43,10 @@ class Prove(Command):
 def run_proof(flags: Prove, *, console: "Console | None" = None) -> bool:
     """Print the proof; True when everything agreed."""
     import torch
-    from rich.console import Console
+    from rich.text import Text
 
     from bd3lm.evaluation import exact_likelihood
+    from bd3lm.io.console import Console
     from bd3lm.objectives import TokenBatch
 
     if flags.samples < 100:
@@ -56,8 +57,11 @@ def run_proof(flags: Prove, *, console: "Console | None" = None) -> bool:
     model = _tiny_model(flags.seed)
     texts = torch.tensor(list(product(range(len(_LETTERS)), repeat=_LENGTH)))
     console.print(
-        f"[bold]A tiny block diffusion model[/]: {len(_LETTERS)} letters, texts of {_LENGTH} in blocks of "
-        f"{_BLOCK}, random weights. It can write {len(texts)} texts, and here all are accounted for.\n"
+        Text.assemble(
+            ("A tiny block diffusion model", "bold"),
+            f": {len(_LETTERS)} letters, texts of {_LENGTH} in blocks of {_BLOCK}, random weights. "
+            f"It can write {len(texts)} texts, and here all are accounted for.\n",
+        )
     )
     batch = TokenBatch.of(texts, score_first=True)
     exact = exact_likelihood(model, batch, _reading())
@@ -66,9 +70,13 @@ def run_proof(flags: Prove, *, console: "Console | None" = None) -> bool:
     ordered = _print_bounds(console, model, batch, exact, flags.seed)
     fits = _print_samples(console, model, texts, log_p.exp(), flags.samples)
     sums_to_one = abs(total - 1.0) < 1e-9
-    console.print(f"\nThe likelihoods of all {len(texts)} texts sum to [bold]{total:.12f}[/].")
+    console.print(
+        Text.assemble(f"\nThe likelihoods of all {len(texts)} texts sum to ", (f"{total:.12f}", "bold"), ".")
+    )
     verdict = sums_to_one and ordered and fits
-    console.print("[green]Everything agrees.[/]" if verdict else "[red]Something disagrees.[/]")
+    console.print(
+        Text("Everything agrees.", style="green") if verdict else Text("Something disagrees.", style="red")
+    )
     return verdict
 
 

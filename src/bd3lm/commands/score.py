@@ -26,6 +26,7 @@ from bd3lm.commands.shared.flags import (
     named,
 )
 from bd3lm.commands.shared.skipped import say_skipped
+from bd3lm.io.terminal import give, say
 
 if TYPE_CHECKING:
     from bd3lm.commands.shared.subjects import Subject
@@ -126,7 +127,7 @@ def run_score(subject: "Subject", flags: Score) -> None:
     tally = _Tally()
     if flags.out is None:
         for line in _lines(subject, _places(corpora), tally, flags):
-            print(line, flush=True)
+            give(line)
         tally.check(flags.files)
         return
     places, origin = _places(corpora), _origin(subject, flags)
@@ -149,7 +150,7 @@ def run_score(subject: "Subject", flags: Score) -> None:
             partial.discard()
         tally.check(flags.files)
         partial.finish()
-    print(f"wrote {flags.out}: {tally}", file=sys.stderr)
+    say(f"wrote {flags.out}: {tally}", to=sys.stderr)
 
 
 def windows(length: int, *, context: int, stride: int, given: int) -> list[Window]:

@@ -10,6 +10,7 @@ from tyro.conf import Positional, Suppress, arg
 
 from bd3lm.commands.shared.command import Command, flags_of
 from bd3lm.commands.shared.flags import DeviceFlag, OptionalFile, OptionalFolder, named
+from bd3lm.io.terminal import say
 from bd3lm.words import advice_in_recipes
 
 if TYPE_CHECKING:
@@ -79,13 +80,13 @@ class Train(Command):
             _show(stages)
             return 0
         if self._wants_report() and os.environ.get("RANK", "0") == "0":  # one of several processes says it
-            print(f"{self.preset} is measured when it is trained, and {out / 'report.html'} is written")
+            say(f"{self.preset} is measured when it is trained, and {out / 'report.html'} is written")
         runs = train_stages(stages, out, resume=self.resume, device=self.device)
         last = runs[-1].trainer
         if last.stopped_by == "signal":
             return 130
         if last.engine.is_main:
-            print(f"wrote {runs[-1].out / 'model'}")
+            say(f"wrote {runs[-1].out / 'model'}")
             if self._wants_report():
                 from bd3lm.commands.demo.results import show_results
 
@@ -164,4 +165,4 @@ def _show(stages: "Sequence[tuple[str, Recipe]]") -> None:
 
     from bd3lm.runs.stages import stages_to_dict
 
-    print(yaml.safe_dump(stages_to_dict(stages), sort_keys=False), end="")
+    say(yaml.safe_dump(stages_to_dict(stages), sort_keys=False).rstrip("\n"))

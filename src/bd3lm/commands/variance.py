@@ -17,11 +17,11 @@ from bd3lm.commands.shared.flags import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from bd3lm.commands.shared.subjects import Subject
     from bd3lm.diffusion import MaskingRule
+    from bd3lm.io.console import Console
     from bd3lm.models import Denoiser
     from bd3lm.objectives import TokenBatch
 
@@ -197,9 +197,8 @@ def _batches(
 
 def report_variances(flags: Variance, *, console: "Console | None" = None) -> list[dict[str, Any]]:
     """Measure each model, and print a row for each way of drawing masks, a column for each model."""
-    from rich.console import Console
-
     from bd3lm.commands.shared.subjects import Subject, tell_what_is_not_kept
+    from bd3lm.io.console import Console
 
     console = console or Console()
     if not flags.models:

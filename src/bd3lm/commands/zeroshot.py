@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from bd3lm.commands.eval import Estimate, Likelihoods, legend, measure_perplexity
 from bd3lm.commands.shared.flags import Texts
+from bd3lm.io.terminal import say
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bd3lm.commands.shared.subjects import Subject
+    from bd3lm.io.console import Console
 
 # The paper's corpora, in its order.
 CORPORA = ("ptb", "wikitext103", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
@@ -34,9 +34,8 @@ class ZeroShot(Likelihoods):
     """Corpora: names, files or folders; by default the paper's seven, from the hub."""
 
     def run(self) -> int:
-        from rich.console import Console
-
         from bd3lm.commands.shared.records import write_records
+        from bd3lm.io.console import Console
 
         self.check(self.texts())
         subjects = self.subjects()
@@ -44,7 +43,7 @@ class ZeroShot(Likelihoods):
         write_records(self.out, records)
         asked = len(self.estimates(subjects)) * len(self.texts())
         if missing := asked - len(records):
-            print(f"bd3lm: {missing} of {asked} figures could not be measured", file=sys.stderr)
+            say(f"bd3lm: {missing} of {asked} figures could not be measured", to=sys.stderr)
         return int(missing > 0)
 
     def texts(self) -> list[str]:

@@ -41,6 +41,7 @@ from bd3lm.io.reading import (
     readable,
     whole_text,
 )
+from bd3lm.io.terminal import printable
 
 TextUnit = Literal["file", "line", "paragraph"]
 
@@ -74,7 +75,7 @@ class FileCorpus(Corpus):
                 "held_out must be a fraction below 1, such as 0.05, or a whole number of rows, written "
                 f"without a decimal point, got {held_out}"
             )
-        self.name = path.resolve().name
+        self.name = printable(path.resolve().name)  # which UTF-8 can hold
         self._root = path if path.is_dir() else path.parent
         self._field = field
         self._most = max_document_of(max_document)

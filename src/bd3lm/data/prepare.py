@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -42,6 +41,7 @@ from bd3lm.data.shards import (
     open_shard,
 )
 from bd3lm.data.tokenizers import CONFIG_FILE, Tokenizer, load_tokenizer
+from bd3lm.io.console import Console
 from bd3lm.io.files import (
     AtomicFile,
     full_disk_explained,

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import track
 
 from bd3lm.diffusion import derive_seed
 from bd3lm.evaluation import Figure
+from bd3lm.io.console import Console
 from bd3lm.lm import Gap, LanguageModel, Settings, build_estimator, load
 from bd3lm.lm.generation import build_writer
 from bd3lm.models import pick_device

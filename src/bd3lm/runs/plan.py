@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
 
 from bd3lm import interop
 from bd3lm.data import (
@@ -25,7 +24,9 @@ from bd3lm.data import (
 from bd3lm.data.shards import META_FILE
 from bd3lm.diffusion import derive_seed
 from bd3lm.interop.weights import Shape, parameter_shapes
+from bd3lm.io.console import Console
 from bd3lm.io.extras import require
+from bd3lm.io.terminal import say
 from bd3lm.methods import Base, Frame, LanguageModelConfig
 from bd3lm.models import Network, NetworkConfig
 from bd3lm.models.devices import require_room
@@ -105,7 +106,7 @@ class _Reading:
     @classmethod
     def of(cls, recipe: Recipe, shards: TokenShards, engine: Engine) -> "_Reading":
         """All of it, checked against the recipe."""
-        shards.check(partial(print, file=sys.stderr) if engine.is_main else lambda line: None)
+        shards.check(partial(say, to=sys.stderr) if engine.is_main else lambda line: None)
         config = _config(recipe, _Tokens.of(shards))
         objective = _objective(recipe, config)
         held_out = HeldOut(held_out_batches(recipe.data, shards), recipe.method.score_first)

@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
 from bd3lm import interop
 from bd3lm.interop import RUN_MODEL
+from bd3lm.io.console import Console
 from bd3lm.io.files import only_writer, remove_leftovers
 from bd3lm.runs.folders import CHECKPOINTS, METRICS_FILE, RECIPE_FILE, STAGES_FILE, begun_stages
 from bd3lm.runs.plan import Plan, Run, open_store, plan_run, with_network_of_start

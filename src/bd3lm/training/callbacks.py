@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from bd3lm.diffusion import derive_seed
+from bd3lm.io.console import Console
 from bd3lm.io.extras import require
 from bd3lm.io.files import write_atomically
 from bd3lm.training.validation import LikelihoodValidator
@@ -115,7 +116,7 @@ class ProgressBar:
             return
         self._progress = _Steps(
             trainer,
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.completed}/{task.total}"),
             TextColumn("{task.fields[figures]}"),

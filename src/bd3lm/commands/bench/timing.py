@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from bd3lm.bench import (
@@ -27,6 +26,7 @@ from bd3lm.bench import (
 )
 from bd3lm.bench.reference import CARD, PROVENANCE, sampling_reference, training_reference
 from bd3lm.commands.bench import BenchAttention, BenchForward, BenchSample, BenchTrain
+from bd3lm.io.console import Console
 
 Case = TypeVar("Case", TrainingCase, SamplingCase, AttentionCase)
 _TRAINING: dict[str, Callable[[TrainingCase], TrainingCase]] = {

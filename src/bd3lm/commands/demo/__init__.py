@@ -14,7 +14,7 @@ from tyro.conf import arg
 from bd3lm.commands.shared.command import Command
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from bd3lm.io.console import Console
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,23 @@ class Demo(Command):
 
 def run_demo(out: Path, *, console: "Console | None" = None) -> int:
     """Train the demo's models under `out`, and report; the exit status, 130 when stopped."""
-    from rich.console import Console
+    from rich.text import Text
 
     from bd3lm.commands.demo.results import show_results
+    from bd3lm.io.console import Console
     from bd3lm.runs.stages import resolve_stages
     from bd3lm.runs.train import train_stages
 
     console = console or Console()
     console.print(
-        "[bold]Block diffusion on a laptop.[/] An autoregressive model writes one token after another. A "
-        "block diffusion model writes a block at a time: it starts from 4 masks and uncovers them in a "
-        "random order that leans to the left, each time looking at all it has so far. Here a model of "
-        "the first kind is trained on the documentation that comes with Python. From it training goes on "
-        "twice, for as long again: as before, and with blocks.\n",
+        Text.assemble(
+            ("Block diffusion on a laptop.", "bold"),
+            " An autoregressive model writes one token after another. A block diffusion model writes a block "
+            "at a time: it starts from 4 masks and uncovers them in a random order that leans to the left, "
+            "each time looking at all it has so far. Here a model of the first kind is trained on the "
+            "documentation that comes with Python. From it training goes on twice, for as long again: as "
+            "before, and with blocks.\n",
+        ),
         soft_wrap=True,
     )
     runs = train_stages(resolve_stages("demo"), out, resume=True, console=console)

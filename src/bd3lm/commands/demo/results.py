@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from bd3lm.commands.eval import Eval, measure_perplexity
 from bd3lm.commands.report import Report, make_report
@@ -19,6 +18,7 @@ from bd3lm.commands.report.runs import stages_of
 from bd3lm.commands.shared.corpora import open_sequences
 from bd3lm.commands.shared.records import keep, new_record
 from bd3lm.commands.shared.subjects import Subject
+from bd3lm.io.console import Console
 from bd3lm.lm import Settings, build_estimator
 from bd3lm.objectives import TokenBatch
 from bd3lm.reports import perplexity_text
@@ -56,12 +56,18 @@ def show_results(runs: list[Run], out: Path, *, console: Console | None = None) 
             Report(runs=(out,), device=str(run.trainer.engine.device)), console=Console(quiet=True)
         )
     console.print(
-        f"\n[bold]{page}[/] has the measurements, plots, and a text being written: open it in a browser.",
+        Text.assemble(
+            "\n",
+            (str(page), "bold"),
+            " has the measurements, plots, and a text being written: open it in a browser.",
+        ),
         soft_wrap=True,
     )
     console.print(
-        f"[bold]Everything is in {out}[/]: recipes, metrics.csv, checkpoints, and the model in "
-        f"{run.out / 'model'}.",
+        Text.assemble(
+            (f"Everything is in {out}", "bold"),
+            f": recipes, metrics.csv, checkpoints, and the model in {run.out / 'model'}.",
+        ),
         soft_wrap=True,
     )
     trained = run.trainer.step > run.trainer.resumed_at  # else this was said before
@@ -204,7 +210,7 @@ def _print_long_text(run: Run, console: Console, *, length_in_contexts: int = 2)
         keep_texts(subject, "long_text", settings, written)
     console.print(
         Panel(
-            f"[dim]{escape(run.tokenizer.decode(prompt))}[/dim] ▸ {escape(written[0].completion or '')}",
+            Text.assemble((run.tokenizer.decode(prompt), "dim"), f" ▸ {written[0].completion or ''}"),
             title=f"{length_in_contexts * context} tokens, {length_in_contexts} contexts (prompt ▸ sample)",
         )
     )

@@ -100,10 +100,10 @@ class Judge(Command):
         self._check()
 
         import torch  # what is above needs none
-        from rich.console import Console
 
         from bd3lm.commands.judge.judging import check_flags, open_judge, run_judge
         from bd3lm.commands.shared.sample_files import open_sources
+        from bd3lm.io.console import Console
         from bd3lm.models.devices import pick_device
 
         check_flags(self)

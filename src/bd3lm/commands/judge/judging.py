@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
 from bd3lm.commands.judge import Judge
+from bd3lm.commands.shared.progress import tracked
 from bd3lm.commands.shared.records import keep, model_and_title, new_record, record_name
 from bd3lm.commands.shared.sample_files import Samples
 from bd3lm.commands.shared.subjects import Subject
@@ -19,6 +18,7 @@ from bd3lm.evaluation.judges import GGUF, JUDGE_SOURCES
 from bd3lm.evaluation.judging import check_windows, mean_and_error
 from bd3lm.evaluation.mauve import FeatureJudge
 from bd3lm.interop import hub_id
+from bd3lm.io.console import Console
 from bd3lm.io.extras import require
 from bd3lm.io.files import local_path
 from bd3lm.lm import Settings
@@ -136,13 +136,7 @@ def judge_samples(samples: Samples, judge: FeatureJudge, flags: Judge, notes: Co
         texts,
         given=prompts,
         stride=flags.stride,
-        watch=lambda batches: track(
-            batches,
-            f"judging {samples.name}",
-            console=notes,
-            transient=True,
-            disable=not notes.is_terminal,
-        ),
+        watch=lambda batches: tracked(batches, f"judging {samples.name}", total=len(batches), console=notes),
         **options,
     )
     likeness = None

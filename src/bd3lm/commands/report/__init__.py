@@ -8,9 +8,10 @@ from tyro.conf import Positional
 
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import DeviceFlag, OptionalFolder, named
+from bd3lm.io.terminal import say
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from bd3lm.io.console import Console
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Report(Command):
     device: DeviceFlag = None
 
     def run(self) -> int:
-        print(f"wrote {make_report(self)}")
+        say(f"wrote {make_report(self)}")
         return 0
 
 
@@ -43,10 +44,10 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
     A run of several stages is reported stage by stage, and a folder that holds runs stands for all of them.
     With --measure what is missing and cheap is measured first, and kept in the folder of each run.
     """
-    from rich.console import Console
     from rich.text import Text
 
     from bd3lm.interop import check_folder
+    from bd3lm.io.console import Console
     from bd3lm.limits import check_device
 
     console = console or Console(stderr=True)

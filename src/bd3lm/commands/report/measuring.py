@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.text import Text
 
 from bd3lm.commands.eval import Eval, measure_perplexity
@@ -19,6 +18,7 @@ from bd3lm.commands.variance import Variance, measurable_rules, measure_variance
 from bd3lm.data import Tokenizer
 from bd3lm.evaluation import corpus_likelihood
 from bd3lm.interop import BOX
+from bd3lm.io.console import Console
 from bd3lm.lm import Generation, LanguageModel, Settings, build_estimator
 from bd3lm.methods import Method
 from bd3lm.reports import Film, record_film

@@ -24,10 +24,9 @@ from bd3lm.commands.shared.flags import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bd3lm.commands.shared.prompts import Template
     from bd3lm.commands.shared.writing import Author
+    from bd3lm.io.console import Console
     from bd3lm.lm import Generation, LanguageModel, Settings
     from bd3lm.methods import Method
 
@@ -132,11 +131,11 @@ class Sample(Command):
         check_models([] if self.model is None else [self.model], device=self.device, lean=self.lean)
 
         import torch  # what is above needs none, and whoever mistyped something need not wait for it
-        from rich.console import Console
 
         from bd3lm.commands.shared.prompts import parse_template
         from bd3lm.commands.shared.records import weights_digest
         from bd3lm.commands.shared.writing import Author, sampling_dtype
+        from bd3lm.io.console import Console
         from bd3lm.lm import load
         from bd3lm.models.devices import pick_device
 
@@ -223,12 +222,12 @@ def run_sample(
     One text in a terminal is shown while it is written, masks and all; of several each is shown when it and
     those before it are finished. How a single text was written goes to `film`, an animated SVG.
     """
-    from rich.console import Console
     from rich.text import Text
 
     from bd3lm.commands.sample.checks import check_film
     from bd3lm.commands.sample.display import Animation, Film, Printer
     from bd3lm.commands.shared.writing import UNNAMED, Bar, Display, write_texts
+    from bd3lm.io.console import Console
 
     console = console or Console()
     notes = notes or console

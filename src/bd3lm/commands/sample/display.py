@@ -1,18 +1,18 @@
 """What a terminal shows of texts while they are written: one as it is uncovered, several as they finish."""
 
 import time
-import unicodedata
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from bd3lm.commands.shared.writing import Display
 from bd3lm.data import Tokenizer
+from bd3lm.io.console import Console
 from bd3lm.io.files import write_atomically
+from bd3lm.io.terminal import printable
 from bd3lm.lm import Generation
 from bd3lm.reports import film_svg, record_film
 from bd3lm.sampling import BlockStarted, Event, Started, TokenHidden, TokenRevealed
@@ -78,7 +78,7 @@ class Animation(Display):
             if masked:
                 shown.append(_MASK_SIGN * len(tokens), style="dim")
             else:
-                shown.append(_printable(self.tokenizer.decode(tokens)))
+                shown.append(printable(self.tokenizer.decode(tokens)))
         return shown
 
 
@@ -135,13 +135,9 @@ def print_text(console: Console, generation: Generation, *, many: bool) -> None:
     sample = generation.sample
     if many:
         title = f"text {sample.index}: {len(sample.tokens)} tokens, stopped by {sample.stopped_by}"
-        console.rule(f"[bold]{title}", align="left")
+        console.rule(Text(title, style="bold"), align="left")
     if not console.is_terminal:
         console.file.write(text + "\n")
         return
     given = text[: len(text) - len(written)]
-    console.print(Text.assemble((_printable(given), "dim"), _printable(written)))
-
-
-def _printable(text: str) -> str:
-    return "".join(c for c in text if c in "\n\t" or not unicodedata.category(c).startswith("C"))
+    console.print(Text.assemble((printable(given), "dim"), printable(written)))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bd3lm import interop
 from bd3lm.io.files import local_path
+from bd3lm.io.terminal import say
 from bd3lm.limits import check_device, check_lean
 from bd3lm.runs.folders import STAGES_FILE
 
@@ -41,7 +42,7 @@ def one_model(source: str | Path) -> str | Path:
     from bd3lm.runs.stages import run_stages
 
     stage = run_stages(folder)[-1]
-    print(f"{source} is a run of several stages: taking the last that was begun, {stage}", file=sys.stderr)
+    say(f"{source} is a run of several stages: taking the last that was begun, {stage}", to=sys.stderr)
     return stage
 
 

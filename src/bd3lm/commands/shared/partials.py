@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 from bd3lm.commands.shared.records import check_new_file
 from bd3lm.io.files import only_writer
+from bd3lm.io.terminal import say
 
 
 def partial_of(out: Path) -> Path:
@@ -63,12 +64,12 @@ class Partial:
         if others:
             kept = self._copy()
             which = f"its lines after the first {count:,}" if count else "its lines"
-            print(
+            say(
                 f"{self.path} is kept as {kept}: {which} are of other texts, weights or settings",
-                file=sys.stderr,
+                to=sys.stderr,
             )
         if count:
-            print(f"continuing after the {count:,} lines of {self.path}", file=sys.stderr)
+            say(f"continuing after the {count:,} lines of {self.path}", to=sys.stderr)
         self._file.truncate(end)
         return count
 

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import TypeVar
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
+
+from bd3lm.io.console import Console
 
 T = TypeVar("T")
 

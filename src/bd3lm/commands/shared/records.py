@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import bd3lm
 from bd3lm.io.files import write_atomically
+from bd3lm.io.terminal import say
 
 if TYPE_CHECKING:  # a subject brings all of training with it, for which `bd3lm sample` need not wait
     from bd3lm.commands.shared.subjects import Subject
@@ -105,7 +106,7 @@ def write_records(out: Path | None, records: Sequence[Mapping[str, Any]]) -> Non
     """What a command measured, as a JSON list, where --out asks for it."""
     if out is not None:
         _write(out, records)
-        print(f"wrote {out}")
+        say(f"wrote {out}")
 
 
 def model_and_title(record: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 import bd3lm
@@ -23,6 +22,7 @@ from bd3lm.commands.shared.writing import (
 )
 from bd3lm.data import load_corpus
 from bd3lm.data.corpus import digest
+from bd3lm.io.console import Console
 from bd3lm.io.files import local_path
 from bd3lm.io.reading import max_document_of, numbered_lines, open_text
 from bd3lm.kinds import spelt_out

@@ -3,6 +3,8 @@
 import sys
 from typing import TYPE_CHECKING
 
+from bd3lm.io.terminal import say
+
 if TYPE_CHECKING:
     from bd3lm.data import Corpus
 
@@ -10,4 +12,4 @@ if TYPE_CHECKING:
 def say_skipped(corpus: "Corpus") -> None:
     """A line on standard error, where anything is passed over."""
     if corpus.skipped is not None:
-        print(corpus.skipped, file=sys.stderr)
+        say(corpus.skipped, to=sys.stderr)

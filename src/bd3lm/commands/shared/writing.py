@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from bd3lm.commands.shared.prompts import Template, template_text
 from bd3lm.commands.shared.records import check_new_file
 from bd3lm.data import Tokenizer
 from bd3lm.evaluation import stop_counts
+from bd3lm.io.console import Console
 from bd3lm.io.files import write_atomically
 from bd3lm.kinds import plain
 from bd3lm.lm import Generation, LanguageModel, Settings
