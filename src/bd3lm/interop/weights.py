@@ -176,7 +176,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A safetensors file that appears only when it is whole."""
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as temporary:
-        save_file(stored, temporary, metadata={"format": "pt"})
+        try:
+            save_file(stored, temporary, metadata={"format": "pt"})
+        except SafetensorError as error:  # of the disk: there is nothing else to go wrong
+            raise OSError(f"{path} could not be written: {error}") from error
 
 
 def make_folder(folder: str | Path) -> Path:

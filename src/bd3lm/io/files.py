@@ -8,6 +8,7 @@ import errno
 import glob
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,9 +26,13 @@ def local_path(typed: str | Path) -> Path:
     return Path(os.path.expanduser(typed))
 
 
-def read_text(path: Path, *, most: int) -> str:
+def read_text(path: Path, *, most: int, piped: bool = False) -> str:
     """The text of a file that somebody else may have written; a ValueError names it where it is no UTF-8, or
-    longer than `most` bytes, of which no more are read."""
+    longer than `most` bytes, of which no more are read. A pipe, whose writer may never come, or a device is
+    read only if it may be `piped`: where a user names the file."""
+    mode = path.stat().st_mode
+    if not piped and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder says so itself
+        raise OSError(errno.EINVAL, "this is no regular file", str(path))
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -83,6 +88,10 @@ def replacing(path: Path) -> Iterator[Path]:
             yield temporary
             temporary.chmod(mode)  # some libraries make their files readable to their owner alone
             _put_in_place(temporary, path)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # of a write, as to a full disk
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

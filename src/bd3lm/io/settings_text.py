@@ -12,7 +12,8 @@ import yaml
 MOST_BYTES = 1_000_000
 _MOST_VALUES = 10_000
 _MOST_LEVELS = 50
-_MOST_BITS = 64
+_MOST_SAID = 500  # characters of what the parser says, which quotes names whole
+_MOST_BITS = 14_000  # about as many digits as Python reads and writes
 _PREFIX = "tag:yaml.org,2002:"
 _PLAIN = {f"{_PREFIX}{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 _DECIMAL = {
@@ -36,7 +37,7 @@ def load_settings(text: str) -> Any:
     try:
         return _Loader(text).get_single_data()
     except yaml.YAMLError as error:
-        raise NoYaml(f"is not YAML: {' '.join(str(error).split())}") from None
+        raise NoYaml(f"is not YAML: {' '.join(str(error).split()):.{_MOST_SAID}}") from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -103,7 +104,7 @@ class _Loader(yaml.SafeLoader):
         try:
             value = super().construct_object(node, deep)
             if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-                raise ValueError(f"a whole number of more than {_MOST_BITS} bits")
+                raise ValueError(f"it has more than {_MOST_BITS:,} bits")
         except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise yaml.constructor.ConstructorError(
                 None, None, f"this is no {kind} that settings can have", node.start_mark

@@ -37,11 +37,18 @@ def one_entry(text: str) -> str:
     return printable(re.sub(r"\r?\n(?!  )", r"\\n", text.strip()))
 
 
+def as_utf8(json: str) -> bytes:
+    """JSON as bytes; halves of surrogate pairs, of which names of files can be made, are escaped as JSON has
+    it."""
+    return json.encode(errors="backslashreplace")
+
+
 def say(line: object, *, to: TextIO | None = None) -> None:
     """A line for people, on standard output unless it says where."""
     print(printable(str(line)), file=to)
 
 
 def give(line: str) -> None:
-    """A line of data on standard output, for other programs: as it is, but not to a terminal."""
-    print(printable(line) if sys.stdout.isatty() else line, flush=True)
+    """A line of JSON on standard output, for other programs: as it is, but not to a terminal."""
+    whole = as_utf8(line).decode()
+    print(printable(whole) if sys.stdout.isatty() else whole, flush=True)

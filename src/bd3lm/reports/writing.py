@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from bd3lm.io.files import write_atomically
 from bd3lm.reports.content import Report
 from bd3lm.reports.document import Plot
 
@@ -20,10 +21,10 @@ def write_report(report: Report, out: Path) -> Path:
     (out / PLOTS).mkdir(parents=True, exist_ok=True)
     _remove_earlier_plots(out)
     for plot in plots:
-        (out / PLOTS / f"{plot.name}.svg").write_text(plot.svg, encoding="utf-8")
-    (out / MARKDOWN).write_text(render_markdown(document, PLOTS), encoding="utf-8")
+        write_atomically(out / PLOTS / f"{plot.name}.svg", plot.svg.encode())
+    write_atomically(out / MARKDOWN, render_markdown(document, PLOTS).encode())
     page = out / PAGE
-    page.write_text(render_page(document), encoding="utf-8")
+    write_atomically(page, render_page(document).encode())  # a link there is replaced, and not followed
     return page
 
 
@@ -31,5 +32,5 @@ def _remove_earlier_plots(out: Path) -> None:
     """Remove the plots of the report that is in `out` now, and no other files."""
     earlier = out / MARKDOWN
     if earlier.is_file():
-        for name in re.findall(rf"\]\({PLOTS}/(\w+\.svg)\)", earlier.read_text("utf-8")):
+        for name in re.findall(rf"\]\({PLOTS}/(\w+\.svg)\)", earlier.read_text("utf-8", "replace")):
             (out / PLOTS / name).unlink(missing_ok=True)

@@ -46,6 +46,8 @@ def check_outline(
     Where a flag or the file sets something of the model nothing is said: then only the recipe itself can say
     all that is wrong at once. `reads_data` says whether the data has to be there.
     """
+    if config is not None and config.exists() and not config.is_file():
+        return  # a pipe can be read once, for the recipe itself
     layers = [read_settings(config)] if config is not None else []
     layers.append(parse_flags(words, partial(types_in, Outline)))
     stages = preset(name).stages

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from bd3lm.io.files import read_text
 from bd3lm.io.settings_text import MOST_BYTES, NoYaml, load_settings
-from bd3lm.parsing import hints_of, types_of
+from bd3lm.parsing import hints_of, named, shown, types_of
 
 _MOST_PARTS = 20  # of a flag; fields have six at most
 
@@ -21,36 +21,38 @@ def parse_flags(words: Sequence[str], types_at: Callable[[Sequence[str]], Sequen
     while rest:
         word = rest.pop(0)
         if not word.startswith("--") or len(word) < 3:
-            raise ValueError(f"expected --any.field value, got {word!r}")
+            raise ValueError(f"expected --any.field value, got {shown(word)}")
         name, equals, text = word[2:].partition("=")
         if not equals:
             if not rest or rest[0].startswith("--"):
-                raise ValueError(f"--{name} needs a value, got none")
+                raise ValueError(f"--{named(name)} needs a value, got none")
             text = rest.pop(0)
         target = overrides
         path = name.replace("-", "_").split(".")
         if len(path) > _MOST_PARTS:
             raise ValueError(f"--any.field must have at most {_MOST_PARTS} names, got {len(path):,}")
         if path[0] == "plugins":
-            raise ValueError(f"--{name} is not for flags: a run writes it; to load a plugin give --plugin")
+            raise ValueError(
+                f"--{named(name)} is not for flags: a run writes it; to load a plugin give --plugin"
+            )
         *parents, leaf = path
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
-                raise ValueError(f"--{name} sets a part of something that another flag sets whole")
+                raise ValueError(f"--{named(name)} sets a part of something that another flag sets whole")
         if isinstance(target.get(leaf), dict):
-            raise ValueError(f"--{name} sets whole something of which another flag sets a part")
+            raise ValueError(f"--{named(name)} sets whole something of which another flag sets a part")
         try:
             target[leaf] = _flag_value(text, types_at(path) or types_at(path[1:]))  # after a stage's name
         except ValueError as error:
-            raise ValueError(f"--{name}: {error}") from None
+            raise ValueError(f"--{named(name)}: {error}") from None
     return overrides
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file that people write by hand; a ValueError names the file."""
     try:
-        text = read_text(path, most=MOST_BYTES)
+        text = read_text(path, most=MOST_BYTES, piped=True)
     except FileNotFoundError:
         raise ValueError(f"config must be a YAML file, got {path}, which does not exist") from None
     try:

@@ -66,6 +66,8 @@ class CsvLog:
 
     def rows(self) -> list[dict[str, str]]:
         """The rows of the file, without a last one that a crash tore."""
+        if not self._path.is_file():  # to open a pipe is to wait for its writer
+            raise ValueError(f"{self._path} must be the log of a training run, and is no regular file")
         text = self._path.read_bytes().decode("utf-8", errors="replace").replace("\0", "")
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
         try:

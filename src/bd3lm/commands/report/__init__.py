@@ -87,11 +87,13 @@ def make_report(flags: Report, *, console: "Console | None" = None) -> Path:
 
 def _check_out(out: Path) -> None:
     """Refuse a path that cannot be a folder, or does not look like one, before anything is measured."""
-    if out.is_dir():
-        return
-    if out.exists() or out.suffix[1:].isalpha():  # a folder may be called v1.2
+    from bd3lm.commands.shared.records import why_not_writable
+
+    if not out.is_dir() and (out.exists() or out.suffix[1:].isalpha()):  # a folder may be called v1.2
         raise ValueError(
             f"--out must be the folder that report.html and report.md go into, got a file's name, {out}"
         )
     if not out.parent.is_dir():
         raise ValueError(f"--out must be in an existing folder, and {out.parent} is none")
+    if (why := why_not_writable(out)) is not None:
+        raise ValueError(f"--out must be a folder that can be written to, and {out} cannot: {why}")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bd3lm.commands.shared.records import check_new_file
-from bd3lm.io.files import only_writer
-from bd3lm.io.terminal import say
+from bd3lm.io.files import full_disk_explained, only_writer
+from bd3lm.io.terminal import as_utf8, say
 
 
 def partial_of(out: Path) -> Path:
@@ -75,8 +75,9 @@ class Partial:
 
     def write(self, line: str) -> None:
         """Add a line; it is in the file at once, whatever comes next."""
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
+        with full_disk_explained(self.path.parent):
+            self._file.write(as_utf8(line) + b"\n")
+            self._file.flush()
 
     def discard(self) -> None:
         """Drop all lines."""

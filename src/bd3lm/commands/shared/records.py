@@ -15,13 +15,14 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import bd3lm
-from bd3lm.io.files import write_atomically
-from bd3lm.io.terminal import say
+from bd3lm.io.files import read_text, write_atomically
+from bd3lm.io.terminal import as_utf8, say
 
 if TYPE_CHECKING:  # a subject brings all of training with it, for which `bd3lm sample` need not wait
     from bd3lm.commands.shared.subjects import Subject
 
 FOLDER = "measured"
+_MOST_BYTES = 50_000_000  # of a record
 
 
 def new_record(
@@ -150,7 +151,7 @@ def _slug(*parts: str) -> str:
 def _read(file: Path) -> dict[str, Any]:
     """A record; nothing for other JSON that lies there, such as the list that --out writes."""
     try:
-        value = json.loads(file.read_text("utf-8"))
+        value = json.loads(read_text(file, most=_MOST_BYTES))
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise ValueError(f"{file} must be JSON, as measurements are kept, and is not: {why}") from None
@@ -162,7 +163,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _write(file: Path, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
     """As a JSON file, whole or not at all."""
     text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
-    write_atomically(file, text.encode())
+    write_atomically(file, as_utf8(text))
 
 
 def plain_json(value: Any) -> Any:
