@@ -198,7 +198,7 @@ def test_a_checkpoint_that_is_nested_deeply_is_skipped(run: Trained) -> None:
 
 
 @pytest.mark.sweep(4)
-@pytest.mark.parametrize("batch", range(80))
+@pytest.mark.parametrize("batch", range(50))
 def test_fuzzed_indices(batch: int, run: Trained) -> None:
     """With its digest right. What cannot be told from a state that was saved is taken for one."""
     original = (newest(run.out) / INDEX).read_text()

@@ -18,13 +18,14 @@ from bd3lm.cli import main
 from bd3lm.io.settings_text import NoYaml, load_settings
 from bd3lm.io.terminal import printable
 from bd3lm.parsing import SettingsError
-from bd3lm.runs.recipe import parse_overrides, read_settings, recipe_from_dict, recipe_to_dict
+from bd3lm.runs.reading import read_settings
+from bd3lm.runs.recipe import parse_overrides, recipe_from_dict, recipe_to_dict
 from bd3lm.runs.stages import resolve_stages
 from tests.adversary.confined import REFUSED, confined, outcome
 from tests.tiny_recipes import BLOCK, plain
 
 RECIPE = plain(Path("shards"), BLOCK)
-CASES_TOGETHER = 50
+CASES_TOGETHER = 20
 
 
 def chain(begin: str, link: Callable[[str, str], str], links: int = 9) -> str:
@@ -369,7 +370,7 @@ def checked(seeds: list[int], work: Callable[[random.Random], Any]) -> list[str]
 
 
 @pytest.mark.sweep(8)
-@pytest.mark.parametrize("batch", range(100))
+@pytest.mark.parametrize("batch", range(200))
 def test_fuzzed_text_is_settings_or_one_entry(batch: int, tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
 
@@ -382,7 +383,7 @@ def test_fuzzed_text_is_settings_or_one_entry(batch: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.sweep(8)
-@pytest.mark.parametrize("batch", range(100))
+@pytest.mark.parametrize("batch", range(200))
 def test_fuzzed_settings_are_a_recipe_that_comes_back_or_one_entry(batch: int) -> None:
     def work(draw: random.Random) -> str:
         data = fuzzed_values(draw)
@@ -401,7 +402,7 @@ def test_fuzzed_settings_are_a_recipe_that_comes_back_or_one_entry(batch: int) -
 
 
 @pytest.mark.sweep(8)
-@pytest.mark.parametrize("batch", range(60))
+@pytest.mark.parametrize("batch", range(120))
 def test_fuzzed_flags_are_settings_or_one_entry(batch: int) -> None:
     names = [
         "train.steps",
@@ -494,3 +495,13 @@ def test_a_line_cannot_be_added_to_an_error(tmp_path: Path, capfd: pytest.Captur
 def test_a_key_that_cannot_be_seen_is_quoted() -> None:
     with pytest.raises(SettingsError, match=r"\n  train\.'\\x1b\[31m': unknown key"):
         recipe_from_dict({**RECIPE, "train": {**RECIPE["train"], "\x1b[31m": 1}}, where="here")
+
+
+def test_a_pipe_over_a_preset_is_read_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `--config <(command)` is; what is checked before torch is loaded must leave it to the recipe."""
+    os.mkfifo(tmp_path / "pipe")
+    if not os.fork():
+        (tmp_path / "pipe").write_text("train: {steps: 3}")
+        os._exit(0)
+    assert main(["train", "demo", "--config", str(tmp_path / "pipe"), "--show"]) == 0
+    assert "steps: 3" in capsys.readouterr().out

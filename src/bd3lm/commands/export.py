@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import DTYPES, DType, Model, NewFolder, check_out_folder, named
+from bd3lm.io.terminal import say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +50,7 @@ class Export(Command):
         tokenizer = interop.tokenizer_for(path, config)
         _WRITERS[self.to](network, config, tokenizer, self.out)
         parameters = sum(p.numel() for p in network.parameters())
-        print(f"wrote {self.out} for {self.to}: {config.title}, {parameters:,} parameters")
+        say(f"wrote {self.out} for {self.to}: {config.title}, {parameters:,} parameters")
         return 0
 
 
@@ -89,7 +90,7 @@ def _to_sdar(
 
     note = interop.save_sdar(network, config, out, tokenizer=tokenizer).note
     if note is not None:
-        print(note, file=sys.stderr)
+        say(note, to=sys.stderr)
 
 
 _WRITERS = {
