@@ -112,6 +112,7 @@ def test_a_run_is_sampled_judged_and_its_judgement_kept(run, judge):
         "entropy_floor": None,
         "redraws": 0,
         "seed": 0,
+        "law": "block",
         "lean": 0.0,
         "dtype": "float32",
     }

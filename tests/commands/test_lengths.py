@@ -73,6 +73,7 @@ def test_a_run_is_measured_beside_what_it_was_trained_on(shards, tmp_path):
         "entropy_window": 8,
         "top_p": 0.9,
         "seed": 3,
+        "law": "block",
         "lean": 0.0,
         "data": str(shards),
         "split": "train",

@@ -20,7 +20,7 @@ BLOCKS = recipe("block_diffusion", block_size=4)
 def typed(record, of=None) -> str:
     """The one command of a record."""
     of = of or recipe()
-    (line,) = commands([(run("a", recipe=of), repeatable(record, of))])
+    (line,) = commands([(run("a", recipe=of), repeatable(record, of, "block"))])
     return line
 
 
@@ -36,7 +36,7 @@ def test_what_was_measured_with_the_defaults_needs_no_flag():
     plain = {"judge": "gpt2-large", "count": 300, "top_p": None, "dtype": None}
     record = judgement(settings=plain)
     assert typed({**record, "dtype": "float32"}) == "bd3lm judge a --length 64"
-    assert repeatable(film(), recipe()) == film()
+    assert repeatable(film(), recipe(), "block") == film()
 
 
 def test_a_perplexity():

@@ -515,6 +515,7 @@ def test_a_line_a_text(block_size, screen, tmp_path):
             "weights": None,
             "bd3lm": bd3lm.__version__,
             "dtype": "float64",
+            "law": "block" if block_size else "causal",
             "settings": {
                 **asdict(settings),
                 "top_p": 0.9,

@@ -85,7 +85,7 @@ def of_method(
     if end_logit:
         with torch.no_grad():
             model.network.output.bias[END] += end_logit
-    return LanguageModel(model.network, model.config, tokenizer)
+    return LanguageModel(model.network, model.record, tokenizer)
 
 
 def of_four_tokens(

@@ -244,7 +244,9 @@ def run(folder: str = "runs/ar", title: str = "autoregressive", **changes: Any) 
         **OF_KIND[of["kind"]],
         **changes,
     }
-    records = [repeatable(each, values["recipe"]) for each in values.pop("records", ())]
+    records = [
+        repeatable(each, values["recipe"], values.get("law", "")) for each in values.pop("records", ())
+    ]
     return Run(**values, records=records)
 
 

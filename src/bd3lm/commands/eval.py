@@ -11,6 +11,7 @@ from bd3lm.commands.shared.flags import (
     DTypeFlag,
     EstimatorFlag,
     FieldFlag,
+    LawFlag,
     LeanFlag,
     Models,
     OptionalFile,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from bd3lm.commands.shared.subjects import Subject
     from bd3lm.evaluation import CorpusLikelihood, Estimator
     from bd3lm.io.console import Console
+    from bd3lm.methods import Law
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,7 @@ class Likelihoods(Command):
     models: Models = ()
     """Runs, model folders, GGUF files or hub ids."""
     estimator: EstimatorFlag = "auto"
+    law: LawFlag = None
     lean: LeanFlag = None
     replicates: int = 1
     """Independent draws of a random estimate: with more there is less noise, and it is known how much."""
@@ -70,15 +73,18 @@ class Likelihoods(Command):
     def subjects(self) -> "list[Subject]":
         from bd3lm.commands.shared.subjects import Subject, check_lean_is_for, tell_what_is_not_kept
 
-        subjects = [
-            Subject.open(
-                model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
-            )
+        opened = [
+            Subject.open(model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer)
             for model in self.models
         ]
+        tell_what_is_not_kept(opened)
+        subjects = [subject.under(law, lean=self.lean) for subject in opened for law in self.laws_of(subject)]
         check_lean_is_for(subjects, self.lean)
-        tell_what_is_not_kept(subjects)
         return subjects
+
+    def laws_of(self, subject: "Subject") -> "Sequence[Law]":
+        """The laws that a model is measured in: that of --law, else its own."""
+        return (self.law or subject.law,)
 
     def estimates(self, subjects: "Sequence[Subject]") -> "list[Estimate]":
         """What is to be measured of each model: the paper's figure and our best one where the paper's is
@@ -93,7 +99,9 @@ class Likelihoods(Command):
         found, some_drawn = [], not subjects
         for subject in subjects:
             met = set()
-            for name in names:
+            # The paper has no joint models: its figure is that of the law a model was made with.
+            beside = self.estimator == PAPER and self.law is None and subject.law != subject.laws[0]
+            for name in ("auto",) if beside else names:
                 chosen = _estimator(subject, name)
                 drawn = chosen is None or chosen.is_random
                 some_drawn |= drawn
@@ -118,7 +126,8 @@ class Estimate:
         """How a table names the figure."""
         from bd3lm.reports import leaning
 
-        return figure_name + leaning(self.subject.lean) + (", the paper's" if self.of_paper else "")
+        law = f", {self.subject.law} law" if len(self.subject.laws) > 1 else ""
+        return figure_name + leaning(self.subject.lean) + law + (", the paper's" if self.of_paper else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +141,17 @@ class Eval(Likelihoods):
     each run held out."""
     eos: bool = True
     """Put an end-of-text token after every document, where --data is text. Shards already have it or not."""
+
+    def laws_of(self, subject: "Subject") -> "Sequence[Law]":
+        """That of --law, else all that a model has and the estimator can measure, its own first."""
+        from bd3lm.lm import PAPER
+
+        if self.law is not None:
+            return (self.law,)
+        if self.estimator == PAPER:
+            return subject.laws
+        fits = [law for law in subject.laws if _estimator(subject.under(law), self.estimator) is not None]
+        return fits or subject.laws[:1]
 
     def run(self) -> int:
         from bd3lm.commands.shared.records import write_records
@@ -180,10 +200,11 @@ def measure_perplexity(
             subject,
             "perplexity",
             settings={
-                "data": _recorded(data),
+                "data": recorded_data(data),
                 "text": text.fingerprint,
                 "split": text.split,
                 "estimator": chosen.name,
+                "law": subject.law,
                 "lean": subject.lean,
                 "replicates": flags.replicates,
                 "seed": flags.seed,
@@ -302,14 +323,15 @@ def _cells(figure: dict[str, Any], drawn: bool) -> list[str]:
 
 def _less_noise(subjects: "Sequence[Subject]", records: Sequence[dict[str, Any]]) -> str:
     """The advice to take counts instead of a drawn nelbo, for the models that may and have nothing better."""
-    ways = {True: set[str](), False: set[str]()}
+    ways = {True: set[tuple[str, str]](), False: set[tuple[str, str]]()}
     for record in records:
-        ways[record["settings"]["estimator"] == "nelbo"].add(record["model"])
+        settings = record["settings"]
+        ways[settings["estimator"] == "nelbo"].add((record["model"], settings["law"]))
     drawn = ways[True] - ways[False]
     allowed = {
         subject.name: _estimator(subject, "counts") is not None
         for subject in subjects
-        if subject.name in drawn
+        if (subject.name, subject.law) in drawn
     }
     names = [name for name, has in allowed.items() if has]
     if not names:
@@ -336,8 +358,13 @@ def legend(
         words.append(
             f"nelbo has no finite variance, so its ± may be too small{_less_noise(subjects, records)}."
         )
-    if any(record["settings"]["lean"] for record in records):
-        words.append("lean: docs/sampling.md.")
+    explained = {
+        "law": any(len(subject.laws) > 1 for subject in subjects),
+        "lean": any(record["settings"]["lean"] for record in records),
+    }
+    if any(explained.values()):
+        names = " and ".join(name for name, met in explained.items() if met)
+        words.append(f"{names}: docs/sampling.md.")
     lines = [" ".join(words)]
     if len({subject.tokenizer for subject in subjects}) > 1:
         lines.append(
@@ -370,17 +397,17 @@ def _title(record: dict[str, Any]) -> str:
     settings, result = record["settings"], record["result"]
     cut = f"{result['sequences']:,} sequences of {settings['context']:,}"
     frame = " with BOS and EOS" if settings.get("bos_eos") else ""
-    return f"{_name(settings)}: {cut}{frame}, {result['tokens']:,} tokens scored"
+    return f"{text_name(settings)}: {cut}{frame}, {result['tokens']:,} tokens scored"
 
 
-def _recorded(data: str | None) -> str:
+def recorded_data(data: str | None) -> str:
     """As a record names a text: a path is never the bare word that stands for the run's own data."""
     from bd3lm.reports.content import OWN
 
     return OWN if data is None else f"./{data}" if data == OWN else data
 
 
-def _name(settings: dict[str, Any]) -> str:
+def text_name(settings: dict[str, Any]) -> str:
     from bd3lm.reports.content import HELD_OUT, OWN
 
     data = settings["data"]

@@ -10,6 +10,7 @@ from bd3lm.commands.shared.flags import (
     DeviceFlag,
     DTypeFlag,
     EstimatorFlag,
+    LawFlag,
     LeanFlag,
     Model,
     OptionalFile,
@@ -55,6 +56,7 @@ class Harness(Command):
     estimator: EstimatorFlag = "auto"
     samples: OptionalInt = None
     """Draws of each text, for a random estimate; by default 16, for iw:K 1 (of K orders)."""
+    law: LawFlag = None
     lean: LeanFlag = None
     steps: OptionalInt = None
     """Steps of the sampler: for SEDD and D3PM those of a text, for the others those of each block."""
@@ -82,6 +84,7 @@ class Harness(Command):
             one_model(self.model),
             estimator=self.estimator,
             samples=self.samples,
+            law=self.law,
             lean=self.lean,
             steps=self.steps,
             seed=self.seed,

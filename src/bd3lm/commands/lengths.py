@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
+    LawFlag,
     LeanFlag,
     MaxDocumentFlag,
     ModelsOrFiles,
@@ -55,6 +56,7 @@ class Lengths(Command):
     """How many last tokens that is."""
     top_p: TopPFlag = None
     top_p_rule: TopPRuleFlag = "inclusive"
+    law: LawFlag = None
     lean: LeanFlag = None
     seed: int = 0
     batch_size: int = 32
@@ -172,6 +174,7 @@ def measure_lengths(samples: "Samples", shards: "TokenShards | None") -> dict[st
         "length": samples.length,
         **{name: samples.settings.get(name) for name in drawn},
         **samples.other_drawing,
+        "law": samples.law,
         "lean": samples.lean,
         "data": None if shards is None else str(shards.folder),
         "split": None if shards is None else SPLIT,

@@ -17,6 +17,7 @@ from bd3lm.commands.shared.flags import (
     DTypeFlag,
     EstimatorFlag,
     FieldFlag,
+    LawFlag,
     LeanFlag,
     MaxDocumentFlag,
     Model,
@@ -74,6 +75,7 @@ class Score(Command):
     field: FieldFlag = None
     max_document: MaxDocumentFlag = None
     estimator: EstimatorFlag = "auto"
+    law: LawFlag = None
     lean: LeanFlag = None
     samples: OptionalInt = None
     """Draws of a random estimate, whose spread is the error; by default 16, for iw:K 1."""
@@ -104,7 +106,12 @@ class Score(Command):
         from bd3lm.commands.shared.subjects import Subject, check_lean_is_for  # which brings torch
 
         subject = Subject.open(
-            self.model, device=self.device, dtype=self.dtype, tokenizer=self.tokenizer, lean=self.lean
+            self.model,
+            device=self.device,
+            dtype=self.dtype,
+            tokenizer=self.tokenizer,
+            law=self.law,
+            lean=self.lean,
         )
         check_lean_is_for([subject], self.lean)
         run_score(subject, self)
@@ -379,6 +386,7 @@ def _origin(subject: "Subject", flags: Score) -> dict[str, Any]:
             "samples": flags.samples,
             "stride": flags.stride,
             "seed": flags.seed,
+            "law": subject.law,
             "lean": subject.lean,
             "tokenizer": None if model.tokenizer is None else model.tokenizer.fingerprint,
         },

@@ -124,7 +124,7 @@ def measure_variances(
 
     batches, gradients, data = flags.batches, flags.gradients, flags.data
     flags.check()
-    config, network = subject.model.config, subject.model.network
+    config, network = subject.model.record, subject.model.network
     if not config.method.masks_by_rule:
         raise ValueError(f"{subject.name} must hold a block diffusion model, got {config.method.kind}")
     block_size = config.method.piece(config.network.context)

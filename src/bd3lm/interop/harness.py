@@ -19,6 +19,7 @@ from bd3lm.evaluation import Figure
 from bd3lm.io.console import Console
 from bd3lm.lm import Gap, LanguageModel, Settings, build_estimator, load
 from bd3lm.lm.generation import build_writer
+from bd3lm.methods import Law
 from bd3lm.models import pick_device
 
 try:
@@ -52,10 +53,10 @@ class HarnessLM(LM):
 
     `pretrained` is a run, model folder, GGUF file or hub id, or a model in memory; `estimator`, `samples` and
     `seed` are those of `LanguageModel.log_likelihood`, `steps` those of `Settings`, `lean` replaces that of a
-    block diffusion model. A context begins as all texts of the model do, with the token that texts begin with
-    where there is one; else only an empty context does, with the token that ends them. What does not fit into
-    the network's context is left off on the left. The batch size "auto" is 8, or `max_batch_size` where that
-    is less; dtype "auto" is the same as None.
+    block diffusion model, `law` that of a joint one. A context begins as all texts of the model do, with the
+    token that texts begin with where there is one; else only an empty context does, with the token that ends
+    them. What does not fit into the network's context is left off on the left. The batch size "auto" is 8, or
+    `max_batch_size` where that is less; dtype "auto" is the same as None.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class HarnessLM(LM):
         *,
         estimator: str = "auto",
         samples: int | None = None,
+        law: Law | None = None,
         lean: float | None = None,
         steps: int | None = None,
         seed: int = 0,
@@ -75,6 +77,8 @@ class HarnessLM(LM):
     ) -> None:
         super().__init__()
         model = _open(pretrained, device, None if dtype == _AUTO else dtype, tokenizer)
+        if law is not None:
+            model = model.with_law(law)
         if lean is not None:
             model = model.with_lean(lean)
         if model.tokenizer is None:
@@ -149,6 +153,7 @@ class HarnessLM(LM):
         figure = self.figure
         return {
             "model_title": self.model.config.title,
+            "model_law": self.model.law,
             "model_dtype": str(self.model.network.dtype).removeprefix("torch."),
             "likelihoods": None if figure is None else figure.meaning,
             "estimator": None if figure is None else figure.name,

@@ -131,6 +131,7 @@ class LanguageModel:
         dtype: torch.dtype | str | None = None,
         lightning: LightningFacts | None = None,
         tokenizer: str | Path | None = None,
+        law: Law | None = None,
         **hub: Unpack[HubOptions],
     ) -> "LanguageModel":
         """A saved model, in evaluation mode: a folder, a hub id "owner/name", a GGUF or a Lightning `.ckpt`
@@ -140,14 +141,16 @@ class LanguageModel:
         is one too, and "box" is the model that comes with this package. `lightning`
         says what a `.ckpt` leaves open. The default device is a GPU where there is one. Without a dtype
         weights keep theirs, but half precision becomes float32 on a CPU, where it is slow; one may be given
-        by its name. `tokenizer` names one for a model that was saved without.
+        by its name. `tokenizer` names one for a model that was saved without. `law` chooses one of a joint
+        model's two, as `with_law` does.
         """
         device, dtype = pick_device(device), interop.floating_dtype(dtype)  # before any download
         path = interop.resolve(source, **hub)
         network, config = interop.load(path, device=device, dtype=dtype, lightning=lightning)
         if dtype is None and network.device.type == "cpu" and network.dtype.itemsize == 2:
             network.float()
-        return cls(network, config, interop.tokenizer_for(path, config, tokenizer))
+        model = cls(network, config, interop.tokenizer_for(path, config, tokenizer))
+        return model if law is None else model.with_law(law)
 
     @shows_settings
     def generate(

@@ -175,7 +175,8 @@ class Method(Kinded, ABC, family="method"):
     def under(self, law: Law) -> "Method":
         """The method that writes and measures one of its laws: mostly itself."""
         if law not in self.laws:
-            raise ValueError(f"law must be {' or '.join(self.laws)} for {self.title}, got {law!r}")
+            hint = "; only a joint model has both" if len(self.laws) == 1 else ""
+            raise ValueError(f"law must be {' or '.join(self.laws)} for {self.title}, got {law!r}{hint}")
         return self
 
     def after(self, training: Any) -> Self:

@@ -63,6 +63,8 @@ class Run:
     """What the title leaves out of the method, to follow it in a label, such as ", fully masked"."""
     clip_range: tuple[float, float] | None = None
     """The range of mask rates that training began with, where better ones are searched for."""
+    law: str = ""
+    """The law that it writes and is measured in."""
     lean: float = 0.0
     """How much the order leans in which it writes."""
     train_lean: float = 0.0
@@ -79,11 +81,11 @@ class Run:
 
     @property
     def held_out(self) -> list[Record]:
-        """Perplexities of its own held-out data, in its own order."""
+        """Perplexities of its own held-out data, under its own law and in its own order."""
         return [
             record
             for record in self.of_kind("perplexity")
-            if self.lean_of(record) == self.lean
+            if self.is_own_way(record)
             and record["settings"]["data"] == OWN
             and record["settings"]["split"] in HELD_OUT
         ]
@@ -93,9 +95,19 @@ class Run:
         lean = record["settings"].get("lean")
         return self.lean if lean is None else float(lean)
 
+    def law_of(self, record: Record) -> str:
+        """The law that was measured: the run's own, unless the record says something else."""
+        return record["settings"].get("law") or self.law
+
+    def is_own_way(self, record: Record) -> bool:
+        """Whether it is a measurement under the run's own law and in its own order."""
+        return self.law_of(record) == self.law and self.lean_of(record) == self.lean
+
     def other_order(self, record: Record) -> str:
-        """The lean of a measurement, to follow the label of the run, if it is not the run's own."""
-        lean = self.lean_of(record)
+        """The law and the lean of a measurement, to follow the label of the run, if they are not its own."""
+        law, lean = self.law_of(record), self.lean_of(record)
+        if law != self.law:
+            return f", {law} law{leaning(lean)}"
         if lean == self.lean:
             return ""
         return f", at lean {lean:g}" if self.lean else leaning(lean)

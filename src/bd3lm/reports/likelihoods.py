@@ -74,11 +74,14 @@ def _text_name(group: Sequence[Measured]) -> str:
 
 
 def _largest(run: Run) -> list[Record]:
-    """One record for each text, order and estimator: the one with the most tokens, then the most draws."""
+    """One record for each text, law, order and estimator: that with the most tokens, then the most draws."""
     return largest(
         run.of_kind("perplexity"),
         lambda record: (record["result"]["tokens"], record["settings"]["replicates"]),
-        lambda record: (_is_own(record), _text(record), run.lean_of(record), record["settings"]["estimator"]),
+        lambda record: (
+            *(_is_own(record), _text(record), run.law_of(record), run.lean_of(record)),
+            record["settings"]["estimator"],
+        ),
     )
 
 
@@ -157,6 +160,8 @@ def _of_split(record: Record) -> tuple[str, str]:
 
 
 def _order(run: Run, record: Record) -> str:
+    if run.law_of(record) != run.law:
+        return run.other_order(record)
     return leaning(run.lean_of(record), beside=run.lean)
 
 
@@ -167,17 +172,18 @@ def _estimator(record: Record, order: str, *, of_draws: bool = True) -> str:
 
 
 def _label(report: Report, run: Run, record: Record) -> str:
-    """The name of a run. Where a record was measured at another lean, which stands beside the name, the name
-    is without the run's own, and has its folder if runs are told apart by their leans alone."""
-    if run.lean_of(record) == run.lean:
+    """The name of a run. Where a record was measured under another law or at another lean, which stand beside
+    the name, the name is without the run's own, and has its folder if runs are told apart by these alone."""
+    if run.is_own_way(record):
         return report.label(run)
-    names = [_without_lean(report, each) for each in report.runs]
-    name = _without_lean(report, run)
+    names = [_without_way(report, each) for each in report.runs]
+    name = _without_way(report, run)
     return name if names.count(name) == 1 else f"{name}, {run.folder}"
 
 
-def _without_lean(report: Report, run: Run) -> str:
-    return run.title.removesuffix(leaning(run.lean)) + report.label(run).removeprefix(run.title)
+def _without_way(report: Report, run: Run) -> str:
+    title = run.title.removesuffix(f", {run.law} law").removesuffix(leaning(run.lean))
+    return title + report.label(run).removeprefix(run.title)
 
 
 def _measured_alike(group: Sequence[Measured]) -> list[Measured]:
@@ -205,7 +211,7 @@ def _dots(report: Report, group: Sequence[Measured]) -> Iterator[plots.Dot]:
 
 
 def _row_name(report: Report, group: Sequence[Measured], run: Run, record: Record) -> str:
-    order = "" if run.lean_of(record) == run.lean else _order(run, record)
+    order = "" if run.is_own_way(record) else _order(run, record)
     several = [each.folder for each, _ in group].count(run.folder) > 1
     return _label(report, run, record) + (f", {_estimator(record, order)}" if several else order)
 

@@ -44,6 +44,7 @@ class _Likelihood(_Part):
         limit: Count | None
         eos_between_documents: bool
         bos_eos: bool = False
+        law: str | None = None
         lean: Number | None = None
         tokenizer: str | None = None
         field: str | None = None
@@ -96,6 +97,7 @@ class _Writing(_Part):
     top_p: NotNegative | None
     steps: Count | None
     seed: Seed
+    law: str | None = None
     lean: Number | None = None
     top_p_rule: str = ""
     unmasking: str | _Unmasking | None = None
@@ -105,6 +107,7 @@ class _Lengths(_Part):
     class Settings(_Part):
         length: Count | None
         data: str | None
+        law: str | None = None
         lean: Number | None = None
         count: Count
         seed: Seed

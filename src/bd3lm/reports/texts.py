@@ -126,10 +126,13 @@ def length_parts(report: Report) -> Iterator[Part]:
 
 
 def _largest_lengths(run: Run) -> list[Record]:
-    """The most texts in each order, the run's own first."""
-    records = run.of_kind("lengths")
-    orders = largest(records, lambda record: record["result"]["samples"]["number"], run.lean_of)
-    return sorted(orders, key=lambda record: (run.lean_of(record) != run.lean, run.lean_of(record)))
+    """The most texts under each law and in each order, the run's own first."""
+
+    def way(record: Record) -> tuple[str, float]:
+        return run.law_of(record), run.lean_of(record)
+
+    orders = largest(run.of_kind("lengths"), lambda record: record["result"]["samples"]["number"], way)
+    return sorted(orders, key=lambda record: (not run.is_own_way(record), way(record)))
 
 
 def _length_plot(labels: Sequence[str], results: Sequence[Record], how: str) -> Plot:
@@ -188,8 +191,12 @@ def _largest_judgements(run: Run) -> list[Record]:
     return largest(
         run.of_kind("judgement"),
         lambda record: (record["result"]["samples"], record["result"]["mauve"] is not None),
-        lambda record: str(sorted(item for item in record["settings"].items() if item[0] not in _SAYS_MORE)),
+        lambda record: (run.law_of(record), str(sorted(_told_apart(record["settings"])))),
     )
+
+
+def _told_apart(settings: Record) -> list[tuple[str, Any]]:
+    return [item for item in settings.items() if item[0] not in (*_SAYS_MORE, "law")]
 
 
 _SAYS_MORE = ("count", "mauve_reference")

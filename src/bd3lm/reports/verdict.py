@@ -54,10 +54,10 @@ def verdict(report: Report) -> str:
 
 
 def _standings(report: Report) -> list[_Standing]:
-    """One for each run, in its own order, of what can be compared."""
+    """One for each run, under its own law and in its own order, of what can be compared."""
     figures: dict[str, list[_Standing]] = {}
     for run, record in held_out_alike(report):
-        if run.lean_of(record) == run.lean:
+        if run.is_own_way(record):
             figures.setdefault(run.folder, []).extend(
                 _Standing(run, figure)
                 for figure in record["result"]["figures"]

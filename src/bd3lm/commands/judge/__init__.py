@@ -9,6 +9,7 @@ from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
     DType,
+    LawFlag,
     LeanFlag,
     MaxDocumentFlag,
     ModelsOrFiles,
@@ -63,6 +64,7 @@ class Judge(Command):
     top_p: TopPFlag = None
     top_p_rule: TopPRuleFlag = "inclusive"
     steps: StepsFlag = None
+    law: LawFlag = None
     lean: LeanFlag = None
     entropy_floor: float = 4.0
     """Draw a sample again if its last 256 tokens have less entropy than this, in nats; 0 draws none again."""

@@ -216,6 +216,7 @@ def _settings(samples: Samples, judge: FeatureJudge, flags: Judge) -> dict[str, 
         "length": samples.length,
         **{name: samples.settings.get(name) for name in drawn},
         **samples.other_drawing,
+        "law": samples.law,
         "lean": samples.lean,
         "dtype": samples.records[0]["dtype"],
     }
@@ -251,6 +252,8 @@ def _table(records: Sequence[dict[str, Any]]) -> Table:
         passes = [f"{result['evaluations']:,.0f}"]
         if result["redrawn_passes"]:
             passes.append(f"+ {result['redrawn_passes'] / result['samples']:,.0f}")
+        if record["title"] is None and settings.get("law"):  # else the title says it
+            drawn.insert(1, f"{settings['law']} law")
         if settings["top_p"] is not None:  # a greedy projection has none
             rule = f" {settings['top_p_rule']}" if "top_p_rule" in settings else ""
             drawn.insert(1, f"nucleus {settings['top_p']:g}{rule}")

@@ -49,11 +49,12 @@ def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
     of_held_out = [
         record
         for record in kept(subject, "perplexity")
-        if _is_held_out(record) and record["settings"].get("lean", 0.0) == subject.lean
+        if _is_held_out(record)
+        and record["settings"].get("law", subject.law) == subject.law
+        and record["settings"].get("lean", 0.0) == subject.lean
     ]
     measured = max((record["result"]["sequences"] for record in of_held_out), default=0)
-    config = subject.model.config
-    wants_variance = config.method.masks_by_rule and not kept(subject, "variance")
+    wants_variance = subject.model.record.method.masks_by_rule and not kept(subject, "variance")
     try:
         sequences = _held_out_sequences(subject)
         if measured >= sequences and not wants_variance:

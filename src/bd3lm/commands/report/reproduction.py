@@ -17,21 +17,25 @@ _OTHER_NAMES = {"limit": "sequences"}
 """The fields of commands that records call otherwise."""
 
 
-def repeatable(record: Record, recipe: Mapping[str, Any]) -> Record:
-    """A record of a run, with the command that measures it again where there is one."""
-    command = command_of(record, recipe)
+def repeatable(record: Record, recipe: Mapping[str, Any], law: str) -> Record:
+    """A record of a run, whose model writes this law, with the command that measures it again where there is
+    one."""
+    command = command_of(record, recipe, law)
     if command is None:
         return record
     name, _, flags = typed_parts(command)
     return {**record, "command": Typed(shlex.join(name), shlex.join(flags), _text(record))}
 
 
-def command_of(record: Record, recipe: Mapping[str, Any]) -> Command | None:
+def command_of(record: Record, recipe: Mapping[str, Any], law: str) -> Command | None:
     """The command without its models, and without the text of a perplexity: those that only differ there are
     told as one."""
     method, settings = recipe["method"], dict(record["settings"])
-    if settings.get("lean") == float(method.get("lean", 0.0)):
-        del settings["lean"]  # no flag for the run's own
+    measured = settings.get("law") or law
+    if settings.get("lean") == float(method.get("lean", 0.0)) or measured == "causal":
+        settings.pop("lean", None)  # no flag for the run's own, nor for a law without an order
+    if measured == law:
+        settings.pop("law", None)
     settings["dtype"] = None if record["dtype"] == "float32" else record["dtype"]
     if "entropy_floor" in settings and settings["entropy_floor"] is None:
         settings |= {"entropy_floor": 0.0, "redraws": None}  # without a floor nothing is drawn again
@@ -61,8 +65,10 @@ def command_of(record: Record, recipe: Mapping[str, Any]) -> Command | None:
     return None
 
 
-_PERPLEXITY = ("split", "field", "estimator", "lean", "replicates", "limit", "seed", "batch_size", "dtype")
-_DRAWN = ("lean", "length", "top_p", "top_p_rule", "entropy_floor", "seed", "dtype")
+_PERPLEXITY = (
+    *("split", "field", "estimator", "law", "lean", "replicates", "limit", "seed", "batch_size", "dtype"),
+)
+_DRAWN = ("law", "lean", "length", "top_p", "top_p_rule", "entropy_floor", "seed", "dtype")
 _JUDGED = ("judge", "judge_dtype", "window", "stride", "steps", "redraws")
 
 

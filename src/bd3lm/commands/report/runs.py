@@ -159,7 +159,11 @@ def content(
                 tokens=each.training.tokens,
                 start=each.training.start,
                 log=each.log,
-                records=[repeatable(record, recipe) for kind in KINDS for record in kept(subject, kind)],
+                records=[
+                    repeatable(record, recipe, subject.law)
+                    for kind in KINDS
+                    for record in kept(subject, kind)
+                ],
                 **losses(subject.recipe, subject.model, each.log),
                 **shown(subject.recipe, subject.model),
             )
@@ -172,16 +176,18 @@ def content(
 def shown(recipe: Recipe, model: LanguageModel) -> dict[str, Any]:
     """What a report shows of a model, as its method says."""
     method, frame, context = recipe.method, model.config.frame, recipe.data.context
+    writes = model.config.method  # under the law of the model
     return {
         "validation_is_exact": method.validation(recipe.objective, frame).is_exact(model.network),
         "has_likelihood": method.no_likelihood is None,
         "masks_by_rule": method.masks_by_rule,
-        "writes_in_order": method.piece(context) == 1,
-        "writes_blocks": method.has_order,
-        "uncovers": method.uncovers,
+        "writes_in_order": writes.piece(context) == 1,
+        "writes_blocks": writes.has_order,
+        "uncovers": writes.uncovers,
         "variant": recipe.objective.variant,
         "clip_range": recipe.objective.mask_range if recipe.objective.search else None,
-        "lean": method.order_lean,
+        "law": model.law,
+        "lean": writes.order_lean,
     }
 
 

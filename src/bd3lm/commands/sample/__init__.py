@@ -11,6 +11,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
     DeviceFlag,
+    LawFlag,
     LeanFlag,
     OptionalFile,
     OptionalFloat,
@@ -75,6 +76,7 @@ class Sample(Command):
     """How SSD-LM makes almost one-hot vectors of what its network says: sampling, greedy or multi_hot."""
     remask: OptionalFloat = None
     """With --steps: ReMDM's eta in [0, 1], the share of the tokens it may mask again that it does."""
+    law: LawFlag = None
     lean: LeanFlag = None
     tokens_per_pass: OptionalInt = None
     """Reveal this many tokens at once, in the model's order. Faster, but no longer its distribution."""
@@ -147,6 +149,7 @@ class Sample(Command):
             device=pick_device(self.device),
             dtype=getattr(torch, dtype) if dtype else None,
             tokenizer=self.tokenizer,
+            law=self.law,
         )
         if self.lean is not None:
             model = model.with_lean(self.lean)

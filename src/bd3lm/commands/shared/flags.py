@@ -80,6 +80,14 @@ LeanFlag = Annotated[
         "next as its right neighbour. 0 is uniformly random; by default what the model was made with.",
     ),
 ]
+LawFlag = Annotated[
+    Literal["causal", "block"] | None,
+    named(
+        "{causal,block}",
+        help="For a joint model, which has two laws: write and measure token after token (causal), or block "
+        "after block (block); by default what the model was made with.",
+    ),
+]
 TopPFlag = Annotated[
     float | None,
     named(

@@ -167,6 +167,12 @@ class Samples:
         return float(rule.get("lean", 0.0))
 
     @property
+    def law(self) -> str | None:
+        """The law that they were drawn from; None where the file does not say."""
+        law: str | None = self.records[0].get("law")
+        return law
+
+    @property
     def other_drawing(self) -> dict[str, Any]:
         """The nucleus rule, temperature and top_k for a record, where they are not the usual ones.
 
@@ -237,9 +243,15 @@ def open_source(
 
 
 def open_sources(flags: Any, *, field: str = "text") -> list[Subject | Samples]:
-    """The sources of a command, models with its --device, --dtype, --tokenizer and --lean."""
+    """The sources of a command, models with its --device, --dtype, --tokenizer, --law and --lean."""
     dtype = sampling_dtype(flags.dtype, flags.device)
-    options = {"device": flags.device, "dtype": dtype, "tokenizer": flags.tokenizer, "lean": flags.lean}
+    options = {
+        "device": flags.device,
+        "dtype": dtype,
+        "tokenizer": flags.tokenizer,
+        "law": flags.law,
+        "lean": flags.lean,
+    }
     of_files = {"field": field, "max_document": flags.max_document}
     sources = [open_source(source, **of_files, **options) for source in flags.sources]
     subjects = [each for each in sources if isinstance(each, Subject)]
@@ -284,10 +296,10 @@ def _key(subject: Subject, count: int, settings: Settings) -> str:
     decides = {name: value for name, value in settings_record(settings).items() if name != "batch_size"}
     tokenizer = subject.model.tokenizer
     spoken = None if tokenizer is None else tokenizer.fingerprint
-    return digest([bd3lm.__version__, subject.weights, subject.dtype, spoken, count, decides])
+    return digest([bd3lm.__version__, subject.weights, subject.dtype, subject.law, spoken, count, decides])
 
 
 def _way(record: Mapping[str, Any]) -> list[Any]:
     """How a sample was written, as far as samples measured together must agree."""
     settings = {name: value for name, value in record["settings"].items() if name not in _MAY_DIFFER}
-    return [settings, record["dtype"], record.get("weights")]
+    return [settings, record["dtype"], record.get("weights"), record.get("law")]

@@ -1,5 +1,6 @@
 """The model that a command is about, and the run it came from where it came from one."""
 
+import copy
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from bd3lm import interop
 from bd3lm.commands.shared.models import one_model
 from bd3lm.commands.shared.records import FOLDER, weights_digest, why_not_writable
 from bd3lm.lm import LanguageModel, load
+from bd3lm.methods import Law
 from bd3lm.models.devices import pick_device
 from bd3lm.runs.folders import RECIPE_FILE
 
@@ -41,8 +43,10 @@ class Subject:
         dtype: str | None = None,
         tokenizer: str | Path | None = None,
         lean: float | None = None,
+        law: Law | None = None,
     ) -> "Subject":
-        """A run, model folder, GGUF file or hub id, ready to be measured; a `lean` replaces a block model's.
+        """A run, model folder, GGUF file or hub id, ready to be measured; a `lean` replaces a block model's, and
+        a `law` that of a joint one.
 
         A run of several stages is opened at its last one, under the name of that stage.
         """
@@ -54,10 +58,23 @@ class Subject:
             dtype=getattr(torch, dtype) if dtype else None,
             tokenizer=tokenizer,
         )
+        is_run = folder.name == interop.RUN_MODEL and (folder.parent / RECIPE_FILE).is_file()
+        subject = cls(str(source), model, folder, folder.parent if is_run else None)
+        return subject.under(law, lean=lean)
+
+    def under(self, law: Law | None = None, *, lean: float | None = None) -> "Subject":
+        """The same under another of its laws, with another lean where the law has an order."""
+        model = self.model
+        if law is not None:
+            try:
+                model = model.with_law(law)
+            except ValueError as error:
+                raise ValueError(f"{self.name}: {error}") from None
         if lean is not None and model.config.method.has_order:
             model = model.with_lean(lean)
-        is_run = folder.name == interop.RUN_MODEL and (folder.parent / RECIPE_FILE).is_file()
-        return cls(str(source), model, folder, folder.parent if is_run else None)
+        found = copy.copy(self)  # with what is known of its weights and its folder by now
+        object.__setattr__(found, "model", model)
+        return found
 
     @property
     def device(self) -> torch.device:
@@ -71,6 +88,18 @@ class Subject:
     def lean(self) -> float:
         """Of the order in which it reveals a block; 0 for a method without one."""
         return self.model.config.method.order_lean
+
+    @property
+    def law(self) -> Law:
+        """What it writes and is measured in."""
+        return self.model.law
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        """All that it has, the one it was made with first."""
+        method = self.model.record.method
+        own = method.default_law
+        return own, *(law for law in method.laws if law != own)
 
     @property
     def title(self) -> str:
@@ -127,8 +156,15 @@ def tell_what_is_not_kept(subjects: Iterable[Subject]) -> None:
 
 def check_lean_is_for(subjects: Iterable[Subject], lean: float | None) -> None:
     """Refuse a --lean that would change none of the models."""
-    if lean is not None and not any(subject.model.config.method.has_order for subject in subjects):
+    subjects = list(subjects)
+    if lean is None or any(subject.model.config.method.has_order for subject in subjects):
+        return
+    if any(subject.model.record.method.has_order for subject in subjects):
         raise ValueError(
-            f"--lean is for block diffusion, whose order can be chosen, and no model here is of that kind, "
-            f"got {lean:g}"
+            f"--lean is for the block law, whose order can be chosen, and no model here is under it, got "
+            f"{lean:g}; --law block chooses it"
         )
+    raise ValueError(
+        f"--lean is for block diffusion, whose order can be chosen, and no model here is of that kind, "
+        f"got {lean:g}"
+    )

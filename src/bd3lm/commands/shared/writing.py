@@ -268,6 +268,7 @@ def _origin(
         "weights": author.weights,
         "bd3lm": bd3lm.__version__,
         "dtype": str(model.network.dtype).removeprefix("torch."),
+        "law": model.law,
         "settings": recorded,
     }
 
