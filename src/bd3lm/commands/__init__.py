@@ -22,6 +22,7 @@ COMMANDS = (
     "lengths",
     "harness",
     "variance",
+    "acceptance",
     "report",
     "bench",
     "convert",

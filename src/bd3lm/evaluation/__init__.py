@@ -1,5 +1,15 @@
 """Likelihoods and other measurements of a trained network."""
 
+from bd3lm.evaluation.acceptance import (
+    SCHEMES,
+    Acceptance,
+    Drafts,
+    acceptances,
+    coupled_acceptance,
+    measure_acceptance,
+    rejection_acceptance,
+    tokens_a_round,
+)
 from bd3lm.evaluation.estimators import Enumerated, Estimator, Figure, ImportanceWeighted, Sampled
 from bd3lm.evaluation.exact import (
     ExactLikelihood,
@@ -23,7 +33,10 @@ from bd3lm.evaluation.mauve import mauve_score
 from bd3lm.evaluation.variance import Spread, block_moments, gradient_variance, nelbo_variance, variance
 
 __all__ = [
+    "SCHEMES",
+    "Acceptance",
     "CorpusLikelihood",
+    "Drafts",
     "Enumerated",
     "Estimator",
     "ExactLikelihood",
@@ -35,8 +48,10 @@ __all__ = [
     "LengthStatistics",
     "Sampled",
     "Spread",
+    "acceptances",
     "block_moments",
     "corpus_likelihood",
+    "coupled_acceptance",
     "document_length",
     "draw_orders",
     "evenly_spaced",
@@ -47,10 +62,13 @@ __all__ = [
     "judge_texts",
     "loss_sums",
     "mauve_score",
+    "measure_acceptance",
     "nelbo_variance",
     "order_log_likelihood",
     "perplexity",
     "ratio_error",
+    "rejection_acceptance",
     "stop_counts",
+    "tokens_a_round",
     "variance",
 ]

@@ -126,15 +126,21 @@ def ratio_error(totals: Tensor, sizes: Tensor, *, neighbours: int = 0) -> float 
     """
     counted = sizes > 0
     totals, sizes = totals[counted].double(), sizes[counted].double()
-    number = len(sizes)
+    error = clustered_error(totals - sizes * (totals.sum() / sizes.sum()), neighbours=neighbours)
+    return None if error is None else error / sizes.sum().item()
+
+
+def clustered_error(residuals: Tensor, *, neighbours: int = 0) -> float | None:
+    """The standard error of a sum that deviates by the `residuals`, one for each cluster: the root of
+    R/(R−1) Σ_r e_r², with neighbours as in `ratio_error`; None for fewer than two."""
+    number = len(residuals)
     if number < 2:
         return None
-    residuals = totals - sizes * (totals.sum() / sizes.sum())
     alone = residuals.square().sum()
     together = alone.clone()
     for lag in range(1, min(neighbours, number - 1) + 1):
         together += 2 * (1 - lag / (neighbours + 1)) * (residuals[lag:] * residuals[:-lag]).sum()
-    return (torch.maximum(alone, together) * number / (number - 1)).sqrt().item() / sizes.sum().item()
+    return (torch.maximum(alone, together) * number / (number - 1)).sqrt().item()
 
 
 def _spread_of_means(means: Tensor) -> float | None:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 from bd3lm.diffusion import ClipSearch, LevelSampler, MaskingRule, Strata, is_whole
-from bd3lm.evaluation import Estimator
+from bd3lm.evaluation import Drafts, Estimator
 from bd3lm.kinds import Kinded
 from bd3lm.methods.settings import Settings
 from bd3lm.models import BlockReading, Denoiser, NetworkConfig
@@ -209,6 +209,14 @@ class Method(Kinded, ABC, family="method"):
     def judging(self, masking: MaskingRule, frame: Frame) -> Objective:
         """What masks drawn by a rule say of its likelihood, for a method that `masks_by_rule`."""
         raise ValueError(f"{self.title} draws no masks by a masking rule, got {masking}")
+
+    def drafts(self, frame: Frame, masks: int | None = None) -> Drafts:
+        """Masks behind a text, which draft tokens that its causal law verifies: so many in a group, by
+        default its own number."""
+        raise ValueError(
+            f"acceptance is of drafts, which a drafter makes, and a joint model, got {self.title}, which has "
+            "none"
+        )
 
     # --- how it writes ---
 

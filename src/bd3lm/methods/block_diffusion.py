@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from bd3lm.diffusion import ClipSearch, Counts, MaskingRule, Times, check_lean
-from bd3lm.evaluation import Enumerated, Estimator, ImportanceWeighted, Sampled
+from bd3lm.evaluation import Drafts, Enumerated, Estimator, ImportanceWeighted, Sampled
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
 from bd3lm.methods.autoregressive import AutoregressiveMethod
 from bd3lm.methods.base import NELBOS, Frame, Law, Method, NoisedTraining, only_estimator
@@ -217,6 +217,22 @@ class BlockDiffusionMethod(Method):
 
     def one_pass_estimator(self, frame: Frame) -> str:
         return "nelbo" if frame.told_noise else "counts"
+
+    def drafts(self, frame: Frame, masks: int | None = None) -> Drafts:
+        """A block all masked. Its first mask is for a token that the causal law gives without a draft."""
+        if not self.joint:
+            raise ValueError(
+                "acceptance is of drafts that a causal law verifies, which a joint model has (trained with "
+                f"next_token), got {self.title} that is none"
+            )
+        if frame.told_noise:
+            raise ValueError("acceptance is for networks that are not told the noise level, got one that is")
+        number = self._size(frame) if masks is None else masks
+        if not 2 <= number <= frame.context:
+            raise ValueError(
+                f"masks must be 2 to {frame.context}, since the first of a block drafts nothing, got {number}"
+            )
+        return Drafts(mask_id=frame.mask_id, masks=number, shifted=False, previous_token=self.previous_token)
 
     # --- how it writes, is scored, and is called ---
 

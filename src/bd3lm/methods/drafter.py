@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bd3lm.evaluation import Drafts
 from bd3lm.methods.autoregressive import AutoregressiveMethod
 from bd3lm.methods.base import Frame, Training, at_least_one
 from bd3lm.models import AIMS, Aim
@@ -56,6 +57,12 @@ class DrafterMethod(AutoregressiveMethod):
 
     def objective(self, training: DrafterTraining, frame: Frame) -> Drafting:
         return Drafting(mask_id=frame.mask_id, masks=self.masks, aim=training.aim)
+
+    def drafts(self, frame: Frame, masks: int | None = None) -> Drafts:
+        number = self.masks if masks is None else masks
+        if not 1 <= number < frame.context:
+            raise ValueError(f"masks must be 1 to {frame.context - 1}, less than a context, got {number}")
+        return Drafts(mask_id=frame.mask_id, masks=number, shifted=True, adds=True)
 
     def validation(self, training: DrafterTraining, frame: Frame) -> Drafting:
         """The nats of what follows under the drafts, and how often each place is accepted: the likelihood of

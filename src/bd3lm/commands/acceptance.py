@@ -1,0 +1,273 @@
+"""`bd3lm acceptance`: how often the drafts of a model are accepted by its own causal law."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bd3lm.commands.eval import recorded_data, text_name
+from bd3lm.commands.shared.command import Command
+from bd3lm.commands.shared.flags import (
+    DeviceFlag,
+    DTypeFlag,
+    FieldFlag,
+    Models,
+    OptionalFile,
+    OptionalInt,
+    Texts,
+    TokenizerFlag,
+    named,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from bd3lm.commands.shared.subjects import Subject
+    from bd3lm.evaluation import Acceptance as Measured
+    from bd3lm.evaluation import Drafts
+
+USUAL = ((1.0, 1.0), (1.0, 0.9), (0.6, 0.9), (0.0, 1.0))
+"""Temperatures and nuclei that are measured unless others are asked for."""
+
+
+@dataclass(frozen=True)
+class Acceptance(Command):
+    """How often the drafts of a drafter or a joint model are accepted, by place, from probabilities.
+
+    Masks behind a text draft what follows it, and the model's causal law accepts or rejects each draft, so
+    that what is written does not change. Both ways of accepting are measured: by rejection, and by comparing
+    two draws that share their noise (coupled).
+    """
+
+    kind = "acceptance"
+
+    models: Models = ()
+    """Runs, model folders or hub ids: drafters, or joint models, whose masks draft and whose causal law
+    verifies."""
+    data: Texts = ()
+    """Texts to measure on: folders of token shards, files, folders of files or named corpora; by default what
+    each run held out."""
+    masks: OptionalInt = None
+    """Masks behind a text; by default as many as the model was trained with. A drafter drafts a token with
+    each, a joint model one less."""
+    temperature: Annotated[tuple[float, ...], named("FLOAT ...")] = ()
+    """Temperatures, each with each --top-p; 0 is greedy. By default a small table: 1 without a nucleus and
+    with 0.9, 0.6 with 0.9, and greedy."""
+    top_p: Annotated[tuple[float, ...], named("FLOAT ...")] = ()
+    """Nuclei, each with each --temperature; 1 is none."""
+    split: Annotated[str | None, named("SPLIT")] = None
+    """Of the data; by default valid, else test, else all there is."""
+    field: FieldFlag = None
+    eos: bool = True
+    """Put an end-of-text token after every document, where --data is text. Shards already have it or not."""
+    bos_eos: bool = False
+    """Put BOS and EOS at the ends of each sequence, for models trained so that came without their run."""
+    sequences: OptionalInt = None
+    """Measure only this many, from the beginning."""
+    batch_size: int = 16
+    """Sequences side by side."""
+    tokenizer: TokenizerFlag = None
+    device: DeviceFlag = None
+    dtype: DTypeFlag = None
+    out: OptionalFile = None
+    """Write the records, all figures and settings, to this new JSON file too."""
+
+    def run(self) -> int:
+        from rich.console import Console
+
+        from bd3lm.commands.shared.records import write_records
+
+        self._check()
+        write_records(self.out, report_acceptance(self, console=Console()))
+        return 0
+
+    def _check(self) -> None:
+        """Refuse what is known to be wrong before torch is loaded."""
+        from bd3lm.commands.shared.corpora import check_texts
+        from bd3lm.commands.shared.models import check_models
+        from bd3lm.commands.shared.records import check_new_file
+        from bd3lm.limits import check_temperature
+
+        check_new_file(self.out)
+        if not self.models:
+            raise ValueError("models must name at least one run, model folder or hub id, got none")
+        check_models(self.models, device=self.device)
+        for name, number in (
+            ("--masks", self.masks),
+            ("--batch-size", self.batch_size),
+            ("--sequences", self.sequences),
+        ):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
+        for temperature in self.temperature:
+            check_temperature(temperature, "--temperature")
+        for top_p in self.top_p:
+            if not 0.0 < top_p <= 1.0:
+                raise ValueError(f"--top-p must lie in (0, 1], got {top_p}")
+        check_texts(self.data or (None,), self.field)
+
+    @property
+    def drawn(self) -> tuple[tuple[float, float], ...]:
+        """Pairs of a temperature and a nucleus; greedy is one, whatever the nucleus."""
+        if not self.temperature and not self.top_p:
+            return USUAL
+        pairs = [(t, p if t else 1.0) for t in self.temperature or (1.0,) for p in self.top_p or (1.0,)]
+        return tuple(dict.fromkeys(pairs))
+
+
+def report_acceptance(flags: Acceptance, *, console: "Console") -> list[dict[str, Any]]:
+    """Measure every model on every text, and print a table of each."""
+    from bd3lm.commands.shared.subjects import Subject, tell_what_is_not_kept
+
+    opened = [
+        Subject.open(model, device=flags.device, dtype=flags.dtype, tokenizer=flags.tokenizer)
+        for model in flags.models
+    ]
+    drafting = [_drafting(subject, flags.masks) for subject in opened]
+    tell_what_is_not_kept(opened)
+    records: list[dict[str, Any]] = []
+    try:
+        for source in flags.data or (None,):
+            for subject, drafts in drafting:
+                record = measure_drafts(subject, drafts, flags, source, console=console)
+                records.append(record)
+                console.print(_table(record))
+    finally:  # an error or Ctrl-C does not take with it what the tables mean
+        if records:
+            console.print(_LEGEND, soft_wrap=True, markup=False)
+    return records
+
+
+def _drafting(subject: "Subject", masks: int | None) -> "tuple[Subject, Drafts]":
+    """A model under the law that verifies drafts, whichever it writes, and what drafts."""
+    config = subject.model.record
+    try:
+        drafts = config.method.drafts(config.frame, masks)
+    except ValueError as error:
+        raise ValueError(f"{subject.name}: {error}") from None
+    return subject.under("causal"), drafts
+
+
+def measure_drafts(
+    subject: "Subject",
+    drafts: "Drafts",
+    flags: Acceptance,
+    data: str | None = None,
+    *,
+    console: "Console | None" = None,
+) -> dict[str, Any]:
+    """The acceptance of a model's drafts on one text, by default its run's own, as a record kept beside the
+    run."""
+    from bd3lm.commands.shared.corpora import open_sequences
+    from bd3lm.commands.shared.progress import tracked
+    from bd3lm.commands.shared.records import keep, new_record, record_name
+    from bd3lm.evaluation import measure_acceptance
+    from bd3lm.sampling import Sharpening
+
+    with open_sequences(
+        subject,
+        data,
+        split=flags.split,
+        field=flags.field,
+        eos_between_documents=None if flags.eos else False,
+        bos_eos=flags.bos_eos,
+        limit=flags.sequences,
+    ) as text:
+        batches = tracked(
+            text.batches(subject, flags.batch_size),
+            f"{subject.title} on {text.name}",
+            total=-(-text.number // flags.batch_size),
+            console=console,
+        )
+        sharpenings = [Sharpening(temperature=t, top_p=p) for t, p in flags.drawn]
+        found = measure_acceptance(subject.model.network, drafts, batches, sharpenings)
+        drawn = dict(zip(sharpenings, flags.drawn, strict=True))
+        settings = {
+            "data": recorded_data(data),
+            "text": text.fingerprint,
+            "split": text.split,
+            "law": subject.law,
+            "masks": drafts.masks,
+            "drawn": [{"temperature": t, "top_p": p} for t, p in flags.drawn],
+            "eos_between_documents": text.eos_between_documents,
+            "context": text.rows.context,
+            "batch_size": flags.batch_size,
+            "dtype": subject.dtype,
+            "tokenizer": subject.tokenizer,
+            "limit": flags.sequences,
+            **({"bos_eos": True} if text.bos_eos else {}),
+            **({} if flags.field is None else {"field": flags.field}),
+        }
+        result = {
+            "sequences": found[0].sequences,
+            "figures": [_figure(each, *drawn[each.sharpening]) for each in found],
+        }
+    record = new_record(subject, "acceptance", settings=settings, result=result)
+    words = (record["settings"]["data"], text.split)
+    keep(subject, record_name("acceptance", record["settings"], *words), record)
+    return record
+
+
+def _figure(found: "Measured", temperature: float, top_p: float) -> dict[str, Any]:
+    return {
+        "temperature": temperature,
+        "top_p": top_p,
+        "scheme": found.scheme,
+        "places": [
+            {
+                "place": each.place,
+                "drafts": each.drafts,
+                "accepted": each.accepted.value,
+                "accepted_error": each.accepted.error,
+                "tokens_a_round": each.tokens.value,
+                "tokens_a_round_error": each.tokens.error,
+            }
+            for each in found.places
+        ],
+    }
+
+
+_LEGEND = (
+    "Place 1 needs no draft: the causal law gives it. Tokens a round: that one, and the drafts that are "
+    "accepted, of rounds that draft up to the place; made of mean acceptances, at starts spread evenly over "
+    "the text. ± one standard error (neighbouring sequences treated as dependent). docs/evaluation.md."
+)
+
+
+def _table(record: dict[str, Any]) -> "Table":
+    """A row for each place in each way of drawing: narrow enough for 80 columns, however many drafts."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+    from rich.text import Text
+
+    from bd3lm.reports import with_error
+
+    settings, result = record["settings"], record["result"]
+    size = f"{result['sequences']:,} sequences of {settings['context']:,}"
+    of = f"{record['model']} ({record['title']}), {settings['masks']} masks"
+    table = Table(title=Text(f"{of}; {text_name(settings)}: {size}"), box=SIMPLE, padding=0, pad_edge=False)
+    table.add_column("drawn", no_wrap=True)
+    table.add_column("place", justify="right")
+    for heading in ("accepted,", "accepted,", "tokens a round,", "tokens a round,"):
+        scheme = ("rejection", "coupled")[(len(table.columns) - 2) % 2]
+        table.add_column(f"{heading}\n{scheme}", justify="right", no_wrap=True)
+    by_way: dict[tuple[float, float], list[dict[str, Any]]] = {}
+    for figure in result["figures"]:
+        by_way.setdefault((figure["temperature"], figure["top_p"]), []).append(figure)
+    for (temperature, top_p), figures in by_way.items():
+        name = _way(temperature, top_p)
+        for places in zip(*(figure["places"] for figure in figures), strict=True):
+            cells = [
+                with_error(each[what], each[f"{what}_error"])
+                for what in ("accepted", "tokens_a_round")
+                for each in places
+            ]
+            table.add_row(name, f"{places[0]['place']}", *cells)
+            name = ""
+        table.add_section()
+    return table
+
+
+def _way(temperature: float, top_p: float) -> str:
+    if temperature == 0.0:
+        return "greedy"
+    return f"T {temperature:g}" + (f", p {top_p:g}" if top_p < 1.0 else "")

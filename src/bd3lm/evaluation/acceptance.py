@@ -1,0 +1,271 @@
+"""How often drafts are accepted: from the probabilities of drafts q and of the law p that verifies them.
+
+Of a group of masks behind a text each gives a distribution q of one token, and a causal pass over the text
+the distribution p that the token is to have. Places are counted from the first token after the text, which p
+gives exactly: it needs no draft, so drafts begin at place 2. Two schemes accept drafts and keep the law:
+
+- `rejection`: a draft y of q is accepted with probability min(1, p(y)/q(y)); all in all Σ min(p, q).
+- `coupled`: draft and token are the argmax of log q and of log p plus the same Gumbel noise, and the draft is
+  accepted where they are equal: Σ_v 1/Σ_w max(p_w/p_v, q_w/q_v). The text is that of its seed without drafts.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bd3lm.diffusion import subs_at_masks
+from bd3lm.evaluation.likelihood import clustered_error, ratio_error
+from bd3lm.models import (
+    BlockDiffusion,
+    Causal,
+    Denoiser,
+    KVTape,
+    embed_with_previous,
+    require_evaluation_mode,
+    send,
+)
+from bd3lm.objectives import TokenBatch
+from bd3lm.sampling import Sharpening
+
+Scheme = Literal["rejection", "coupled"]
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+_ENTRIES = 2**23  # of a distribution over the vocabulary, for all positions taken at a time
+
+
+class Pairs(NamedTuple):
+    """Some drafts, and what verifies them."""
+
+    rows: Tensor
+    """The text of each, (n,)."""
+    places: Tensor
+    """From 2 on, (n,)."""
+    log_p: Tensor
+    """(n, vocabulary), as `log_q`."""
+    log_q: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafts:
+    """Groups of masks behind a text, which draft its tokens; its causal law verifies them.
+
+    Groups stand side by side: in a text of 12 tokens three of 4 masks, behind its first 0, 4 and 8 tokens. A
+    mask sees the text before its group, and its group.
+    """
+
+    mask_id: int
+    masks: int
+    """In a group."""
+    shifted: bool
+    """Whether a mask predicts the token after its place, and not the one at it. A group that is not shifted
+    begins with a mask for place 1, which p gives, so it drafts a token less than it has masks."""
+    adds: bool = False
+    """Whether the low-rank additions of the network apply to the masks."""
+    previous_token: bool = False
+    """Whether a mask is shown as the mask plus the token before it."""
+
+    def __post_init__(self) -> None:
+        least = 1 if self.shifted else 2
+        if self.masks < least:
+            raise ValueError(f"masks must be at least {least}, so that a token is drafted, got {self.masks}")
+
+    @property
+    def places(self) -> range:
+        """Those that are drafted."""
+        return range(2, self.masks + 1 + self.shifted)
+
+    @torch.no_grad()
+    def pairs(self, model: Denoiser, batch: TokenBatch) -> Iterator[Pairs]:
+        """Each draft of a token that is scored, some at a time: no two distributions exist for all positions.
+
+        Of a text that is no whole number of groups, what is left at its end is only verified.
+        """
+        if model.cache_shape is None:
+            raise ValueError(
+                "drafts need a network that hands keys and values to a store, got one that keeps none"
+            )
+        scored = send(batch.scored, model.device)
+        length = scored.shape[1] // self.masks * self.masks
+        if not length:
+            raise ValueError(
+                f"masks must be at most {scored.shape[1]}, the tokens of a text, got {self.masks}"
+            )
+        tokens = send(batch.tokens, model.device)[:, :length]
+        tape = KVTape()
+        verifying = model(tokens, layout=Causal(length), cache=tape).flatten(0, 1)
+        layout = BlockDiffusion(length, self.masks, causal_clean=True, adds=self.adds)
+        states = model(self._shown(model, tokens), layout=layout, cache=tape.replay()).flatten(0, 1)
+        mask = torch.arange(length, device=tokens.device) % self.masks
+        if self.shifted:
+            drafted, back = F.pad(scored[:, 1:], (0, 1))[:, :length], 0
+        else:
+            drafted, back = scored[:, :length] & (mask > 0), 1
+        chunk = max(1, _ENTRIES // model.vocab_size)
+        for some in drafted.flatten().nonzero().squeeze(1).split(chunk):
+            yield Pairs(
+                some // length,
+                mask[some % length] + 1 + self.shifted,
+                subs_at_masks(model.head(verifying[some - back]), self.mask_id),
+                subs_at_masks(model.head(states[some]), self.mask_id),
+            )
+
+    def _shown(self, model: Denoiser, tokens: Tensor) -> Tensor:
+        """The masks as the network is given them: ids, or vectors for them."""
+        masks = torch.full_like(tokens, self.mask_id)
+        if not self.previous_token:
+            return masks
+        begins = torch.arange(tokens.shape[1], device=tokens.device) % self.masks == 0
+        of_text = F.pad(tokens[:, :-1], (1, 0), value=self.mask_id)
+        return embed_with_previous(model, masks, torch.where(begins, of_text, masks), blank=self.mask_id)
+
+
+def rejection_acceptance(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Σ min(p, q) over the last dimension, float64."""
+    return torch.minimum(log_p, log_q).double().exp().sum(-1)
+
+
+def coupled_acceptance(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Σ_v 1/Σ_w max(p_w/p_v, q_w/q_v) over the last dimension, float64: how often two argmaxes agree.
+
+    Of p_w/p_v and q_w/q_v the first is the larger where p_w/q_w ≥ p_v/q_v. So with tokens in the order of
+    p/q, those up to v add their p and those after it their q, and V log V steps do.
+    """
+    ratio = (log_p - log_q).nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
+    order = ratio.argsort(dim=-1, descending=True)
+    p, q = (each.gather(-1, order).double().exp() for each in (log_p, log_q))
+    p_before = p.cumsum(-1)
+    q_after = F.pad(q.flip(-1).cumsum(-1).flip(-1)[..., 1:], (0, 1))
+    both = p * q
+    return torch.where(both > 0, both / (q * p_before + p * q_after), 0.0).sum(-1)
+
+
+def greedy_acceptance(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """1 where the likeliest token is the same, float64."""
+    return (log_p.argmax(-1) == log_q.argmax(-1)).double()
+
+
+def acceptances(log_p: Tensor, log_q: Tensor, sharpening: Sharpening) -> Tensor:
+    """(..., schemes): how often drafts are accepted where p and q are sharpened alike."""
+    if sharpening.top_k == 1:  # no noise is left, and both schemes ask whether the tokens are the same
+        same = greedy_acceptance(log_p, log_q)
+        return torch.stack((same, same), dim=-1)
+    log_p, log_q = sharpening(log_p), sharpening(log_q)
+    return torch.stack((rejection_acceptance(log_p, log_q), coupled_acceptance(log_p, log_q)), dim=-1)
+
+
+class Estimate(NamedTuple):
+    """A figure and its standard error, which is None for a single text."""
+
+    value: float
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is known of one place of a draft."""
+
+    place: int
+    drafts: int
+    """How many were measured."""
+    accepted: Estimate
+    """How often one is, where all before it were."""
+    tokens: Estimate
+    """Of a round that drafts up to this place: the token that needs no draft, and all that are accepted."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """How often drafts of a text are accepted, place by place, in one way of drawing and by one scheme."""
+
+    sharpening: Sharpening
+    scheme: Scheme
+    places: tuple[Place, ...]
+    sequences: int
+
+
+def measure_acceptance(
+    model: Denoiser, drafts: Drafts, batches: Iterable[TokenBatch], sharpenings: Sequence[Sharpening]
+) -> list[Acceptance]:
+    """The acceptance of drafts over texts, for each way of drawing by each scheme.
+
+    Errors are clustered by text, as those of `corpus_likelihood`. Tokens a round are made of the means of all
+    places, as if what one place accepts said nothing about the next, and a round began anywhere in a text.
+    """
+    require_evaluation_mode(model)
+    totals, numbers = [], []
+    for index, batch in enumerate(batches):
+        found = _totals(model, drafts, batch, sharpenings)
+        if found[0].isnan().any():
+            raise FloatingPointError(
+                f"acceptance must be a number, got NaN in batch {index}: the network's weights or "
+                "activations are not finite"
+            )
+        totals.append(found[0])
+        numbers.append(found[1])
+    every = torch.cat(numbers) if numbers else torch.zeros(1, len(drafts.places))
+    if not every.sum(0).all():
+        raise ValueError(f"batches must hold drafts at every place up to {drafts.places[-1]}, got none")
+    counted = every.sum(1) > 0
+    sizes, accepted = every[counted], torch.cat(totals)[counted]
+    return [
+        Acceptance(sharpening, scheme, _by_place(drafts, accepted[:, :, index, at], sizes), len(sizes))
+        for index, sharpening in enumerate(sharpenings)
+        for at, scheme in enumerate(SCHEMES)
+    ]
+
+
+def _totals(
+    model: Denoiser, drafts: Drafts, batch: TokenBatch, sharpenings: Sequence[Sharpening]
+) -> tuple[Tensor, Tensor]:
+    """Acceptances (rows, places, sharpenings, schemes) and the number of drafts (rows, places), summed."""
+    rows, places = len(batch.tokens), len(drafts.places)
+    figures = len(sharpenings) * len(SCHEMES)
+    total = torch.zeros(rows * places, figures, dtype=torch.float64, device=model.device)
+    number = torch.zeros(rows * places, dtype=torch.float64, device=model.device)
+    for pairs in drafts.pairs(model, batch):
+        found = [acceptances(pairs.log_p, pairs.log_q, each) for each in sharpenings]
+        cell = pairs.rows * places + pairs.places - drafts.places[0]
+        total.index_add_(0, cell, torch.stack(found, dim=1).flatten(1))
+        number.index_add_(0, cell, torch.ones_like(cell, dtype=torch.float64))
+    shape = (rows, places, len(sharpenings), len(SCHEMES))
+    return total.view(shape).cpu(), number.view(rows, places).cpu()
+
+
+def _by_place(drafts: Drafts, totals: Tensor, sizes: Tensor) -> tuple[Place, ...]:
+    """From sums over texts (texts, places)."""
+    neighbours = round(len(sizes) ** (1 / 3))
+    means = totals.sum(0) / sizes.sum(0)
+    residuals = (totals - sizes * means) / sizes.sum(0)
+    found = []
+    for index, place in enumerate(drafts.places):
+        tokens, slopes = tokens_a_round(means[: index + 1].tolist())
+        error = clustered_error(
+            residuals[:, : index + 1] @ torch.tensor(slopes, dtype=torch.float64), neighbours=neighbours
+        )
+        own = ratio_error(totals[:, index], sizes[:, index], neighbours=neighbours)
+        found.append(
+            Place(
+                place,
+                int(sizes[:, index].sum()),
+                Estimate(means[index].item(), own),
+                Estimate(tokens, error),
+            )
+        )
+    return tuple(found)
+
+
+def tokens_a_round(accepted: Sequence[float]) -> tuple[float, list[float]]:
+    """1 + Σ_k Π_{i≤k} a_i, and its derivative by each a_i."""
+    reached = [math.prod(accepted[:stop]) for stop in range(1, len(accepted) + 1)]
+    slopes = [
+        sum(
+            math.prod(a for other, a in enumerate(accepted[:stop]) if other != index)
+            for stop in range(index + 1, len(accepted) + 1)
+        )
+        for index in range(len(accepted))
+    ]
+    return 1.0 + sum(reached), slopes
