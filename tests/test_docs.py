@@ -19,8 +19,9 @@ import bd3lm
 from bd3lm import cli
 from bd3lm.commands import every_command
 from bd3lm.commands.train import Train
+from bd3lm.methods import BlockDiffusionMethod, Law
 from bd3lm.runs.recipe import Recipe, _types_at
-from tests.lm import of_bytes
+from tests.lm import of_method
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -147,7 +148,12 @@ def test_an_unknown_program_on_a_page_is_noticed(tmp_path: Path) -> None:
 def test_the_examples_of_sampling_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a tiny model in place of the box, which takes a minute for them on one core."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bd3lm, "load", lambda name: {"box": of_bytes(context=64)}[name])
+    joint = BlockDiffusionMethod(block_size=4, causal_clean=True, joint=True)
+
+    def load(name: str, law: Law = "block") -> bd3lm.LanguageModel:
+        return {"box": of_method(joint, context=64)}[name].with_law(law)
+
+    monkeypatch.setattr(bd3lm, "load", load)
     for source in _blocks(ROOT / "docs" / "sampling.md", "python|py"):
         exec(compile(source, "sampling.md", "exec"), {"__name__": "sampling"})
     assert (tmp_path / "leaning" / "config.json").exists()

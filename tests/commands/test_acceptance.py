@@ -183,3 +183,10 @@ def test_it_needs_a_model_and_a_network_without_noise_levels(run, tmp_path, caps
     )
     told = saved(of_method(JOINT, adaln=True, time_conditioning=True), tmp_path)
     assert "not told the noise level" in fails(capsys, "acceptance", str(told), "--device", "cpu")
+
+
+def test_a_report_shows_a_drafter_too(run, tmp_path, capsys):
+    words = ["report", str(run), "--no-measure", "--out", str(tmp_path / "page"), "--device", "cpu"]
+    assert main(words) == 0
+    page = (tmp_path / "page" / "report.md").read_text("utf-8")
+    assert page.startswith("# Autoregressive, with a drafter")

@@ -14,7 +14,8 @@ import yaml
 
 from bd3lm.cli import main
 from bd3lm.lm import LanguageModel
-from tests.lm import END, SSD, baseline, of_bytes
+from bd3lm.methods import BlockDiffusionMethod
+from tests.lm import END, SSD, baseline, of_bytes, of_method
 
 QUESTIONS = [
     {"question": "ab", "choices": ["cd", "x", "yy"], "answer": 1},
@@ -179,6 +180,19 @@ def test_a_lean_is_another_order_and_part_of_the_title(model, tasks, tmp_path, c
     assert perplexity == pytest.approx(math.exp(nats[0] / 3))
     assert perplexity != pytest.approx(math.exp(nats[1] / 3), rel=1e-3)
     assert found["config"]["model_title"] == "block diffusion, blocks of 2, lean 2"
+
+
+def test_a_law_is_another_model_and_part_of_the_title(tasks, tmp_path, capsys):
+    joint = of_method(BlockDiffusionMethod(block_size=2, causal_clean=True, joint=True))
+    joint.save_pretrained(tmp_path / "model")
+    for law, title in (("block", "blocks of 2"), ("causal", "blocks of 2, causal law")):
+        found = run(tmp_path, "--tasks", "own_follow", "--law", law)
+        view = joint.with_law(law)
+        nats = -sum(log_p(view, row["question"], row["choices"][0]) for row in QUESTIONS)
+        assert found["results"]["own_follow"]["perplexity,none"] == pytest.approx(math.exp(nats / 3))
+        assert found["config"]["model_title"] == f"block diffusion, {title}"
+        assert found["config"]["model_law"] == law
+        (tmp_path / "out.json").unlink()
 
 
 def test_few_shots_stand_before_a_question(model, tasks, tmp_path, capsys):

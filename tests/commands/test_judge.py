@@ -22,6 +22,7 @@ from bd3lm.commands.shared.sample_files import open_source
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.data import PydocCorpus
 from bd3lm.evaluation import HuggingFaceJudge, judge_texts
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.reports import with_error
 from bd3lm.runs.merging import merge
 from bd3lm.runs.stages import resolve_stages
@@ -29,7 +30,7 @@ from bd3lm.runs.train import train_stages
 from bd3lm.sampling import Ancestral, FirstHitting
 from tests.commands import LINE, written
 from tests.evaluation.judges import save_judge
-from tests.lm import BASELINES, baseline, of_bytes
+from tests.lm import BASELINES, baseline, of_bytes, of_method
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -328,6 +329,27 @@ def test_a_lean_is_drawn_in_recorded_and_in_the_title(run, judge_folder, tmp_pat
     assert min(map(texts.count, texts)) == 1  # of the lean; nine steps may reveal one token each
 
 
+def test_texts_of_either_law_are_judged_and_say_which(judge_folder, tmp_path, capsys):
+    of_method(BlockDiffusionMethod(block_size=4, causal_clean=True, joint=True)).save_pretrained(
+        tmp_path / "joint"
+    )
+    found = {}
+    for law in ("block", "causal"):
+        out, texts = tmp_path / f"{law}.json", tmp_path / f"{law}.jsonl"
+        words = ["judge", str(tmp_path / "joint"), *FLAGS, "--judge", str(judge_folder), "--out", str(out)]
+        assert main([*words, "--law", law]) == 0
+        (record,) = json.loads(out.read_text())
+        assert record["settings"]["law"] == law
+        assert record["title"].endswith(", causal law") == (law == "causal")
+        found[law] = record["result"]["nats"]
+        words = ["sample", str(tmp_path / "joint"), "--length", "40", "--law", law, "--out", str(texts)]
+        assert main(words) == 0
+        capsys.readouterr()
+        assert main(["judge", str(texts), "--judge", str(judge_folder), *FLAGS[:4]]) == 0
+        assert f"{law} law" in " ".join(capsys.readouterr().out.split())
+    assert found["block"] != found["causal"]
+
+
 def test_ancestral_steps_are_not_for_a_model_that_leans(run, judge, monkeypatch):
     monkeypatch.setattr(sample_files, "write_texts", lambda *_, **__: pytest.fail("drawn"))
     source = open_source(str(run), lean=2.0)
@@ -465,6 +487,7 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
         (["texts.jsonl", "--entropy-floor", "3"], "--entropy-floor is for models that write"),
         (["texts.jsonl", "--dtype", "float64"], "--dtype is for models that write"),
         (["texts.jsonl", "--lean", "2"], "--lean is for models that write"),
+        (["texts.jsonl", "--law", "causal"], "--law is for models that write"),
         (["texts.jsonl", "--window", "9", "--device", "cpu"], "there is no file texts.jsonl"),
         (["RUN", "--count", "0"], "count must be at least 1, got 0"),
         (

@@ -148,7 +148,7 @@ class Eval(Likelihoods):
 
         if self.law is not None:
             return (self.law,)
-        if self.estimator == PAPER:
+        if self.estimator == PAPER or len(subject.laws) == 1:
             return subject.laws
         fits = [law for law in subject.laws if _estimator(subject.under(law), self.estimator) is not None]
         return fits or subject.laws[:1]

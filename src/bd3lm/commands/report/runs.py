@@ -11,7 +11,7 @@ import bd3lm
 from bd3lm.commands.report.reproduction import repeatable
 from bd3lm.commands.shared.records import kept
 from bd3lm.commands.shared.subjects import Subject
-from bd3lm.interop import RUN_MODEL, WEIGHTS_NAME
+from bd3lm.interop import CONFIG_NAME, RUN_MODEL
 from bd3lm.lm import LanguageModel
 from bd3lm.reports import KINDS, Report, Run
 from bd3lm.reports.records import LARGEST
@@ -33,7 +33,7 @@ class Stage:
     def is_trained(self) -> bool:
         """Whether it has a model; one that was stopped before anything was logged does not count."""
         stopped_at_once = (self.folder / STOPPED_FILE).exists() and not _log(self.folder)
-        return (self.folder / RUN_MODEL / WEIGHTS_NAME).is_file() and not stopped_at_once
+        return (self.folder / RUN_MODEL / CONFIG_NAME).is_file() and not stopped_at_once
 
     def training(self) -> "Training":
         """The training of this stage and of all that it started from, which is looked for where the recipe
