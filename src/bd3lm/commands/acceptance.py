@@ -18,12 +18,12 @@ from bd3lm.commands.shared.flags import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from bd3lm.commands.shared.subjects import Subject
     from bd3lm.evaluation import Acceptance as Measured
     from bd3lm.evaluation import Drafts
+    from bd3lm.io.console import Console
 
 USUAL = ((1.0, 1.0), (1.0, 0.9), (0.6, 0.9), (0.0, 1.0))
 """Temperatures and nuclei that are measured unless others are asked for."""
@@ -72,9 +72,8 @@ class Acceptance(Command):
     """Write the records, all figures and settings, to this new JSON file too."""
 
     def run(self) -> int:
-        from rich.console import Console
-
         from bd3lm.commands.shared.records import write_records
+        from bd3lm.io.console import Console
 
         self._check()
         write_records(self.out, report_acceptance(self, console=Console()))

@@ -45,8 +45,8 @@ class Subject:
         lean: float | None = None,
         law: Law | None = None,
     ) -> "Subject":
-        """A run, model folder, GGUF file or hub id, ready to be measured; a `lean` replaces a block model's, and
-        a `law` that of a joint one.
+        """A run, model folder, GGUF file or hub id, ready to be measured; a `lean` replaces a block model's,
+        and a `law` that of a joint one.
 
         A run of several stages is opened at its last one, under the name of that stage.
         """
