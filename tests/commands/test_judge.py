@@ -483,11 +483,11 @@ def test_the_command_from_end_to_end(run, judge_folder, tmp_path, capsys):
     ("words", "said"),
     [
         ([], "a source must be given"),
-        (["texts.jsonl", "--count", "5"], "--count is for models that write, and all sources are files"),
-        (["texts.jsonl", "--entropy-floor", "3"], "--entropy-floor is for models that write"),
-        (["texts.jsonl", "--dtype", "float64"], "--dtype is for models that write"),
-        (["texts.jsonl", "--lean", "2"], "--lean is for models that write"),
-        (["texts.jsonl", "--law", "causal"], "--law is for models that write"),
+        (["LINE", "--count", "5"], "--count is for models that write, and all sources are files"),
+        (["LINE", "--entropy-floor", "3"], "--entropy-floor is for models that write"),
+        (["LINE", "--dtype", "float64"], "--dtype is for models that write"),
+        (["LINE", "--lean", "2"], "--lean is for models that write"),
+        (["LINE", "--law", "causal"], "--law is for models that write"),
         (["texts.jsonl", "--window", "9", "--device", "cpu"], "there is no file texts.jsonl"),
         (["RUN", "--count", "0"], "count must be at least 1, got 0"),
         (

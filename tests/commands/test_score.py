@@ -151,7 +151,7 @@ def test_the_errors_of_windows_are_independent_and_add_up_so(tmp_path):
         ([], "files must name at least one file or folder of text, got none"),
         (["nowhere.txt"], "there is no file or folder nowhere.txt"),
         (["EMPTY"], "files must hold at least one document that is not blank, got"),
-        (["TEXT", "--stride", "0"], "stride must be 1 to 15 tokens"),
+        (["TEXT", "--stride", "0"], "stride must be at least 1, got 0"),
         (["TEXT", "--stride", "16"], "stride must be 1 to 15 tokens"),
         (
             ["TEXT", "--estimator", "best"],
