@@ -7,7 +7,8 @@ what stands in a message is text, whatever it looks like.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -59,7 +60,15 @@ def _around(template: str, tokenizer: Tokenizer) -> tuple[str, str]:
             text.append(piece)
             length += len(piece)
             _check_length(length)
-    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except (
+        TemplateError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         raise ValueError(
             f"the chat template of the model cannot be used: {error or type(error).__name__}"
         ) from None
@@ -103,6 +112,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
         self.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        for name in ("join", "replace"):
+            self.filters[name] = _checked(self.filters[name])
         for name in ("center", "indent", "wordwrap", "format"):  # which make long texts of short ones
             del self.filters[name]
         self.globals = {
@@ -119,6 +130,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         elif operator in ("*", "**", "%") and not all(_is_small(each) for each in (left, right)):
             raise ValueError(f"it has {operator} of what are no small numbers")
         return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, called: Any, *given: Any, **named: Any) -> Any:
+        found = super().call(context, called, *given, **named)
+        if isinstance(found, str):
+            _check_length(len(found))
+        return found
 
     def _range(self, *bounds: int) -> Iterator[int]:
         for each in range(*bounds):
@@ -153,6 +170,18 @@ class _Generation(Extension):
         next(parser.stream)
         found: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return found
+
+
+def _checked(work: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that gives texts, none of them too long."""
+
+    @wraps(work)
+    def checked(*given: Any, **named: Any) -> Any:
+        found = work(*given, **named)
+        _check_length(len(found))
+        return found
+
+    return checked
 
 
 def _is_small(value: Any) -> bool:

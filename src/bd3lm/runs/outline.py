@@ -47,7 +47,8 @@ def check_outline(
     start_from: str | None = None,
     reads_data: bool,
 ) -> None:
-    """Refuse flags over the stages of a preset, or of another of that name, that are wrong whatever the model is, and data that is not there.
+    """Refuse flags over the stages that `where` names, such as a preset's, that are wrong whatever the model
+    is, and data that is not there.
 
     Where a flag or the file sets something of the model nothing is said: then only the recipe itself can say
     all that is wrong at once. `reads_data` says whether the data has to be there.
