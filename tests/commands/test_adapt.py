@@ -98,7 +98,9 @@ def test_what_is_said_at_the_end(base, shards, tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert f"wrote {tmp_path / 'run' / 'model'}" in said
     assert f"it writes under the causal law, which is that of {base} to the bit" in said
-    assert said.endswith(f"next: bd3lm sample {tmp_path / 'run'}")
+    run = tmp_path / "run"
+    assert f"next: bd3lm sample {run} bd3lm acceptance {run}, how often its drafts are accepted" in said
+    assert main(["acceptance", str(run), "--temperature", "1"]) == 0
 
 
 def test_a_joint_model_has_two_laws_of_which_the_causal_is_its_own(base, shards, tmp_path, capsys):

@@ -91,7 +91,8 @@ def test_the_rate_falls_to_zero_in_the_last_stage_alone(outcome, steps):
 def test_a_context_holds_whole_groups_and_as_many_as_the_model_reads(masks, most):
     context = Choices(to="drafter", masks=masks, most_context=most).context
     assert context % masks == 0
-    assert min(most, 512) - math.lcm(masks, 32) < context <= min(most, 512)
+    assert 7 / 8 * (min(most, 512) - masks) < context <= min(most, 512)
+    assert most < 32 or context % 8 == 0 or math.lcm(masks, 8) > min(most, 512) / 8
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from bd3lm.commands.shared.flags import (
     named,
 )
 from bd3lm.commands.shared.recipes import check_later_stages, show, without_overrides
+from bd3lm.io.terminal import say
 from bd3lm.words import advice_in_recipes
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ class Adapt(Command):
         from bd3lm.runs.plan import memory_of
 
         for name, recipe in stages:
-            print(f"# {name}: at least {memory_of(recipe, source)}")
+            say(f"# {name}: at least {memory_of(recipe, source)}")
         show(stages)
 
     # --- the text ---
@@ -286,19 +287,19 @@ class Adapt(Command):
         folder = self._folder / "data"
         shards = prepare(corpus, tokenizer, folder, eos_between_documents=not corpus.holds_ids)
         counts = (f"{name} {shards.split(name).tokens:,}" for name in shards.splits)
-        print(f"text in {folder}: {', '.join(counts)} tokens")
+        say(f"text in {folder}: {', '.join(counts)} tokens")
 
     def _written(
         self, source: str, stages: "Sequence[tuple[str, Recipe]]", prompts: list[str] | None
     ) -> "Corpus":
         """The model's own texts, written if they are not there."""
         import torch
-        from rich.console import Console
 
         from bd3lm import interop
         from bd3lm.commands.shared.progress import tracked
         from bd3lm.commands.shared.records import weights_digest
         from bd3lm.commands.shared.writing import sampling_dtype
+        from bd3lm.io.console import Console
         from bd3lm.lm import load
         from bd3lm.models.devices import pick_device
         from bd3lm.runs.own_texts import Author, OwnTexts, Writing
@@ -322,7 +323,7 @@ class Adapt(Command):
         file = self._folder / "own.jsonl"
         author = Author(model, weights_digest(path), writing, file, prompts=prompts)
         if left := len(author.left):
-            print(f"{source} writes {left:,} of {writing.texts:,} texts to {file}")
+            say(f"{source} writes {left:,} of {writing.texts:,} texts to {file}")
         for _ in tracked(author.write(), "writing texts", total=left, console=Console()):
             pass
         return OwnTexts(file)
@@ -344,11 +345,13 @@ class Adapt(Command):
 def _say_what_it_is(run: "Run", out: Path) -> None:
     """Where the model lies, the law that it writes in, and what to do next."""
     method = run.config.method
-    print(f"wrote {run.out / 'model'}")
+    say(f"wrote {run.out / 'model'}")
     law = f"it writes under the {method.default_law} law"
     if run.config.base is not None:
         law += f", which is that of {run.config.base.source} to the bit"
     elif others := [each for each in method.laws if each != method.default_law]:
         law += f", and has the {others[0]} law too"
-    print(law)
-    print(f"next: bd3lm sample {out}")
+    say(law)
+    say(f"next: bd3lm sample {out}")
+    if run.config.base is not None or len(method.laws) > 1:
+        say(f"      bd3lm acceptance {out}, how often its drafts are accepted")

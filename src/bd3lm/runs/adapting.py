@@ -24,7 +24,8 @@ DATA = "data/adapt"
 """Where the presets read tokens, which must be those of the checkpoint."""
 
 _MOST_CONTEXT = 512
-_TILES = (32, 8, 1)  # a context is a multiple of the largest that fits: kernels take whole tiles
+_TILES = (32, 8)  # kernels take whole ones; the larger, if nearly all of a context can be read so
+_NEARLY = 7 / 8
 _SOFT_SHARE = 0.4
 _STEPS = 1000
 _OF_DRAFTERS = ("masks", "rank", "aim")
@@ -105,9 +106,10 @@ class Choices:
 
     @property
     def context(self) -> int:
-        """How many tokens are read at once: whole groups of masks or blocks and, if they fit, whole tiles."""
-        whole = next(each for each in (math.lcm(self._unit, tile) for tile in _TILES) if each <= self._most)
-        return self._most - self._most % whole
+        """How many tokens are read at once: whole groups of masks or blocks, if possible whole tiles."""
+        most = self._most
+        found = (most - most % math.lcm(self._unit, tile) for tile in _TILES)
+        return next((each for each in found if each >= _NEARLY * most), most - most % self._unit)
 
     @property
     def _most(self) -> int:
