@@ -72,8 +72,14 @@ def test_no_command_shows_them_all(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("trian", "bd3lm has no command 'trian', did you mean 'train'? Its commands are train, data, sample"),
-        ("xyzzy --help", "bd3lm has no command 'xyzzy'. Its commands are train, data, sample, presets, "),
+        (
+            "trian",
+            "bd3lm has no command 'trian', did you mean 'train'? Its commands are train, adapt, data, sample",
+        ),
+        (
+            "xyzzy --help",
+            "bd3lm has no command 'xyzzy'. Its commands are train, adapt, data, sample, presets, ",
+        ),
         (
             "data prepre a b",
             "bd3lm data has no command 'prepre', did you mean 'prepare'? Its commands are prepare, verify, t",

@@ -14,6 +14,7 @@ KINDS = set(Method.members())
 # A preset or a converted model is of a method, and so says which.
 MAKERS = {
     "runs/presets.py",
+    "runs/adapting.py",
     "interop/huggingface.py",
     "interop/reference.py",
     "interop/lightning.py",

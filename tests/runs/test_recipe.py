@@ -15,6 +15,7 @@ from bd3lm.methods import (
     BlockDiffusionTraining,
 )
 from bd3lm.models import TransformerConfig
+from bd3lm.runs.adapting import OUTCOMES
 from bd3lm.runs.merging import merge
 from bd3lm.runs.outline import Outline
 from bd3lm.runs.presets import PRESETS, preset
@@ -81,6 +82,7 @@ def test_the_presets_there_are():
         *(f"demo-{case}" for case in CASES),
         *corpora,
         "box",
+        *(f"adapt-{outcome}" for outcome in OUTCOMES),
     ]
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     "train",
+    "adapt",
     "data",
     "sample",
     "presets",

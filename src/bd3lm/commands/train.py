@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, Suppress, arg
 
-from bd3lm.commands.shared.command import Command, flags_of
+from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import DeviceFlag, OptionalFile, OptionalFolder, named
+from bd3lm.commands.shared.recipes import check_later_stages, show, without_overrides
 from bd3lm.io.terminal import say
 from bd3lm.words import advice_in_recipes
 
@@ -47,21 +48,8 @@ class Train(Command):
     @classmethod
     def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         """Its own flags for tyro; the --any.field value pairs, wherever they stand, for `overrides`."""
-        flags = flags_of(cls)
-        opposites = [f"--no-{each.name.removeprefix('--')}" for each in flags if each.has_opposite]
-        own = {"--help", *(each.name for each in flags), *opposites}
-        kept: list[str] = []
-        overrides: list[str] = []
-        rest = list(words)
-        while rest:
-            word = rest.pop(0)
-            if not word.startswith("--") or word.partition("=")[0] in own:
-                kept.append(word)
-                continue
-            overrides.append(word)
-            if "=" not in word and rest and not rest[0].startswith("--"):
-                overrides.append(rest.pop(0))
-        return kept, {"overrides": tuple(overrides)}
+        kept, overrides = without_overrides(cls, words)
+        return kept, {"overrides": overrides}
 
     @classmethod
     def advice(cls, flag: str) -> str | None:
@@ -75,9 +63,9 @@ class Train(Command):
         from bd3lm.runs.train import train_stages
 
         stages = self._stages(parse_overrides(self.overrides))
-        _check_later_stages(stages)
+        check_later_stages(stages)
         if self.show:
-            _show(stages)
+            show(stages)
             return 0
         if self._wants_report() and os.environ.get("RANK", "0") == "0":  # one of several processes says it
             say(f"{self.preset} is measured when it is trained, and {out / 'report.html'} is written")
@@ -117,8 +105,9 @@ class Train(Command):
             check_not_begun(out)
         if self.preset is not None:
             check_outline(
-                self.preset,
+                preset(self.preset).stages,
                 self.overrides,
+                where=f"preset {self.preset}",
                 config=self.config,
                 start_from=self.start_from,
                 reads_data=begins,
@@ -139,30 +128,3 @@ class Train(Command):
             return saved_stages(self.out, overrides)
         start = None if self.start_from is None else str(one_model(self.start_from))
         return resolve_stages(self.preset, config=self.config, overrides=overrides, start_from=start)
-
-
-def _check_later_stages(stages: "Sequence[tuple[str, Recipe]]") -> None:
-    """Refuse what stages after the first would ignore: a start, and other processes."""
-    (first, one), *later = stages
-    earlier = [first]
-    for name, recipe in later:
-        if recipe.start_from not in (None, one.start_from, *earlier):
-            raise ValueError(
-                f"{name}.start_from must be an earlier stage ({', '.join(earlier)}), by default the last of "
-                f"them, got {recipe.start_from}; --from {recipe.start_from} runs the last stage alone, from "
-                "there"
-            )
-        earlier.append(name)
-        if recipe.parallel != one.parallel:
-            raise ValueError(
-                f"parallel must be the same for all stages, which share their processes, got {one.parallel} "
-                f"for {first} and {recipe.parallel} for {name}: give --parallel, without a stage"
-            )
-
-
-def _show(stages: "Sequence[tuple[str, Recipe]]") -> None:
-    import yaml
-
-    from bd3lm.runs.stages import stages_to_dict
-
-    say(yaml.safe_dump(stages_to_dict(stages), sort_keys=False).rstrip("\n"))

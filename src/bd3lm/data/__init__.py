@@ -4,6 +4,7 @@ from bd3lm.data.corpora import CORPORA, load_corpus
 from bd3lm.data.corpus import Corpus
 from bd3lm.data.files import FileCorpus
 from bd3lm.data.hub import NamedCorpus
+from bd3lm.data.joined import IdsOf, JoinedCorpus
 from bd3lm.data.ordered import OrderedBatches
 from bd3lm.data.prepare import prepare
 from bd3lm.data.shards import TokenShards
@@ -18,6 +19,8 @@ __all__ = [
     "BatchStream",
     "Corpus",
     "FileCorpus",
+    "IdsOf",
+    "JoinedCorpus",
     "NamedCorpus",
     "OrderedBatches",
     "PydocCorpus",

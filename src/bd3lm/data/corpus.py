@@ -14,6 +14,9 @@ class Corpus(ABC):
     """Documents by split. Two corpora with the same fingerprint give the same documents."""
 
     name: str
+    holds_ids: bool = False
+    """Whether its documents are token ids, as lists in JSON, in place of text: what a model wrote comes back
+    as it was written, where tokenizing its text again might cut it otherwise."""
 
     @property
     @abstractmethod

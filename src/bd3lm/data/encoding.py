@@ -4,6 +4,7 @@ The order and the tokens do not depend on the number of workers. Workers are pro
 the tokenizer's own threads share one interpreter, which then becomes the limit.
 """
 
+import json
 import os
 import signal
 import threading
@@ -55,9 +56,11 @@ class Encoder:
     dtype: DType
     before: tuple[int, ...]
     after: tuple[int, ...]
+    holds_ids: bool = False
+    """Whether the texts are token ids already, as lists in JSON."""
 
     def __call__(self, texts: list[str]) -> Encoded:
-        ids = self.tokenizer.encode_batch(texts)
+        ids = list(map(self._ids, texts)) if self.holds_ids else self.tokenizer.encode_batch(texts)
         lengths = np.fromiter(map(len, ids), np.uint32, len(ids))
         ends = np.cumsum(lengths.astype(np.int64) + len(self.before) + len(self.after))
         framed = chain.from_iterable(chain(self.before, document, self.after) for document in ids)
@@ -65,8 +68,25 @@ class Encoder:
             np.fromiter(framed, on_disk(self.dtype), int(ends[-1])),
             ends,
             lengths,
-            np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts)),
+            np.fromiter(map(self._bytes, texts, ids), np.int64, len(texts)),
         )
+
+    def _ids(self, document: str) -> list[int]:
+        ids = json.loads(document)
+        most = self.tokenizer.vocab_size
+        if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < most for each in ids):
+            raise ValueError(f"a document must be a list of token ids below {most:,}, got {document:.80}")
+        if self.tokenizer.mask_id in ids:
+            raise ValueError(
+                f"a document must not hold the mask token {self.tokenizer.mask_id}, got {document:.80}"
+            )
+        return ids
+
+    def _bytes(self, text: str, ids: list[int]) -> int:
+        """Of the text of a document."""
+        if self.holds_ids:
+            return self.tokenizer.text_bytes(np.array(ids, np.int64))
+        return len(text.encode())
 
 
 Encode = Callable[[Iterable[str]], Iterator[Encoded]]

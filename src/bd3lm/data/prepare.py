@@ -113,6 +113,7 @@ def prepare(
         dtype=dtype_for(tokenizer.vocab_size),
         before=(tokenizer.bos_id,) if bos_before_documents and tokenizer.bos_id is not None else (),
         after=(tokenizer.eos_id,) if eos_between_documents and tokenizer.eos_id is not None else (),
+        holds_ids=corpus.holds_ids,
     )
     out.mkdir(parents=True, exist_ok=True)
     with only_writer(out) as alone, full_disk_explained(out):

@@ -5,6 +5,8 @@ from typing import Any
 
 from bd3lm.kinds import spelt_out
 
+ONLY = "run"
+"""The name of the stage of a run that has just one."""
 USUAL_NETWORK = "transformer"
 """The kind of a recipe's network that names none."""
 CHECKPOINT = "checkpoint"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bd3lm.parsing import SettingsError, parse
-from bd3lm.runs.presets import preset
+from bd3lm.runs.presets import Stage
 from bd3lm.runs.reading import parse_flags, read_settings, types_in
 from bd3lm.runs.sections import (
     BUILTIN,
@@ -39,9 +39,16 @@ class Outline:
 
 
 def check_outline(
-    name: str, words: Sequence[str], *, config: Path | None, start_from: str | None, reads_data: bool
+    stages: Sequence[Stage],
+    words: Sequence[str],
+    *,
+    where: str,
+    config: Path | None = None,
+    start_from: str | None = None,
+    reads_data: bool,
 ) -> None:
-    """Refuse flags over a preset that are wrong whatever the model is, and data that is not there.
+    """Refuse flags over the stages that `where` names, such as a preset's, that are wrong whatever the model
+    is, and data that is not there.
 
     Where a flag or the file sets something of the model nothing is said: then only the recipe itself can say
     all that is wrong at once. `reads_data` says whether the data has to be there.
@@ -50,10 +57,9 @@ def check_outline(
         return  # a pipe can be read once, for the recipe itself
     layers = [read_settings(config)] if config is not None else []
     layers.append(parse_flags(words, partial(types_in, Outline)))
-    stages = preset(name).stages
     if any(_touches_model(layer, [stage.name for stage in stages]) for layer in layers):
         return
-    where = " with ".join([f"preset {name}", *([str(config)] if config else [])])
+    where = " with ".join([where, *([str(config)] if config else [])])
     try:
         found = settle(stages, layers, where, start_from, kind=Outline, read=partial(parse, Outline))
     except SettingsError as error:

@@ -27,12 +27,13 @@ from bd3lm.interop.weights import Shape, parameter_shapes
 from bd3lm.io.console import Console
 from bd3lm.io.extras import require
 from bd3lm.io.terminal import say
-from bd3lm.methods import Base, Frame, LanguageModelConfig
+from bd3lm.methods import Frame, LanguageModelConfig
 from bd3lm.models import Network, NetworkConfig
 from bd3lm.models.devices import require_room
 from bd3lm.objectives import Objective
 from bd3lm.parsing import raise_problems
 from bd3lm.runs.folders import CHECKPOINTS, METRICS_FILE
+from bd3lm.runs.memory import TrainingMemory, training_memory
 from bd3lm.runs.merging import CHECKPOINT
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
 from bd3lm.runs.sections import BUILTIN, DataRecipe, check_data
@@ -56,6 +57,7 @@ from bd3lm.training.distributed import whole
 from bd3lm.training.trainer import rank_rows
 
 _BYTES_OF_A_WEIGHT = 4 * 4  # it, its gradient and AdamW's two moments, in float32
+_BYTES_OF_A_FROZEN_WEIGHT = 4
 _HEAD = "output.weight"  # a parameter of its own where embeddings are not tied
 
 
@@ -147,7 +149,7 @@ class Plan:
         going_on = self.store.latest() is not None and not recipe.method.trains_beside
         start_from = None if going_on else recipe.start_from
         if start_from is not None and recipe.method.trains_beside:
-            config = replace(config, base=_base(start_from))
+            config = _beside(config, start_from)
         trainer = Trainer(
             network=_network(recipe, config, shards, start_from),
             objective=reading.objective,
@@ -215,9 +217,8 @@ def _require_room(recipe: Recipe, engine: Engine) -> None:
     """Refuse a network whose weights, gradients and both moments cannot be held, before any is made."""
     numbers = _shape(recipe, _Tokens(2, 1)).parameters  # the vocabulary is known later, and matters less
     share = numbers // engine.world if engine.parallel == "fsdp" else numbers
-    require_room(
-        share * _BYTES_OF_A_WEIGHT, engine.device, what=f"training a network of {numbers:,} parameters"
-    )
+    bytes_of_each = _BYTES_OF_A_FROZEN_WEIGHT if recipe.method.trains_beside else _BYTES_OF_A_WEIGHT
+    require_room(share * bytes_of_each, engine.device, what=f"training a network of {numbers:,} parameters")
 
 
 def _check_trackers(recipe: Recipe, engine: Engine) -> None:
@@ -298,10 +299,12 @@ def _network(
     return network
 
 
-def _base(start_from: str) -> Base:
-    """The model whose weights stay as they are."""
+def _beside(config: LanguageModelConfig, start_from: str) -> LanguageModelConfig:
+    """The config of what is trained beside a model: it says which, and reads as much at once as that does."""
     path = interop.resolve(start_from)
-    return interop.base_of(start_from, path, interop.config_of(path))
+    theirs = interop.config_of(path)
+    network = replace(config.network, context=theirs.network.context)
+    return replace(config, network=network, base=interop.base_of(start_from, path, theirs))
 
 
 class _Tokens(NamedTuple):
@@ -368,6 +371,27 @@ def with_network_of_start(recipe: Recipe) -> Recipe:
     ours = recipe.network.config(vocab_size=theirs.vocab_size, context=recipe.data.context)
     raise_problems(recipe.conflicts(Frame.of(ours, mask_id=ours.input_vocab_size - 1)))
     return recipe
+
+
+def check_start(recipe: Recipe, source: str, *, reads: bool) -> None:
+    """Refuse a recipe that cannot start from a model, before its text is there unless it `reads` that now."""
+    path = interop.resolve(source)
+    if interop.config_of(path).base is not None:
+        interop.load(path)  # which finds out whether that is still what it adds to
+    _started(recipe, source, reads=reads)
+
+
+def memory_of(recipe: Recipe, source: str) -> TrainingMemory:
+    """The memory that it takes to train by a recipe, starting from a model."""
+    theirs = interop.config_of(source)
+    found = _started(recipe, source, reads=False)
+    network = found.network.config(vocab_size=theirs.network.vocab_size, context=found.data.context)
+    return training_memory(LanguageModelConfig(network=network, method=found.method, mask_id=theirs.mask_id))
+
+
+def _started(recipe: Recipe, source: str, *, reads: bool) -> Recipe:
+    data = recipe.data if reads else replace(recipe.data, path=BUILTIN)
+    return with_network_of_start(replace(recipe, start_from=source, data=data))
 
 
 def _reading(network: NetworkConfig, tokens: _Tokens, source: str) -> NetworkConfig:

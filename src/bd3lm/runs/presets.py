@@ -10,7 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bd3lm.parsing import did_you_mean, parse
-from bd3lm.runs.merging import merge
+from bd3lm.runs.adapting import DATA as ADAPT_DATA
+from bd3lm.runs.adapting import Choices
+from bd3lm.runs.merging import ONLY, merge
 
 if TYPE_CHECKING:
     from bd3lm.models import TransformerConfig
@@ -33,6 +35,8 @@ DATA: Mapping[str, str] = MappingProxyType(
         "data/openwebtext": "`bd3lm data prepare openwebtext data/openwebtext --workers 4`",
         "data/wikipedia": "`bd3lm data prepare ARTICLES data/wikipedia --tokenizer gpt2`, where ARTICLES is "
         "any text of Wikipedia, such as the parquet files of wikimedia/wikipedia on the Hugging Face hub",
+        ADAPT_DATA: f"`bd3lm data prepare TEXT {ADAPT_DATA} --tokenizer MODEL`, for the MODEL to start from; "
+        "`bd3lm adapt MODEL` does that itself",
         "data/box": "`bd3lm data prepare ARTICLES data/box --tokenizer box`, where ARTICLES is such text",
     }
 )
@@ -42,9 +46,6 @@ DATA: Mapping[str, str] = MappingProxyType(
 def how_to_prepare(path: str) -> str:
     """The command that makes a folder of tokens, as far as it is known."""
     return DATA.get(path, f"`bd3lm data prepare SOURCE {path}`")
-
-
-ONLY = "run"  # the stage of a preset that has just one
 
 
 @dataclass(frozen=True)
@@ -362,6 +363,11 @@ _TO_ZERO = {"optimizer": {"warmup_steps": 50, "decay": "linear", "min_lr_ratio":
 # uncovered in another order than from left to right, which is something to look at.
 _LEANING = {"method": {"kind": "block_diffusion", "lean": 2.0}}
 
+
+def _adapt(outcome: str) -> tuple[Stage, ...]:
+    return tuple(Stage(name, recipe) for name, recipe in Choices(to=outcome).stages().items())
+
+
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "demo": Preset(
@@ -455,6 +461,19 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                     ),
                 ),
             ),
+        )
+    }
+    | {
+        f"adapt-{outcome}": Preset(
+            f"{description}; needs --start_from MODEL, as `bd3lm adapt` says it", _adapt(outcome)
+        )
+        for outcome, description in (
+            (
+                "drafter",
+                "beside a model that stays as it is, drafts of its next tokens: soft targets, then overlap",
+            ),
+            ("joint", "all weights: blocks of 4, and the causal law that a model had before"),
+            ("block", "all weights: blocks of 2, then of 4, and no causal law"),
         )
     }
 )

@@ -9,8 +9,8 @@ from dataclasses import fields
 from typing import Any, Protocol, TypeVar
 
 from bd3lm.parsing import SettingsError, did_you_mean, did_you_mean_deeper, named, shown
-from bd3lm.runs.merging import CHECKPOINT, merge
-from bd3lm.runs.presets import ONLY, Stage
+from bd3lm.runs.merging import CHECKPOINT, ONLY, merge
+from bd3lm.runs.presets import Stage
 
 T = TypeVar("T", covariant=True)
 

@@ -12,7 +12,8 @@ from bd3lm.interop import RUN_MODEL
 from bd3lm.io.files import write_atomically
 from bd3lm.parsing import named, shown
 from bd3lm.runs.folders import CHECKPOINTS, RECIPE_FILE, STAGES_FILE, begun_stages
-from bd3lm.runs.presets import ONLY, Stage, preset
+from bd3lm.runs.merging import ONLY
+from bd3lm.runs.presets import Stage, preset
 from bd3lm.runs.reading import read_settings
 from bd3lm.runs.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from bd3lm.runs.settling import settle
@@ -39,6 +40,14 @@ def resolve_stages(
         stages, files = _stages_of(files[0] if files else {}, where=str(config)), []
     where = " with ".join([*([f"preset {name}"] if name else []), *([str(config)] if config else [])])
     return _resolved(stages, [*files, dict(overrides or {})], where or "the recipe", start_from)
+
+
+def resolve_recipes(
+    recipes: Mapping[str, Mapping[str, Any]], overrides: Mapping[str, Any], *, where: str
+) -> list[tuple[str, Recipe]]:
+    """The same of stages that are there as plain values, by their names: flags over these."""
+    stages = [Stage(name, recipe) for name, recipe in recipes.items()]
+    return _resolved(stages, [overrides], where)
 
 
 def _stages_of(settings: Mapping[str, Any], where: str) -> tuple[Stage, ...]:

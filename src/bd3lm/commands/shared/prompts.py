@@ -23,7 +23,7 @@ _BRACES = re.compile(r"\{\{|\}\}|\{(\d+)\}|[{}]")
 Template: TypeAlias = "Sequence[str | Gap]"
 
 
-def read_prompts(source: str) -> list[str]:
+def read_prompts(source: str, flag: str = "--prompts-from") -> list[str]:
     """The prompts in a file, or for - in standard input: one a line, blank lines left out, or JSON lines.
 
     A file called .jsonl is JSON lines, objects with the prompt in their field `prompt`. Standard input has no
@@ -32,13 +32,13 @@ def read_prompts(source: str) -> list[str]:
     where = "standard input" if source == STANDARD_INPUT else source
     try:
         with _opened(source) as text:
-            lines = list(_lines(text, where))
+            lines = list(_lines(text, where, flag))
     except OSError as error:
-        raise ValueError(f"--prompts-from {source} could not be read: {error.strerror or error}") from None
+        raise ValueError(f"{flag} {source} could not be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"--prompts-from must be UTF-8 text, and {where} is not: {error}") from None
+        raise ValueError(f"{flag} must be UTF-8 text, and {where} is not: {error}") from None
     if not lines:
-        raise ValueError(f"--prompts-from must hold at least one prompt, and {where} is empty")
+        raise ValueError(f"{flag} must hold at least one prompt, and {where} is empty")
     is_json = source.endswith(_JSON_LINES) or (
         source == STANDARD_INPUT and _prompt_field(lines[0][1]) is not None
     )
@@ -69,7 +69,7 @@ def _opened(source: str) -> Iterator[IO[str]]:
         text.detach()  # it would close standard input
 
 
-def _lines(text: IO[str], where: str) -> Iterator[tuple[int, str]]:
+def _lines(text: IO[str], where: str, flag: str) -> Iterator[tuple[int, str]]:
     """The lines that are not blank, with their numbers, as far as there may be so many."""
     size = 0
     try:
@@ -78,15 +78,14 @@ def _lines(text: IO[str], where: str) -> Iterator[tuple[int, str]]:
             size += len(line)
             if number > MAX_PROMPTS or size > MAX_CHARACTERS:
                 raise ValueError(
-                    f"--prompts-from must have at most {MAX_PROMPTS:,} lines, of {MAX_CHARACTERS:,} "
+                    f"{flag} must have at most {MAX_PROMPTS:,} lines, of {MAX_CHARACTERS:,} "
                     f"characters together, and {where} has more at line {number:,}"
                 )
             if line.strip():
                 yield number, line
     except DocumentTooLong as error:
         raise ValueError(
-            f"--prompts-from must have prompts of at most {MAX_DOCUMENT:,} characters, and {error.where}, is "
-            "longer"
+            f"{flag} must have prompts of at most {MAX_DOCUMENT:,} characters, and {error.where}, is longer"
         ) from None
 
 

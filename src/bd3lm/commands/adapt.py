@@ -1,0 +1,357 @@
+"""`bd3lm adapt`: make a drafter, a joint model or a block model of a checkpoint."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import FlagCreatePairsOff, Positional, Suppress
+
+from bd3lm.commands.shared.command import Command, flags_of
+from bd3lm.commands.shared.flags import (
+    DeviceFlag,
+    OptionalFloat,
+    OptionalFolder,
+    OptionalInt,
+    named,
+)
+from bd3lm.commands.shared.recipes import check_later_stages, show, without_overrides
+from bd3lm.io.terminal import say
+from bd3lm.words import advice_in_recipes
+
+if TYPE_CHECKING:
+    from bd3lm.data import Corpus, Tokenizer
+    from bd3lm.runs.plan import Run
+    from bd3lm.runs.recipe import Recipe
+
+_OWN = ("own_texts", "own_length", "own_prompts", "own_temperature", "own_top_p", "own_batch")
+_MODEL = "the model comes first, without a flag: bd3lm adapt MODEL --to drafter"
+
+
+@dataclass(frozen=True)
+class Adapt(Command):
+    """Make something else of a checkpoint. `--any.field value` sets any field of its recipes.
+
+    drafter: it stays as it is, to the bit, and learns beside its weights to guess what it will say next.
+    joint: all weights learn to write in blocks, and to go on writing token after token. block: in blocks
+    alone.
+    """
+
+    kind = "adapt"
+
+    model: Positional[Annotated[str | None, named("[MODEL]")]] = None
+    """A run, model folder or hub id."""
+    to: Annotated[Literal["drafter", "joint", "block"] | None, named("{drafter,joint,block}")] = None
+    """What is to become of it."""
+    data: OptionalFolder = None
+    """Train on these token shards, which were prepared with the model's tokenizer."""
+    text: Annotated[tuple[str, ...], named("FILE ...")] = ()
+    """Train on these files or folders of text, which are prepared on the way, in OUT/data."""
+    own: Annotated[bool, FlagCreatePairsOff] = False
+    """Train on texts that the model writes first, to OUT/own.jsonl; with --text on both."""
+    out: OptionalFolder = None
+    """The folder of the run; by default runs/adapt-TO."""
+    steps: OptionalInt = None
+    """Steps of all stages together; by default 1,000."""
+    block_size: OptionalInt = None
+    """Tokens of a block, 4 by default; --to block begins with smaller ones."""
+    masks: OptionalInt = None
+    """Tokens that are drafted in training, 3 by default."""
+    rank: OptionalInt = None
+    """Rank of the additions beside the weights, 64 by default."""
+    aim: Annotated[Literal["hard", "soft", "overlap"] | None, named("{hard,soft,overlap}")] = None
+    """Train a drafter in one stage with this aim; by default soft targets first, and then the overlap."""
+    own_texts: OptionalInt = None
+    """How many texts the model writes; by default as many as the steps read once, if they are long."""
+    own_length: OptionalInt = None
+    """Tokens that each may have, its prompt included; by default those that a step reads at once."""
+    own_prompts: Annotated[str | None, named("FILE")] = None
+    """Their prompts: a line each, or .jsonl with a field prompt; by default a list that comes with bd3lm."""
+    own_temperature: OptionalFloat = None
+    """The temperature that they are written at; 1 by default."""
+    own_top_p: OptionalFloat = None
+    """The nucleus that they are drawn from; 1 by default, which is all."""
+    own_batch: OptionalInt = None
+    """Texts side by side, 64 by default; they do not depend on it."""
+    only_text: Annotated[bool, FlagCreatePairsOff] = False
+    """Write or prepare the text, and stop: OUT/data is then for --data, under torchrun too."""
+    resume: bool = False
+    """Continue the run in --out: by its own recipes, or by the same command."""
+    device: DeviceFlag = None
+    show: bool = False
+    """Print the recipes and the memory that they need, and stop."""
+    overrides: Suppress[tuple[str, ...]] = ()
+    """The words --any.field value, which tyro does not see."""
+
+    @classmethod
+    def set_aside(cls, words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Its own flags for tyro; the --any.field value pairs, wherever they stand, for `overrides`."""
+        kept, overrides = without_overrides(cls, words)
+        return kept, {"overrides": overrides}
+
+    @classmethod
+    def advice(cls, flag: str) -> str | None:
+        return advice_in_recipes(flag)
+
+    def run(self) -> int:
+        from bd3lm.commands.shared.models import check_models, one_model
+
+        check_models([] if self.model is None else [self.model], device=self.device)
+        if self.model is None:
+            return self._go_on()
+        self._check()
+        prompts = self._own_prompts()
+
+        source = str(one_model(self.model))
+        stages = self._stages(source)
+        tokenizer = self._tokenizer(source)
+        if self.show:
+            self._show(stages, source)
+            return 0
+        if self.text or self.own:
+            self._prepare(source, tokenizer, stages, prompts)
+        if self.only_text:
+            return 0
+        return self._train(stages, self._folder)
+
+    @property
+    def _folder(self) -> Path:
+        return self.out or Path("runs") / f"adapt-{self.to}"
+
+    def _go_on(self) -> int:
+        """Continue a run by its own recipes."""
+        from bd3lm.runs.folders import begun_stages, is_run
+
+        if not self.resume or self.out is None:
+            raise ValueError(f"MODEL must be given, or --resume and the --out of a run; {_MODEL}")
+        given = [
+            each.name
+            for each in flags_of(type(self))
+            if each.field not in ("resume", "out", "device", "show", "overrides")
+            and getattr(self, each.field) != each.default
+        ]
+        if given:
+            raise ValueError(f"{given[0]} is for a run that begins with its MODEL, and none was given")
+        if not (is_run(self.out) or begun_stages(self.out)):
+            raise ValueError(
+                f"--resume needs a run to continue, and {self.out} holds none: give the whole command again "
+                "if it got no further than its texts"
+            )
+
+        from bd3lm.runs.recipe import parse_overrides  # which brings torch
+        from bd3lm.runs.stages import saved_stages
+
+        stages = saved_stages(self.out, parse_overrides(self.overrides))
+        check_later_stages(stages)
+        if self.show:
+            show(stages)
+            return 0
+        return self._train(stages, self.out)
+
+    # --- what is asked for ---
+
+    def _check(self) -> None:
+        """Refuse what is known to be wrong before torch is loaded."""
+        from bd3lm.runs.adapting import Choices
+        from bd3lm.runs.folders import check_not_begun
+        from bd3lm.runs.outline import check_outline
+        from bd3lm.runs.presets import Stage
+
+        if self.to is None:
+            raise ValueError("--to must be given: drafter, joint or block")
+        recipes = Choices(to=self.to, **self._chosen).stages()
+        if self.data is not None and (self.text or self.own):
+            other = "--own" if self.own else "--text"
+            raise ValueError(f"--data is text that is prepared already, got {other} too: give one of them")
+        if self.data is None and not (self.text or self.own or self.show):
+            raise ValueError(
+                "there is no text to train on: give --data FOLDER, --text FILE ... or --own, for which the "
+                "model writes it"
+            )
+        if self.data is not None and self.only_text:
+            raise ValueError(f"--only-text is for --text and --own, got --data {self.data}")
+        self._check_own()
+        for file in self.text:
+            if not Path(file).expanduser().exists():
+                raise ValueError(f"--text must be files or folders of text, and {file} does not exist")
+        if self.data is not None and not self.data.expanduser().is_dir():
+            raise ValueError(
+                f"--data must be a folder of token shards, and {self.data} does not exist; --text takes text"
+            )
+        if (self.text or self.own) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError(
+                "--text and --own are for one process: first `bd3lm adapt ... --only-text`, and then under "
+                "torchrun --data with the OUT/data that it wrote"
+            )
+        if not self.resume and not self.show:
+            check_not_begun(self._folder)
+        stages = [Stage(name, recipe) for name, recipe in recipes.items()]
+        check_outline(stages, self.overrides, where=f"adapt --to {self.to}", reads_data=False)
+
+    def _check_own(self) -> None:
+        from bd3lm.limits import check_temperature
+
+        for flag in flags_of(type(self)):
+            value = getattr(self, flag.field)
+            if flag.field in _OWN and value is not None and not self.own:
+                raise ValueError(f"{flag.name} is for --own, got {value} without it")
+        for name, least in (("own_texts", 2), ("own_length", 2), ("own_batch", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+        if self.own_temperature is not None:
+            check_temperature(self.own_temperature, "--own-temperature")
+        if self.own_top_p is not None and not 0.0 < self.own_top_p <= 1.0:
+            raise ValueError(f"--own-top-p must lie in (0, 1], got {self.own_top_p}")
+
+    def _own_prompts(self) -> list[str] | None:
+        from bd3lm.commands.shared.prompts import read_prompts
+
+        return None if self.own_prompts is None else read_prompts(self.own_prompts, flag="--own-prompts")
+
+    @property
+    def _chosen(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("steps", "block_size", "masks", "rank", "aim")}
+
+    def _stages(self, source: str) -> "list[tuple[str, Recipe]]":
+        """The recipes, checked against the model that they start from."""
+        from bd3lm import interop
+        from bd3lm.runs.adapting import DATA, Choices, check_can_become
+        from bd3lm.runs.merging import merge
+        from bd3lm.runs.plan import check_start
+        from bd3lm.runs.recipe import parse_overrides
+        from bd3lm.runs.stages import resolve_recipes
+
+        overrides = parse_overrides(self.overrides)
+        if "start_from" in overrides:
+            raise ValueError(f"--start_from is MODEL here, {_MODEL}")
+        if "path" in overrides.get("data", {}):
+            raise ValueError("--data.path is --data here, or --text FILE ... or --own")
+        config = interop.config_of(interop.resolve(source))
+        choices = Choices(to=str(self.to), most_context=config.network.context, **self._chosen)
+        data = str(self.data or (self._folder / "data" if self.text or self.own else DATA))
+        recipes = {name: merge(recipe, {"data": {"path": data}}) for name, recipe in choices.stages().items()}
+        first = next(iter(recipes))
+        recipes[first] = merge(recipes[first], {"start_from": source})
+        stages = resolve_recipes(recipes, overrides, where=f"adapt --to {self.to}")
+        check_later_stages(stages)
+        check_can_become(config, source, stages[0][1])
+        for _, recipe in stages:
+            check_start(recipe, source, reads=self.data is not None)
+        return stages
+
+    def _tokenizer(self, source: str) -> "Tokenizer | None":
+        """The model's own, which text is prepared with."""
+        from bd3lm import interop
+
+        if not (self.text or self.own):
+            return None
+        path = interop.resolve(source)
+        tokenizer = interop.tokenizer_for(path, interop.config_of(path))
+        if tokenizer is None:
+            raise ValueError(
+                f"{source} was saved without a tokenizer, which --text and --own need: prepare text with the "
+                "right one, and give it as --data"
+            )
+        return tokenizer
+
+    def _show(self, stages: "Sequence[tuple[str, Recipe]]", source: str) -> None:
+        from bd3lm.runs.plan import memory_of
+
+        for name, recipe in stages:
+            say(f"# {name}: at least {memory_of(recipe, source)}")
+        show(stages)
+
+    # --- the text ---
+
+    def _prepare(
+        self,
+        source: str,
+        tokenizer: "Tokenizer | None",
+        stages: "Sequence[tuple[str, Recipe]]",
+        prompts: list[str] | None,
+    ) -> None:
+        """Write and tokenize what is to be read."""
+        from bd3lm.commands.shared.skipped import say_skipped
+        from bd3lm.data import FileCorpus, IdsOf, JoinedCorpus, prepare
+
+        assert tokenizer is not None
+        files: list[Corpus] = [FileCorpus(file) for file in self.text]
+        parts = files
+        if self.own:
+            own = self._written(source, stages, prompts)
+            parts = [own, *(IdsOf(each, tokenizer) for each in files)]
+        corpus = JoinedCorpus(parts)
+        say_skipped(corpus)
+        folder = self._folder / "data"
+        shards = prepare(corpus, tokenizer, folder, eos_between_documents=not corpus.holds_ids)
+        counts = (f"{name} {shards.split(name).tokens:,}" for name in shards.splits)
+        say(f"text in {folder}: {', '.join(counts)} tokens")
+
+    def _written(
+        self, source: str, stages: "Sequence[tuple[str, Recipe]]", prompts: list[str] | None
+    ) -> "Corpus":
+        """The model's own texts, written if they are not there."""
+        import torch
+
+        from bd3lm import interop
+        from bd3lm.commands.shared.progress import tracked
+        from bd3lm.commands.shared.records import weights_digest
+        from bd3lm.commands.shared.writing import sampling_dtype
+        from bd3lm.io.console import Console
+        from bd3lm.lm import load
+        from bd3lm.models.devices import pick_device
+        from bd3lm.runs.own_texts import Author, OwnTexts, Writing
+
+        recipe = stages[0][1]
+        path = interop.resolve(source)
+        dtype = sampling_dtype(None, self.device)
+        model = load(path, device=pick_device(self.device), dtype=getattr(torch, dtype) if dtype else None)
+        if "causal" in model.record.method.laws and self.to != "block":
+            model = model.with_law("causal")  # that which drafts are for, and which a joint model is to keep
+        length = self.own_length or recipe.data.context
+        read = sum(each.train.steps * each.train.global_batch * each.data.context for _, each in stages)
+        writing = Writing(
+            texts=self.own_texts or max(2, -(-read // length)),
+            length=length,
+            temperature=1.0 if self.own_temperature is None else self.own_temperature,
+            top_p=1.0 if self.own_top_p is None else self.own_top_p,
+            seed=recipe.train.seed,
+            batch_size=self.own_batch or 64,
+        )
+        file = self._folder / "own.jsonl"
+        author = Author(model, weights_digest(path), writing, file, prompts=prompts)
+        if left := len(author.left):
+            say(f"{source} writes {left:,} of {writing.texts:,} texts to {file}")
+        for _ in tracked(author.write(), "writing texts", total=left, console=Console()):
+            pass
+        return OwnTexts(file)
+
+    # --- training ---
+
+    def _train(self, stages: "Sequence[tuple[str, Recipe]]", out: Path) -> int:
+        from bd3lm.runs.train import train_stages
+
+        runs = train_stages(stages, out, resume=self.resume, device=self.device)
+        last = runs[-1]
+        if last.trainer.stopped_by == "signal":
+            return 130
+        if last.trainer.engine.is_main:
+            _say_what_it_is(last, out)
+        return 0
+
+
+def _say_what_it_is(run: "Run", out: Path) -> None:
+    """Where the model lies, the law that it writes in, and what to do next."""
+    method = run.config.method
+    say(f"wrote {run.out / 'model'}")
+    law = f"it writes under the {method.default_law} law"
+    if run.config.base is not None:
+        law += f", which is that of {run.config.base.source} to the bit"
+    elif others := [each for each in method.laws if each != method.default_law]:
+        law += f", and has the {others[0]} law too"
+    say(law)
+    say(f"next: bd3lm sample {out}")
+    if run.config.base is not None or len(method.laws) > 1:
+        say(f"      bd3lm acceptance {out}, how often its drafts are accepted")

@@ -1,0 +1,57 @@
+"""What commands that train have in common: `--any.field value` among their own flags, and their stages."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bd3lm.commands.shared.command import Command, flags_of
+from bd3lm.io.terminal import say
+
+if TYPE_CHECKING:
+    from bd3lm.runs.recipe import Recipe
+
+
+def without_overrides(command: type[Command], words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """A command's own words, and the --any.field value pairs, wherever they stand."""
+    flags = flags_of(command)
+    opposites = [f"--no-{each.name.removeprefix('--')}" for each in flags if each.has_opposite]
+    own = {"--help", *(each.name for each in flags), *opposites}
+    kept: list[str] = []
+    overrides: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--") or word.partition("=")[0] in own:
+            kept.append(word)
+            continue
+        overrides.append(word)
+        if "=" not in word and rest and not rest[0].startswith("--"):
+            overrides.append(rest.pop(0))
+    return kept, tuple(overrides)
+
+
+def check_later_stages(stages: "Sequence[tuple[str, Recipe]]") -> None:
+    """Refuse what stages after the first would ignore: a start, and other processes."""
+    (first, one), *later = stages
+    earlier = [first]
+    for name, recipe in later:
+        if recipe.start_from not in (None, one.start_from, *earlier):
+            raise ValueError(
+                f"{name}.start_from must be an earlier stage ({', '.join(earlier)}), by default the last of "
+                f"them, got {recipe.start_from}; --from {recipe.start_from} runs the last stage alone, from "
+                "there"
+            )
+        earlier.append(name)
+        if recipe.parallel != one.parallel:
+            raise ValueError(
+                f"parallel must be the same for all stages, which share their processes, got {one.parallel} "
+                f"for {first} and {recipe.parallel} for {name}: give --parallel, without a stage"
+            )
+
+
+def show(stages: "Sequence[tuple[str, Recipe]]") -> None:
+    """Print the recipes as a file that --config takes."""
+    import yaml
+
+    from bd3lm.runs.stages import stages_to_dict
+
+    say(yaml.safe_dump(stages_to_dict(stages), sort_keys=False).rstrip("\n"))

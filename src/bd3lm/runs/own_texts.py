@@ -1,0 +1,243 @@
+"""Texts that a checkpoint writes itself, to be trained on: from prompts, each by a seed of its own.
+
+They are lines of JSON, with the token ids as they were written. The first line says by what: the weights, the
+prompts, how many and how. An interrupted writing goes on with the texts that lack. Since each depends on its
+own prompt and seed alone, the file is in the end the same, byte for byte.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bd3lm.data import Corpus
+from bd3lm.data.chat import user_message
+from bd3lm.data.corpus import digest
+from bd3lm.diffusion import derive_seed
+from bd3lm.io.files import only_writer, replacing
+from bd3lm.lm import Generation, LanguageModel, Settings
+from bd3lm.sampling import Event, Stopped
+
+HELD_OUT_SHARE = 0.05
+_FORMAT = "bd3lm-own-texts"
+_INSTRUCTIONS, _BEGINNINGS = "instructions.txt", "beginnings.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """How many texts, and how they are written."""
+
+    texts: int
+    length: int
+    """Tokens that a text may have, its prompt included."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    batch_size: int = 64
+    """Texts side by side, which changes none of them."""
+
+    def __post_init__(self) -> None:
+        if self.texts < 2:
+            raise ValueError(f"texts must be at least 2, of which one is held out, got {self.texts}")
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(
+            length=self.length,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            batch_size=self.batch_size,
+        )
+
+
+def builtin_prompts(*, chat: bool) -> list[str]:
+    """Prompts that come with this package: what one may ask an assistant, or how texts may begin."""
+    file = files("bd3lm.runs").joinpath("prompts", _INSTRUCTIONS if chat else _BEGINNINGS)
+    return [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+
+
+class OwnTexts(Corpus):
+    """The texts in a file that is complete; the last of them are held out."""
+
+    name = "own texts"
+    splits = ("train", "valid")
+    holds_ids = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            self._head = _head(file.readline(), path)
+
+    @property
+    def fingerprint(self) -> str:
+        return digest(self._head)
+
+    @property
+    def description(self) -> str:
+        return (
+            f"{self._head['texts']:,} texts by the model {self._head['weights'][:12]} (temperature "
+            f"{self._head['temperature']:g}, top_p {self._head['top_p']:g})"
+        )
+
+    def documents(self, split: str) -> Iterator[str]:
+        self.check_split(split)
+        first = self._head["texts"] - self._held_out
+        with self.path.open("rb") as file:
+            next(file)
+            for number, line in enumerate(file):
+                if (number >= first) == (split == "valid"):
+                    yield json.dumps(_text(line, self.path)["tokens"])
+
+    def count(self, split: str) -> int:
+        return self._held_out if split == "valid" else self._head["texts"] - self._held_out
+
+    @property
+    def _held_out(self) -> int:
+        return max(1, round(HELD_OUT_SHARE * self._head["texts"]))
+
+
+class Author:
+    """Writes the texts of a file: those that it does not hold yet."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        weights: str,
+        writing: Writing,
+        path: Path,
+        *,
+        prompts: Sequence[str] | None = None,
+    ) -> None:
+        self.model, self.writing, self.path = model, writing, path
+        self._template = None if model.tokenizer is None else model.tokenizer.chat_template
+        prompts = prompts or builtin_prompts(chat=self._template is not None)
+        self._partial = path.with_name(path.name + ".partial")
+        self._texts = [prompts[index % len(prompts)] for index in range(writing.texts)]
+        self._prompts = self._as_model_takes(self._texts)
+        said = {name: value for name, value in asdict(writing).items() if name != "batch_size"}
+        self._head: dict[str, Any] = {
+            "format": _FORMAT,
+            "weights": weights,
+            "law": model.law,
+            "dtype": str(model.network.dtype).removeprefix("torch."),
+            "prompts": digest([list(prompts), self._prompts[: len(prompts)]]),
+            **said,
+        }
+
+    def _as_model_takes(self, texts: Sequence[str]) -> list[Any]:
+        """Each as one message of a conversation, where the model has a template for these."""
+        tokenizer, template = self.model.tokenizer, self._template
+        if tokenizer is None or template is None:
+            return list(texts)
+        found = {text: user_message(template, text, tokenizer) for text in dict.fromkeys(texts)}
+        return [found[text] for text in texts]
+
+    @cached_property
+    def left(self) -> list[int]:
+        """The texts that are not written yet."""
+        if self.path.is_file():
+            with self.path.open("rb") as file:
+                self._require_same(_head(file.readline(), self.path), self.path)
+            return []
+        written: set[int] = set()
+        if self._partial.is_file():
+            with self._partial.open("rb") as file:
+                first = file.readline()
+                written = {_text(line, self._partial)["index"] for line in file if line.endswith(b"\n")}
+            if written:
+                self._require_same(_head(first, self._partial), self._partial)
+        return [index for index in range(self.writing.texts) if index not in written]
+
+    def write(self) -> Iterator[None]:
+        """Write what is left, a step a text; at the end the file is there."""
+        if self.path.is_file():
+            return
+        events = self._events()  # which refuses prompts that are too long, before anything is written
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._partial.open("a+b") as file, only_writer(self._partial):
+            self._mend(file)
+            for event in events:
+                if isinstance(event, Stopped):
+                    index = self.left[event.sample.index]
+                    file.write(_line(self._record(index, self.model.generation(event.sample))))
+                    file.flush()
+                    yield
+            self._finish(file)
+
+    def _mend(self, file: BinaryIO) -> None:
+        """Drop a line that was cut off, and begin a file that holds no text."""
+        file.seek(0)
+        whole = [len(line) for line in file if line.endswith(b"\n")]
+        file.truncate(sum(whole) if len(whole) > 1 else 0)
+        if len(whole) < 2:
+            file.write(_line(self._head))
+
+    def _events(self) -> Iterator[Event]:
+        if not self.left:
+            return iter(())
+        seeds = [derive_seed(self.writing.seed, "text", index) for index in self.left]
+        prompts = [self._prompts[index] for index in self.left]
+        return self.model.stream(prompts, self.writing.settings, seeds=seeds, watch=False)
+
+    def _record(self, index: int, text: Generation) -> dict[str, Any]:
+        return {
+            "index": index,
+            "prompt": self._texts[index],
+            "seed": text.sample.seed,
+            "stopped_by": text.stopped_by,
+            "tokens": text.tokens,
+            "text": text.completion,
+        }
+
+    def _finish(self, file: BinaryIO) -> None:
+        """The texts in their order, whatever the order in which they came, under the file's own name."""
+        file.seek(0)
+        places: dict[int, int] = {}
+        place = len(file.readline())
+        for line in file:
+            places[_text(line, self._partial)["index"]] = place
+            place += len(line)
+        with replacing(self.path) as temporary, temporary.open("wb") as whole:
+            whole.write(_line(self._head))
+            for index in range(self.writing.texts):
+                file.seek(places[index])
+                whole.write(file.readline())
+        os.unlink(self._partial)
+
+    def _require_same(self, head: dict[str, Any], path: Path) -> None:
+        changed = [name for name, value in self._head.items() if head.get(name) != value]
+        if changed:
+            differences = "; ".join(
+                f"{name} {head.get(name)!r:.20}, not {self._head[name]!r:.20}" for name in changed
+            )
+            raise ValueError(f"{path} holds texts of another writing ({differences}): give another --out")
+
+
+def _line(values: dict[str, Any]) -> bytes:
+    return json.dumps(values, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _head(line: bytes, path: Path) -> dict[str, Any]:
+    head = _values(line)
+    if head.get("format") != _FORMAT:
+        raise ValueError(f"{path} must begin with a line of format {_FORMAT}, got {line[:80]!r}")
+    return head
+
+
+def _text(line: bytes, path: Path) -> dict[str, Any]:
+    text = _values(line)
+    if not isinstance(text.get("index"), int) or not isinstance(text.get("tokens"), list):
+        raise ValueError(f"{path} must hold a text a line, with its index and tokens, got {line[:80]!r}")
+    return text
+
+
+def _values(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
