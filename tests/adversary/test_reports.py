@@ -228,7 +228,7 @@ def damage(run: Path, chance: random.Random) -> Path:
 
 
 @pytest.mark.sweep(10)
-@pytest.mark.parametrize("batch", range(80))
+@pytest.mark.parametrize("batch", range(60))
 def test_a_damaged_file_is_a_page_that_parses_or_one_clear_line(batch, reported, tmp_path, capsys):
     """20 seeds a batch."""
     run = Path(shutil.copytree(reported, tmp_path / "demo"))
