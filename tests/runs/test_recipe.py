@@ -396,7 +396,7 @@ def test_a_text_that_was_written_is_read_as_one(text, tmp_path):
     ("content", "said"),
     [
         (None, "config must be a YAML file, got {file}, which does not exist"),
-        (b"train: caf\xe9", "{file} must be text in UTF-8, got a file that is not"),
+        (b"train: caf\xe9", "{file} must be UTF-8 text: "),
         (b"train: [", "{file} is not YAML"),
         (b"- train", "{file} must hold a mapping of settings, got list"),
     ],
