@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -40,3 +42,33 @@ def test_a_stop_is_known_whatever_becomes_of_its_exception(
 def test_an_error_is_no_stop_where_no_signal_came() -> None:
     with signals_raise():
         assert stop_behind(ValueError("x")) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_is_dropped_comes_again_however_busy_the_machine_is(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also where it comes before the place is left in which exceptions are dropped."""
+    start = threading.Timer.start
+
+    def slowly(timer: threading.Timer) -> None:
+        start(timer)
+        if len(starts) < 2:
+            starts.append(timer)
+            time.sleep(0.1)
+
+    class Lost:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)
+
+    starts: list[threading.Timer] = []
+    monkeypatch.setattr(threading.Timer, "start", slowly)
+
+    def work() -> None:
+        Lost()
+        time.sleep(5)
+
+    with signals_raise(), pytest.raises(KeyboardInterrupt):
+        work()
+    assert len(starts) == 2
+    assert capfd.readouterr().err == ""

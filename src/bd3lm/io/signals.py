@@ -14,6 +14,9 @@ _SOON = 0.01  # seconds
 _raised: list[KeyboardInterrupt] = []
 """What signals have raised, also where something on its way made another error of it and told nobody."""
 
+_dropping: list[None] = []
+"""Holds something while Python drops an exception, and whatever is raised then."""
+
 
 class Terminated(KeyboardInterrupt):
     """What SIGTERM raises. It is a KeyboardInterrupt, so that whatever Ctrl-C cleans up this does too."""
@@ -50,12 +53,18 @@ def signals_raise() -> Iterator[None]:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
+    if _dropping:
+        _send_soon(number)
+        return
     signal.signal(number, signal.SIG_DFL)
     _raised.append(Terminated())
     raise _raised[-1]
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    if _dropping:
+        _send_soon(number)
+        return
     _raised.append(KeyboardInterrupt())
     raise _raised[-1]
 
@@ -63,14 +72,23 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _raise_again(
     dropped: "sys.UnraisableHookArgs", report: Callable[["sys.UnraisableHookArgs"], object]
 ) -> None:
-    """What Python calls with an exception that it drops: the signal comes again when that place is left."""
+    """What Python calls with an exception that it drops: the signal comes again when that place is left.
+
+    What is raised in here is dropped too, so that on a busy machine it may have to come more than once.
+    """
     if not issubclass(dropped.exc_type, KeyboardInterrupt):
         report(dropped)
         return
+    _dropping.append(None)
     number = signal.SIGINT
     if issubclass(dropped.exc_type, Terminated):
         number = signal.SIGTERM
         signal.signal(number, _raise)
+    _send_soon(number)
+    _dropping.clear()
+
+
+def _send_soon(number: int) -> None:
     again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
     again.daemon = True
     again.start()
