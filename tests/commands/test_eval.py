@@ -684,4 +684,7 @@ def test_a_run_on_framed_sequences_is_measured_on_such_whatever_the_text(data, t
     assert "5 sequences of 16, 75 tokens scored" in printed
     (tmp_path / "short.txt").write_text("too short")
     error = refused(capsys, str(out), "--data", str(tmp_path / "short.txt"))
-    assert "one sequence of 14 tokens, the network's context less BOS and EOS (or give --context), got 10" in error
+    assert (
+        "one sequence of 14 tokens, the network's context less BOS and EOS (or give --context), got 10"
+        in error
+    )
