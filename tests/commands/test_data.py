@@ -94,7 +94,7 @@ def test_held_out_counts_from_1_and_shares_below(tmp_path: Path, held_out: str, 
 def test_the_default_tokenizer_is_named_where_the_hub_is_out_of_reach(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bd3lm.data.tokenizers.unresolved_hub", lambda: "huggingface.co")
+    monkeypatch.setattr("bd3lm.data.tokenizer_files.unresolved_hub", lambda: "huggingface.co")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     source = write_jsonl(tmp_path / "a.jsonl", random_texts(4))
     assert data("prepare", source, tmp_path / "out") == 1

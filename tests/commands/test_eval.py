@@ -79,6 +79,23 @@ def test_text_is_wrapped_and_scored_as_by_hand(block_size, eos, tmp_path):
     assert record["settings"]["eos_between_documents"] is eos
 
 
+@pytest.mark.parametrize("context", [8, 12])
+def test_sequences_may_be_shorter_than_the_context(context, tmp_path):
+    """Of a network that reads 128,000 tokens few texts are as long."""
+    subject = Subject.open(saved(of_bytes(4), tmp_path / "model"), device="cpu")
+    file = str(documents(tmp_path))
+    record = measure_perplexity(subject, Eval(context=context), file, console=QUIET)
+    with open_sequences(subject, file) as text:
+        stream = text.rows.shards.read(text.split, 0, record["result"]["sequences"] * context)
+    rows = torch.from_numpy(np.array(stream, np.int64)).view(-1, context)
+    scores = subject.model.log_likelihood(rows, batch_size=64)
+    tokens = sum(each.tokens for each in scores)
+    assert record["settings"]["context"] == context
+    assert record["result"]["tokens"] == tokens == len(rows) * (context - 1)
+    nats = -sum(each.log_p for each in scores) / tokens
+    assert record["result"]["figures"][0]["nats"] == pytest.approx(nats, rel=1e-5)
+
+
 def test_batches_change_nothing_and_a_limit_takes_the_first(tmp_path):
     subject = Subject.open(saved(of_bytes(4), tmp_path / "model"), device="cpu")
     file = str(documents(tmp_path))
@@ -419,7 +436,10 @@ def test_too_little_text_is_refused(tmp_path, capsys):
     short = tmp_path / "short.txt"
     short.write_text("too short")
     error = refused(capsys, str(folder), "--data", str(short))
-    assert "must hold at least one sequence of 16 tokens, the network's context, got 10 tokens" in error
+    assert (
+        "must hold at least one sequence of 16 tokens, the network's context (or give --context), got 10"
+        in error
+    )
     empty = tmp_path / "empty.txt"
     empty.write_text("")
     assert "has no documents" in refused(capsys, str(folder), "--data", str(empty))
@@ -447,6 +467,9 @@ def test_ssd_lm_has_no_likelihood(tmp_path, capsys):
         (["--sequences", "0"], "sequences must be at least 1, got 0"),
         (["--lean", "-1"], "lean must be a number from 0 to 1e6, got -1.0"),
         (["--lean", "2", "--estimator", "nelbo"], "for an order that leans (lean 2), got 'nelbo'"),
+        (["--context", "0"], "--context must be at least 1, got 0"),
+        (["--context", "10"], "--context must lie in 4..16, the context of "),
+        (["--context", "20"], "--context must lie in 4..16, the context of "),
         (["--replicates", "0"], "replicates must be at least 1, got 0"),
         (["--replicates", "2"], "replicates must be 1 for exact, which draws nothing, got 2"),
         (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
@@ -661,4 +684,7 @@ def test_a_run_on_framed_sequences_is_measured_on_such_whatever_the_text(data, t
     assert "5 sequences of 16, 75 tokens scored" in printed
     (tmp_path / "short.txt").write_text("too short")
     error = refused(capsys, str(out), "--data", str(tmp_path / "short.txt"))
-    assert "one sequence of 14 tokens, the network's context less BOS and EOS, got 10" in error
+    assert (
+        "one sequence of 14 tokens, the network's context less BOS and EOS (or give --context), got 10"
+        in error
+    )

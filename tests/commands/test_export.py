@@ -118,6 +118,15 @@ class TestTransformers:
         assert again.record == model.record
         assert_same(again.network, model.to(dtype="bfloat16").network)
 
+    @pytest.mark.parametrize(("layout", "law"), [("huggingface", ", causal law"), ("transformers", "")])
+    def test_of_a_joint_model_the_law_that_is_written_is_said(self, layout, law, tmp_path, capsys) -> None:
+        model = llama_of_bytes()
+        method = BlockDiffusionMethod(block_size=4, joint=True, causal_clean=True)
+        record = replace(model.record, method=method)
+        LanguageModel(model.network, record, BYTES).save_pretrained(tmp_path / "ours")
+        assert main(["export", str(tmp_path / "ours"), str(tmp_path / "out"), "--to", layout]) == 0
+        assert f"for {layout}: block diffusion, blocks of 4{law}, " in capsys.readouterr().out
+
     def test_of_a_joint_model_the_block_law_is_written(self, tmp_path: Path) -> None:
         network, record = of_bytes(4, causal_clean=True).network, of_bytes(4, causal_clean=True).record
         method = replace(record.method, joint=True, law="causal")

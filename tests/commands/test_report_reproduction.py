@@ -42,6 +42,9 @@ def test_what_was_measured_with_the_defaults_needs_no_flag():
 def test_a_perplexity():
     plain = parsed(perplexity(("exact", 2.0)))
     assert (plain.models, plain.data, plain.estimator, plain.split) == (("a",), (), "exact", None)
+    own = recipe()["data"]["context"]
+    assert "--context" not in typed(perplexity(("exact", 2.0), settings={"context": own}))
+    assert parsed(perplexity(("exact", 2.0), settings={"context": own - 1})).context == own - 1
     settings = {"split": "test", "replicates": 3, "limit": 8, "seed": 5, "batch_size": 2, "field": "body"}
     other = perplexity(
         ("bound", 2.0),

@@ -293,7 +293,7 @@ def test_a_vocabulary_with_gaps_gets_no_mask(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _hub_resolves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bd3lm.data.tokenizers.unresolved_hub", lambda: None)
+    monkeypatch.setattr("bd3lm.data.tokenizer_files.unresolved_hub", lambda: None)
 
 
 def test_a_hub_name_fetches_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +348,7 @@ def test_a_tokenizer_in_the_cache_is_used_where_the_hub_is_out_of_reach(
         assert local_files_only
         return str(tmp_path / file)
 
-    monkeypatch.setattr("bd3lm.data.tokenizers.unresolved_hub", lambda: "huggingface.co")
+    monkeypatch.setattr("bd3lm.data.tokenizer_files.unresolved_hub", lambda: "huggingface.co")
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     assert load_tokenizer("someone/gpt") == load_tokenizer(tmp_path)
 

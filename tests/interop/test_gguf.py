@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 import bd3lm
 from bd3lm import interop
-from bd3lm.data import load_tokenizer
+from bd3lm.cli import main
+from bd3lm.data import load_corpus, load_tokenizer, prepare
 from bd3lm.interop import gguf as gguf_room
 from bd3lm.interop.gguf_file import GGUFFile
 from bd3lm.models import Causal
@@ -313,6 +315,50 @@ def test_a_tokenizer_that_is_named_takes_the_mask_of_the_model(tmp_path: Path) -
     write(tmp_path / "small.gguf", tiny("llama", vocab_size=300))
     with pytest.raises(ValueError, match="must have at most the 300 tokens of its model, got "):
         bd3lm.load(tmp_path / "small.gguf", device="cpu", tokenizer=tmp_path / "tok")
+
+
+def with_tokenizer(path: Path, *, vocabulary: int = 430) -> Path:
+    theirs = tiny("llama", vocab_size=vocabulary)
+    write(path, theirs, extra=lambda writer: add_tokenizer(writer, "llama-bpe"))
+    return path
+
+
+def test_a_file_names_the_tokenizer_in_it(tmp_path: Path) -> None:
+    file = with_tokenizer(tmp_path / "m.gguf")
+    model = bd3lm.load(file, device="cpu")
+    assert interop.load_tokenizer(file) == model.tokenizer
+    write(tmp_path / "bare.gguf", tiny("llama", vocab_size=430))
+    with pytest.warns(UserWarning, match="name the model's own"):
+        assert bd3lm.load(tmp_path / "bare.gguf", device="cpu").tokenizer is None
+    named = bd3lm.load(tmp_path / "bare.gguf", device="cpu", tokenizer=file)
+    assert named.tokenizer == model.tokenizer
+    with (
+        pytest.warns(UserWarning, match="name the model's own"),
+        pytest.raises(ValueError, match=r"tokenizer must be one that bd3lm reads, got that of .*bare\.gguf"),
+    ):
+        interop.load_tokenizer(tmp_path / "bare.gguf")
+
+
+def test_training_goes_on_from_a_file_on_text_in_its_own_tokens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, data = with_tokenizer(tmp_path / "m.gguf"), tmp_path / "data"
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(random_texts(60)))
+    words = ["data", "prepare", str(text), "--tokenizer", str(file)]
+    assert main([*words[:3], str(data), *words[3:]]) == 0
+    train = ["train", "demo-ar", "--from", str(file), "--network.size", "checkpoint", "--data.context", "16"]
+    train += ["--train.steps", "1", "--train.global_batch", "2", "--device", "cpu"]
+    assert main([*train, "--data.path", str(data), "--out", str(tmp_path / "run")]) == 0
+    trained = bd3lm.load(tmp_path / "run", device="cpu")
+    assert trained.tokenizer == bd3lm.load(file, device="cpu").tokenizer
+    other = replace(trained.tokenizer, eos_id=0)  # as many tokens, which mean something else
+    prepare(load_corpus(str(text)), other, tmp_path / "other", progress=False)
+    capsys.readouterr()
+    assert main([*train, "--data.path", str(tmp_path / "other"), "--out", str(tmp_path / "no")]) == 1
+    said = capsys.readouterr().err
+    assert "has a tokenizer of its own, and" in said
+    assert f"--tokenizer {file}` and train on it" in said
 
 
 @pytest.mark.parametrize(

@@ -225,8 +225,29 @@ def test_another_shape_is_refused_with_the_flag_that_gives_it(data, ar, tmp_path
     flag = "--network.size checkpoint takes the network from there$"
     with pytest.raises(ValueError, match=rf"parameters differ .*; {flag}"):
         build(data, tmp_path, BLOCK, {"start_from": str(ar), "network": {"hidden": 32}})
-    with pytest.raises(ValueError, match=rf"whose heads are {heads} and not {2 * heads}; {flag}"):
+    with pytest.raises(ValueError, match=rf"whose heads are {heads} and not {2 * heads};.* {flag}"):
         build(data, tmp_path, BLOCK, {"start_from": str(ar), "network": {"heads": 2 * heads}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rotary_base": 500.0}, r"whose rotary_base is 10000\.0 and not 500\.0"),
+        ({"norm_eps": 1e-3}, r"whose norm_eps is 1e-05 and not 0\.001"),
+        (
+            {"rotary_scaling": {"kind": "linear", "factor": 2.0}},
+            r"whose rotary_scaling is None and not Linear",
+        ),
+    ],
+)
+def test_another_network_of_the_same_parameters_is_refused(changes, said, data, ar, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        build(data, tmp_path, {"start_from": str(ar), "network": changes})
+
+
+def test_another_dropout_is_no_other_network(data, ar, tmp_path):
+    run = build(data, tmp_path, {"start_from": str(ar), "network": {"dropout": 0.3}})
+    assert run.config.network.dropout == 0.3
 
 
 def test_another_tokenizer_is_refused(data, ar, tmp_path):

@@ -31,8 +31,8 @@ class Prepare:
     out: NewFolder
     """The folder to write."""
     tokenizer: Annotated[str | None, named("TOKENIZER")] = None
-    """A folder with tokenizer.json, a run, box, a name on the hub, or bytes; by default the paper's for the
-    corpus."""
+    """A folder with tokenizer.json, a run, a GGUF file, box, a name on the hub, or bytes; by default the
+    paper's for the corpus."""
     workers: int = 1
     """Processes that tokenize."""
     eos: bool = True
@@ -80,7 +80,7 @@ class Prepare:
         return 0
 
     def _tokenizer(self) -> "Tokenizer":
-        from bd3lm.data import load_tokenizer
+        from bd3lm.interop import load_tokenizer
 
         if self.tokenizer is not None:
             return load_tokenizer(self.tokenizer)

@@ -47,6 +47,8 @@ class Likelihoods(Command):
     paper's for LM1B. A run knows how it was trained."""
     sequences: OptionalInt = None
     """Measure only this many, from the beginning."""
+    context: OptionalInt = None
+    """Tokens of each sequence, up to the network's context, which they are by default."""
     seed: int = 0
     batch_size: int = 16
     """Sequences side by side."""
@@ -67,7 +69,12 @@ class Likelihoods(Command):
         if not self.models:
             raise ValueError("models must name at least one run, model folder, GGUF file or hub id, got none")
         check_models(self.models, device=self.device, lean=self.lean)
-        check_counts(replicates=self.replicates, batch_size=self.batch_size, sequences=self.sequences)
+        check_counts(
+            replicates=self.replicates,
+            batch_size=self.batch_size,
+            sequences=self.sequences,
+            context=self.context,
+        )
         check_texts(texts, self.field)
 
     def subjects(self) -> "list[Subject]":
@@ -187,6 +194,7 @@ def measure_perplexity(
         eos_between_documents=eos_between_documents,
         bos_eos=flags.bos_eos,
         limit=flags.sequences,
+        context=flags.context,
     ) as text:
         batches = tracked(
             text.batches(subject, flags.batch_size),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bd3lm.data import Tokenizer
-    from bd3lm.methods import LanguageModelConfig
+    from bd3lm.methods import LanguageModelConfig, Law
     from bd3lm.models import Network
 
 Layout = Literal["huggingface", "transformers", "sdar", "reference"]
@@ -50,7 +50,9 @@ class Export(Command):
         tokenizer = interop.tokenizer_for(path, config)
         _WRITERS[self.to](network, config, tokenizer, self.out)
         parameters = sum(p.numel() for p in network.parameters())
-        say(f"wrote {self.out} for {self.to}: {config.title}, {parameters:,} parameters")
+        law = _LAWS.get(self.to, config.method.default_law)
+        written = config.under(law) if law in config.method.laws else config
+        say(f"wrote {self.out} for {self.to}: {written.title}, {parameters:,} parameters")
         return 0
 
 
@@ -93,6 +95,8 @@ def _to_sdar(
         say(note, to=sys.stderr)
 
 
+# Of a joint model, which has both.
+_LAWS: "dict[str, Law]" = {"huggingface": "causal", "transformers": "block"}
 _WRITERS = {
     "huggingface": _to_huggingface,
     "transformers": _to_transformers,

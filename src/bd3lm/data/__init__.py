@@ -9,7 +9,8 @@ from bd3lm.data.ordered import OrderedBatches
 from bd3lm.data.prepare import prepare
 from bd3lm.data.shards import TokenShards
 from bd3lm.data.stream import BatchStream
-from bd3lm.data.tokenizers import Tokenizer, byte_tokenizer, load_tokenizer, saved_tokenizer, train_bpe
+from bd3lm.data.tokenizer_files import load_tokenizer, saved_tokenizer
+from bd3lm.data.tokenizers import Tokenizer, byte_tokenizer, train_bpe
 from bd3lm.data.topics import PydocCorpus
 from bd3lm.data.verify import Verdict, verify
 from bd3lm.data.wrap import WrappedTokens

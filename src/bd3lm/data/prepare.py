@@ -40,7 +40,8 @@ from bd3lm.data.shards import (
     load_lengths,
     open_shard,
 )
-from bd3lm.data.tokenizers import CONFIG_FILE, Tokenizer, load_tokenizer
+from bd3lm.data.tokenizer_files import load_tokenizer
+from bd3lm.data.tokenizers import CONFIG_FILE, Tokenizer
 from bd3lm.io.console import Console
 from bd3lm.io.files import (
     AtomicFile,

@@ -29,7 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
-from bd3lm.data.tokenizers import Tokenizer, saved_tokenizer
+from bd3lm.data.tokenizer_files import saved_tokenizer
+from bd3lm.data.tokenizers import Tokenizer
 from bd3lm.io.files import local_path, write_atomically
 from bd3lm.io.verified import VerifiedFile
 

@@ -17,10 +17,9 @@ Three rules hold for every tokenizer here:
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,19 +30,11 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bd3lm.data.checkpoints import (
     TEMPLATE_KEY,
-    Checkpoint,
-    ReadFile,
     begins_with,
-    chat_template,
-    find_checkpoint,
-    read_object,
     with_begin,
 )
-from bd3lm.data.guarded import check_size, in_one_line, is_plain, panics_unsaid, patterns, watched
-from bd3lm.io.files import local_path, read_text, write_atomically
-from bd3lm.io.hub import hub_reason, is_hub_id, unresolved_hub
-from bd3lm.io.places import BOX, RUN_MODEL, box_folder
-from bd3lm.parsing import did_you_mean, shown
+from bd3lm.data.guarded import in_one_line, is_plain, patterns, watched
+from bd3lm.io.files import local_path, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,17 +46,9 @@ MASK = "<|mask|>"
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 
-_MOST_BYTES = 10**8  # of a file; that of 256,000 tokens has 35 million
-
 OWN_KEY = "bd3lm"  # of tokenizer_config.json: ids that no name of a token says
-_MOST_IDS = 1 << 32
 
 SMALLEST_BPE = 256 + 2  # the bytes, the end of a document and the mask
-
-# Where a configuration names a special token, and the names to look for where it does not.
-_MASK_KEYS, _MASK_NAMES = ("mask_token",), ("[MASK]", "<mask>", MASK)
-_EOS_KEYS, _EOS_NAMES = ("eos_token", "sep_token"), (END, "</s>", "<eos>", "[SEP]")
-_BOS_KEYS, _BOS_NAMES = ("bos_token", "cls_token"), (END, "<s>", "<bos>", "[CLS]")
 
 
 @dataclass(frozen=True)
@@ -112,7 +95,7 @@ class Tokenizer:
         Ids without a token, which a network may have more of than its tokenizer, are no text.
         """
         listed = list(ids) if isinstance(ids, Sequence) else ids.tolist()
-        if skip_special or self.mask_id < self._size or self.mask_id not in listed:
+        if skip_special or self.mask_id < self.size or self.mask_id not in listed:
             return in_one_line(lambda: self._backend.decode(listed, skip_special_tokens=skip_special))
         pieces = [
             MASK * len(run) if is_mask else self.decode(run, skip_special=False)
@@ -161,14 +144,14 @@ class Tokenizer:
         return f", by the patterns {found} of its {TOKENIZER_FILE}" if found else ""
 
     @cached_property
-    def _size(self) -> int:
+    def size(self) -> int:
         """How many ids the vocabulary has."""
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values())
 
     @property
     def vocab_size(self) -> int:
         """How many ids there are, the mask and whatever lies before it included: more than any id."""
-        return max(self._size, self.mask_id + 1)
+        return max(self.size, self.mask_id + 1)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -180,7 +163,7 @@ class Tokenizer:
         """Write tokenizer.json and tokenizer_config.json, which `load_tokenizer` and transformers read."""
         folder = local_path(folder)
         names = {"mask_token": self.mask_id, "eos_token": self.eos_id, "bos_token": self.bos_id}
-        unsaid = [name for name, token in names.items() if token is None or token >= self._size]
+        unsaid = [name for name, token in names.items() if token is None or token >= self.size]
         config = self._config([name for name in names if name not in unsaid])
         if unsaid:  # else a name that happens to be in the vocabulary would be taken for one of these
             config[OWN_KEY] = {"mask_id": self.mask_id, "eos_id": self.eos_id, "bos_id": self.bos_id}
@@ -202,8 +185,8 @@ class Tokenizer:
         added = spec.get("added_tokens") or []
         spec["added_tokens"] = [token for token in added if token["id"] != self.mask_id]
         if place == self.own_ids:
-            _append(spec, MASK)
-        return replace(self, spec=_canonical(spec), mask_id=place)
+            append_special(spec, MASK)
+        return replace(self, spec=canonical(spec), mask_id=place)
 
     def with_begin(self) -> "Tokenizer":
         """The same, whose post-processor puts the token that texts begin with before them, as other programs
@@ -211,7 +194,7 @@ class Tokenizer:
         if self.bos_id is None or begins_with(self._backend, where="this model") is not None:
             return self
         spec = with_begin(json.loads(self.spec), str(self._backend.id_to_token(self.bos_id)), self.bos_id)
-        return replace(self, spec=_canonical(spec))
+        return replace(self, spec=canonical(spec))
 
     def save_for_others(self, folder: str | Path) -> None:
         """Write the same files without the mask that was appended, and with a post-processor that begins
@@ -220,12 +203,12 @@ class Tokenizer:
         last = {"id": self.mask_id, "content": MASK}
         added = spec.get("added_tokens") or []
         names = ["mask_token", "eos_token", "bos_token"]
-        if added and last.items() <= added[-1].items() and self.mask_id == self._size - 1:
+        if added and last.items() <= added[-1].items() and self.mask_id == self.size - 1:
             spec["added_tokens"] = added[:-1]
             names.remove("mask_token")
-        elif self.mask_id >= self._size:
+        elif self.mask_id >= self.size:
             names.remove("mask_token")
-        begun = replace(self, spec=_canonical(spec)).with_begin()
+        begun = replace(self, spec=canonical(spec)).with_begin()
         self._write(local_path(folder), begun.spec, self._config(names))
 
     def _config(self, names: Collection[str]) -> dict[str, object]:
@@ -259,49 +242,6 @@ class Tokenizer:
         return Tokenizer, (self.spec, self.mask_id, self.eos_id, self.bos_id, self.chat_template)
 
 
-def load_tokenizer(source: str | Path, *, vocabulary: int | None = None) -> Tokenizer:
-    """The tokenizer in a local folder, "bytes", or one of the hub by its name ("gpt2", "bert-base-uncased").
-
-    A folder needs a tokenizer.json; tokenizer_config.json beside it names the special tokens. A training
-    run's folder will do, and "box" is that of the model that comes with this package. The hub is asked only
-    for a name that cannot be a path and that no folder here has.
-
-    Beside the config.json of a Llama-, Mistral- or Qwen-type checkpoint, or where the `vocabulary` of such a
-    network is given, the mask is the id after its vocabulary, and texts begin with a token only if the
-    tokenizer's own post-processor puts one there: prompts are encoded as transformers encodes them.
-    """
-    if source == BYTES:
-        return byte_tokenizer()
-    folder = box_folder("tokenizer") if source == BOX else local_path(source)
-    if folder.is_dir():
-        folder = _folder_of_run(folder)
-        file = folder / TOKENIZER_FILE
-        if not file.is_file():
-            raise FileNotFoundError(f"{folder} is not a tokenizer: it holds no {TOKENIZER_FILE}")
-
-        def read(name: str) -> str | None:
-            path = folder / name
-            return read_text(path, most=_MOST_BYTES) if path.is_file() else None
-
-        return _from_files(read_text(file, most=_MOST_BYTES), read, source, vocabulary)
-    if isinstance(source, Path) or not is_hub_id(source):
-        raise FileNotFoundError(f"there is no tokenizer folder {source}")
-    return _from_hub(source, vocabulary)
-
-
-def _folder_of_run(folder: Path) -> Path:
-    """The folder of the tokenizer, for a training run that of its model; stages of a run share theirs."""
-    if (folder / TOKENIZER_FILE).is_file():
-        return folder
-    models = [path for pattern in (RUN_MODEL, f"*/{RUN_MODEL}") for path in sorted(folder.glob(pattern))]
-    found = {path: load_tokenizer(path).fingerprint for path in models if (path / TOKENIZER_FILE).is_file()}
-    if len(set(found.values())) > 1:
-        raise ValueError(
-            f"{folder} holds models of different tokenizers: name one of {', '.join(map(str, found))}"
-        )
-    return next(iter(found), folder)
-
-
 def byte_tokenizer() -> Tokenizer:
     """One id for each of the 256 bytes, then the end of a document, then the mask."""
     # Written out, since the library's versions write the same tokenizer differently: the fingerprint stays.
@@ -315,17 +255,6 @@ def byte_tokenizer() -> Tokenizer:
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     }
     return _with_own_specials(spec)
-
-
-def saved_tokenizer(folder: str | Path) -> Tokenizer | None:
-    """The tokenizer beside a model, or None where it was saved without one."""
-    path = local_path(folder)
-    file = path / TOKENIZER_FILE
-    if file.is_file():
-        return load_tokenizer(path)
-    if os.path.lexists(file):  # else its model would be taken for one without
-        raise ValueError(f"{file} must be a file, got a folder, a device or a broken link")
-    return None
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) -> Tokenizer:
@@ -354,156 +283,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2) 
 
 
 def _with_own_specials(spec: dict[str, Any]) -> Tokenizer:
-    eos, mask = _append(spec, END), _append(spec, MASK)
-    return Tokenizer(_canonical(spec), mask_id=mask, eos_id=eos, bos_id=eos)
+    eos, mask = append_special(spec, END), append_special(spec, MASK)
+    return Tokenizer(canonical(spec), mask_id=mask, eos_id=eos, bos_id=eos)
 
 
-def _from_files(text: str, read: ReadFile, source: str | Path, vocabulary: int | None) -> Tokenizer:
-    config = read_object(read, CONFIG_FILE, str(source))
-    checkpoint = None if OWN_KEY in config else find_checkpoint(read, vocabulary, where=str(source))
-    # Its own file is asked for only where it can be: of the hub that takes a request.
-    beside = read if checkpoint is not None else lambda _: None
-    template = chat_template(config, beside, where=str(source))
-    return from_json(text, config, source=source, checkpoint=checkpoint, template=template)
-
-
-def from_json(
-    text: str,
-    config: Mapping[str, Any],
-    *,
-    source: str | Path,
-    checkpoint: Checkpoint | None = None,
-    template: str | None = None,
-) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, whose special tokens its configuration names, or the model that it
-    is of."""
-    try:
-        spec = json.loads(text)
-        check_size(spec)
-        with panics_unsaid():
-            vocabulary = in_one_line(
-                lambda: Backend.from_str(_canonical(spec)).get_vocab(with_added_tokens=True)
-            )
-    except Exception as error:  # the library raises plain Exception
-        raise ValueError(
-            f"{source} holds no tokenizer that can be read, in {TOKENIZER_FILE}: {error}"
-        ) from error
-    if OWN_KEY in config:
-        return _by_own_ids(spec, vocabulary, config[OWN_KEY], source, template)
-    if checkpoint is not None:
-        return _of_checkpoint(spec, vocabulary, config, checkpoint, source, template)
-    mask = _special(vocabulary, config, _MASK_KEYS, _MASK_NAMES, source)
-    eos = _special(vocabulary, config, _EOS_KEYS, _EOS_NAMES, source)
-    bos = _special(vocabulary, config, _BOS_KEYS, _BOS_NAMES, source)
-    if mask is None:
-        mask = _append(spec, MASK)
-    tokenizer = Tokenizer(_canonical(spec), mask, eos, bos, chat_template=template)
-    if tokenizer._size != max(mask, *vocabulary.values()) + 1:
-        raise ValueError(
-            f"the vocabulary of {source} has gaps in its ids, so no mask token can be appended to it"
-        )
-    return tokenizer
-
-
-def _by_own_ids(
-    spec: Mapping[str, Any],
-    vocabulary: Mapping[str, int],
-    said: object,
-    source: str | Path,
-    template: str | None,
-) -> Tokenizer:
-    """A tokenizer whose special tokens are given by ids, as `Tokenizer.save` wrote them; only the mask's may
-    lie past the others."""
-    ids = said if isinstance(said, Mapping) else {}
-    size, mask = 1 + max(vocabulary.values()), ids.get("mask_id")
-    eos, bos = ids.get("eos_id"), ids.get("bos_id")
-    others = all(each is None or (type(each) is int and 0 <= each < size) for each in (eos, bos))
-    if type(mask) is not int or not 0 <= mask < _MOST_IDS or not others:
-        raise ValueError(
-            f"{OWN_KEY} in {CONFIG_FILE} of {source} must hold mask_id, eos_id and bos_id, ids of tokens or "
-            f"null, got {shown(said)}"
-        )
-    return Tokenizer(_canonical(spec), mask, eos, bos, chat_template=template)
-
-
-def _of_checkpoint(
-    spec: dict[str, Any],
-    vocabulary: Mapping[str, int],
-    config: Mapping[str, Any],
-    checkpoint: Checkpoint,
-    source: str | Path,
-    template: str | None,
-) -> Tokenizer:
-    """The tokenizer of a causal language model: its mask is the id after those that the model predicts."""
-    most, size = checkpoint.vocabulary, 1 + max(vocabulary.values())
-    mask = most if checkpoint.mask is None else checkpoint.mask
-    if size > most and (checkpoint.mask is not None or vocabulary.get(MASK) != mask):
-        raise ValueError(
-            f"the tokenizer of {source} must have at most the {most:,} tokens of its model, got {size:,}"
-        )
-    plain = Backend.from_str(_canonical(spec))
-    if size == mask and len(vocabulary) == size:  # gaps would be filled, and the mask lie elsewhere
-        _append(spec, MASK)
-    eos = _special(vocabulary, config, ("eos_token",), (), source)
-    if eos is None:
-        eos = next((each for each in checkpoint.eos_ids if each < size), None)
-    if eos is None:
-        eos = _special(vocabulary, {}, (), _EOS_NAMES, source)
-    bos = begins_with(plain, where=str(source))
-    return Tokenizer(_canonical(spec), mask, eos, bos, chat_template=template)
-
-
-def _from_hub(name: str, vocabulary: int | None) -> Tokenizer:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    unresolved = unresolved_hub()
-    fetch = partial(hf_hub_download, local_files_only=True) if unresolved else hf_hub_download
-
-    def read(file: str, *, needed: bool = False) -> str | None:
-        try:
-            return read_text(Path(fetch(name, file)), most=_MOST_BYTES)
-        except Exception as error:  # not all errors of the network are OSErrors
-            unknown = isinstance(error, LocalEntryNotFoundError) and file == CONFIG_FILE
-            if isinstance(error, EntryNotFoundError) and not needed and not unknown:
-                return None
-            reason = f"the name {unresolved} does not resolve" if unresolved else hub_reason(error)
-            raise FileNotFoundError(
-                f"tokenizer {name!r} is no folder here, and the Hugging Face hub did not give its "
-                f"{file}: {reason}{did_you_mean(name, (BOX, BYTES))}"
-            ) from error
-
-    return _from_files(str(read(TOKENIZER_FILE, needed=True)), read, name, vocabulary)
-
-
-def _special(
-    vocabulary: Mapping[str, int],
-    config: Mapping[str, Any],
-    keys: Sequence[str],
-    names: Sequence[str],
-    source: str | Path,
-) -> int | None:
-    """The id of a special token: the one the configuration names, or else a well-known name."""
-    for key in keys:
-        token = config.get(key)
-        if token is None:
-            continue
-        content = token.get("content") if isinstance(token, dict) else token
-        if not isinstance(content, str):
-            raise ValueError(
-                f"{key} in {CONFIG_FILE} of {source} must be a token, or an object with its content, got "
-                f"{token!r:.80}"
-            )
-        if content not in vocabulary:
-            raise ValueError(
-                f"{CONFIG_FILE} of {source} names {shown(content)} as {key}, which its vocabulary does not "
-                "hold"
-            )
-        return vocabulary[content]
-    return next((vocabulary[name] for name in names if name in vocabulary), None)
-
-
-def _append(spec: dict[str, Any], content: str) -> int:
+def append_special(spec: dict[str, Any], content: str) -> int:
     """Add a special token to a tokenizer.json after all other ids, and return its id.
 
     Done on the file and not by the library, whose versions write the rest of the file differently: the
@@ -518,7 +302,7 @@ def _append(spec: dict[str, Any], content: str) -> int:
     return new
 
 
-def _canonical(spec: Mapping[str, Any]) -> str:
+def canonical(spec: Mapping[str, Any]) -> str:
     """The same text for the same tokenizer; truncation and padding are not wanted here."""
     kept = {key: value for key, value in spec.items() if key not in ("truncation", "padding")}
     return json.dumps(kept, sort_keys=True, ensure_ascii=False, separators=(",", ":"))

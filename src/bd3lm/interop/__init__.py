@@ -20,6 +20,7 @@ from bd3lm.interop.sources import (
     refuse_file,
     resolve,
 )
+from bd3lm.io.files import local_path
 from bd3lm.io.places import BOX, BOX_FOLDER, RUN_MODEL
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ __all__ = [
     "floating_dtype",
     "hub_id",
     "load",
+    "load_tokenizer",
     "resolve",
     "save",
     "save_huggingface",
@@ -159,14 +161,38 @@ def tokenizer_for(
     path: Path, config: "LanguageModelConfig", named: str | Path | None = None
 ) -> "Tokenizer | None":
     """The tokenizer of a model that lies at a path: the one named, or the one it was saved with, if any."""
-    from bd3lm.data import load_tokenizer, saved_tokenizer
+    from bd3lm.data import saved_tokenizer
 
     size = config.network.vocab_size
     if named is not None:
         return load_tokenizer(named, vocabulary=size if config.mask_id == size else None)
-    if path.suffix == GGUF_SUFFIX and path.is_file():
-        from bd3lm.interop.gguf_file import GGUFFile
-        from bd3lm.interop.gguf_tokenizer import read_tokenizer
+    return _in_gguf(path, size) if _is_gguf(path) else saved_tokenizer(path)
 
-        return read_tokenizer(GGUFFile(path), size)
-    return saved_tokenizer(path)
+
+def load_tokenizer(source: str | Path, *, vocabulary: int | None = None) -> "Tokenizer":
+    """A tokenizer by name, as `bd3lm.data.load_tokenizer` has it, or that of a GGUF file.
+
+    `vocabulary` is that of the network that it is for, where it is not the file's own.
+    """
+    path = local_path(source)
+    if not _is_gguf(path):
+        from bd3lm import data
+
+        return data.load_tokenizer(source, vocabulary=vocabulary)
+    from bd3lm.interop import gguf
+
+    found = _in_gguf(path, gguf.read(path).network.vocab_size if vocabulary is None else vocabulary)
+    if found is None:
+        raise ValueError(f"tokenizer must be one that bd3lm reads, got that of {path}")
+    return found
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == GGUF_SUFFIX and path.is_file()
+
+
+def _in_gguf(path: Path, vocabulary: int) -> "Tokenizer | None":
+    from bd3lm.interop.gguf_file import GGUFFile
+    from bd3lm.interop.gguf_tokenizer import read_tokenizer
+
+    return read_tokenizer(GGUFFile(path), vocabulary)

@@ -252,7 +252,7 @@ def misfits(family: Family, network: TransformerConfig) -> Iterator[str]:
             yield f"{' and '.join(ours)} must be equal (both are {name}), got {values}"
     if family.whole_heads and network.hidden % network.heads:
         yield f"hidden must be a multiple of heads, got {network.hidden} and {network.heads}"
-    if network.rotary_scaling is not None and _rope_scaling(network.rotary_scaling) is None:
+    if network.rotary_scaling is not None and rope_scaling_of(network.rotary_scaling) is None:
         yield f"rotary_scaling must be linear or llama3, got {network.rotary_scaling.kind!r}"
 
 
@@ -266,11 +266,12 @@ def config_of(family: Family, network: TransformerConfig) -> dict[str, Any]:
         **told,
         "hidden_act": ACTIVATION,
         "rope_theta": network.rotary_base,
-        "rope_scaling": None if scaling is None else _rope_scaling(scaling),
+        "rope_scaling": None if scaling is None else rope_scaling_of(scaling),
     }
 
 
-def _rope_scaling(scaling: RotaryScaling) -> dict[str, Any] | None:
+def rope_scaling_of(scaling: RotaryScaling) -> dict[str, Any] | None:
+    """What config.json calls a scaling; None for one that it has no word for."""
     if isinstance(scaling, LinearScaling):
         return {"rope_type": "linear", "factor": scaling.factor}
     if isinstance(scaling, Llama3Scaling):

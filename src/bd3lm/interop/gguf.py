@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from bd3lm.interop.families import FAMILIES, Piece, network_of, pieces
+from bd3lm.interop.families import FAMILIES, Piece, network_of, pieces, rope_scaling_of
 from bd3lm.interop.gguf_file import GGUFFile
 from bd3lm.interop.huggingface import model_config, set_mask_vector
 from bd3lm.interop.weights import allocate, check_layers, check_shapes
@@ -136,13 +136,7 @@ def _scaling(file: GGUFFile, kind: str, data: dict[str, Any]) -> dict[str, Any] 
     if plain is not None and factors.shape == plain.shape and float(factors[-1]) >= 1.0:
         scaling = Llama3Scaling(factor=float(factors[-1]), **_LLAMA3)  # type: ignore[arg-type]
         if torch.allclose(plain / scaling.scaled(plain), factors, rtol=_CLOSE, atol=0.0):
-            return {
-                "rope_type": "llama3",
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_context,
-            }
+            return rope_scaling_of(scaling)
     raise ValueError(
         f"{_FACTORS} in {file.path} must be those of Llama 3 (a context of 8,192 stretched), got "
         f"{factors[0]:g} to {factors[-1]:g}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from bd3lm.data import Tokenizer
 from bd3lm.data.checkpoints import Checkpoint, with_begin
-from bd3lm.data.tokenizers import from_json
+from bd3lm.data.tokenizer_files import from_json
 from bd3lm.interop.gguf_file import GGUFFile
 from bd3lm.parsing import shown
 

@@ -7,6 +7,7 @@ library's own products are better, and what lies between two of them is one kern
 visible of the ring and nothing else.
 """
 
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,8 +45,27 @@ def can_decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KV
         and network.attention_backend == "auto"
         and network.embedding.weight.dtype in _DTYPES
         and cache.keys.dtype == network.embedding.weight.dtype
-        and _kernels().supports(network.config, network.embedding.weight.dtype)
+        and _serves(network)
         and _kernels().ring_rule(layout, cache.window, cache.segment) is not None
+    )
+
+
+def _serves(network: "Transformer") -> bool:
+    """Whether the kernels take this network; that they do not is said, since it is slower without."""
+    config, dtype = network.config, network.embedding.weight.dtype
+    served = bool(_kernels().supports(config, dtype))
+    if not served:
+        _say_not_fused(config.head_dim)
+    return served
+
+
+@lru_cache
+def _say_not_fused(head_dim: int) -> None:
+    """Once for each size of head."""
+    warnings.warn(
+        f"this network is sampled without fused kernels, and slower: they take heads of 16, 32, 64 or 128 "
+        f"numbers, got {head_dim}",
+        stacklevel=2,
     )
 
 

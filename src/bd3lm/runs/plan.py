@@ -1,8 +1,8 @@
 """From a recipe to a run: a plan, which has been checked as a whole, and what it builds."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,6 @@ from bd3lm.data import (
     TokenShards,
     WrappedTokens,
     prepare,
-    saved_tokenizer,
     train_bpe,
 )
 from bd3lm.data.shards import META_FILE
@@ -357,7 +356,8 @@ def with_network_of_start(recipe: Recipe) -> Recipe:
             f"network.size {CHECKPOINT} needs a model to start from: give --from MODEL, or start_from"
         )
     path = interop.resolve(source)
-    theirs = interop.config_of(path).network
+    config = interop.config_of(path)
+    theirs = config.network
     if recipe.data.context > theirs.context:
         raise ValueError(
             f"data.context must be at most the {theirs.context:,} of {source}, from which the network is "
@@ -365,7 +365,7 @@ def with_network_of_start(recipe: Recipe) -> Recipe:
         )
     if recipe.data.path != BUILTIN:
         shards = open_shards(recipe.data.path)
-        _require_same_tokenizer(path, source, shards)
+        _require_same_tokenizer(path, config, source, shards)
         theirs = _reading(theirs, _Tokens.of(shards), source)
     recipe = replace(recipe, network=recipe.network.from_checkpoint(theirs))
     ours = recipe.network.config(vocab_size=theirs.vocab_size, context=recipe.data.context)
@@ -408,9 +408,11 @@ def _reading(network: NetworkConfig, tokens: _Tokens, source: str) -> NetworkCon
     )
 
 
-def _require_same_tokenizer(path: Path, source: str, shards: TokenShards) -> None:
+def _require_same_tokenizer(
+    path: Path, config: LanguageModelConfig, source: str, shards: TokenShards
+) -> None:
     """Refuse a model whose own tokenizer is not that of the data."""
-    if (tokenizer := saved_tokenizer(path)) is None:
+    if (tokenizer := interop.tokenizer_for(path, config)) is None:
         return
     try:
         shards.require_tokenizer(tokenizer)
@@ -424,20 +426,29 @@ def _require_same_tokenizer(path: Path, source: str, shards: TokenShards) -> Non
 def _start_from(network: Network, source: str, shards: TokenShards) -> None:
     """Take another model's weights, after making sure that its tokens mean the same."""
     path = interop.resolve(source)
-    _require_same_tokenizer(path, source, shards)
-    other, _ = interop.load(path)
+    other, config = interop.load(path)
+    _require_same_tokenizer(path, config, source, shards)
     theirs = {name: tuple(p.shape) for name, p in other.named_parameters()}
     ours = {name: tuple(p.shape) for name, p in network.named_parameters()}
     lacking = network.may_lack & (ours.keys() - theirs.keys())
     _require_same_network(theirs, {n: s for n, s in ours.items() if n not in lacking}, source)
-    heads = [getattr(each.config, "heads", None) for each in (other, network)]
-    if heads[0] != heads[1]:  # which no shape of a parameter tells
+    if differ := list(_told_by_no_shape(other.config, network.config)):
         raise ValueError(
-            f"start_from must have the network of this recipe, got {source}, whose heads are {heads[0]} and "
-            f"not {heads[1]}; --network.size {CHECKPOINT} takes the network from there"
+            f"start_from must have the network of this recipe, got {source}, whose "
+            f"{'; whose '.join(differ)}; --network.size {CHECKPOINT} takes the network from there"
         )
     network.load_state_dict(other.state_dict(), strict=not lacking)
     network.fill_in(lacking)
+
+
+def _told_by_no_shape(theirs: NetworkConfig, ours: NetworkConfig) -> Iterator[str]:
+    """Fields in which networks of equal parameters differ, such as the base of rotary positions."""
+    if ours.input_vocab_size > ours.vocab_size and theirs.input_vocab_size == theirs.vocab_size:
+        theirs = theirs.with_mask_apart()
+    for each in fields(ours):
+        there, here = getattr(theirs, each.name, None), getattr(ours, each.name)
+        if there != here and each.name not in {"vocab_size", "context", *ours.may_differ}:
+            yield f"{each.name} {'are' if each.name == 'heads' else 'is'} {there} and not {here}"
 
 
 def _require_same_network(theirs: Mapping[str, Shape], ours: Mapping[str, Shape], source: str | None) -> None:

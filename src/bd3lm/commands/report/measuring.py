@@ -46,12 +46,14 @@ def measure_missing(subject: Subject, samples: int, console: Console) -> dict[st
 def _measure_likelihoods(subject: Subject, console: Console) -> dict[str, str]:
     """Perplexity of the held-out text and, for block diffusion, the variances, if there is time for them."""
     left_out: dict[str, str] = {}
+    context = subject.model.config.network.context
     of_held_out = [
         record
         for record in kept(subject, "perplexity")
         if _is_held_out(record)
         and record["settings"].get("law", subject.law) == subject.law
         and record["settings"].get("lean", 0.0) == subject.lean
+        and record["settings"]["context"] == context
     ]
     measured = max((record["result"]["sequences"] for record in of_held_out), default=0)
     wants_variance = subject.model.record.method.masks_by_rule and not kept(subject, "variance")

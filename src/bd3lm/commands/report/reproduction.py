@@ -50,6 +50,8 @@ def command_of(record: Record, recipe: Mapping[str, Any], law: str) -> Command |
         case "perplexity":
             if settings["split"] == "valid":
                 del settings["split"]  # which is taken where there is one
+            if settings["context"] == recipe["data"]["context"]:
+                del settings["context"]
             eos = settings["eos_between_documents"] or not _text(record)
             return Eval(**given(*_PERPLEXITY), eos=eos)
         case "variance":
@@ -66,7 +68,8 @@ def command_of(record: Record, recipe: Mapping[str, Any], law: str) -> Command |
 
 
 _PERPLEXITY = (
-    *("split", "field", "estimator", "law", "lean", "replicates", "limit", "seed", "batch_size", "dtype"),
+    *("split", "field", "estimator", "law", "lean", "replicates", "limit", "context", "seed", "batch_size"),
+    "dtype",
 )
 _DRAWN = ("law", "lean", "length", "top_p", "top_p_rule", "entropy_floor", "seed", "dtype")
 _JUDGED = ("judge", "judge_dtype", "window", "stride", "steps", "redraws")

@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # texts are checked before torch is loaded, which these bring
 
 @dataclass(frozen=True)
 class Sequences:
-    """Some text as sequences of the model's context; what is left after the last whole one is not in it."""
+    """Some text as sequences of one length, by default the model's context; what is left after the last whole
+    one is not in it."""
 
     name: str
     split: str
@@ -88,12 +89,14 @@ def open_sequences(
     eos_between_documents: bool | None = None,
     bos_eos: bool = False,
     limit: int | None = None,
+    context: int | None = None,
 ) -> Iterator[Sequences]:
     """The held-out text of a model's own run, or `data`: a folder of token shards, or a corpus as files or by
     name, which is tokenized for the occasion, with EOS after each document unless told otherwise.
 
     `split` is by default what was held out, else all there is; `field` names what holds the text in JSON
-    lines and parquet; `limit` takes the first sequences only.
+    lines and parquet; `limit` takes the first sequences only; `context` is their length, by default the
+    network's.
     A run that was trained on sequences between BOS and EOS is measured on such, whatever the text. A model
     that came without its run does not know how it was trained: `bos_eos` says that it was so.
     """
@@ -113,17 +116,35 @@ def open_sequences(
         _check_tokenizer(subject, shards, name)
         _check_eos(shards, eos_between_documents, name)
         split = split or next((each for each in HELD_OUT if each in shards.splits), shards.splits[0])
-        context = subject.model.config.network.context
+        context = _length(subject, context)
         bos_eos = bos_eos or (subject.recipe is not None and subject.recipe.data.bos_eos)
         rows = WrappedTokens(shards, split, context, bos_eos=bos_eos)
         if not len(rows):
             frame = " less BOS and EOS" if bos_eos else ""
+            is_shorter = context < subject.model.config.network.context
+            what = f"--context{frame}" if is_shorter else f"the network's context{frame} (or give --context)"
             raise ValueError(
-                f"{name} must hold at least one sequence of {context - 2 * bos_eos} tokens, the network's "
-                f"context{frame}, got {shards.split(split).tokens} tokens in split {split!r}"
+                f"{name} must hold at least one sequence of {context - 2 * bos_eos} tokens, {what}, got "
+                f"{shards.split(split).tokens} tokens in split {split!r}"
             )
         number = len(rows) if limit is None else min(limit, len(rows))
         yield Sequences(name, split, rows, number, shards.meta.inputs.eos_between_documents, bos_eos)
+
+
+def _length(subject: "Subject", asked: int | None) -> int:
+    """How long sequences are: as many tokens as the network's context, or fewer, in whole blocks."""
+    config = subject.model.config
+    most = config.network.context
+    if asked is None:
+        return most
+    unit = max(config.method.scoring_unit(most), config.method.scored_multiple(most))
+    if not max(unit, 2) <= asked <= most or asked % unit:
+        blocks = f", a multiple of its blocks of {unit}" if unit > 1 else ""
+        raise ValueError(
+            f"--context must lie in {max(unit, 2)}..{most}, the context of {subject.name}{blocks}, "
+            f"got {asked}"
+        )
+    return asked
 
 
 def _tokenize(

@@ -48,7 +48,10 @@ SamplingDTypeFlag = Annotated[
 ]
 TokenizerFlag = Annotated[
     str | None,
-    named("TOKENIZER", help="For a model saved without one: a folder, a run, box or a name on the hub."),
+    named(
+        "TOKENIZER",
+        help="For a model saved without one: a folder, a run, a GGUF file, box or a name on the hub.",
+    ),
 ]
 FieldFlag = Annotated[
     str | None, named("NAME", help="The field that holds the text, in jsonl and parquet; text by default.")
