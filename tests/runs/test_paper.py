@@ -285,7 +285,7 @@ def test_a_corpus_has_the_papers_tokenizer(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def absent(name: str) -> None:
+    def absent(name: str, **_: object) -> None:
         raise FileNotFoundError(f"no {name}")
 
     monkeypatch.setattr("bd3lm.data.load_tokenizer", absent)
