@@ -157,11 +157,13 @@ def whole_last_layer(
     last_mask: attention.AttentionMask,
     store: Any,
     read: layouts.Span,
+    adding: layouts.Span,
     conditioning: Tensor | None,
     seeds: Sequence[Tensor],
 ) -> Tensor:
     """Instead of `Transformer._run_trunk`: what is not read is computed, and thrown away."""
-    states = _run_trunk(self, x, rope, mask, mask, store, (0, x.shape[1]), conditioning, seeds)
+    every = (0, x.shape[1])
+    states = _run_trunk(self, x, rope, mask, mask, store, every, adding, conditioning, seeds)
     return states[:, slice(*read)].contiguous()
 
 

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.sweep(3)
             "score box x.txt --folderr f",
             "bd3lm: bd3lm score has no option --folderr (see bd3lm score --help)",
         ),
-        ("demo --resume", "bd3lm: bd3lm demo has no option --resume, which is one of bd3lm train"),
+        ("demo --resume", "bd3lm: bd3lm demo has no option --resume, which is one of bd3lm adapt and"),
         ("bench train --method foo", "bd3lm: invalid choice 'foo' for argument '--method'. Expected one of"),
         ("sample --length", "bd3lm: missing value for argument '--length'."),
         ("data prepare", "bd3lm: missing from bd3lm data prepare: SOURCE A file or folder"),

@@ -127,7 +127,8 @@ def test_each_layer_is_compiled_by_itself(monkeypatch):
     model = network()
     with without(OPTIMISATIONS["one graph for all layers"]):
         model.compile_trunk()
-    assert compiled == [(layer, {"dynamic": False, "backend": "inductor"}) for layer in model.layers]
+    options = {"dynamic": False, "backend": attention.compiler}
+    assert compiled == [(layer, options) for layer in model.layers]
 
 
 @pytest.mark.parametrize("name", OPTIMISATIONS)
