@@ -189,7 +189,9 @@ def test_another_failure_keeps_its_traceback(monkeypatch):
         main(["presets"])
 
 
-def test_a_second_interrupt_is_one_line(capsys, monkeypatch):
+def test_a_second_interrupt_is_one_line(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # where nobody ran the demo
+
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
