@@ -10,6 +10,8 @@ from functools import partial
 from types import FrameType
 
 _SOON = 0.01  # seconds
+_IMPORTING = "importlib._bootstrap"
+_COMMAND = "bd3lm.__main__"
 
 _raised: list[KeyboardInterrupt] = []
 """What signals have raised, also where something on its way made another error of it and told nobody."""
@@ -27,7 +29,8 @@ def signals_raise() -> Iterator[None]:
     """SIGTERM raises `Terminated`, once: a second one ends the process at once, as without this.
 
     Where it is ignored or handled by others it is left to them, as it is outside of the main thread. What it
-    or Ctrl-C raises in a place where Python drops exceptions, such as a `__del__`, is raised again elsewhere.
+    or Ctrl-C raises in a place where Python drops exceptions, such as a `__del__`, is raised again elsewhere,
+    and while a module is imported they wait: modules written in C++ may abort the process at an exception.
     """
     _raised.clear()
     ours = (
@@ -53,7 +56,7 @@ def signals_raise() -> Iterator[None]:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    if _dropping:
+    if _dropping or _importing(frame):
         _send_soon(number)
         return
     signal.signal(number, signal.SIG_DFL)
@@ -62,11 +65,20 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if _dropping:
+    if _dropping or _importing(frame):
         _send_soon(number)
         return
     _raised.append(KeyboardInterrupt())
     raise _raised[-1]
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported by the command, and not the command by a module."""
+    while frame is not None and frame.f_globals.get("__name__") != _COMMAND:
+        if frame.f_globals.get("__name__") == _IMPORTING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _raise_again(
