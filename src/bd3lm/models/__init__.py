@@ -6,7 +6,16 @@ from bd3lm.models.config import TransformerConfig
 from bd3lm.models.cross_entropy import check_targets, weighted_cross_entropy
 from bd3lm.models.devices import pick_device, runs_kernels, send
 from bd3lm.models.draft_loss import AIMS, Aim, DraftLoss
-from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDecoding, BlockDiffusion, Causal, Layout
+from bd3lm.models.layouts import (
+    Bidirectional,
+    BlockCausal,
+    BlockCopies,
+    BlockDecoding,
+    BlockDiffusion,
+    Causal,
+    Drafting,
+    Layout,
+)
 from bd3lm.models.network import CacheShape, Network, NetworkConfig
 from bd3lm.models.protocol import Denoiser, embed_with_previous, require_evaluation_mode
 from bd3lm.models.reading import BlockReading
@@ -19,6 +28,7 @@ __all__ = [
     "Backend",
     "Bidirectional",
     "BlockCausal",
+    "BlockCopies",
     "BlockDecoding",
     "BlockDiffusion",
     "BlockReading",
@@ -26,6 +36,7 @@ __all__ = [
     "Causal",
     "Denoiser",
     "DraftLoss",
+    "Drafting",
     "KVCache",
     "KVReplay",
     "KVStore",

@@ -191,13 +191,13 @@ class KVCache:
     def text_positions(self, layout: Layout, tokens: Tensor) -> Tensor:
         self.check_pass(layout, tokens)
         segment = tokens.shape[1]
-        positions = self.ends.unsqueeze(1) + torch.arange(segment, device=self.ends.device)
-        self._slots = self._slot(positions)
+        ends = self.ends.unsqueeze(1)
+        self._slots = self._slot(ends + torch.arange(segment, device=self.ends.device))
         self._touched = self.capacity
         # Elsewhere looking would stall the pass, and shapes must not change.
         if self.ends.device.type == "cpu":
             self._touched = min(self.segment + int(self.ends.max()) + segment, self.capacity)
-        return positions
+        return ends + layout.text_positions(self.ends.device)
 
     def mask(self, layout: Layout, queries: Span, device: torch.device, backend: Backend) -> AttentionMask:
         """(rows, 1, queries, slots in use): the visible text, and the pass itself by its layout."""
@@ -210,7 +210,8 @@ class KVCache:
         seen = (key < ends) | layout.allows(query, within)
         seen = seen & (key >= ends + layout.group_start(query) - self.window)
         # A lead-in sees itself alone: a softmax over nothing would be no number, and would spread.
-        in_text = torch.where(ends + query >= starts, key >= starts, key >= ends)
+        place = layout.text_positions(self.ends.device)[slice(*queries)].unsqueeze(1)
+        in_text = torch.where(ends + place >= starts, key >= starts, key >= ends)
         return AttentionMask(dense=(seen & in_text).unsqueeze(1))
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,6 +229,18 @@ class KVCache:
             raise ValueError(f"tokens must not be negative, got {tokens}")
         self.ends.add_(tokens)
         torch.maximum(self.starts, self.ends - self.window, out=self.starts)
+
+    def advance_along(self, path: Tensor, tokens: Tensor) -> None:
+        """Keep the positions `path` (rows, n) of the last pass, which follow one another in the text: of each
+        row the first `tokens` (rows,). They ascend, and none comes before its place among the kept."""
+        device = self.ends.device
+        to = self._slot(self.ends.unsqueeze(1) + torch.arange(path.shape[1], device=device))
+        kept = self._slot(self.ends.unsqueeze(1) + path)
+        for store in (self.keys, self.values):
+            shape = (store.shape[0], -1, store.shape[2], -1, store.shape[4])
+            moved = store.gather(3, kept[None, :, None, :, None].expand(shape))
+            store.scatter_(3, to[None, :, None, :, None].expand(shape), moved)
+        self.advance(tokens)
 
     def keep_rows(self, rows: Tensor) -> None:
         """Keep only these rows, in the order given."""

@@ -6,8 +6,10 @@ small frozen value, so renderings are cached on it.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -191,6 +193,110 @@ class BlockDiffusion(Layout):
         return torch.where(position >= self.length, position - self.length, position)
 
 
+@dataclass(frozen=True)
+class Drafting(Layout):
+    """A pass over a cache that verifies drafts and makes the next ones, whichever of them are right.
+
+    First the last token of the text, then a tree of drafts: `parents` has for each draft the position of
+    what it follows, 0 for that last token. Then, behind the last token and behind each draft, a group of
+    `masks`. What is clean sees the text and what it follows; a mask sees what its group stands behind, and
+    its group. The additions of a network apply at the masks. Only what is clean may be kept by a cache.
+
+    Use `Drafting.of`, which knows the length.
+    """
+
+    parents: tuple[int, ...]
+    masks: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(not 0 <= parent <= index for index, parent in enumerate(self.parents)):
+            raise ValueError(f"parents must name the last token, 0, or a draft before, got {self.parents}")
+        if self.masks < 0 or self.length != self.clean * (1 + self.masks):
+            raise ValueError(
+                f"length must be {self.clean} clean positions and {self.masks} masks behind each, got "
+                f"{self.length}"
+            )
+
+    @classmethod
+    def of(cls, parents: Sequence[int], masks: int) -> "Drafting":
+        return cls((1 + len(parents)) * (1 + masks), tuple(parents), masks)
+
+    @property
+    def clean(self) -> int:
+        """How many positions come before the masks."""
+        return 1 + len(self.parents)
+
+    @property
+    def added(self) -> Span:
+        return self.clean, self.size
+
+    def behind(self) -> list[list[int]]:
+        """For each clean position those that it follows, from the last token on, and itself."""
+        paths = [[0]]
+        for index, parent in enumerate(self.parents):
+            paths.append([*paths[parent], index + 1])
+        return paths
+
+    def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        return _drafting(self, query.device).allowed[query, key]
+
+    def group_start(self, query: Tensor) -> Tensor:
+        return _drafting(self, query.device).groups[query]
+
+    def text_positions(self, device: torch.device | str = "cpu") -> Tensor:
+        return _drafting(self, torch.device(device)).places
+
+
+@dataclass(frozen=True)
+class BlockCopies(Layout):
+    """A pass over a cache: a finished block, the next one behind it, and copies of the first in other states.
+
+    The finished block sees the text and itself, with `causal_clean` causally. The next block sees the text,
+    the finished block and itself. Each copy stands where the finished block does and sees the text and
+    itself. The next block and the copies are read. Only the finished block may be kept by a cache.
+
+    Use `BlockCopies.of`, which knows the length.
+    """
+
+    block_size: int
+    copies: int
+    causal_clean: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block_size < 1 or self.copies < 1 or self.length != (2 + self.copies) * self.block_size:
+            raise ValueError(
+                f"length must be {2 + self.copies} blocks of {self.block_size}, with at least 1 copy, got "
+                f"{self.length}"
+            )
+
+    @classmethod
+    def of(cls, block_size: int, copies: int, *, causal_clean: bool) -> "BlockCopies":
+        return cls((2 + copies) * block_size, block_size, copies, causal_clean)
+
+    @property
+    def read(self) -> Span:
+        return self.block_size, self.size
+
+    def allows(self, query: Tensor, key: Tensor) -> Tensor:
+        n = self.block_size
+        same = _block(query, n) == _block(key, n)
+        if self.causal_clean:
+            same = same & ((key <= query) | (query >= n))
+        follows = (query >= n) & (query < 2 * n) & (key < n)
+        return same | follows
+
+    def group_start(self, query: Tensor) -> Tensor:
+        n = self.block_size
+        return torch.where((query >= n) & (query < 2 * n), n, 0)
+
+    def text_positions(self, device: torch.device | str = "cpu") -> Tensor:
+        n = self.block_size
+        position = torch.arange(self.size, device=device)
+        return torch.where(position < 2 * n, position, position % n)
+
+
 def _block(position: Tensor, block_size: int) -> Tensor:
     """position // block_size, by a shift where it can be."""
     if block_size & (block_size - 1):
@@ -205,6 +311,33 @@ def check_block_size(length: int, block_size: int) -> None:
 
 
 # Masks made under inference_mode could not be saved for a later backward pass, hence inference_mode(False).
+
+
+class _DraftingTables(NamedTuple):
+    """A `Drafting`, position by position."""
+
+    allowed: Tensor  # (size, size)
+    groups: Tensor  # (size,) where the group of each begins, counted from the last token
+    places: Tensor  # (size,) where each sits in the text, counted so too
+
+
+@lru_cache(maxsize=64)
+def _drafting(layout: Drafting, device: torch.device) -> _DraftingTables:
+    clean, n = layout.clean, layout.masks
+    allowed = torch.zeros(layout.size, layout.size, dtype=torch.bool)
+    groups, places = [0] * layout.size, [0] * layout.size
+    for position, path in enumerate(layout.behind()):
+        allowed[position, path] = True
+        groups[position] = places[position] = len(path) - 1
+        group = slice(clean + position * n, clean + (position + 1) * n)
+        allowed[group, path] = True
+        allowed[group, group] = True
+        groups[group] = [len(path)] * n
+        places[group] = range(len(path), len(path) + n)
+    with torch.inference_mode(False):
+        return _DraftingTables(
+            allowed.to(device), torch.tensor(groups, device=device), torch.tensor(places, device=device)
+        )
 
 
 @lru_cache(maxsize=64)
