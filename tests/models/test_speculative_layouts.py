@@ -19,7 +19,6 @@ from bd3lm.models import (
 )
 from bd3lm.models.layouts import Span
 
-WIDTHS = {"vocab_size": 11, "hidden": 16, "layers": 2, "heads": 4, "context": 32}
 MASK = 10
 
 
@@ -39,7 +38,10 @@ class Behind(Layout):
 
 def network(*, kv_heads: int = 2, additions: int = 2, seed: int = 0) -> Transformer:
     torch.manual_seed(seed)
-    made = Transformer(TransformerConfig(**WIDTHS, kv_heads=kv_heads, additions=additions)).double().eval()
+    config = TransformerConfig(
+        vocab_size=11, hidden=16, layers=2, heads=4, kv_heads=kv_heads, context=32, additions=additions
+    )
+    made = Transformer(config).double().eval()
     for name, parameter in made.named_parameters():
         if "additions" in name:
             torch.nn.init.normal_(parameter)
