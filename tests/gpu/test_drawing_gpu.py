@@ -68,9 +68,9 @@ def test_sharpening_draws_from_logits_what_it_draws_from_log_probabilities(rule,
     generator = torch.Generator().manual_seed(0)
     logits = (3.0 * torch.randn(5, 4, 1000, generator=generator)).to(CUDA, dtype)
     seeds, positions = torch.arange(5, device=CUDA), torch.arange(20, device=CUDA).view(5, 4)
-    expected = rule.draw(subs_at_masks(logits, 999), seeds, positions, repeat=3)
+    expected = rule.rows(1, CUDA).draw(subs_at_masks(logits, 999), seeds, positions, repeat=3)
     for repeat in (3, torch.tensor(3, device=CUDA), torch.tensor([3], device=CUDA)):
-        found = rule.draw_logits(logits, 999, seeds, positions, repeat=repeat)
+        found = rule.rows(1, CUDA).draw_logits(logits, 999, seeds, positions, repeat=repeat)
         assert torch.equal(found, expected)
 
 
@@ -80,17 +80,17 @@ def test_a_graph_draws_from_the_values_it_is_replayed_on():
     logits = torch.zeros(16, 1, VOCABULARY, device=CUDA, dtype=torch.bfloat16)
     seeds = torch.zeros(16, device=CUDA, dtype=torch.int64)
     positions, repeat = torch.zeros_like(seeds).unsqueeze(1), torch.zeros_like(seeds[:1])
-    rule.draw_logits(logits, 7, seeds, positions, repeat=repeat)  # compiles
+    rule.rows(1, CUDA).draw_logits(logits, 7, seeds, positions, repeat=repeat)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        tokens = rule.draw_logits(logits, 7, seeds, positions, repeat=repeat)
+        tokens = rule.rows(1, CUDA).draw_logits(logits, 7, seeds, positions, repeat=repeat)
     for turn in range(5):
         logits.normal_(std=3.0, generator=generator)
         seeds.random_(generator=generator)
         positions.random_(1000, generator=generator)
         repeat.fill_(turn)
         graph.replay()
-        expected = rule.draw(subs_at_masks(logits, 7), seeds, positions, repeat=repeat)
+        expected = rule.rows(1, CUDA).draw(subs_at_masks(logits, 7), seeds, positions, repeat=repeat)
         assert torch.equal(tokens, expected)
 
 

@@ -31,6 +31,7 @@ from bd3lm.sampling import (
 )
 from tests.oracles.networks import MASK, blocks_of, tiny_transformer
 from tests.oracles.strangers import KeepingConfig, PlainConfig, stranger
+from tests.sampling.asking import ending
 
 pytestmark = pytest.mark.gpu
 CONTEXT = 32
@@ -96,8 +97,8 @@ def test_the_tokens_are_those_of_a_cpu(network: str, batch_size: int):
     texts = requests(90) + [Request(torch.tensor([1]), seed, 90) for seed in range(10, 30)]
     for (name, on_cpu), on_gpu in zip(writers(here).items(), writers(there).values(), strict=True):
         stopping = Stopping(entropy_floor=0.6, entropy_window=16, redraws=1)
-        expected = sample(on_cpu, texts, stopping=stopping)
-        found = sample(on_gpu, texts, stopping=stopping, batch_size=batch_size)
+        expected = sample(on_cpu, ending(texts, stopping))
+        found = sample(on_gpu, ending(texts, stopping), batch_size=batch_size)
         for mine, theirs in zip(found, expected, strict=True):
             assert torch.equal(mine.tokens, theirs.tokens), name
             assert (mine.evaluations, mine.fill_passes, mine.stopped_by, mine.redraws) == (
@@ -227,7 +228,7 @@ def test_what_was_recorded_for_one_batch_serves_the_next_until_the_weights_are_o
 
     for seed in range(3):
         assert_same(seed)
-    assert (on_gpu._left is None) == there.config.adaln
+    assert bool(on_gpu._left) != there.config.adaln
     for model in (here, there):  # in place, and past torch's counters, as fused optimizers write them
         for weight in model.parameters():
             weight.data.mul_(0.9)

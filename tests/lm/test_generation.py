@@ -651,7 +651,8 @@ def test_a_writer_serves_as_long_as_it_would_be_the_same():
     model = of_bytes(4)
     plain = model._writer(Settings())
     assert model._writer(Settings(seed=5, length=20, batch_size=2, stop_at_eos=False)) is plain
-    assert model._writer(Settings(temperature=0.5)) is not plain
+    assert model._writer(Settings(temperature=0.5, top_k=3, top_p=0.7)) is plain  # a request's own
+    assert model._writer(Settings(tokens_per_pass=2)) is not plain
     assert model._writer(Settings(unmasking=Ancestral(3))) is not plain
 
 

@@ -238,10 +238,13 @@ def test_rows_can_leave_and_change_places():
     cache.advance(lengths)
     noisy = random_tokens(3, 2, seed=1)
     before = logits_of(MODEL, noisy, Bidirectional(2), cache=cache)
-    cache.keep_rows(torch.tensor([2, 0]))
-    assert cache.rows == 2
-    assert cache.lengths.tolist() == [6, 2]
-    assert_same(logits_of(MODEL, noisy[[2, 0]], Bidirectional(2), cache=cache), before[[2, 0]])
+    cache.move_row(2, 1)
+    some = cache.first(2)
+    assert some.rows == 2
+    assert some.lengths.tolist() == [2, 6]
+    assert_same(logits_of(MODEL, noisy[[0, 2]], Bidirectional(2), cache=some), before[[0, 2]])
+    some.advance(1)
+    assert cache.lengths.tolist() == [3, 7, 6]
 
 
 # --- rows with and without a finished block in one pass ---
@@ -408,11 +411,11 @@ def test_rows_may_leave_and_others_enter_by_turns():
     window, texts = 4, [random_tokens(1, length, seed=length)[0] for length in (0, 12, 4)]
     cache = opened(texts, window, segment=4)
     decode(cache, texts, window, steps=2)
-    cache.keep_rows(torch.tensor([2, 0]))
-    texts = [texts[2], texts[0]]
-    decode(cache, texts, window, steps=2, first_seed=10)
-    texts[0] = random_tokens(1, 6, seed=9)[0]
-    cache.put_rows(torch.tensor([0]), opened(texts[:1], window, segment=4))
+    cache.move_row(2, 1)
+    texts = [texts[0], texts[2]]
+    decode(cache.first(2), texts, window, steps=2, first_seed=10)
+    texts.append(random_tokens(1, 6, seed=9)[0])
+    cache.put_rows(torch.tensor([2]), opened(texts[2:], window, segment=4))
     decode(cache, texts, window, steps=4, first_seed=20)
 
 

@@ -47,7 +47,7 @@ class Case:
 
 
 def drawn(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """By the kernel, by `Sharpening.draw`, and by how much the latter's token scores higher."""
+    """By the kernel, by `RowSharpening.draw`, and by how much the latter's token scores higher."""
     from bd3lm.models.kernels import drawing as kernel
 
     logits = case.make_logits(device)
@@ -55,19 +55,19 @@ def drawn(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     seeds, positions = (row - 2) * 0x123456789ABCDEF, row * row + 3
     repeat = torch.arange(case.repeats, device=device) + 2
     tile, row_tile = case.tiles or (kernel._TILE, kernel._ROW_TILE)
-    rule = case.rule
+    rule, how = case.rule, case.rule.rows(1, device)
     programs = case.programs or kernel._PROGRAMS
     with mock.patch.multiple(kernel, _TILE=tile, _ROW_TILE=row_tile, _PROGRAMS=programs):
         found = kernel.draw(
             *(logits, seeds, positions, repeat),
             mask_id=case.mask_id,
-            temperature=rule.temperature,
-            top_p=rule.top_p,
-            inclusive=rule.top_p_rule == "inclusive",
+            temperature=how.temperature,
+            top_p=how.top_p,
+            inclusive=how.inclusive,
         )
     log_p = subs_at_masks(logits, case.mask_id).unsqueeze(1)
     repeat = repeat.unsqueeze(1)
-    expected = rule.draw(log_p, seeds, positions.unsqueeze(1), repeat=repeat)
+    expected = how.draw(log_p, seeds, positions.unsqueeze(1), repeat=repeat)
     uniform = counter_uniform(
         seeds.unsqueeze(1), positions.unsqueeze(1), Purpose.TOKEN, case.vocabulary, repeat=repeat
     )
@@ -93,6 +93,7 @@ def assert_it_ends_whatever_the_logits_are(device: torch.device) -> None:
     """
     from bd3lm.models.kernels import drawing as kernel
 
+    one = torch.ones(1, dtype=torch.float64, device=device)
     several = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
     several[0, 40] = several[0, 21] = several[1, 20] = torch.inf  # each in a tile of its own
     several[1, 3] = several[1, 50] = torch.nan
@@ -101,9 +102,9 @@ def assert_it_ends_whatever_the_logits_are(device: torch.device) -> None:
         tokens = kernel.draw(
             *(several.to(device), numbers, numbers, numbers),
             mask_id=63,
-            temperature=1.0,
-            top_p=1.0,
-            inclusive=True,
+            temperature=one,
+            top_p=None,
+            inclusive=one.bool(),
         )
     assert tokens.tolist() == [21, 20]
     spoilt = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
@@ -115,9 +116,9 @@ def assert_it_ends_whatever_the_logits_are(device: torch.device) -> None:
             tokens = kernel.draw(
                 *(logits.to(device), numbers, numbers, numbers),
                 mask_id=9,
-                temperature=1.0,
-                top_p=top_p,
-                inclusive=inclusive,
+                temperature=one,
+                top_p=one * top_p,
+                inclusive=one.bool() & inclusive,
             )
             assert tokens.shape == (len(logits),)
             assert all(0 <= token < 10 for token in tokens.tolist())

@@ -25,6 +25,7 @@ from tests.oracles.languages import (
     states,
 )
 from tests.oracles.networks import MASK, tiny_transformer
+from tests.sampling.asking import drawn_by
 
 pytestmark = pytest.mark.sweep(2)
 
@@ -57,8 +58,16 @@ def request(seed: int, length: int, given: tuple[int, ...] = ()) -> Request:
     return Request(torch.tensor(given, dtype=torch.long), seed, length)
 
 
-def drawn(writer: AnalyticWriter, length: int, *, given: tuple[int, ...] = (), rows: int = ROWS) -> Tensor:
-    samples = sample(writer, [request(seed, length, given) for seed in range(rows)], batch_size=rows)
+def drawn(
+    writer: AnalyticWriter,
+    length: int,
+    *,
+    given: tuple[int, ...] = (),
+    rows: int = ROWS,
+    how: Sharpening | None = None,
+) -> Tensor:
+    requests = [request(seed, length, given) for seed in range(rows)]
+    samples = sample(writer, drawn_by(requests, how), batch_size=rows)
     return torch.stack([s.tokens for s in samples])
 
 
@@ -228,8 +237,9 @@ def test_a_text_may_end_inside_the_context(kind):
 @pytest.mark.parametrize("timed", [False, True])
 def test_a_batch_equals_its_rows_alone(kind, timed):
     network = tiny_transformer(4, adaln=timed, time_conditioning=timed)
-    writer = kind(network, context=5, steps=6, sharpening=Sharpening(top_p=0.9))
+    writer = kind(network, context=5, steps=6)
     requests = [request(seed, 3 + seed % 3, (1, MASK, 3)[: seed % 4]) for seed in range(12)]
+    requests = drawn_by(requests, Sharpening(top_p=0.9))
     together = sample(writer, requests, batch_size=12)
     seats = sample(writer, requests, batch_size=5)
     for seed, one in enumerate(requests):
@@ -275,15 +285,15 @@ def test_what_is_watched_is_what_is_written(kind):
 def test_sharpening_is_of_what_a_token_becomes_not_of_whether():
     """With top_k=1 a masked text is the likeliest token's, revealed at the same steps as ever."""
     table = masked_logits(2)
-    writer = absorbing(fixed(table), context=2, steps=50, sharpening=Sharpening(top_k=1))
-    texts = drawn(writer, 2, rows=400)
+    writer = absorbing(fixed(table), context=2, steps=50)
+    texts = drawn(writer, 2, rows=400, how=Sharpening(top_k=1))
     place = {x: row for row, x in enumerate(states(2))}
     clean = [v for v in range(VOCAB) if v != MASK]
     best = lambda x, i: max(clean, key=lambda v: table[place[x], i, v])  # noqa: E731
     first, second = (best((MASK, MASK), i) for i in range(2))
     possible = {(first, best((first, MASK), 1)), (best((MASK, second), 0), second), (first, second)}
     assert set(map(tuple, texts.tolist())) <= possible
-    frozen = drawn(uniform(knows_the_noise(2), context=2, steps=100, sharpening=Sharpening(top_p=0.9)), 2)
+    frozen = drawn(uniform(knows_the_noise(2), context=2, steps=100), 2, how=Sharpening(top_p=0.9))
     # A nucleus over the whole step would never let a token change: all texts would be uniform noise.
     assert p_value(frozen, np.array([float(MASK not in x) for x in states(2)]) / 9) < 1e-8
 

@@ -8,6 +8,7 @@ from bd3lm.models import Transformer
 from bd3lm.sampling import AutoregressiveWriter, Request, Sharpening, sample
 from tests.oracles.networks import FAMILIES, MASK, mask_of, network_of, tiny_transformer
 from tests.oracles.sampling import Law, Tokens, chi_square, in_tokens, sharpened
+from tests.sampling.asking import drawn_by
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -27,12 +28,13 @@ def written(
     length: int = 4,
     rows: int = 1_000,
     context: int = 8,
+    sharpening: Sharpening | None = None,
     **options: object,
 ) -> list[Tensor]:
     """Texts of the seeds 0, 1, …"""
     writer = AutoregressiveWriter(model, mask_id=mask_of(model), context=context, **options)
     requests = [Request(torch.tensor(given, dtype=torch.long), seed, length) for seed in range(rows)]
-    return [text.tokens for text in sample(writer, requests, batch_size=rows)]
+    return [text.tokens for text in sample(writer, drawn_by(requests, sharpening), batch_size=rows)]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ from tests.oracles.sampling import (
     sharpened,
     together,
 )
+from tests.sampling.asking import drawn_by
 from tests.sampling.loop_cases import how_read
 
 pytestmark = pytest.mark.sweep(2)
@@ -103,13 +104,14 @@ def written(
     length: int = 4,
     rows: int = 1_000,
     context: int = 8,
+    sharpening: Sharpening | None = None,
     **options: object,
 ) -> list[Tensor]:
     """Texts of the seeds 0, 1, …"""
     reading = how_read(block_size, options, mask_of(model))
     writer = BlockWriter(model, **reading, context=context, unmasking=unmasking, **options)
     requests = [Request(torch.tensor(given, dtype=torch.long), seed, length) for seed in range(rows)]
-    return [text.tokens for text in sample(writer, requests, batch_size=rows)]
+    return [text.tokens for text in sample(writer, drawn_by(requests, sharpening), batch_size=rows)]
 
 
 def same_texts(some: list[Tensor], others: list[Tensor]) -> bool:

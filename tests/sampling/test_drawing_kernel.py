@@ -1,4 +1,4 @@
-"""The kernel that draws tokens, in Triton's interpreter: token for token what `Sharpening.draw` draws."""
+"""The kernel that draws tokens, in Triton's interpreter: token for token what `RowSharpening.draw` draws."""
 
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -125,9 +125,9 @@ def assert_rows_must_lie_side_by_side() -> None:
         kernel.draw(
             *(torch.zeros(5, 10).T, number, number, number),
             mask_id=4,
-            temperature=1.0,
-            top_p=0.5,
-            inclusive=True,
+            temperature=torch.ones(1),
+            top_p=None,
+            inclusive=torch.ones(1, dtype=torch.bool),
         )
 
 

@@ -17,6 +17,7 @@ from tests.oracles.networks import (
     MASK,
     tiny_transformer,
 )
+from tests.sampling.asking import ending
 from tests.sampling.loop_cases import (
     CONTEXT,
     EARLY,
@@ -48,7 +49,7 @@ def written_alone(
     writer: Writer, *, stopping: Stopping | None = None, batch_sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
     """The facts of every text written alone; they must be those in batches of any size, in any order."""
-    alone = [facts(*sample(writer, [request], stopping=stopping)) for request in suited(REQUESTS, writer)]
+    alone = [facts(*sample(writer, ending([request], stopping))) for request in suited(REQUESTS, writer)]
     assert_the_same_together(alone, writer, stopping=stopping, batch_sizes=batch_sizes)
     return alone
 
@@ -63,7 +64,7 @@ def assert_the_same_together(
     requests = suited(REQUESTS, writer)
     for batch_size in batch_sizes:
         turn = -1 if batch_size == 3 else 1  # once in the opposite order
-        together = sample(writer, requests[::turn], stopping=stopping, batch_size=batch_size)
+        together = sample(writer, ending(requests[::turn], stopping), batch_size=batch_size)
         assert [s.index for s in together] == list(range(len(requests)))
         assert [facts(s) for s in together] == alone[::turn]
 
@@ -129,9 +130,9 @@ def test_who_enters_a_running_batch_reads_its_prompt_alone():
 
 
 def test_a_row_that_ends_early_frees_its_seat():
-    requests = [Request(prompt(1), seed, 1 + 12) for seed in range(6)]
+    requests = ending([Request(prompt(1), seed, 1 + 12) for seed in range(6)], Stopping(eos_id=EOS))
     writer = autoregressive(Counting(MODEL), score_first=False)
-    ends = [s.evaluations for s in sample(writer, requests, stopping=Stopping(eos_id=EOS), batch_size=1)]
+    ends = [s.evaluations for s in sample(writer, requests, batch_size=1)]
     assert len(set(ends)) > 2
 
     seats, expected, waiting = [0, 0], [], list(ends)  # how long each seat is still taken
@@ -140,7 +141,7 @@ def test_a_row_that_ends_early_frees_its_seat():
         expected.append(sum(left > 0 for left in seats))
         seats = [max(left - 1, 0) for left in seats]
     network = Counting(MODEL)
-    sample(autoregressive(network, score_first=False), requests, stopping=Stopping(eos_id=EOS), batch_size=2)
+    sample(autoregressive(network, score_first=False), requests, batch_size=2)
     assert network.rows == expected
 
 

@@ -62,7 +62,7 @@ def test_every_pass_of_a_text_that_was_thrown_away_is_counted_too(name):
     writer, redraws = WRITERS[name](network), 0
     for seed in range(4):
         network.rows.clear()
-        (text,) = sample(writer, [Request(prompt(9), seed, 24)], stopping=EARLY)
+        (text,) = sample(writer, [Request(prompt(9), seed, 24, stopping=EARLY)])
         assert len(network.rows) == text.evaluations + text.fill_passes + text.redrawn_passes
         assert (text.redrawn_passes > text.redraws) == (text.redraws > 0)
         redraws += text.redraws

@@ -25,6 +25,7 @@ from bd3lm.sampling.loop import close_suspended
 from tests.oracles.networks import (
     MASK,
 )
+from tests.sampling.asking import ending
 from tests.sampling.loop_cases import (
     EARLY,
     MODEL,
@@ -77,9 +78,9 @@ def replay(request: Request, first: int, events: Sequence[Any]) -> None:
 def test_the_events_replayed_give_the_text(name, stopping):
     writer = WRITERS[name](MODEL)
     requests = suited(REQUESTS, writer)
-    events = list(write(writer, requests, stopping=stopping, batch_size=3, watch=True))
+    events = list(write(writer, ending(requests, stopping), batch_size=3, watch=True))
     done = sorted((e.sample for e in events if isinstance(e, Stopped)), key=lambda s: s.index)
-    assert [facts(s) for s in done] == [facts(s) for s in sample(writer, requests, stopping=stopping)]
+    assert [facts(s) for s in done] == [facts(s) for s in sample(writer, ending(requests, stopping))]
     for index, (request, text) in enumerate(zip(requests, done, strict=True)):
         own = [event for event in events if event.index == index]
         gaps = [*(request.given == MASK).tolist(), True]
@@ -127,7 +128,7 @@ def test_first_hitting_is_told_token_by_token_in_the_order_of_its_passes():
 
 
 def test_unwatched_only_ends_and_redraws_are_told():
-    events = list(write(blocks(MODEL), REQUESTS, stopping=EARLY, batch_size=2))
+    events = list(write(blocks(MODEL), ending(REQUESTS, EARLY), batch_size=2))
     assert {type(event) for event in events} == {Redrawn, Stopped}
     assert sorted(e.index for e in events if isinstance(e, Stopped)) == list(range(len(REQUESTS)))
 

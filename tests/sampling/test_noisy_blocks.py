@@ -30,6 +30,7 @@ from tests.oracles.frequencies import p_value
 from tests.oracles.languages import VOCAB, Array, Text, states
 from tests.oracles.networks import MASK, blocks_of, tiny_transformer
 from tests.oracles.noisy_blocks import guesses_after, law_in_blocks, logits_after
+from tests.sampling.asking import drawn_by, ending
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -177,7 +178,8 @@ def test_with_a_cache_or_without_alone_or_in_a_batch_a_text_is_the_same(kind, si
     """Texts of other lengths, prompts and places beside it, that enter and leave at other times."""
     given = [(), (1, 0), (1, MASK, 3), (0, 3, 1, 1, 0, 3, 1), (0, 3, 1, 0, 3, 1, MASK, 1)]
     requests = [request(seed, 5 + seed % 5, given[seed % 5][: 5 + seed % 5]) for seed in range(15)]
-    make = partial(WRITERS[kind], model, size, context=9, sharpening=Sharpening(top_p=0.9))
+    requests = drawn_by(requests, Sharpening(top_p=0.9))
+    make = partial(WRITERS[kind], model, size, context=9)
     together, few = (sample(make(), requests, batch_size=rows) for rows in (15, 4))
     afresh = sample(make(cache=False), requests)
     for seed, one in enumerate(requests):
@@ -197,7 +199,7 @@ def test_a_text_past_the_context_goes_on_and_ends_with_the_end_token(kind):
     assert len(long.tokens) == 25
     assert (long.tokens != MASK).all()
     assert long.tokens[:4].equal(short.tokens[:4])
-    (ended,) = sample(writer, [request(0, 25, (1,))], stopping=Stopping(eos_id=int(long.tokens[4])))
+    (ended,) = sample(writer, ending([request(0, 25, (1,))], Stopping(eos_id=int(long.tokens[4]))))
     assert ended.tokens.equal(long.tokens[: len(ended.tokens)])
     assert ended.stopped_by == "eos"
 

@@ -21,6 +21,7 @@ from tests.oracles import chains
 from tests.oracles.frequencies import p_value
 from tests.oracles.languages import VOCAB, Array, TableNetwork, fixed, guesses, log, random_language
 from tests.oracles.networks import MASK, blocks_of, tiny_transformer
+from tests.sampling.asking import drawn_by
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -39,8 +40,11 @@ def request(seed: int, length: int, given: tuple[int, ...] = ()) -> Request:
     return Request(torch.tensor(given, dtype=torch.long), seed, length)
 
 
-def drawn(writer: Writer, length: int, *, given: tuple[int, ...] = ()) -> Tensor:
-    samples = sample(writer, [request(seed, length, given) for seed in range(ROWS)], batch_size=ROWS)
+def drawn(
+    writer: Writer, length: int, *, given: tuple[int, ...] = (), how: Sharpening | None = None
+) -> Tensor:
+    requests = [request(seed, length, given) for seed in range(ROWS)]
+    samples = sample(writer, drawn_by(requests, how), batch_size=ROWS)
     return torch.stack([s.tokens for s in samples])
 
 
@@ -108,16 +112,9 @@ def test_given_tokens_are_kept_and_the_rest_follows_its_law_given_them():
     assert p_value(texts[:, [0, 2]], law) > SURE
 
 
-def test_a_writer_has_the_sharpening_it_was_given():
-    sharpening = Sharpening(temperature=0.5)
-    assert (
-        writer_of(fixed(torch.zeros(3)), context=2, steps=3, sharpening=sharpening).sharpening == sharpening
-    )
-
-
 def test_sharpening_is_of_the_guess():
     table = logits(2)
-    texts = drawn(writer_of(fixed(table), context=2, steps=3, sharpening=Sharpening(temperature=0.5)), 2)
+    texts = drawn(writer_of(fixed(table), context=2, steps=3), 2, how=Sharpening(temperature=0.5))
     law = chains.sampled([softmax_of_clean(2 * table)] * 4, alphas(Linear(), 3), TO_ALL, 2)
     assert p_value(texts, law) > SURE
 
@@ -125,8 +122,9 @@ def test_sharpening_is_of_the_guess():
 @pytest.mark.parametrize("timed", [False, True])
 def test_a_batch_equals_its_rows_alone(timed):
     network = tiny_transformer(4, adaln=timed, time_conditioning=timed)
-    writer = writer_of(network, context=5, steps=6, sharpening=Sharpening(top_p=0.9))
+    writer = writer_of(network, context=5, steps=6)
     requests = [request(seed, 3 + seed % 3, (1, MASK, 3)[: seed % 4]) for seed in range(12)]
+    requests = drawn_by(requests, Sharpening(top_p=0.9))
     together, seats = (sample(writer, requests, batch_size=size) for size in (12, 5))
     for seed, one in enumerate(requests):
         (alone,) = sample(writer, [one])

@@ -9,6 +9,7 @@ import torch
 
 from bd3lm.sampling import Request, sample
 from tests.oracles.networks import tiny_transformer
+from tests.sampling.asking import ending
 from tests.sampling.loop_cases import (
     EARLY,
     MODEL,
@@ -29,11 +30,9 @@ def test_rows_at_rest_change_nothing(make, monkeypatch):
     """On a GPU seats that become free stay in the batch until half of them are."""
     writer, batch_size = make(MODEL), 16
     requests = suited(REQUESTS, writer)
-    expected = [facts(text) for text in sample(writer, requests, stopping=EARLY, batch_size=batch_size)]
-    monkeypatch.setattr(
-        "bd3lm.sampling.loop._Table._should_shrink_batch", lambda table, kept: kept <= len(table.seats) // 2
-    )
-    found = sample(make(MODEL), requests, stopping=EARLY, batch_size=batch_size)
+    expected = [facts(text) for text in sample(writer, ending(requests, EARLY), batch_size=batch_size)]
+    monkeypatch.setattr("bd3lm.sampling.table._records", lambda writer: True)
+    found = sample(make(MODEL), ending(requests, EARLY), batch_size=batch_size)
     assert [facts(text) for text in found] == expected
 
 
@@ -43,17 +42,18 @@ def test_given_text_may_be_read_in_passes_that_are_all_of_one_length(make, monke
     writer = make(MODEL, context=160) if make is not WRITERS["sliding by whole contexts"] else make(MODEL)
     requests = suited([*REQUESTS, Request(prompt(150), 1, 155), Request(prompt(300), 2, 303)], writer)
     expected = [facts(text) for text in sample(writer, requests, batch_size=5)]
-    monkeypatch.setattr("bd3lm.sampling.rows._reads_whole_chunks", lambda inputs: True)
+    monkeypatch.setattr("bd3lm.sampling.writer._reads_whole_chunks", lambda inputs: True)
     assert [facts(text) for text in sample(writer, requests, batch_size=5)] == expected
 
 
 def test_rows_are_freed_with_their_writer(monkeypatch):
     """Without a collector: what was recorded refers to the rows, and must not be held by them in a circle."""
-    monkeypatch.setattr("bd3lm.sampling.rows._keeps_rows", lambda rows: True)
+    monkeypatch.setattr("bd3lm.sampling.writer._keeps_rows", lambda rows: True)
     writer = blocks(MODEL)
     sample(writer, REQUESTS[:2])
-    assert writer._left is not None
-    kept = weakref.ref(writer._left[0])
+    (left,) = writer._left
+    kept = weakref.ref(left[0])
+    del left
     gc.disable()
     try:
         del writer
@@ -63,15 +63,16 @@ def test_rows_are_freed_with_their_writer(monkeypatch):
 
 
 def test_rows_that_were_left_are_used_again_where_they_fit(monkeypatch):
-    monkeypatch.setattr("bd3lm.sampling.rows._keeps_rows", lambda rows: True)
+    monkeypatch.setattr("bd3lm.sampling.writer._keeps_rows", lambda rows: True)
     writer, rows = blocks(MODEL), []
     for requests in (REQUESTS[:2], REQUESTS[4:6], REQUESTS[5:3:-1], REQUESTS[5:6], REQUESTS):
         alone = [facts(sample(blocks(MODEL), [request])[0]) for request in requests]
         assert [facts(text) for text in sample(writer, requests)] == alone
-        rows.append(writer._left)
-    assert all(left is not None for left in rows)
-    same = [before[0] is after[0] for before, after in pairwise(rows)]
-    assert same == [False, True, False, False]  # of another width, alike, fewer, more
+        rows.append([each for each, _ in writer._left])
+    assert [len(left) for left in rows] == [1, 2, 2, 2, 3]
+    used = [left[0] for left in rows]  # the last ones come first
+    same = [before is after for before, after in pairwise(used)]
+    assert same == [False, True, True, False]  # of another width, alike, fewer, more
 
 
 @every_writer

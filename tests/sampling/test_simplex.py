@@ -33,6 +33,7 @@ from bd3lm.sampling import (
 )
 from tests.oracles.networks import CLEAN, MASK, tiny_transformer
 from tests.oracles.simplex import OpenNetwork, alpha_bar, logits_of_token, noised, sample_text, softmax
+from tests.sampling.asking import ending
 
 pytestmark = pytest.mark.sweep(2)
 
@@ -258,7 +259,7 @@ def test_a_text_ends_with_the_end_token():
     writer = SimplexWriter(
         knowing(torch.tensor([0, 0, 1, 0, 3, 1, 1, 1])), block_size=3, mask_id=MASK, context=9, steps=2
     )
-    (text,) = sample(writer, [request((), 8)], stopping=Stopping(eos_id=3))
+    (text,) = sample(writer, ending([request((), 8)], Stopping(eos_id=3)))
     assert (text.tokens.tolist(), text.stopped_by) == ([0, 0, 1, 0, 3], "eos")
     assert text.evaluations == 4
 

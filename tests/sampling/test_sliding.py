@@ -30,6 +30,7 @@ from tests.oracles.sampling import (
     likeliest,
     sharpened,
 )
+from tests.sampling.asking import drawn_by
 from tests.sampling.loop_cases import how_read
 
 pytestmark = pytest.mark.sweep(3)
@@ -57,12 +58,13 @@ def written(
     length: int = 4,
     context: int = 4,
     rows: int = 1_000,
+    sharpening: Sharpening | None = None,
     **options: object,
 ) -> list[Tensor]:
     """Texts of the seeds 0, 1, …"""
     writer = SlidingWriter(model, **how_read(context, options), context=context, **options)
     requests = [Request(torch.tensor(given, dtype=torch.long), seed, length) for seed in range(rows)]
-    return [text.tokens for text in sample(writer, requests, batch_size=rows)]
+    return [text.tokens for text in sample(writer, drawn_by(requests, sharpening), batch_size=rows)]
 
 
 @pytest.mark.parametrize(("given", "length"), [((), 4), ((1,), 3), ((M, 0, M, 3), 4)], ids=str)

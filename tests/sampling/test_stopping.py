@@ -29,6 +29,7 @@ from bd3lm.sampling import (
 )
 from bd3lm.sampling.stopping import Ending, FindEnd
 from tests.oracles.networks import MASK, Plain, blocks_of, tiny_transformer
+from tests.sampling.asking import ending
 
 pytestmark = pytest.mark.sweep(2)
 
@@ -62,7 +63,7 @@ def blocks(*wishes: int, block_size: int = 4) -> BlockWriter:
 
 def write_one(writer: Writer, given: Sequence[int], length: int, seed: int = 0, **rules: Any) -> Sample:
     tokens = torch.tensor(given, dtype=torch.long)
-    (text,) = sample(writer, [Request(tokens, seed, length)], stopping=Stopping(**rules))
+    (text,) = sample(writer, [Request(tokens, seed, length, stopping=Stopping(**rules))])
     return text
 
 
@@ -459,7 +460,7 @@ def test_redraws_are_limited():
 def test_every_redraw_is_told_and_nothing_else_is_redrawn():
     requests = [Request(NO_TOKENS, seed, 8) for seed in range(10)]
     stopping = Stopping(redraws=2, **REDRAWN)
-    events = list(write(blocks(block_size=2), requests, stopping=stopping, batch_size=3))
+    events = list(write(blocks(block_size=2), ending(requests, stopping), batch_size=3))
     done = {e.index: e.sample for e in events if isinstance(e, Stopped)}
     redrawn = Counter(e.index for e in events if isinstance(e, Redrawn))
     assert {index: text.redraws for index, text in done.items()} == {i: redrawn[i] for i in range(10)}

@@ -24,43 +24,66 @@ def gumbel_max(log_p: Tensor, uniform: Tensor) -> Tensor:
     return (log_p.double() + gumbel(uniform)).argmax(-1)
 
 
-def temper(log_p: Tensor, temperature: float) -> Tensor:
-    """p^(1/temperature), normalised."""
+def temper(log_p: Tensor, temperature: float | Tensor) -> Tensor:
+    """p^(1/temperature), normalised. One temperature for all, or a tensor that broadcasts with log_p."""
+    if isinstance(temperature, Tensor):
+        return torch.where(temperature == 1.0, log_p, _tempered(log_p, temperature.to(log_p.dtype)))
     if not 0.0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, got {temperature}")
-    if temperature == 1.0:
-        return log_p
+    return log_p if temperature == 1.0 else _tempered(log_p, temperature)
+
+
+def _tempered(log_p: Tensor, temperature: float | Tensor) -> Tensor:
     return torch.log_softmax(log_p / temperature, dim=-1)
 
 
-def top_k(log_p: Tensor, k: int) -> Tensor:
-    """Keep the k likeliest entries (ties broken by the lower index), normalised."""
-    if k < 1:
-        raise ValueError(f"top_k must be at least 1, got {k}")
-    if k >= log_p.shape[-1]:
-        return log_p
+def top_k(log_p: Tensor, k: int | Tensor) -> Tensor:
+    """Keep the k likeliest entries (ties broken by the lower index), normalised.
+
+    One number for all, or an int64 tensor that broadcasts with log_p.
+    """
+    if not isinstance(k, Tensor):
+        if k < 1:
+            raise ValueError(f"top_k must be at least 1, got {k}")
+        if k >= log_p.shape[-1]:
+            return log_p
     order = torch.argsort(log_p, dim=-1, descending=True, stable=True)
-    keep = torch.zeros_like(log_p, dtype=torch.bool).scatter_(-1, order[..., :k], True)
-    return torch.log_softmax(log_p.masked_fill(~keep, -math.inf), dim=-1)
+    first = torch.arange(log_p.shape[-1], device=log_p.device) < k
+    kept = _kept(log_p, order, first.expand_as(log_p))
+    return torch.where(k >= log_p.shape[-1], log_p, kept) if isinstance(k, Tensor) else kept
 
 
-def nucleus(log_p: Tensor, p: float, rule: NucleusRule = "inclusive") -> Tensor:
+def nucleus(
+    log_p: Tensor, p: float | Tensor, rule: NucleusRule = "inclusive", *, inclusive: Tensor | None = None
+) -> Tensor:
     """Keep the likeliest entries whose probabilities reach p, normalised.
 
     ``inclusive`` keeps the entry whose probability crosses p (Holtzman et al.: the smallest set that holds
     at least p). ``exclusive`` is the reference implementation's rule: the entries whose running total stays
     within p, and the first in any case. Ties are broken by the lower index. p = 1 keeps everything.
+
+    p and, in place of the rule, whether it is the inclusive one may be tensors that broadcast with log_p.
     """
-    if not 0.0 < p <= 1.0:
-        raise ValueError(f"nucleus must lie in (0, 1], got {p}")
     if rule not in ("inclusive", "exclusive"):
         raise ValueError(f"rule must be 'inclusive' or 'exclusive', got {rule!r}")
-    if p == 1.0:
-        return log_p
+    if not isinstance(p, Tensor):
+        if not 0.0 < p <= 1.0:
+            raise ValueError(f"nucleus must lie in (0, 1], got {p}")
+        if p == 1.0:
+            return log_p
     sorted_log_p, order = log_p.sort(dim=-1, descending=True, stable=True)
     mass = sorted_log_p.double().exp()
     total = mass.cumsum(-1)
-    within = total - mass < p if rule == "inclusive" else total <= p
+    if inclusive is not None:
+        within = torch.where(inclusive, total - mass < p, total <= p)
+    else:
+        within = total - mass < p if rule == "inclusive" else total <= p
     within[..., 0] = True
-    keep = torch.zeros_like(within).scatter_(-1, order, within)
+    kept = _kept(log_p, order, within)
+    return torch.where(p == 1.0, log_p, kept) if isinstance(p, Tensor) else kept
+
+
+def _kept(log_p: Tensor, order: Tensor, first: Tensor) -> Tensor:
+    """Those of the entries in this order that are flagged, normalised."""
+    keep = torch.zeros_like(first).scatter_(-1, order, first)
     return torch.log_softmax(log_p.masked_fill(~keep, -math.inf), dim=-1)

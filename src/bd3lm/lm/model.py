@@ -201,8 +201,8 @@ class LanguageModel:
                 f"seed is for texts without seeds of their own, got {changes['seed']!r} with seeds"
             )
         settings = Settings.of(settings, changes)
-        stopping = build_stopping(settings, self.tokenizer)
         settings.check_floor(self.config.network.input_vocab_size)
+        stopping = build_stopping(settings, self.tokenizer)
         writer = self._writer(settings)
         requests = build_requests(
             repeated(listed(prompts), count),
@@ -210,14 +210,15 @@ class LanguageModel:
             self.config,
             self.tokenizer,
             settings,
+            stopping,
             max_new_tokens=max_new_tokens,
         )
-        events = write(writer, requests, stopping=stopping, batch_size=settings.batch_size, watch=watch)
+        events = write(writer, requests, batch_size=settings.batch_size, watch=watch)
         return with_texts(events, self.tokenizer, self.config.mask_id)
 
     def _writer(self, settings: Settings) -> Writer:
         """The last writer if these settings make the same one: on a GPU it keeps what it recorded."""
-        alike = settings.of_writer(), self.config
+        alike = settings.of_writer(self.config.method.writer_draws), self.config
         last = self._last_writer
         if last is None or last[0] != alike or last[1].model is not self.network:
             last = self._last_writer = alike, build_writer(self.network, self.config, settings)

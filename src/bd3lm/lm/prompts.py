@@ -1,7 +1,7 @@
 """Prompts as users give them (texts, token ids, templates with gaps) as the requests that samplers take."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from bd3lm.data import Tokenizer
 from bd3lm.diffusion import derive_seed, is_whole
 from bd3lm.methods import LanguageModelConfig, Settings
-from bd3lm.sampling import Request
+from bd3lm.sampling import Request, Stopping
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ def build_requests(
     config: LanguageModelConfig,
     tokenizer: Tokenizer | None,
     settings: Settings,
+    stopping: Stopping,
     *,
     max_new_tokens: int | None = None,
 ) -> list[Request]:
@@ -86,10 +87,12 @@ def build_requests(
         raise ValueError(f"seeds must be whole numbers from 0 to 2^63 − 1, got {seeds!r:.80}")
     if settings.eos_id is not None and settings.eos_id >= config.network.vocab_size:
         raise ValueError(f"eos_id must be below {config.network.vocab_size}, got {settings.eos_id}")
+    sharpening = config.method.settled(settings).sharpening()
     requests = []
     for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
         try:
-            requests.append(_request(prompt, int(seed), config, tokenizer, settings, max_new_tokens))
+            request = _request(prompt, int(seed), config, tokenizer, settings, max_new_tokens)
+            requests.append(replace(request, sharpening=sharpening, stopping=stopping))
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from None
     return requests

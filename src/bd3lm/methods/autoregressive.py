@@ -65,7 +65,6 @@ class AutoregressiveMethod(Method):
             mask_id=frame.mask_id,
             context=frame.context,
             score_first=self.score_first,
-            sharpening=settings.sharpening(),
             cache=settings.cache,
         )
 

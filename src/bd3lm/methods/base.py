@@ -132,6 +132,8 @@ class Method(Kinded, ABC, family="method"):
     """Whether masking rules draw its masks, so that they can be compared on a trained model."""
     has_order: ClassVar[bool] = False
     """Whether a pass reveals some masks of several, in an order that an unmasking rule decides."""
+    writer_draws: ClassVar[frozenset[str]] = frozenset()
+    """Settings of how tokens are drawn that are its writer's; others are of each request."""
     concerns_release_only: ClassVar[frozenset[str]] = frozenset()
     """Its fields that change nothing of how it is trained, so that a resumed run may change them."""
     reference_tells_noise: ClassVar[bool] = False

@@ -41,7 +41,6 @@ def masked_writer(
             context=context,
             stride=settings.stride,
             unmasking=unmasking,
-            sharpening=settings.sharpening(),
         )
     settings.refuse("stride", why=f"this model writes blocks of {reading.block_size}")
     return BlockWriter(
@@ -49,7 +48,6 @@ def masked_writer(
         reading=reading,
         context=context,
         unmasking=unmasking,
-        sharpening=settings.sharpening(),
         cache=settings.cache,
     )
 

@@ -80,7 +80,6 @@ class D3PMMethod(CorruptionMethod):
             process=Uniform(frame.vocab_size),
             schedule=self.schedule,
             steps=steps,
-            sharpening=settings.sharpening(),
             cache=settings.cache,
         )
 

@@ -49,6 +49,5 @@ class ScoreEntropyMethod(CorruptionMethod):
             process=process,
             schedule=process.log_linear,
             steps=settings.steps or self.default_steps,
-            sharpening=settings.sharpening(),
             cache=settings.cache,
         )

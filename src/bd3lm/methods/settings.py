@@ -1,7 +1,7 @@
 """How texts are written, as users say it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
 
@@ -28,6 +28,8 @@ from bd3lm.words import advice_in_python
 _COUNTS = ("length", "batch_size", "top_k", "steps", "tokens_per_pass", "entropy_window", "stride")
 _WAYS = ("steps", "tokens_per_pass", "confidence", "entropy_bound", "unmasking")
 """Each says by itself which tokens a pass reveals."""
+SHARPENING = ("temperature", "top_k", "top_p", "top_p_rule")
+"""Settings of how a token is drawn."""
 UNMASKING = ("remask", "tokens_per_pass", "confidence", "entropy_bound", "unmasking")
 """Settings of nothing but which masks a pass reveals."""
 
@@ -189,8 +191,9 @@ class Settings:
             return EntropyBound(self.entropy_bound)
         return FirstHitting(self.tokens_per_pass or 1, lean)
 
-    def of_writer(self) -> "Settings":
-        """A copy with only the fields that affect how the writer is built."""
+    def of_writer(self, own: Collection[str] = ()) -> "Settings":
+        """A copy with only the fields that affect how the writer is built: not those of a request, but for
+        what a method takes as its writer's `own`."""
         plain = Settings()
         aside = (
             "length",
@@ -202,8 +205,9 @@ class Settings:
             "entropy_floor",
             "entropy_window",
             "redraws",
+            *SHARPENING,
         )
-        return replace(self, **{name: getattr(plain, name) for name in aside})
+        return replace(self, **{name: getattr(plain, name) for name in aside if name not in own})
 
     def check_floor(self, vocab_size: int) -> None:
         """Refuse an entropy floor that no text of this vocabulary can reach."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from bd3lm.evaluation import Estimator
 from bd3lm.methods.base import Frame, Method, Training, at_least_one, needs_mask_among_tokens
-from bd3lm.methods.settings import UNMASKING, Settings
+from bd3lm.methods.settings import SHARPENING, UNMASKING, Settings
 from bd3lm.models import Denoiser
 from bd3lm.objectives import SimplexDiffusionLoss
 from bd3lm.sampling import SimplexWriter, Writer
@@ -46,6 +46,8 @@ class SimplexMethod(Method):
         yield from at_least_one("block_size", self.block_size)
         if not 0.0 < self.simplex_scale < math.inf:
             yield f"simplex_scale must be positive and finite, got {self.simplex_scale}"
+
+    writer_draws = frozenset(SHARPENING)
 
     def conflicts(self, frame: Frame) -> Iterator[str]:
         yield from needs_mask_among_tokens(self.kind, frame)

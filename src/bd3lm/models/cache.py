@@ -5,6 +5,7 @@ what comes back, under the mask that `mask` gives.
 """
 
 import math
+from copy import copy
 from typing import Protocol
 
 import torch
@@ -105,7 +106,7 @@ class KVCache:
     through them a token is touched by text that has left its own window, which would not be so if the window
     were computed afresh.
 
-    Everything stays where it is in memory, but for `keep_rows`: a pass can be captured as a CUDA graph.
+    Everything stays where it is in memory: a pass can be captured as a CUDA graph.
     """
 
     def __init__(
@@ -242,11 +243,34 @@ class KVCache:
             store.scatter_(3, to[None, :, None, :, None].expand(shape), moved)
         self.advance(tokens)
 
-    def keep_rows(self, rows: Tensor) -> None:
-        """Keep only these rows, in the order given."""
-        self.keys, self.values = self.keys[:, rows], self.values[:, rows]
-        self.starts, self.ends = self.starts[rows], self.ends[rows]
-        self._slots = None
+    def first(self, rows: int) -> "KVCache":
+        """The first rows: a view, which shares its memory with the whole."""
+        view = copy(self)
+        view.keys, view.values = self.keys[:, :rows], self.values[:, :rows]
+        view.starts, view.ends = self.starts[:rows], self.ends[:rows]
+        view._slots = None
+        return view
+
+    def empty(self, rows: int) -> "KVCache":
+        """One of the same kind, with nothing in it."""
+        layers, _, heads, _, head_dim = self.keys.shape
+        return KVCache(
+            layers=layers,
+            rows=rows,
+            heads=heads,
+            head_dim=head_dim,
+            window=self.window,
+            segment=self.segment,
+            device=self.keys.device,
+            dtype=self.keys.dtype,
+        )
+
+    def move_row(self, source: int, target: int) -> None:
+        """Copy a row to the place of another."""
+        for store in (self.keys, self.values):
+            store[:, target] = store[:, source]
+        for ends in (self.starts, self.ends):
+            ends[target] = ends[source]
 
     def put_rows(self, rows: Tensor, other: "KVCache") -> None:
         """Replace some rows by those of another cache of the same kind."""

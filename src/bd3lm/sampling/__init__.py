@@ -3,11 +3,13 @@
 from bd3lm.sampling.analytic import AnalyticWriter
 from bd3lm.sampling.autoregressive import AutoregressiveWriter
 from bd3lm.sampling.blocks import BlockWriter
-from bd3lm.sampling.drawing import Sharpening
+from bd3lm.sampling.drawing import RowSharpening, Sharpening
+from bd3lm.sampling.engine import Engine, Handle
 from bd3lm.sampling.events import (
     BlockFinished,
     BlockStarted,
     Event,
+    Failed,
     Redrawn,
     Sample,
     Started,
@@ -18,7 +20,7 @@ from bd3lm.sampling.events import (
 from bd3lm.sampling.loop import sample, write
 from bd3lm.sampling.posterior import PosteriorWriter
 from bd3lm.sampling.replay import without_replays
-from bd3lm.sampling.rows import Request, Writer
+from bd3lm.sampling.request import Request
 from bd3lm.sampling.simplex import SimplexWriter
 from bd3lm.sampling.sliding import SlidingWriter
 from bd3lm.sampling.stopping import StoppedBy, Stopping, token_entropy
@@ -33,6 +35,7 @@ from bd3lm.sampling.unmasking import (
     Remasking,
     UnmaskingRule,
 )
+from bd3lm.sampling.writer import Writer
 
 __all__ = [
     "Adaptive",
@@ -42,9 +45,12 @@ __all__ = [
     "BlockFinished",
     "BlockStarted",
     "BlockWriter",
+    "Engine",
     "EntropyBound",
     "Event",
+    "Failed",
     "FirstHitting",
+    "Handle",
     "MostConfident",
     "Pass",
     "Planned",
@@ -52,6 +58,7 @@ __all__ = [
     "Redrawn",
     "Remasking",
     "Request",
+    "RowSharpening",
     "Sample",
     "Sharpening",
     "SimplexWriter",

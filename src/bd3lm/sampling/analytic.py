@@ -14,7 +14,7 @@ from bd3lm.diffusion import (
     uniform_tweedie,
 )
 from bd3lm.models import Denoiser
-from bd3lm.sampling.drawing import Sharpening
+from bd3lm.sampling.drawing import RowSharpening
 from bd3lm.sampling.stepwise import StepwiseWriter, split
 
 
@@ -30,7 +30,7 @@ class AnalyticWriter(StepwiseWriter):
     The last step never leaves a mask: under the absorbing process a mask becomes a token for certain; under
     uniform noise, where the mask is a token like others, it is left out.
 
-    `sharpening` (the block diffusion paper finds a nucleus of 0.99 best, Suppl. C.5) is of what a token
+    Sharpening (the block diffusion paper finds a nucleus of 0.99 best, Suppl. C.5) is of what a token
     becomes once it is known to change, and in the last step of what it is. Whether it changes is left alone:
     of many steps each changes few tokens, and a nucleus over all of a step would let none change.
     """
@@ -44,7 +44,6 @@ class AnalyticWriter(StepwiseWriter):
         context: int,
         steps: int = 1000,
         schedule: NoiseSchedule | None = None,
-        sharpening: Sharpening | None = None,
         block_size: int | None = None,
         cache: bool = True,
     ) -> None:
@@ -66,12 +65,13 @@ class AnalyticWriter(StepwiseWriter):
             context=context,
             steps=steps + 1,
             schedule=schedule,
-            step_sharpening=sharpening or Sharpening(),
             block_size=block_size,
             cache=cache,
         )
 
-    def moves(self, logits: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> tuple[Tensor, Tensor]:
+    def moves(
+        self, logits: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor, sharpening: RowSharpening
+    ) -> tuple[Tensor, Tensor]:
         last = alpha_s == 1.0
         if isinstance(self.process, Absorbing):
             log_s = sedd_at_masks(logits, self.mask_id)

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bd3lm.models import Causal, Denoiser, KVCache, send
-from bd3lm.sampling.drawing import Sharpening
-from bd3lm.sampling.rows import FILL_CHUNK, Request, Reveal, Rows, Writer, fill_cache
+from bd3lm.sampling.request import Request
+from bd3lm.sampling.rows import Reveal, Rows
+from bd3lm.sampling.writer import FILL_CHUNK, Writer, fill_cache
 
 
 class AutoregressiveWriter(Writer):
@@ -28,7 +29,6 @@ class AutoregressiveWriter(Writer):
         mask_id: int,
         context: int,
         score_first: bool = False,
-        sharpening: Sharpening | None = None,
         cache: bool = True,
     ) -> None:
         super().__init__(model, mask_id)
@@ -38,7 +38,6 @@ class AutoregressiveWriter(Writer):
             raise ValueError(f"context must be at least 1, got {context}")
         self.window, self.score_first = context - 1, score_first
         self.cached = cache and context > 1 and model.cache_shape is not None
-        self.sharpening = sharpening or Sharpening()
 
     def first_start(self, given: int) -> int:
         return given
@@ -53,18 +52,20 @@ class AutoregressiveWriter(Writer):
                 f"{request.given.tolist()[:1] or 'none'}"
             )
 
-    def remember(self, rows: Rows) -> None:
+    def remember(self, rows: Rows) -> Iterator[None]:
         """Read all inputs but the last, which the first pass reads."""
         if not self.cached:
             return
         window = min(self.window, rows.text.shape[1])  # short texts need no more memory than they have tokens
         chunk = min(FILL_CHUNK, window)
         rows.cache = self.model.new_cache(len(rows.start), segment=chunk, window=window)
-        rows.fill_passes += fill_cache(
+        counts = rows.start - 1 + self.score_first
+        rows.fill_passes += -(-counts // chunk)
+        yield from fill_cache(
             self.model,
             rows.cache,
             self._inputs(rows),
-            rows.start - 1 + self.score_first,
+            counts,
             chunk=chunk,
             layout=lambda length: Causal(length, keys_only=True),
         )
@@ -76,11 +77,11 @@ class AutoregressiveWriter(Writer):
                 rows, self._recomputed(rows), *(send(t, rows.device) for t in (positions, masked))
             )
         else:
-            tokens = rows.replays("token", partial(self._next, rows, rows.cache), positions, masked)
+            tokens = rows.replay("token", partial(self._next, rows, rows.cache), positions, masked)
         rows.evaluations += masked.squeeze(1)
         rows.fill_passes += ~masked.squeeze(1)
         yield Reveal(positions, tokens, masked)
-        rows.start = rows.start + 1
+        rows.start += 1
 
     def _next(self, rows: Rows, cache: KVCache, positions: Tensor, masked: Tensor) -> Tensor:
         """Read the tokens before these positions (rows, 1), and write those that are masked."""
@@ -91,7 +92,7 @@ class AutoregressiveWriter(Writer):
         return self._draw(rows, state, positions, masked)
 
     def _draw(self, rows: Rows, state: Tensor, positions: Tensor, masked: Tensor) -> Tensor:
-        tokens = self.sharpening.draw_logits(
+        tokens = rows.sharpening.draw_logits(
             self.model.head(state), self.mask_id, rows.noise_seeds, positions, repeat=0
         )
         rows.write(positions, tokens, where=masked)

@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from bd3lm.diffusion import conditioning_noise
 from bd3lm.models import BlockDecoding, BlockReading, Denoiser, KVCache, send
 from bd3lm.sampling.denoising import Denoising, Evaluate
-from bd3lm.sampling.drawing import Sharpening
-from bd3lm.sampling.rows import FILL_CHUNK, Request, Reveal, Rows, Writer, fill_cache
+from bd3lm.sampling.request import Request
+from bd3lm.sampling.rows import Reveal, Rows
 from bd3lm.sampling.unmasking import FirstHitting, UnmaskingRule
+from bd3lm.sampling.writer import FILL_CHUNK, Writer, fill_cache
 
 
 class BlockwiseWriter(Writer):
@@ -46,7 +47,7 @@ class BlockwiseWriter(Writer):
                 f"context, got {request.length}"
             )
 
-    def remember(self, rows: Rows) -> None:
+    def remember(self, rows: Rows) -> Iterator[None]:
         """Read all given blocks but the last, which the first pass over the next block reads."""
         n = self.block_size
         if not self.cached or not self.window:
@@ -56,9 +57,8 @@ class BlockwiseWriter(Writer):
         rows.cache = self.model.new_cache(len(rows.start), segment=chunk, window=window)
         rows.cache.lead_in(torch.where(rows.start == 0, n, 0).to(rows.device))
         counts = (rows.start - n).clamp_min(0)
-        rows.fill_passes += fill_cache(
-            self.model, rows.cache, rows.text, counts, chunk=chunk, layout=self._finished
-        )
+        rows.fill_passes += -(-counts // chunk)
+        yield from fill_cache(self.model, rows.cache, rows.text, counts, chunk=chunk, layout=self._finished)
 
     def evaluators(self, rows: Rows, masked: Tensor) -> tuple[Evaluate, ...]:
         """The network over the next block of every row, of which `masked` (rows, n) is to be written."""
@@ -149,7 +149,6 @@ class BlockWriter(BlockwiseWriter):
         reading: BlockReading,
         context: int,
         unmasking: UnmaskingRule | None = None,
-        sharpening: Sharpening | None = None,
         cache: bool = True,
     ) -> None:
         block_size = reading.block_size
@@ -157,8 +156,7 @@ class BlockWriter(BlockwiseWriter):
             raise ValueError(f"block_size must be a positive divisor of context {context}, got {block_size}")
         super().__init__(model, reading, window=context - block_size, cache=cache)
         self.unmasking = unmasking or FirstHitting()
-        self.sharpening = sharpening or Sharpening()
-        self.denoising = Denoising(model, reading, self.unmasking, self.sharpening)
+        self.denoising = Denoising(model, reading, self.unmasking)
 
     def check(self, request: Request) -> None:
         try:
@@ -170,4 +168,4 @@ class BlockWriter(BlockwiseWriter):
         masked, _ = rows.masked(rows.start, self.block_size)
         recomputes = bool(self.window) and rows.cache is None
         yield from self.denoising.fill(rows, rows.start, self.evaluators(rows, masked), replay=not recomputes)
-        rows.start = rows.start + self.block_size
+        rows.start += self.block_size

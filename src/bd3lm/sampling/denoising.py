@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bd3lm.diffusion import subs_at_masks
 from bd3lm.models import BlockReading, Denoiser, embed_with_previous, send
-from bd3lm.sampling.drawing import Sharpening, or_mask
+from bd3lm.sampling.drawing import or_mask
 from bd3lm.sampling.rows import Reveal, Rows
 from bd3lm.sampling.unmasking import Adaptive, Pass, Planned, UnmaskingRule
 
@@ -26,7 +26,6 @@ class Denoising:
     model: Denoiser
     reading: BlockReading
     unmasking: UnmaskingRule
-    sharpening: Sharpening
 
     def __post_init__(self) -> None:
         rule = self.unmasking
@@ -92,7 +91,7 @@ class Denoising:
         piece = rows.text.gather(1, positions)
         states = evaluate(positions, self._shown(piece, rows, positions), mask_rate)
         asked = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
-        tokens = self.sharpening.draw_logits(
+        tokens = rows.sharpening.draw_logits(
             self.model.head(asked),
             self.reading.mask_id,
             rows.noise_seeds,
@@ -126,7 +125,7 @@ class Denoising:
         rate = (piece == self.reading.mask_id).double().mean(1)  # as many masks as the network sees
         states = evaluate(positions, self._shown(piece, rows, positions), rate)
         log_p = subs_at_masks(self.model.head(states), self.reading.mask_id)
-        tokens = self.sharpening.draw(log_p, rows.noise_seeds, positions, repeat=index)
+        tokens = rows.sharpening.draw(log_p, rows.noise_seeds, positions, repeat=index)
         tokens = or_mask(tokens, log_p, self.reading.mask_id)
         chosen = rule.choose(log_p, tokens, masked)
         rows.write(positions, tokens, where=chosen)
@@ -155,4 +154,4 @@ class _Launcher:
         if not self.replay:
             return run(*(send(each, self.rows.device) for each in inputs))
         shapes = tuple(each.shape for each in inputs)
-        return self.rows.replays((which, shapes), run, *inputs)
+        return self.rows.replay((which, shapes), run, *inputs)

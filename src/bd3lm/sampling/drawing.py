@@ -1,7 +1,10 @@
 """How a token is drawn from the network's distribution: sharpened or not, with each row's own noise."""
 
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +45,97 @@ class Sharpening:
             log_p = top_k(log_p, self.top_k)
         return nucleus(log_p, self.top_p, self.top_p_rule)
 
+    @property
+    def is_greedy(self) -> bool:
+        return self.top_k == 1
+
+    def rows(self, number: int = 1, device: torch.device | str = "cpu") -> "RowSharpening":
+        """The same for so many rows; one may stand for any number."""
+        return RowSharpening([self] * number, device)
+
+
+class RowSharpening:
+    """How the tokens of each row of a batch are drawn: one `Sharpening` a row, as tensors on the device.
+
+    Which kinds there are among the rows the host knows, and so what need not be computed. A view of the first
+    rows shares all of it with the whole.
+    """
+
+    def __init__(self, values: Sequence[Sharpening], device: torch.device | str) -> None:
+        self._values = list(values)
+        self._changes = [0]
+        self._known: tuple[int, _Kinds] | None = None
+        self.temperature, self.top_p = (
+            torch.tensor([getattr(each, name) for each in values], dtype=torch.float64).to(device)
+            for name in ("temperature", "top_p")
+        )
+        self.top_k = torch.tensor([each.top_k or _EVERY for each in values]).to(device)
+        self.inclusive = torch.tensor([each.top_p_rule == "inclusive" for each in values]).to(device)
+
+    def __len__(self) -> int:
+        return len(self.temperature)
+
+    def _with(self, take: Callable[[Tensor], Tensor]) -> "RowSharpening":
+        other = copy(self)
+        other._known = None
+        for name in _OF_ROWS:
+            setattr(other, name, take(getattr(self, name)))
+        return other
+
+    def first(self, rows: int) -> "RowSharpening":
+        """A view of the first rows."""
+        return self._with(lambda values: values[:rows])
+
+    def put(self, rows: Sequence[int], other: "RowSharpening") -> None:
+        """Replace some rows by all of others."""
+        for place, value in zip(rows, other._values[: len(other)], strict=True):
+            self._values[place] = value
+        self._changes[0] += 1
+        for name in _OF_ROWS:
+            mine: Tensor = getattr(self, name)
+            mine[torch.tensor(rows, device=mine.device)] = getattr(other, name)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a row to the place of another."""
+        self._values[target] = self._values[source]
+        self._changes[0] += 1
+        for name in _OF_ROWS:
+            mine: Tensor = getattr(self, name)
+            mine[target] = mine[source]
+
+    def at(self, rows: Tensor) -> "RowSharpening":
+        """How tokens of some rows, which may come more than once, are drawn."""
+        other = self._with(lambda values: values[rows])
+        other._known = self._changes[0], self.kinds  # no fewer than there are
+        return other
+
+    @property
+    def kinds(self) -> "_Kinds":
+        """What there is among the rows; recorded passes depend on it."""
+        if self._known is None or self._known[0] != self._changes[0]:
+            values = self._values[: len(self)]
+            greedy = [each.is_greedy for each in values]
+            kinds = _Kinds(
+                tempered=any(each.temperature != 1.0 for each in values),
+                top_k=any(each.top_k is not None and not each.is_greedy for each in values),
+                nucleus=any(each.top_p < 1.0 and not each.is_greedy for each in values),
+                some_greedy=any(greedy),
+                all_greedy=all(greedy),
+            )
+            self._known = self._changes[0], kinds
+        return self._known[1]
+
+    def __call__(self, log_p: Tensor) -> Tensor:
+        """log_p (rows, k, vocabulary), sharpened."""
+        kinds = self.kinds
+        if kinds.tempered:
+            log_p = temper(log_p, _wide(self.temperature))
+        if kinds.top_k or kinds.some_greedy:
+            log_p = top_k(log_p, _wide(self.top_k))
+        if kinds.nucleus:
+            log_p = nucleus(log_p, _wide(self.top_p), inclusive=_wide(self.inclusive))
+        return log_p
+
     def draw(self, log_p: Tensor, seeds: Tensor, positions: Tensor, *, repeat: int | Tensor = 0) -> Tensor:
         """Tokens (rows, k) for log_p (rows, k, vocabulary) at text positions (rows, k)."""
         uniform = counter_uniform(
@@ -58,12 +152,23 @@ class Sharpening:
         `repeat` may be an int64 tensor of one element on the device of the logits. The kernel's tokens are
         those of `draw` but where rounding decides; float64 logits go to `draw`.
         """
-        if self.top_k == 1:
+        kinds = self.kinds
+        if kinds.all_greedy:
             return _likeliest(logits, mask_id)
-        by_kernel = runs_kernels(logits.device) and self.top_k is None and logits.dtype != torch.float64
-        if not by_kernel:
+        by_kernel = runs_kernels(logits.device) and not kinds.top_k and logits.dtype != torch.float64
+        if by_kernel:
+            tokens = self._draw_by_kernel(logits, mask_id, seeds, positions, repeat)
+        else:
             log_p = subs_at_masks(logits, mask_id)
-            return or_mask(self.draw(log_p, seeds, positions, repeat=repeat), log_p, mask_id)
+            tokens = or_mask(self.draw(log_p, seeds, positions, repeat=repeat), log_p, mask_id)
+        if kinds.some_greedy:
+            greedy = (self.top_k == 1).unsqueeze(1)
+            tokens = torch.where(greedy, _likeliest(logits, mask_id), tokens)
+        return tokens
+
+    def _draw_by_kernel(
+        self, logits: Tensor, mask_id: int, seeds: Tensor, positions: Tensor, repeat: int | Tensor
+    ) -> Tensor:
         from bd3lm.models.kernels import drawing as kernel  # elsewhere there may be no Triton
 
         if not isinstance(repeat, Tensor):
@@ -77,10 +182,29 @@ class Sharpening:
                 repeat.reshape(1),
                 mask_id=mask_id,
                 temperature=self.temperature,
-                top_p=self.top_p,
-                inclusive=self.top_p_rule == "inclusive",
+                top_p=self.top_p if self.kinds.nucleus else None,
+                inclusive=self.inclusive,
             )
         return tokens.view(rows, places)
+
+
+class _Kinds(NamedTuple):
+    """What some or all rows of a batch are drawn by."""
+
+    tempered: bool
+    top_k: bool
+    nucleus: bool
+    some_greedy: bool
+    all_greedy: bool
+
+
+_OF_ROWS = ("temperature", "top_p", "top_k", "inclusive")
+_EVERY = 2**62  # more tokens than any vocabulary has
+
+
+def _wide(values: Tensor) -> Tensor:
+    """One value a row, to broadcast with (rows, k, vocabulary)."""
+    return values.view(-1, 1, 1)
 
 
 def _likeliest(logits: Tensor, mask_id: int) -> Tensor:

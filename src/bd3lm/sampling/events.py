@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from bd3lm.sampling.rows import Request, equal_values
+from bd3lm.sampling.request import Request, equal_values
 from bd3lm.sampling.stopping import StoppedBy
 
 
@@ -103,4 +103,11 @@ class Stopped(TextEvent):
     sample: Sample
 
 
-Event = Started | BlockStarted | TokenRevealed | TokenHidden | BlockFinished | Redrawn | Stopped
+@dataclass(frozen=True)
+class Failed(TextEvent):
+    """A text cannot be written; others go on."""
+
+    reason: str
+
+
+Event = Started | BlockStarted | TokenRevealed | TokenHidden | BlockFinished | Redrawn | Stopped | Failed

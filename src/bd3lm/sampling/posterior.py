@@ -12,18 +12,19 @@ from torch import Tensor
 
 from bd3lm.diffusion import Linear, NoiseSchedule, Uniform, d3pm
 from bd3lm.models import Denoiser
-from bd3lm.sampling.drawing import Sharpening
+from bd3lm.sampling.drawing import RowSharpening
 from bd3lm.sampling.stepwise import StepwiseWriter, split
 
 
 class PosteriorWriter(StepwiseWriter):
     """x_{t−1} ~ Σ_x q(x_{t−1} | x_t, x) p(x | x_t), for T steps from uniform noise; the last from p(x | x_1).
 
-    The law whose likelihood `objectives.D3PM` with as many steps bounds. `sharpening` is of the network's
+    The law whose likelihood `objectives.D3PM` with as many steps bounds. Sharpening is of the network's
     guess p(x | x_t), never of the step: the noise that the posterior puts back is not the network's.
     """
 
     process: Uniform
+    sharpens_steps = False
 
     def __init__(
         self,
@@ -34,7 +35,6 @@ class PosteriorWriter(StepwiseWriter):
         context: int,
         steps: int = 1000,
         schedule: NoiseSchedule | None = None,
-        sharpening: Sharpening | None = None,
         block_size: int | None = None,
         cache: bool = True,
     ) -> None:
@@ -52,12 +52,12 @@ class PosteriorWriter(StepwiseWriter):
             context=context,
             steps=steps,
             schedule=schedule or Linear(),
-            step_sharpening=Sharpening(),
             block_size=block_size,
             cache=cache,
         )
-        self.sharpening = sharpening or Sharpening()
 
-    def moves(self, logits: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> tuple[Tensor, Tensor]:
-        log_p = self.sharpening(d3pm(logits, self.mask_id))
+    def moves(
+        self, logits: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor, sharpening: RowSharpening
+    ) -> tuple[Tensor, Tensor]:
+        log_p = sharpening(d3pm(logits, self.mask_id))
         return split(self.process.posterior(log_p.double().exp(), x_t, alpha_s, alpha_t), x_t)

@@ -84,7 +84,7 @@ class SimplexWriter(BlockwiseWriter):
             block = torch.where(masked, or_mask(log_p.argmax(-1), log_p, self.mask_id), block)
             rows.text.scatter_(1, positions, block)
             yield Reveal(positions, block, masked)
-        rows.start = rows.start + self.block_size
+        rows.start += self.block_size
 
     def _step(self, rows: Rows, positions: Tensor, log_p: Tensor, alpha_bar: Tensor, step: int) -> Tensor:
         """w̃_{t−1} = √ᾱ_{t−1} · ŵ + √(1 − ᾱ_{t−1}) · z."""

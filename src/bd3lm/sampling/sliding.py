@@ -8,9 +8,9 @@ from torch import Tensor
 from bd3lm.diffusion import conditioning_noise
 from bd3lm.models import Bidirectional, BlockReading, Denoiser
 from bd3lm.sampling.denoising import Denoising
-from bd3lm.sampling.drawing import Sharpening
-from bd3lm.sampling.rows import Reveal, Rows, Writer
+from bd3lm.sampling.rows import Reveal, Rows
 from bd3lm.sampling.unmasking import FirstHitting, UnmaskingRule
+from bd3lm.sampling.writer import Writer
 
 
 class SlidingWriter(Writer):
@@ -29,7 +29,6 @@ class SlidingWriter(Writer):
         context: int,
         stride: int | None = None,
         unmasking: UnmaskingRule | None = None,
-        sharpening: Sharpening | None = None,
     ) -> None:
         super().__init__(model, reading.mask_id)
         if reading.block_size != context:
@@ -47,8 +46,7 @@ class SlidingWriter(Writer):
             )
         self.context, self.stride = context, stride
         self.unmasking = unmasking or FirstHitting()
-        self.sharpening = sharpening or Sharpening()
-        self.denoising = Denoising(model, reading, self.unmasking, self.sharpening)
+        self.denoising = Denoising(model, reading, self.unmasking)
 
     def first_start(self, given: int) -> int:
         if given < self.context:
@@ -61,7 +59,7 @@ class SlidingWriter(Writer):
     def write(self, rows: Rows) -> Iterator[Reveal]:
         end = rows.start + torch.where(rows.start == 0, self.context, self.stride)
         yield from self.denoising.fill(rows, end - self.context, (self._evaluate,))
-        rows.start = end
+        rows.start.copy_(end)
 
     def _evaluate(self, positions: Tensor, tokens: Tensor, mask_rate: Tensor) -> Tensor:
         noise = conditioning_noise(mask_rate) if self.model.uses_noise else None

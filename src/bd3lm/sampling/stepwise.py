@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,8 +18,11 @@ from bd3lm.diffusion import (
 from bd3lm.models import Bidirectional, BlockReading, Denoiser, send
 from bd3lm.sampling.blocks import BlockwiseWriter
 from bd3lm.sampling.denoising import Evaluate
-from bd3lm.sampling.drawing import Sharpening, or_mask
-from bd3lm.sampling.rows import Request, Reveal, Rows
+from bd3lm.sampling.drawing import RowSharpening, Sharpening, or_mask
+from bd3lm.sampling.request import Request
+from bd3lm.sampling.rows import Reveal, Rows
+
+_NONE = Sharpening()
 
 
 class StepwiseWriter(BlockwiseWriter):
@@ -35,6 +39,9 @@ class StepwiseWriter(BlockwiseWriter):
     A network that ignores time is not asked again about a text that no step has changed.
     """
 
+    sharpens_steps: ClassVar[bool] = True
+    """Whether what a token becomes in a step is drawn as the request says, and not what the network says."""
+
     def __init__(
         self,
         model: Denoiser,
@@ -44,11 +51,10 @@ class StepwiseWriter(BlockwiseWriter):
         context: int,
         steps: int,
         schedule: NoiseSchedule,
-        step_sharpening: Sharpening,
         block_size: int | None,
         cache: bool,
     ) -> None:
-        """`steps` are all steps down to t = 0; `step_sharpening` is that of what a token becomes in one."""
+        """`steps` are all steps down to t = 0."""
         if context < 1:
             raise ValueError(f"context must be at least 1, got {context}")
         if not 0 <= mask_id < process.vocab_size:
@@ -59,14 +65,17 @@ class StepwiseWriter(BlockwiseWriter):
         reading = BlockReading(block_size=size, mask_id=mask_id)
         super().__init__(model, reading, window=context - size, cache=cache)
         self.process, self.steps = process, steps
-        self.step_sharpening = step_sharpening
         rate = schedule.mask_rate(torch.linspace(1.0, 0.0, steps + 1, dtype=torch.float64))
         rate[0], rate[-1] = 1.0 - schedule.last_alpha, 0.0
         self.mask_rates = rate
 
     @abstractmethod
-    def moves(self, logits: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor) -> tuple[Tensor, Tensor]:
+    def moves(
+        self, logits: Tensor, x_t: Tensor, alpha_s: Tensor, alpha_t: Tensor, sharpening: RowSharpening
+    ) -> tuple[Tensor, Tensor]:
         """P(x_s ≠ x_t) (rows, n) and log p(x_s | x_s ≠ x_t) (rows, n, V); α_s and α_t are (rows, n).
+
+        `sharpening` is for a method that sharpens what its network says rather than its steps.
 
         At α_s = 1 a chance of 1 may go with the whole log p(x_s): what is drawn may then be x_t itself.
         """
@@ -82,7 +91,7 @@ class StepwiseWriter(BlockwiseWriter):
         evaluators = self.evaluators(rows, gaps)
         if gaps.any():
             yield from self._steps(rows, gaps, places, evaluators)
-        rows.start = rows.start + self.block_size
+        rows.start += self.block_size
 
     def _steps(
         self, rows: Rows, gaps: Tensor, places: Tensor, evaluators: tuple[Evaluate, ...]
@@ -112,10 +121,10 @@ class StepwiseWriter(BlockwiseWriter):
                 logits = self._logits(evaluate, positions, text, rate_t)
             rows.evaluations += asked.cpu()
             alpha_s, alpha_t = ((1.0 - rate).to(text.device).expand(text.shape) for rate in (rate_s, rate_t))
-            chance, log_p = self.moves(logits, text, alpha_s, alpha_t)
+            chance, log_p = self.moves(logits, text, alpha_s, alpha_t, rows.sharpening)
             uniform = counter_uniform(seeds.unsqueeze(1), positions, Purpose.ORDER, 1, repeat=step)
             moved = waiting & ~(uniform.squeeze(-1) > chance)  # so that NaN moves, and is found out
-            drawn = text.masked_scatter(moved, self._draw(log_p, moved, seeds, positions, step))
+            drawn = text.masked_scatter(moved, self._draw(rows, log_p, moved, positions, step))
             changed = drawn != text
             text = drawn
             stale = changed.any(1) | self.model.uses_noise
@@ -141,12 +150,13 @@ class StepwiseWriter(BlockwiseWriter):
         noise = conditioning_noise(mask_rate) if self.model.uses_noise else None
         return self.model(block, layout=Bidirectional(self.block_size), noise=noise)
 
-    def _draw(self, log_p: Tensor, moved: Tensor, seeds: Tensor, positions: Tensor, step: int) -> Tensor:
+    def _draw(self, rows: Rows, log_p: Tensor, moved: Tensor, positions: Tensor, step: int) -> Tensor:
         """The new values of the tokens that change, (moved,)."""
         row = moved.nonzero()[:, 0]
         log_moved = log_p[moved].unsqueeze(1)
         places = positions[moved].unsqueeze(1)
-        drawn = self.step_sharpening.draw(log_moved, seeds[row], places, repeat=step)
+        sharpening = rows.sharpening.at(row) if self.sharpens_steps else _NONE.rows(1, places.device)
+        drawn = sharpening.draw(log_moved, rows.noise_seeds[row], places, repeat=step)
         return or_mask(drawn, log_moved, self.mask_id).squeeze(1)
 
 

@@ -15,9 +15,9 @@ Most tokens cannot have the highest score, and to see that takes less than two l
 −log u ≥ 1 − u, a Gumbel number −log(−log u) is at most −log(1 − u), which is close where it is large. Only
 where a logit plus that bound reaches the highest score so far are scores computed.
 
-Rounding: `Sharpening.draw` orders and scores float32 log-probabilities and sums their exponentials; here all
-of it is done with the logits themselves. The two differ where scores, or a sum and p, lie within some 1e-6 of
-each other.
+Rounding: `RowSharpening.draw` orders and scores float32 log-probabilities and sums their exponentials; here
+all of it is done with the logits themselves. The two differ where scores, or a sum and p, lie within some
+1e-6 of each other.
 """
 
 import torch
@@ -48,14 +48,16 @@ def draw(
     repeat: Tensor,
     *,
     mask_id: int,
-    temperature: float,
-    top_p: float,
-    inclusive: bool,
+    temperature: Tensor,
+    top_p: Tensor | None,
+    inclusive: Tensor,
 ) -> Tensor:
-    """Tokens (n,) for logits (n, vocabulary), as `Sharpening.draw` of `subs_at_masks(logits, mask_id)`.
+    """Tokens (n,) for logits (n, vocabulary), as `RowSharpening.draw` of `subs_at_masks(logits, mask_id)`.
 
-    seeds and positions are int64 (n,), repeat int64 (n,) or (1,). Rows of logits may lie further apart than
-    they are long. Nothing is read by the host: a CUDA graph may replay the call on other values.
+    seeds and positions are int64 (n,), repeat int64 (n,) or (1,). temperature and top_p, both float64, and
+    inclusive, a bool, are one for each text (texts,), of which each has as many rows of logits, side by side;
+    without top_p there is no nucleus. Rows of logits may lie further apart than they are long. Nothing is
+    read by the host: a CUDA graph may replay the call on other values.
     """
     if logits.stride(1) != 1:
         raise ValueError(f"logits of a row must lie side by side, got strides {logits.stride()}")
@@ -71,13 +73,14 @@ def draw(
         return tokens
     row = (
         *(logits, seeds.contiguous(), positions.contiguous(), repeat.contiguous()),
-        *(logits.stride(0), int(repeat.numel() > 1), vocabulary, mask_id, 1.0 / temperature),
+        *(logits.stride(0), int(repeat.numel() > 1), vocabulary, mask_id),
+        *(temperature.contiguous(), rows // len(temperature)),
     )
     _score[(rows, chunks)](*row, scores, candidates, largest, chunk, TILE=_TILE, num_warps=_WARPS)
     _settle[(rows,)](
-        *(*row, scores, candidates, largest, tokens, chunks, top_p),
-        NUCLEUS=top_p < 1.0,
-        INCLUSIVE=inclusive,
+        *(*row, scores, candidates, largest, tokens, chunks),
+        *(temperature if top_p is None else top_p.contiguous(), inclusive.contiguous()),
+        NUCLEUS=top_p is not None,
         CHUNKS=triton.next_power_of_2(chunks),
         TILE=_ROW_TILE,
         num_warps=_ROW_WARPS,
@@ -95,7 +98,8 @@ def _score(
     repeat_stride,
     vocabulary,
     mask_id,
-    inverse_temperature,
+    temperatures,
+    each,
     scores,
     candidates,
     largest,
@@ -104,6 +108,7 @@ def _score(
 ):
     """One chunk of one row a program: the highest score, its token, and the largest logit."""
     row = tl.program_id(0).to(tl.int64)
+    inverse_temperature = (1.0 / tl.load(temperatures + row // each)).to(tl.float32)
     logits += row * stride
     key = _key(seeds, positions, repeat, row, repeat_stride)
     first = tl.program_id(1) * chunk
@@ -139,15 +144,16 @@ def _settle(
     repeat_stride,
     vocabulary,
     mask_id,
-    inverse_temperature,
+    temperatures,
+    each,
     scores,
     candidates,
     largest,
     tokens,
     chunks,
-    top_p: tl.float64,
+    top_ps,
+    inclusives,
     NUCLEUS: tl.constexpr,
-    INCLUSIVE: tl.constexpr,
     CHUNKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -156,6 +162,7 @@ def _settle(
     Each time round, one pass finds what is likelier than the candidate, and a second, rarely, the next one.
     """
     row = tl.program_id(0).to(tl.int64)
+    inverse_temperature = (1.0 / tl.load(temperatures + row // each)).to(tl.float32)
     logits += row * stride
     part = tl.arange(0, CHUNKS)
     at = row * chunks + part
@@ -166,7 +173,9 @@ def _settle(
         top = tl.max(tl.load(largest + at, mask=part < chunks, other=-float("inf")), 0)
         key = _key(seeds, positions, repeat, row, repeat_stride)
         column = tl.arange(0, TILE)
-        outside = True
+        top_p = tl.load(top_ps + row // each)
+        inclusive = tl.load(inclusives + row // each)
+        outside = top_p < 1.0
         while outside:
             own = tl.load(logits + candidate).to(tl.float32) * inverse_temperature
             total = tl.zeros((TILE,), tl.float64)
@@ -179,10 +188,9 @@ def _settle(
             limit = top_p * tl.sum(total, 0)
             likelier = tl.sum(before, 0)
             # Written so that NaN is never outside: the loop must end whatever the logits are.
-            if INCLUSIVE:
-                outside = likelier >= limit
-            else:  # the likeliest token, before which there is nothing, is kept in any case
-                outside = (likelier > 0.0) & (likelier + tl.exp(own - top) > limit)
+            # Under the other rule the likeliest token, before which there is nothing, is kept in any case.
+            crossing = (likelier > 0.0) & (likelier + tl.exp(own - top) > limit)
+            outside = tl.where(inclusive, likelier >= limit, crossing)
             if outside:
                 best = tl.full((TILE,), -float("inf"), tl.float64)
                 best_at = tl.full((TILE,), 0, tl.int32)

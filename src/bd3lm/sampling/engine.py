@@ -1,0 +1,193 @@
+"""The engine: requests come and go at any time, and share passes while they are written.
+
+`Engine.submit` takes a request, `Engine.step` writes a piece of every text that is under way, and
+`Handle.abort` lets go of one. Requests of one writer whose texts are about as long share a table of rows;
+others have tables of their own, which take turns. A text depends on its own request alone.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+
+from bd3lm.models import require_evaluation_mode
+from bd3lm.sampling.events import Event, Failed, Started, Stopped
+from bd3lm.sampling.request import Request
+from bd3lm.sampling.stopping import Ending
+from bd3lm.sampling.table import Seat, Table
+from bd3lm.sampling.writer import Writer
+
+_MOST_TOKENS = 2**27  # of all rows together: 1 GiB of ids
+_LEAST_WIDTH = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Handle:
+    """A request under way. Its `index` is in all events of its text."""
+
+    index: int
+    request: Request
+    _engine: "Engine"
+
+    def abort(self) -> None:
+        """Write no more of it: its seat is free at the next step, and no event of it comes any more."""
+        self._engine._abort(self.index)
+
+
+class Engine:
+    """Writes texts side by side, whatever their writers, lengths and settings.
+
+    At most `seats` texts are written at a time; the others wait in the order in which they came. `submit`,
+    `abort` and `step` may be called from any thread; one step runs at a time. With `watch` events tell of
+    every pass, for which the device is asked after each.
+    """
+
+    def __init__(self, *, seats: int = 32, watch: bool = False) -> None:
+        if seats < 1:
+            raise ValueError(f"seats must be at least 1, got {seats}")
+        self.seats, self._watch = seats, watch
+        self._numbers = count()
+        self._inbox: deque[tuple[Writer, Seat]] = deque()
+        self._aborted: set[int] = set()
+        self._inbox_lock = threading.Lock()
+        self._step_lock = threading.Lock()
+        self._tables: list[Table] = []
+        self._under_way: set[int] = set()
+
+    def submit(self, request: Request, writer: Writer) -> Handle:
+        """Have a text written; what cannot be is refused at once."""
+        check(writer, request)
+        with self._inbox_lock:
+            handle = Handle(next(self._numbers), request, self)
+            self._under_way.add(handle.index)
+            self._inbox.append((writer, Seat(handle.index, request)))
+        return handle
+
+    def open_table(self, writer: Writer, *, length: int) -> None:
+        """Make a table for texts of up to this length, no wider than they need it: for requests that are all
+        known before the first is submitted."""
+        self._tables.append(Table(writer, writer.width(length), self.seats, self._watch))
+
+    def __len__(self) -> int:
+        """How many requests are waiting or being written."""
+        with self._inbox_lock:
+            return len(self._under_way)
+
+    @property
+    def written(self) -> int:
+        """How many texts have a seat."""
+        return sum(table.taken for table in self._tables)
+
+    def _abort(self, index: int) -> None:
+        with self._inbox_lock:
+            if index in self._under_way:
+                self._aborted.add(index)
+
+    @torch.no_grad()
+    def step(self) -> list[Event]:
+        """Let waiting texts in, write one piece of every text, and tell what happened."""
+        with self._step_lock:
+            return list(self._events())
+
+    def _events(self) -> Iterator[Event]:
+        self._drop_aborted()
+        yield from self._assign()
+        for table in self._tables:
+            for event in table.step(alone=not self.written):
+                if isinstance(event, Stopped | Failed):
+                    with self._inbox_lock:
+                        self._under_way.discard(event.index)
+                yield event
+        for table in self._tables:
+            if table.is_empty:
+                table.close()
+        self._tables = [table for table in self._tables if not table.is_empty]
+
+    def _drop_aborted(self) -> None:
+        with self._inbox_lock:
+            gone, self._aborted = self._aborted, set()
+            self._under_way -= gone
+            if gone:
+                self._inbox = deque(each for each in self._inbox if each[1].index not in gone)
+        if gone:
+            for table in self._tables:
+                table.drop(gone)
+
+    def _assign(self) -> Iterator[Event]:
+        """Give waiting texts to tables while there are seats."""
+        free = self.seats - sum(table.claimed for table in self._tables)
+        while True:
+            with self._inbox_lock:
+                if not self._inbox:
+                    return
+                writer, seat = self._inbox[0]
+                is_full = seat.request.is_full(writer.mask_id)
+                if not is_full and free < 1:
+                    return
+                self._inbox.popleft()
+            if is_full:
+                yield from _already_written(seat, self._watch)
+                with self._inbox_lock:
+                    self._under_way.discard(seat.index)
+                continue
+            self._table_for(writer, seat.request).waiting.append(seat)
+            free -= 1
+
+    def _table_for(self, writer: Writer, request: Request) -> "Table":
+        """The narrowest table that this text may join, or a new one."""
+        need = max(writer.width(request.length), request.length)
+        fitting = [each for each in self._tables if each.writer is writer and each.width >= need]
+        if fitting:
+            return min(fitting, key=lambda table: table.width)
+        width = max(_bucket(need), writer.width(_bucket(need)))
+        self._tables.append(Table(writer, width, self.seats, self._watch))
+        return self._tables[-1]
+
+    def close(self) -> None:
+        """Let go of all texts and of all memory; nothing recorded is kept."""
+        with self._step_lock, self._inbox_lock:
+            for table in self._tables:
+                table.forget()
+            self._tables.clear()
+            self._inbox.clear()
+            self._under_way.clear()
+
+
+def _bucket(width: int) -> int:
+    """Texts of nearly the same length share a table: the next power of two, or three quarters of it."""
+    whole = max(_LEAST_WIDTH, 1 << (width - 1).bit_length())
+    return whole * 3 // 4 if width <= whole * 3 // 4 else whole
+
+
+def _already_written(seat: Seat, watch: bool) -> Iterator[Event]:
+    if watch:
+        yield Started(seat.index, seat.request)
+    ending = Ending("length", seat.request.length)
+    yield Stopped(seat.index, seat.finished(seat.request.given.cpu().clone(), 0, 0, ending))
+
+
+def check(writer: Writer, request: Request, *, side_by_side: int = 1) -> None:
+    """Refuse a request that cannot be written."""
+    require_evaluation_mode(writer.model)
+    writer.check(request)
+    writer.model.check_room(1, writer.piece_end(0))  # before a row is made: a piece may be a whole context
+    most = _MOST_TOKENS // side_by_side
+    width = max(request.length, writer.width(request.length))
+    if width > most:
+        row = "" if width == request.length else f", which is written in a row of {width:,}"
+        raise ValueError(
+            f"length must be at most {most:,}, or rows for {side_by_side} texts side by side cannot be held, "
+            f"got {request.length:,}{row}"
+        )
+
+
+def check_all(writer: Writer, requests: Sequence[Request], side_by_side: int) -> None:
+    """Refuse requests if one of them cannot be written, and say which."""
+    for index, request in enumerate(requests):
+        try:
+            check(writer, request, side_by_side=side_by_side)
+        except ValueError as error:
+            raise ValueError(f"request {index}: {error}") from None

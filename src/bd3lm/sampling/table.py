@@ -1,0 +1,299 @@
+"""Texts of one writer side by side: they enter, are written piece by piece, and end each on its own."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bd3lm.diffusion import derive_seed
+from bd3lm.sampling.events import (
+    BlockFinished,
+    BlockStarted,
+    Event,
+    Failed,
+    Redrawn,
+    Sample,
+    Started,
+    Stopped,
+    TokenHidden,
+    TokenRevealed,
+)
+from bd3lm.sampling.request import Request
+from bd3lm.sampling.rows import Reveal, Rows
+from bd3lm.sampling.stopping import Ending, Stopping
+from bd3lm.sampling.writer import Writer
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What is known of a text under way without asking the device."""
+
+    index: int
+    request: Request
+    start: int = 0
+    redraws: int = 0
+    redrawn_passes: int = 0
+
+    def again(self, passes: int) -> "Seat":
+        """The same text to be drawn from a new seed."""
+        redraws = self.redraws + 1
+        return replace(
+            self,
+            request=replace(self.request, seed=derive_seed(self.request.seed, "redraw", redraws)),
+            redraws=redraws,
+            redrawn_passes=self.redrawn_passes + passes,
+        )
+
+    def finished(self, tokens: Tensor, evaluations: int, fill_passes: int, ending: Ending) -> Sample:
+        # A template may end inside its last gap; a gap never holds the mask any more.
+        is_given = [
+            one == other for one, other in zip(self.request.given.tolist(), tokens.tolist(), strict=False)
+        ]
+        return Sample(
+            index=self.index,
+            tokens=tokens,
+            seed=self.request.seed,
+            given=sum(is_given),
+            prompt=is_given.index(False) if False in is_given else len(is_given),
+            written_from=max((place + 1 for place, known in enumerate(is_given) if known), default=0),
+            evaluations=evaluations,
+            fill_passes=fill_passes,
+            stopped_by=ending.by,
+            stop_string=ending.string,
+            redraws=self.redraws,
+            redrawn_passes=self.redrawn_passes,
+        )
+
+
+class Table:
+    """Texts of one writer, each in a row of its own, and those that are on their way to one.
+
+    Rows in use come first. On a CPU no others are passed through the network. On a GPU a pass is recorded for
+    a number of rows, so there the numbers are few, and some rows rest.
+    """
+
+    def __init__(self, writer: Writer, width: int, most: int, watch: bool) -> None:
+        self.writer, self.width, self.most, self.watch = writer, width, most, watch
+        self.waiting: deque[Seat] = deque()
+        self.seats: list[Seat | None] = []
+        self.whole: Rows | None = None
+        self._entering: tuple[list[Seat], Rows, Iterator[None]] | None = None
+
+    @property
+    def taken(self) -> int:
+        return sum(seat is not None for seat in self.seats)
+
+    @property
+    def claimed(self) -> int:
+        """How many seats are taken or promised."""
+        entering = [] if self._entering is None else self._entering[0]
+        return self.taken + len(entering) + len(self.waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.claimed == 0
+
+    def step(self, *, alone: bool) -> Iterator[Event]:
+        """Let texts in, or read some more of what is given of those that are to come; then write a piece.
+
+        Where no text at all is being written, all that is given is read at once.
+        """
+        while self._entering is not None or self.waiting:
+            if self._entering is None:
+                self._begin()
+            is_ready = self._read_on(all_of_it=alone)
+            if not is_ready:
+                break
+            yield from self._seat_entering()
+        self._shrink()
+        if self.taken and self.whole is not None:
+            yield from self._write_piece(self.whole.first(len(self.seats)))
+
+    def _begin(self) -> None:
+        entering = list(self.waiting)
+        self.waiting.clear()
+        rows = self.writer.begin([seat.request for seat in entering], width=self.width)
+        self._entering = entering, rows, self.writer.remember(rows)
+
+    def _read_on(self, *, all_of_it: bool) -> bool:
+        """Read what is given: one pass, or all of it. Whether it is all read."""
+        if self._entering is None:
+            raise RuntimeError("nothing is entering")
+        reading = self._entering[2]
+        if all_of_it:
+            for _ in reading:
+                pass
+            return True
+        return next(reading, self) is self
+
+    def _seat_entering(self) -> Iterator[Event]:
+        if self._entering is None:
+            raise RuntimeError("nothing is entering")
+        entering, fresh, _ = self._entering
+        self._entering = None
+        places = [place for place, seat in enumerate(self.seats) if seat is None][: len(entering)]
+        rows = self._with_room(fresh, len(self.seats) + len(entering) - len(places))
+        places += range(len(self.seats), len(self.seats) + len(entering) - len(places))
+        self.seats += [None] * (rows - len(self.seats))
+        if self.whole is not fresh and self.whole is not None:
+            self.whole.put(places, fresh)
+        for place, seat, start in zip(places, entering, fresh.start.tolist(), strict=True):
+            self.seats[place] = replace(seat, start=start)
+            if self.watch:
+                yield Started(seat.index, seat.request)
+
+    def _with_room(self, fresh: Rows, rows: int) -> int:
+        """See that there are so many rows, or a few more that a pass may be recorded for; says how many."""
+        if self.whole is None:
+            self.whole = self.writer.room(fresh)
+            return rows
+        if rows > len(self.seats) and _records(self.writer):
+            rows = min(max(rows, 1 << (rows - 1).bit_length()), max(self.most, rows))
+        if rows > len(self.whole):
+            larger = self.whole.empty(max(rows, min(2 * len(self.whole), self.most)))
+            larger.put(range(len(self.seats)), self.whole.first(len(self.seats)))
+            self.whole.forget()
+            self.whole = larger
+        return rows
+
+    def _shrink(self) -> None:
+        """Leave out empty rows, if that is worth it, by moving others to their places."""
+        taken = self.taken
+        rows = taken
+        if _records(self.writer):  # a few empty rows cost less than recording again
+            rows = len(self.seats)
+            while taken and taken <= rows // 2:
+                rows //= 2
+        if self.whole is None or rows >= len(self.seats):
+            return
+        holes = [place for place in range(rows) if self.seats[place] is None]
+        for place in range(rows, len(self.seats)):
+            if self.seats[place] is not None:
+                hole = holes.pop(0)
+                self.whole.move(place, hole)
+                self.seats[hole], self.seats[place] = self.seats[place], None
+        del self.seats[rows:]
+
+    def drop(self, indices: set[int]) -> None:
+        """Let go of texts that nobody wants any more."""
+        self.waiting = deque(seat for seat in self.waiting if seat.index not in indices)
+        places = [
+            place for place, seat in enumerate(self.seats) if seat is not None and seat.index in indices
+        ]
+        for place in places:
+            self.seats[place] = None
+        if places and self.whole is not None:
+            self.whole.rest(places)
+        if self._entering is not None and any(seat.index in indices for seat in self._entering[0]):
+            # Rows that were begun together are read together: those that stay begin again.
+            kept = [seat for seat in self._entering[0] if seat.index not in indices]
+            self._entering = None
+            self.waiting.extendleft(reversed(kept))
+
+    def close(self) -> None:
+        """Keep what was recorded for the next texts of the writer, where that is worth it."""
+        if self.whole is not None:
+            self.writer.leave(self.whole)
+        self.whole = None
+
+    def forget(self) -> None:
+        if self.whole is not None:
+            self.whole.forget()
+        self.whole = None
+
+    def _write_piece(self, rows: Rows) -> Iterator[Event]:
+        """One piece of every row, and what became of it."""
+        begin = rows.start.clone()
+        taken = [place for place, seat in enumerate(self.seats) if seat is not None]
+        if self.watch:
+            yield from map(self._block_started, taken)
+        for reveal in self.writer.write(rows):
+            if self.watch:
+                yield from self._revealed(reveal)
+        # After the last gap everything is given, and need not be read.
+        end = torch.where(rows.start >= rows.written_to, rows.stop, rows.start)
+        ends = self._endings(rows, begin, end, taken)
+        until = end.tolist() if self.watch else []
+        ended = [place for place in taken if ends[place] is not None]
+        finished = self._read(rows, ended) if ended else {}
+        for place in taken:
+            seat, ending = self._seat(place), ends[place]
+            if self.watch:
+                yield BlockFinished(seat.index, seat.start, until[place])
+                self.seats[place] = seat = replace(seat, start=until[place])
+            if ending is not None:
+                yield self._end(place, seat, ending, *finished[place])
+
+    def _endings(self, rows: Rows, begin: Tensor, end: Tensor, taken: list[int]) -> list[Ending | None]:
+        """What ends the text of each row; rows that end in the same way are looked at together."""
+        alike: dict[Stopping, list[int]] = {}
+        for place in taken:
+            alike.setdefault(self._seat(place).request.stopping, []).append(place)
+        found: list[Ending | None] = [None] * len(self.seats)
+        for stopping, places in alike.items():
+            alone = len(alike) == 1
+            some: list[int] | slice = slice(None) if alone else places
+            ends = stopping.ends(
+                rows.text[some],
+                written_from=rows.written_from[some],
+                piece_start=begin[some],
+                piece_end=end[some],
+                stop=rows.stop[some],
+                taken=places if alone else range(len(places)),
+            )
+            for place in places:
+                found[place] = ends[place if alone else places.index(place)]
+        return found
+
+    def _read(self, rows: Rows, ended: list[int]) -> dict[int, tuple[Tensor, int, int]]:
+        """Texts that have ended, by their places, with their passes; nothing more is written there."""
+        texts = rows.text[ended].cpu()
+        passes = torch.stack((rows.evaluations[ended], rows.fill_passes[ended]), 1).tolist()
+        rows.rest(ended)
+        return {
+            place: (text, *spent) for place, text, spent in zip(ended, texts.unbind(), passes, strict=True)
+        }
+
+    def _end(
+        self, place: int, seat: Seat, ending: Ending, text: Tensor, evaluations: int, fill_passes: int
+    ) -> Event:
+        """Clear a seat, for good or to write the text again."""
+        self.seats[place] = None
+        if ending.by == "entropy" and seat.redraws < seat.request.stopping.redraws:
+            self.waiting.appendleft(seat.again(evaluations + fill_passes))
+            return Redrawn(seat.index)
+        tokens = text[: ending.length].clone()
+        if self.writer.mask_id in tokens.tolist():  # see `or_mask`
+            return Failed(
+                seat.index,
+                f"text {seat.index} cannot be written: the model's probabilities are not finite; its weights "
+                "may hold NaN",
+            )
+        return Stopped(seat.index, seat.finished(tokens, evaluations, fill_passes, ending))
+
+    def _block_started(self, place: int) -> BlockStarted:
+        seat = self._seat(place)
+        stop = min(self.writer.piece_end(seat.start), seat.request.length)
+        return BlockStarted(seat.index, seat.start, stop)
+
+    def _revealed(self, reveal: Reveal) -> Iterator[Event]:
+        for place, token in reveal.active.nonzero().tolist():
+            position = int(reveal.positions[place, token])
+            yield TokenRevealed(self._seat(place).index, position, int(reveal.tokens[place, token]))
+        if reveal.masked_again is not None:
+            positions, again = reveal.masked_again
+            for place, offset in again.nonzero().tolist():
+                yield TokenHidden(self._seat(place).index, int(positions[place, offset]))
+
+    def _seat(self, place: int) -> Seat:
+        seat = self.seats[place]
+        if seat is None:
+            raise RuntimeError(f"seat {place} is empty")
+        return seat
+
+
+def _records(writer: Writer) -> bool:
+    """Whether passes are recorded, each for a number of rows."""
+    return writer.model.device.type == "cuda"
