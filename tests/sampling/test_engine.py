@@ -13,9 +13,11 @@ from bd3lm.models import Denoiser
 from bd3lm.sampling import (
     Ancestral,
     Engine,
+    Extended,
     Failed,
     FirstHitting,
     MostConfident,
+    Redrawn,
     Request,
     Sample,
     Sharpening,
@@ -233,12 +235,38 @@ def test_what_cannot_be_written_is_refused_when_it_is_submitted() -> None:
         Engine(seats=0)
 
 
+@pytest.mark.parametrize("writer", writers(), ids=lambda writer: type(writer).__name__)
+def test_pieces_are_told_as_they_are_written(writer: Writer) -> None:
+    """With what `Stopped` adds they are the text; others beside it are not told of."""
+    engine = Engine()
+    handles = [engine.submit(asked(writer, seed), writer, tell="pieces") for seed in range(12)]
+    quiet = [engine.submit(asked(writer, seed), writer) for seed in range(6)]
+    told: dict[int, dict[int, int]] = {handle.index: {} for handle in handles}
+    while len(engine):
+        for event in engine.step():
+            if isinstance(event, Extended):
+                told[event.index] |= dict(enumerate(event.tokens, event.start))
+            elif isinstance(event, Redrawn) and event.index in told:
+                told[event.index] = {}
+            elif isinstance(event, Stopped) and event.index in told:
+                tokens = event.sample.tokens.tolist()
+                assert all(
+                    tokens[place] == token
+                    for place, token in told[event.index].items()
+                    if place < len(tokens)
+                )
+    assert sum(map(len, told.values())) > 20
+    assert {handle.index for handle in quiet}.isdisjoint(told)
+
+
 def test_a_watched_engine_tells_of_every_pass() -> None:
-    engine, writer = Engine(watch=True), blocks(MODEL)
-    engine.submit(Request(prompt(4), 1, 4), writer)  # which is full
+    engine, writer = Engine(), blocks(MODEL)
+    engine.submit(Request(prompt(4), 1, 4), writer, tell="passes")  # which is full
+    engine.submit(Request(prompt(1), 1, 8), writer, tell="passes")
     engine.submit(Request(prompt(1), 1, 8), writer)
     events = []
     while len(engine):
         events += engine.step()
     assert [type(event) for event in events if event.index == 0] == [Started, Stopped]
-    assert sum(type(event).__name__ == "TokenRevealed" for event in events) == 7
+    assert sum(type(event).__name__ == "TokenRevealed" for event in events if event.index == 1) == 7
+    assert [type(event) for event in events if event.index == 2] == [Stopped]

@@ -19,6 +19,7 @@ from bd3lm.data import Tokenizer
 from bd3lm.data.tokenizers import TOKENIZER_FILE
 from bd3lm.interop import HubOptions, LightningFacts, check_config
 from bd3lm.io.files import local_path
+from bd3lm.lm.engine import TextEngine
 from bd3lm.lm.generation import Generation, build_stopping, build_writer
 from bd3lm.lm.prompts import Prompts, build_requests, continued_tokens, listed, repeated, text_tokens
 from bd3lm.lm.scoring import TextLikelihood, score
@@ -215,6 +216,10 @@ class LanguageModel:
         )
         events = write(writer, requests, batch_size=settings.batch_size, watch=watch)
         return with_texts(events, self.tokenizer, self.config.mask_id)
+
+    def engine(self, *, seats: int = 32) -> TextEngine:
+        """What writes texts that come and go at any time, at most `seats` side by side."""
+        return TextEngine(self, seats=seats)
 
     def _writer(self, settings: Settings) -> Writer:
         """The last writer if these settings make the same one: on a GPU it keeps what it recorded."""

@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import get_args
 
 import torch
 
 from bd3lm.models import require_evaluation_mode
-from bd3lm.sampling.events import Event, Failed, Started, Stopped
+from bd3lm.sampling.events import Event, Failed, Started, Stopped, Tell
 from bd3lm.sampling.request import Request
 from bd3lm.sampling.stopping import Ending
 from bd3lm.sampling.table import Seat, Table
@@ -41,14 +42,13 @@ class Engine:
     """Writes texts side by side, whatever their writers, lengths and settings.
 
     At most `seats` texts are written at a time; the others wait in the order in which they came. `submit`,
-    `abort` and `step` may be called from any thread; one step runs at a time. With `watch` events tell of
-    every pass, for which the device is asked after each.
+    `abort` and `step` may be called from any thread; one step runs at a time.
     """
 
-    def __init__(self, *, seats: int = 32, watch: bool = False) -> None:
+    def __init__(self, *, seats: int = 32) -> None:
         if seats < 1:
             raise ValueError(f"seats must be at least 1, got {seats}")
-        self.seats, self._watch = seats, watch
+        self.seats = seats
         self._numbers = count()
         self._inbox: deque[tuple[Writer, Seat]] = deque()
         self._aborted: set[int] = set()
@@ -57,19 +57,24 @@ class Engine:
         self._tables: list[Table] = []
         self._under_way: set[int] = set()
 
-    def submit(self, request: Request, writer: Writer) -> Handle:
-        """Have a text written; what cannot be is refused at once."""
+    def submit(self, request: Request, writer: Writer, *, tell: Tell = "end") -> Handle:
+        """Have a text written; what cannot be is refused at once.
+
+        To tell of pieces the device is asked after each, and to tell of passes after each of these.
+        """
+        if tell not in get_args(Tell):
+            raise ValueError(f"tell must be one of {', '.join(get_args(Tell))}, got {tell!r}")
         check(writer, request)
         with self._inbox_lock:
             handle = Handle(next(self._numbers), request, self)
             self._under_way.add(handle.index)
-            self._inbox.append((writer, Seat(handle.index, request)))
+            self._inbox.append((writer, Seat(handle.index, request, tell)))
         return handle
 
-    def open_table(self, writer: Writer, *, length: int) -> None:
+    def open_table(self, writer: Writer, *, length: int, watch: bool = False) -> None:
         """Make a table for texts of up to this length, no wider than they need it: for requests that are all
         known before the first is submitted."""
-        self._tables.append(Table(writer, writer.width(length), self.seats, self._watch))
+        self._tables.append(Table(writer, writer.width(length), self.seats, watch))
 
     def __len__(self) -> int:
         """How many requests are waiting or being written."""
@@ -129,21 +134,26 @@ class Engine:
                     return
                 self._inbox.popleft()
             if is_full:
-                yield from _already_written(seat, self._watch)
+                yield from _already_written(seat)
                 with self._inbox_lock:
                     self._under_way.discard(seat.index)
                 continue
-            self._table_for(writer, seat.request).waiting.append(seat)
+            self._table_for(writer, seat).waiting.append(seat)
             free -= 1
 
-    def _table_for(self, writer: Writer, request: Request) -> "Table":
+    def _table_for(self, writer: Writer, seat: Seat) -> Table:
         """The narrowest table that this text may join, or a new one."""
-        need = max(writer.width(request.length), request.length)
-        fitting = [each for each in self._tables if each.writer is writer and each.width >= need]
+        length = seat.request.length
+        need = max(writer.width(length), length)
+        fitting = [
+            each
+            for each in self._tables
+            if each.writer is writer and each.width >= need and each.watch == seat.watched
+        ]
         if fitting:
             return min(fitting, key=lambda table: table.width)
         width = max(_bucket(need), writer.width(_bucket(need)))
-        self._tables.append(Table(writer, width, self.seats, self._watch))
+        self._tables.append(Table(writer, width, self.seats, seat.watched))
         return self._tables[-1]
 
     def close(self) -> None:
@@ -162,8 +172,8 @@ def _bucket(width: int) -> int:
     return whole * 3 // 4 if width <= whole * 3 // 4 else whole
 
 
-def _already_written(seat: Seat, watch: bool) -> Iterator[Event]:
-    if watch:
+def _already_written(seat: Seat) -> Iterator[Event]:
+    if seat.watched:
         yield Started(seat.index, seat.request)
     ending = Ending("length", seat.request.length)
     yield Stopped(seat.index, seat.finished(seat.request.given.cpu().clone(), 0, 0, ending))

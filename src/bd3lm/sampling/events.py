@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -92,6 +93,14 @@ class BlockFinished(TextEvent):
 
 
 @dataclass(frozen=True)
+class Extended(TextEvent):
+    """Tokens from position `start` on are written, and the text goes on; where it ends, `Stopped` has all."""
+
+    start: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Redrawn(TextEvent):
     """A text fell below the entropy floor; it is begun again, from a new seed."""
 
@@ -110,4 +119,17 @@ class Failed(TextEvent):
     reason: str
 
 
-Event = Started | BlockStarted | TokenRevealed | TokenHidden | BlockFinished | Redrawn | Stopped | Failed
+Tell = Literal["end", "pieces", "passes"]
+"""What is told of a text: that it was begun again or has ended; also each piece, or all that a pass did."""
+
+Event = (
+    Started
+    | BlockStarted
+    | TokenRevealed
+    | TokenHidden
+    | BlockFinished
+    | Extended
+    | Redrawn
+    | Stopped
+    | Failed
+)

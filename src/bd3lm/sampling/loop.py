@@ -51,10 +51,10 @@ def write(
 def _events(
     writer: Writer, requests: Sequence[Request], batch_size: int, watch: bool
 ) -> Generator[Event, None, None]:
-    engine = Engine(seats=batch_size, watch=watch)
-    engine.open_table(writer, length=max(request.length for request in requests))
+    engine = Engine(seats=batch_size)
+    engine.open_table(writer, length=max(request.length for request in requests), watch=watch)
     for request in requests:
-        engine.submit(request, writer)
+        engine.submit(request, writer, tell="passes" if watch else "end")
     try:
         while len(engine):
             for event in engine.step():

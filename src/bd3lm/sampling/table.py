@@ -8,20 +8,23 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import derive_seed
+from bd3lm.models import send
 from bd3lm.sampling.events import (
     BlockFinished,
     BlockStarted,
     Event,
+    Extended,
     Failed,
     Redrawn,
     Sample,
     Started,
     Stopped,
+    Tell,
     TokenHidden,
     TokenRevealed,
 )
 from bd3lm.sampling.request import Request
-from bd3lm.sampling.rows import Reveal, Rows
+from bd3lm.sampling.rows import Reveal, Rows, read_at
 from bd3lm.sampling.stopping import Ending, Stopping
 from bd3lm.sampling.writer import Writer
 
@@ -32,9 +35,14 @@ class Seat:
 
     index: int
     request: Request
+    tell: Tell = "end"
     start: int = 0
     redraws: int = 0
     redrawn_passes: int = 0
+
+    @property
+    def watched(self) -> bool:
+        return self.tell == "passes"
 
     def again(self, passes: int) -> "Seat":
         """The same text to be drawn from a new seed."""
@@ -218,6 +226,7 @@ class Table:
         until = end.tolist() if self.watch else []
         ended = [place for place in taken if ends[place] is not None]
         finished = self._read(rows, ended) if ended else {}
+        extended = self._extended(rows, begin, end, [place for place in taken if ends[place] is None])
         for place in taken:
             seat, ending = self._seat(place), ends[place]
             if self.watch:
@@ -225,6 +234,8 @@ class Table:
                 self.seats[place] = seat = replace(seat, start=until[place])
             if ending is not None:
                 yield self._end(place, seat, ending, *finished[place])
+            elif place in extended:
+                yield extended[place]
 
     def _endings(self, rows: Rows, begin: Tensor, end: Tensor, taken: list[int]) -> list[Ending | None]:
         """What ends the text of each row; rows that end in the same way are looked at together."""
@@ -254,6 +265,20 @@ class Table:
         rows.rest(ended)
         return {
             place: (text, *spent) for place, text, spent in zip(ended, texts.unbind(), passes, strict=True)
+        }
+
+    def _extended(self, rows: Rows, begin: Tensor, end: Tensor, going_on: list[int]) -> dict[int, Extended]:
+        """What was written of texts that go on, where each piece is to be told."""
+        places = [place for place in going_on if self._seat(place).tell == "pieces"]
+        if not places:
+            return {}
+        size = int((end - begin)[places].max())
+        tokens = read_at(rows.text[places], send(begin[places], rows.device), max(size, 1))[0].tolist()
+        spans = zip(begin[places].tolist(), end[places].tolist(), strict=True)
+        return {
+            place: Extended(self._seat(place).index, first, tuple(found[: last - first]))
+            for place, found, (first, last) in zip(places, tokens, spans, strict=True)
+            if last > first
         }
 
     def _end(
