@@ -24,6 +24,7 @@ from bd3lm.models import (
     BlockDiffusion,
     Causal,
     Denoiser,
+    DraftReading,
     KVTape,
     embed_with_previous,
     require_evaluation_mode,
@@ -50,33 +51,12 @@ class Pairs(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drafts:
+class Drafts(DraftReading):
     """Groups of masks behind a text, which draft its tokens; its causal law verifies them.
 
     Groups stand side by side: in a text of 12 tokens three of 4 masks, behind its first 0, 4 and 8 tokens. A
     mask sees the text before its group, and its group.
     """
-
-    mask_id: int
-    masks: int
-    """In a group."""
-    shifted: bool
-    """Whether a mask predicts the token after its place, and not the one at it. A group that is not shifted
-    begins with a mask for place 1, which p gives, so it drafts a token less than it has masks."""
-    adds: bool = False
-    """Whether the low-rank additions of the network apply to the masks."""
-    previous_token: bool = False
-    """Whether a mask is shown as the mask plus the token before it."""
-
-    def __post_init__(self) -> None:
-        least = 1 if self.shifted else 2
-        if self.masks < least:
-            raise ValueError(f"masks must be at least {least}, so that a token is drafted, got {self.masks}")
-
-    @property
-    def places(self) -> range:
-        """Those that are drafted."""
-        return range(2, self.masks + 1 + self.shifted)
 
     @torch.no_grad()
     def pairs(self, model: Denoiser, batch: TokenBatch) -> Iterator[Pairs]:
