@@ -18,7 +18,7 @@ from bd3lm.models.layouts import (
 )
 from bd3lm.models.network import CacheShape, Network, NetworkConfig
 from bd3lm.models.protocol import Denoiser, embed_with_previous, require_evaluation_mode
-from bd3lm.models.reading import BlockReading
+from bd3lm.models.reading import BlockReading, DraftReading
 from bd3lm.models.transformer import Transformer
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Causal",
     "Denoiser",
     "DraftLoss",
+    "DraftReading",
     "Drafting",
     "KVCache",
     "KVReplay",
