@@ -12,7 +12,7 @@ gives exactly: it needs no draft, so drafts begin at place 2. Two schemes accept
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,10 +31,8 @@ from bd3lm.models import (
     send,
 )
 from bd3lm.objectives import TokenBatch
-from bd3lm.sampling import Sharpening
+from bd3lm.sampling import SCHEMES, Scheme, Sharpening
 
-Scheme = Literal["rejection", "coupled"]
-SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 _ENTRIES = 2**23  # of a distribution over the vocabulary, for all positions taken at a time
 
 

@@ -66,7 +66,9 @@ class Generation:
 
 def build_writer(network: Denoiser, config: LanguageModelConfig, settings: Settings) -> Writer:
     """What writes a model's texts; an option that would do nothing for it is refused."""
-    return config.method.writer(network, config.method.settled(settings), config.frame)
+    settled = config.method.settled(settings)
+    config.method.speculation(settled)  # refuses what would do nothing
+    return config.method.writer(network, settled, config.frame)
 
 
 def build_stopping(settings: Settings, tokenizer: Tokenizer | None) -> Stopping:

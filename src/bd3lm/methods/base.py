@@ -18,7 +18,7 @@ from bd3lm.methods.settings import Settings
 from bd3lm.models import BlockReading, Denoiser, NetworkConfig
 from bd3lm.objectives import Objective
 from bd3lm.parsing import raise_problems
-from bd3lm.sampling import Writer
+from bd3lm.sampling import Speculation, Writer
 
 Law = Literal["block", "causal"]
 """What texts are drawn from: blocks, whose masks are uncovered one after another, or token after token."""
@@ -252,6 +252,16 @@ class Method(Kinded, ABC, family="method"):
         the order of `order_lean`, and nothing else about it matters to who writes them. None where that is
         not so."""
         return None
+
+    def speculation(self, settings: Settings) -> Speculation | None:
+        """How its texts are drafted and verified, if they are; refused where it cannot be."""
+        asked = settings.speculation
+        if asked is None or not asked.is_on:
+            return None
+        raise ValueError(
+            f"speculation must be off for {self.title}: drafts come from masks whose tokens a pass can verify, "
+            "which drafters, joint models and block diffusion have"
+        )
 
     def with_lean(self, lean: float) -> Self:
         """The same with another lean."""

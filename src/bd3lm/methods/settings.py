@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from bd3lm.sampling import (
     Planned,
     Remasking,
     Sharpening,
+    Speculation,
     Stopping,
     UnmaskingRule,
 )
@@ -51,6 +52,7 @@ class SettingsKeywords(TypedDict, total=False):
     entropy_bound: float | None
     unmasking: UnmaskingRule | None
     projection: str
+    speculation: Speculation | int | Literal["auto", "off"] | None
     stop_at_eos: bool
     eos_id: int | None
     stop: str | Sequence[str]
@@ -97,6 +99,10 @@ class Settings:
     short for the usual ones. By default one token, first-hitting, in the model's own order."""
     projection: str = "sampling"
     """How SSD-LM makes almost one-hot vectors of what its network says: sampling, greedy or multi_hot."""
+    speculation: Speculation | None = None
+    """Write several tokens a pass without changing the law of the texts, by guesses that later passes verify:
+    how many (3, say, or "auto" or "off"), or a `Speculation` with all there is to say. By default "auto" for a
+    drafter, and off for all others."""
     stop_at_eos: bool = True
     """End a text at the end token."""
     eos_id: int | None = None
@@ -129,6 +135,8 @@ class Settings:
             if not _is_left_open(name, value) and not is_number(value):
                 raise ValueError(f"{name} must be a number, got {value!r}")
         self._check_unmasking()
+        if self.speculation is not None:
+            object.__setattr__(self, "speculation", Speculation.of(self.speculation))
         object.__setattr__(self, "stop", stop_strings(self.stop))
         for name in ("stop_at_eos", "cache"):
             value = getattr(self, name)

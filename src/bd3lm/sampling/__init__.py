@@ -8,6 +8,7 @@ from bd3lm.sampling.engine import Engine, Handle
 from bd3lm.sampling.events import (
     BlockFinished,
     BlockStarted,
+    Drafted,
     Event,
     Extended,
     Failed,
@@ -25,6 +26,7 @@ from bd3lm.sampling.replay import without_replays
 from bd3lm.sampling.request import Request
 from bd3lm.sampling.simplex import SimplexWriter
 from bd3lm.sampling.sliding import SlidingWriter
+from bd3lm.sampling.speculation import SCHEMES, Scheme, Speculation
 from bd3lm.sampling.stopping import StoppedBy, Stopping, token_entropy
 from bd3lm.sampling.unmasking import (
     Adaptive,
@@ -40,6 +42,7 @@ from bd3lm.sampling.unmasking import (
 from bd3lm.sampling.writer import Writer
 
 __all__ = [
+    "SCHEMES",
     "Adaptive",
     "AnalyticWriter",
     "Ancestral",
@@ -47,6 +50,7 @@ __all__ = [
     "BlockFinished",
     "BlockStarted",
     "BlockWriter",
+    "Drafted",
     "Engine",
     "EntropyBound",
     "Event",
@@ -63,9 +67,11 @@ __all__ = [
     "Request",
     "RowSharpening",
     "Sample",
+    "Scheme",
     "Sharpening",
     "SimplexWriter",
     "SlidingWriter",
+    "Speculation",
     "Started",
     "Stopped",
     "StoppedBy",

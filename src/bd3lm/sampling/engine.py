@@ -18,7 +18,7 @@ from bd3lm.models import require_evaluation_mode
 from bd3lm.sampling.events import Event, Failed, Started, Stopped, Tell
 from bd3lm.sampling.request import Request
 from bd3lm.sampling.stopping import Ending
-from bd3lm.sampling.table import Seat, Table
+from bd3lm.sampling.table import Cost, Seat, Table
 from bd3lm.sampling.writer import Writer
 
 _MOST_TOKENS = 2**27  # of all rows together: 1 GiB of ids
@@ -176,7 +176,7 @@ def _already_written(seat: Seat) -> Iterator[Event]:
     if seat.watched:
         yield Started(seat.index, seat.request)
     ending = Ending("length", seat.request.length)
-    yield Stopped(seat.index, seat.finished(seat.request.given.cpu().clone(), 0, 0, ending))
+    yield Stopped(seat.index, seat.finished(seat.request.given.cpu().clone(), Cost(), ending))
 
 
 def check(writer: Writer, request: Request, *, side_by_side: int = 1) -> None:

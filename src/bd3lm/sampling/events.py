@@ -26,6 +26,8 @@ class Sample:
     stop_string: str | None = None  # that which stopped it; its tokens hold it, its text ends before it
     redraws: int = 0  # how often it fell below the entropy floor and was drawn again
     redrawn_passes: int = 0  # what those attempts cost, both kinds of passes
+    drafted: tuple[int, ...] = ()  # drafts that were verified, by place ahead; none without speculation
+    accepted: tuple[int, ...] = ()  # how many of these were right
 
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other)
@@ -78,6 +80,15 @@ class TokenRevealed(TextEvent):
 
 
 @dataclass(frozen=True)
+class Drafted(TextEvent):
+    """Tokens that a pass guessed, and that a later one verifies: in place of all guesses before. They are no
+    part of the text."""
+
+    positions: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class TokenHidden(TextEvent):
     """A token that had been written was masked again."""
 
@@ -126,6 +137,7 @@ Event = (
     Started
     | BlockStarted
     | TokenRevealed
+    | Drafted
     | TokenHidden
     | BlockFinished
     | Extended

@@ -74,7 +74,7 @@ class Replayed:
     def _send(self, inputs: tuple[Tensor, ...]) -> None:
         """All inputs in one copy, through pinned memory that the allocator keeps until it is done."""
         sizes = [-(-each.nbytes // _ALIGNMENT) * _ALIGNMENT for each in inputs]
-        ends = list(accumulate(sizes))
+        ends = list(accumulate(sizes, initial=0))[1:] or [0]
         if self._buffer is None:
             self._buffer = torch.empty(ends[-1], dtype=torch.uint8, device=self._device)
             self._inputs = [

@@ -12,19 +12,26 @@ from bd3lm.sampling.drawing import RowSharpening, Sharpening
 from bd3lm.sampling.replay import Replays
 
 
+TALLY = "tally"
+"""Of a writer that speculates, the extra (rows, 2, places) that counts drafts verified and drafts right."""
+
+
 @dataclass(frozen=True)
 class Reveal:
     """What one pass changed.
 
-    Tokens are on the device and valid until the next pass; positions and flags are on the host.
+    Tokens are on the device and valid until the next pass; positions and flags are on the host, but for a
+    writer that speculates, where they are on the device too.
 
-    `masked_again` is positions (rows, n), and whether they were masked again.
+    `masked_again` is positions (rows, n), and whether they were masked again; `drafted` is positions, tokens
+    (rows, n) that were guessed there, and which of them.
     """
 
     positions: Tensor  # (rows, k) in the text
     tokens: Tensor  # (rows, k)
     active: Tensor  # (rows, k) whether the token was revealed
     masked_again: tuple[Tensor, Tensor] | None = None
+    drafted: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from bd3lm.models import send
 from bd3lm.sampling.events import (
     BlockFinished,
     BlockStarted,
+    Drafted,
     Event,
     Extended,
     Failed,
@@ -24,9 +26,22 @@ from bd3lm.sampling.events import (
     TokenRevealed,
 )
 from bd3lm.sampling.request import Request
-from bd3lm.sampling.rows import Reveal, Rows, read_at
+from bd3lm.sampling.rows import TALLY, Reveal, Rows, read_at
 from bd3lm.sampling.stopping import Ending, Stopping
 from bd3lm.sampling.writer import Writer
+
+
+class Cost(NamedTuple):
+    """What was spent on a text: passes of both kinds, and drafts that were verified and right, by place."""
+
+    evaluations: int = 0
+    fill_passes: int = 0
+    drafted: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+
+    @property
+    def passes(self) -> int:
+        return self.evaluations + self.fill_passes
 
 
 @dataclass(frozen=True)
@@ -54,7 +69,7 @@ class Seat:
             redrawn_passes=self.redrawn_passes + passes,
         )
 
-    def finished(self, tokens: Tensor, evaluations: int, fill_passes: int, ending: Ending) -> Sample:
+    def finished(self, tokens: Tensor, cost: "Cost", ending: Ending) -> Sample:
         # A template may end inside its last gap; a gap never holds the mask any more.
         is_given = [
             one == other for one, other in zip(self.request.given.tolist(), tokens.tolist(), strict=False)
@@ -66,8 +81,10 @@ class Seat:
             given=sum(is_given),
             prompt=is_given.index(False) if False in is_given else len(is_given),
             written_from=max((place + 1 for place, known in enumerate(is_given) if known), default=0),
-            evaluations=evaluations,
-            fill_passes=fill_passes,
+            evaluations=cost.evaluations,
+            fill_passes=cost.fill_passes,
+            drafted=cost.drafted,
+            accepted=cost.accepted,
             stopped_by=ending.by,
             stop_string=ending.string,
             redraws=self.redraws,
@@ -258,13 +275,16 @@ class Table:
                 found[place] = ends[place if alone else places.index(place)]
         return found
 
-    def _read(self, rows: Rows, ended: list[int]) -> dict[int, tuple[Tensor, int, int]]:
-        """Texts that have ended, by their places, with their passes; nothing more is written there."""
+    def _read(self, rows: Rows, ended: list[int]) -> dict[int, tuple[Tensor, Cost]]:
+        """Texts that have ended, by their places, with what they cost; nothing more is written there."""
         texts = rows.text[ended].cpu()
         passes = torch.stack((rows.evaluations[ended], rows.fill_passes[ended]), 1).tolist()
+        tally = rows.extras.get(TALLY)
+        drafts = [((), ())] * len(ended) if tally is None else tally[ended].tolist()
         rows.rest(ended)
         return {
-            place: (text, *spent) for place, text, spent in zip(ended, texts.unbind(), passes, strict=True)
+            place: (text, Cost(*spent, *map(tuple, drafted)))
+            for place, text, spent, drafted in zip(ended, texts.unbind(), passes, drafts, strict=True)
         }
 
     def _extended(self, rows: Rows, begin: Tensor, end: Tensor, going_on: list[int]) -> dict[int, Extended]:
@@ -281,13 +301,11 @@ class Table:
             if last > first
         }
 
-    def _end(
-        self, place: int, seat: Seat, ending: Ending, text: Tensor, evaluations: int, fill_passes: int
-    ) -> Event:
+    def _end(self, place: int, seat: Seat, ending: Ending, text: Tensor, cost: Cost) -> Event:
         """Clear a seat, for good or to write the text again."""
         self.seats[place] = None
         if ending.by == "entropy" and seat.redraws < seat.request.stopping.redraws:
-            self.waiting.appendleft(seat.again(evaluations + fill_passes))
+            self.waiting.appendleft(seat.again(cost.passes))
             return Redrawn(seat.index)
         tokens = text[: ending.length].clone()
         if self.writer.mask_id in tokens.tolist():  # see `or_mask`
@@ -296,7 +314,7 @@ class Table:
                 f"text {seat.index} cannot be written: the model's probabilities are not finite; its weights "
                 "may hold NaN",
             )
-        return Stopped(seat.index, seat.finished(tokens, evaluations, fill_passes, ending))
+        return Stopped(seat.index, seat.finished(tokens, cost, ending))
 
     def _block_started(self, place: int) -> BlockStarted:
         seat = self._seat(place)
@@ -311,6 +329,16 @@ class Table:
             positions, again = reveal.masked_again
             for place, offset in again.nonzero().tolist():
                 yield TokenHidden(self._seat(place).index, int(positions[place, offset]))
+        if reveal.drafted is not None:
+            yield from self._drafted(*(each.cpu() for each in reveal.drafted))
+
+    def _drafted(self, positions: Tensor, tokens: Tensor, active: Tensor) -> Iterator[Event]:
+        for place, seat in enumerate(self.seats):
+            if seat is not None:
+                which = active[place]
+                yield Drafted(
+                    seat.index, tuple(positions[place, which].tolist()), tuple(tokens[place, which].tolist())
+                )
 
     def _seat(self, place: int) -> Seat:
         seat = self.seats[place]

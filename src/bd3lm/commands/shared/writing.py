@@ -287,6 +287,8 @@ def _record(generation: Generation, origin: Mapping[str, Any], model: LanguageMo
         "given": sample.given,
         "evaluations": sample.evaluations,
         "fill_passes": sample.fill_passes,
+        "drafted": list(sample.drafted),
+        "accepted": list(sample.accepted),
         "stopped_by": sample.stopped_by,
         "redraws": sample.redraws,
         "redrawn_passes": sample.redrawn_passes,
