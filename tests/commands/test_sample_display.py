@@ -505,6 +505,8 @@ def test_a_line_a_text(block_size, screen, tmp_path):
             "given": sample.given,
             "evaluations": sample.evaluations,
             "fill_passes": sample.fill_passes,
+            "drafted": [],
+            "accepted": [],
             "stopped_by": sample.stopped_by,
             "redraws": 0,
             "redrawn_passes": 0,

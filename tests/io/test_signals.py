@@ -78,19 +78,20 @@ def test_a_signal_that_is_dropped_comes_again_however_busy_the_machine_is(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_waits_until_a_module_is_imported(
+def test_a_signal_waits_until_a_module_that_may_abort_is_imported(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A module of C++ that calls Python while it begins, as triton's does, aborts the process otherwise."""
-    (tmp_path / "slow_to_import.py").write_text(
+    (tmp_path / "triton.py").write_text(
         f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(0.1)\nwhole = True\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
 
     def work() -> None:
-        importlib.import_module("slow_to_import")
+        importlib.import_module("triton")
         time.sleep(5)
 
     with signals_raise(), pytest.raises(KeyboardInterrupt):
         work()
-    assert sys.modules.pop("slow_to_import").whole
+    assert sys.modules.pop("triton").whole

@@ -1,7 +1,6 @@
 """Likelihoods and other measurements of a trained network."""
 
 from bd3lm.evaluation.acceptance import (
-    SCHEMES,
     Acceptance,
     Drafts,
     acceptances,
@@ -33,7 +32,6 @@ from bd3lm.evaluation.mauve import mauve_score
 from bd3lm.evaluation.variance import Spread, block_moments, gradient_variance, nelbo_variance, variance
 
 __all__ = [
-    "SCHEMES",
     "Acceptance",
     "CorpusLikelihood",
     "Drafts",

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 
 _SOON = 0.01  # seconds
-_IMPORTING = "importlib._bootstrap"
-_COMMAND = "bd3lm.__main__"
+_IMPORTERS = ("importlib._bootstrap", "importlib._bootstrap_external")
 
 _raised: list[KeyboardInterrupt] = []
 """What signals have raised, also where something on its way made another error of it and told nobody."""
@@ -30,7 +30,7 @@ def signals_raise() -> Iterator[None]:
 
     Where it is ignored or handled by others it is left to them, as it is outside of the main thread. What it
     or Ctrl-C raises in a place where Python drops exceptions, such as a `__del__`, is raised again elsewhere,
-    and while a module is imported they wait: modules written in C++ may abort the process at an exception.
+    and while a module written in C++ is loaded they wait: it may abort the process at an exception.
     """
     _raised.clear()
     ours = (
@@ -56,7 +56,7 @@ def signals_raise() -> Iterator[None]:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    if _dropping or _importing(frame):
+    if _dropping or _loading_compiled(frame):
         _send_soon(number)
         return
     signal.signal(number, signal.SIG_DFL)
@@ -65,18 +65,22 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if _dropping or _importing(frame):
+    if _dropping or _loading_compiled(frame):
         _send_soon(number)
         return
     _raised.append(KeyboardInterrupt())
     raise _raised[-1]
 
 
-def _importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported by the command, and not the command by a module."""
-    while frame is not None and frame.f_globals.get("__name__") != _COMMAND:
-        if frame.f_globals.get("__name__") == _IMPORTING:
-            return True
+def _loading_compiled(frame: FrameType | None) -> bool:
+    """Whether a module written in C++ is being loaded, or one of Triton's, which call theirs as they load."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _IMPORTERS:
+            name = frame.f_locals.get("name")
+            if isinstance(name, str) and name.partition(".")[0] == "triton":
+                return True
+            if isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
+                return True
         frame = frame.f_back
     return False
 

@@ -101,8 +101,8 @@ class Settings:
     """How SSD-LM makes almost one-hot vectors of what its network says: sampling, greedy or multi_hot."""
     speculation: Speculation | None = None
     """Write several tokens a pass without changing the law of the texts, by guesses that later passes verify:
-    how many (3, say, or "auto" or "off"), or a `Speculation` with all there is to say. By default "auto" for a
-    drafter, and off for all others."""
+    how many (3, say, or "auto" or "off"), or a `Speculation` with all there is to say. By default "auto" for
+    a drafter, and off for all others."""
     stop_at_eos: bool = True
     """End a text at the end token."""
     eos_id: int | None = None

@@ -91,11 +91,15 @@ class Engine:
             if index in self._under_way:
                 self._aborted.add(index)
 
-    @torch.no_grad()
     def step(self) -> list[Event]:
         """Let waiting texts in, write one piece of every text, and tell what happened."""
+        return list(self.events())
+
+    @torch.no_grad()
+    def events(self) -> Iterator[Event]:
+        """The same, told while it happens. Until it is done, or closed, no other step begins."""
         with self._step_lock:
-            return list(self._events())
+            yield from self._events()
 
     def _events(self) -> Iterator[Event]:
         self._drop_aborted()

@@ -2,7 +2,7 @@
 
 import atexit
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from weakref import WeakSet
 
 from bd3lm.models import require_evaluation_mode
@@ -57,9 +57,10 @@ def _events(
         engine.submit(request, writer, tell="passes" if watch else "end")
     try:
         while len(engine):
-            for event in engine.step():
-                if isinstance(event, Failed):
-                    raise FloatingPointError(event.reason)
-                yield event
+            with closing(engine.events()) as events:
+                for event in events:
+                    if isinstance(event, Failed):
+                        raise FloatingPointError(event.reason)
+                    yield event
     finally:
         engine.close()  # before the end: these rows are not kept for a next batch

@@ -11,7 +11,6 @@ from bd3lm.models import KVCache
 from bd3lm.sampling.drawing import RowSharpening, Sharpening
 from bd3lm.sampling.replay import Replays
 
-
 TALLY = "tally"
 """Of a writer that speculates, the extra (rows, 2, places) that counts drafts verified and drafts right."""
 
