@@ -7,7 +7,7 @@ others have tables of their own, which take turns. A text depends on its own req
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import get_args
@@ -96,7 +96,7 @@ class Engine:
         return list(self.events())
 
     @torch.no_grad()
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Generator[Event, None, None]:
         """The same, told while it happens. Until it is done, or closed, no other step begins."""
         with self._step_lock:
             yield from self._events()
