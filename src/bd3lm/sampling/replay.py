@@ -57,6 +57,13 @@ class Replayed:
             self._graph.replay()
             return self._output
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next call takes as long as all later ones."""
+        if self._device.type != "cuda":
+            return True
+        return self._graph is not None if _recording and self._records else self._buffer is not None
+
     def _record(self, function: Callable[..., Any]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with (
@@ -103,6 +110,11 @@ class Replays:
         if name not in self._known:
             self._known[name] = Replayed(self._device, self._pool, records=self._records)
         return self._known[name](function, *inputs)
+
+    def is_ready(self, name: Any) -> bool:
+        """Whether a function runs under this name as fast as it will: nothing is compiled or recorded any
+        more."""
+        return name in self._known and self._known[name].is_ready
 
     def forget(self) -> None:
         """Drop all recordings: they are no longer valid."""

@@ -79,6 +79,10 @@ class Rows:
         """Run a pass, as it was recorded under this name for tokens drawn in these ways once it is."""
         return self.replays((name, self.sharpening.kinds), function, *inputs)
 
+    def is_ready(self, name: object) -> bool:
+        """Whether a pass of this name runs as fast as it will."""
+        return self.replays.is_ready((name, self.sharpening.kinds))
+
     def write(self, positions: Tensor, tokens: Tensor, *, where: Tensor) -> None:
         """Put tokens (rows, k) at positions (rows, k) of the text, where they are to be written."""
         self.text.scatter_(1, positions, torch.where(where, tokens, self.text.gather(1, positions)))

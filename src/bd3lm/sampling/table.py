@@ -318,12 +318,22 @@ class Table:
 
     def _block_started(self, place: int) -> BlockStarted:
         seat = self._seat(place)
-        stop = min(self.writer.piece_end(seat.start), seat.request.length)
-        return BlockStarted(seat.index, seat.start, stop)
+        return BlockStarted(seat.index, seat.start, self._piece_stop(seat))
+
+    def _reached(self, place: int, position: int) -> Iterator[Event]:
+        """One write may go on past a piece, which is finished then, and the next begun."""
+        while position >= (stop := self._piece_stop(seat := self._seat(place))):
+            yield BlockFinished(seat.index, seat.start, stop)
+            self.seats[place] = replace(seat, start=stop)
+            yield self._block_started(place)
+
+    def _piece_stop(self, seat: Seat) -> int:
+        return min(self.writer.piece_end(seat.start), seat.request.length)
 
     def _revealed(self, reveal: Reveal) -> Iterator[Event]:
         for place, token in reveal.active.nonzero().tolist():
             position = int(reveal.positions[place, token])
+            yield from self._reached(place, position)
             yield TokenRevealed(self._seat(place).index, position, int(reveal.tokens[place, token]))
         if reveal.masked_again is not None:
             positions, again = reveal.masked_again

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -86,6 +86,13 @@ class Sample(Command):
     """Reveal tokens together as long as their entropies bound the error by this many nats."""
     unmasking: Annotated[tuple[str, ...], named("KIND [FIELD=VALUE ...]")] = ()
     """Reveal tokens by a rule of this kind, with these fields; a --plugin may define it."""
+    speculation: Annotated[str | None, named("auto|off|N"), arg(aliases=("--speculate",))] = None
+    """Write several tokens a pass, the same text: guess N ahead, and let the next pass verify them. auto
+    chooses N by what passes cost here. By default auto for a drafter, and off for all others."""
+    scheme: Literal["coupled", "rejection"] = "coupled"
+    """How guesses are verified. rejection accepts more of them, and writes another text of the same law."""
+    candidates: int = 1
+    """Guesses of each token."""
     stop_at_eos: bool = True
     """End a text at the end token."""
     eos_id: OptionalInt = None
@@ -166,7 +173,7 @@ class Sample(Command):
         return 0
 
     def _settings(self, method: "Method") -> "Settings":
-        from bd3lm.commands.sample.unmasking import unmasking_rule
+        from bd3lm.commands.sample.unmasking import speculation_of, unmasking_rule
         from bd3lm.lm import Settings
 
         return Settings(
@@ -184,6 +191,7 @@ class Sample(Command):
             entropy_bound=self.entropy_bound,
             unmasking=unmasking_rule(self.unmasking, method),
             projection=self.projection,
+            speculation=speculation_of(self.speculation, self.scheme, self.candidates),
             stop_at_eos=self.stop_at_eos,
             eos_id=self.eos_id,
             stop=self.stop,

@@ -48,6 +48,7 @@ def check_numbers(flags: "Sample") -> None:
     ):
         if count is not None and count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}")
+    check_speculation(flags)
     if flags.batch_size < 1:
         raise ValueError(f"--batch-size must be a whole number from 1 on, got {flags.batch_size}")
     for name, share in (("--top-p", flags.top_p), ("--confidence", flags.confidence)):
@@ -58,6 +59,22 @@ def check_numbers(flags: "Sample") -> None:
     if flags.entropy_bound is not None and not flags.entropy_bound >= 0.0:
         raise ValueError(f"--entropy-bound must not be negative, got {flags.entropy_bound}")
     check_temperature(flags.temperature, "--temperature")
+
+
+def check_speculation(flags: "Sample") -> None:
+    """Refuse a number of drafts that is none, and what goes without any."""
+    asked = flags.speculation
+    if asked not in (None, "auto", "off") and not asked.isdecimal():
+        raise ValueError(f"--speculation must be auto, off or a number of drafts, got {asked!r}")
+    if flags.candidates < 1:
+        raise ValueError(f"--candidates must be at least 1, got {flags.candidates}")
+    if flags.scheme == "rejection" and asked in (None, "auto", "off"):
+        raise ValueError(
+            "--scheme rejection needs --speculation N, a number of drafts: one that the clock chose would "
+            f"make texts depend on it, got {'none' if asked is None else asked}"
+        )
+    if flags.candidates > 1 and asked == "off":
+        raise ValueError(f"--candidates {flags.candidates} needs --speculation auto or N, got off")
 
 
 def check_film(film: Path | None, texts: int, out: Path | None) -> None:

@@ -1,11 +1,11 @@
-"""Which tokens `bd3lm sample` reveals in a pass: the flags that go together, and --unmasking as a rule."""
+"""Which tokens `bd3lm sample` reveals in a pass: --unmasking as a rule, and what is asked of speculation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bd3lm.parsing import did_you_mean, parse
-from bd3lm.sampling import UnmaskingRule
+from bd3lm.sampling import Scheme, Speculation, UnmaskingRule
 
 if TYPE_CHECKING:
     from bd3lm.methods import Method
@@ -18,6 +18,14 @@ def unmasking_rule(words: Sequence[str], method: "Method") -> UnmaskingRule | No
     rule: Any = named_rule(words, UnmaskingRule.members())
     says_lean = any(word.startswith("lean=") for word in words)
     return rule if says_lean or not rule.can_lean else replace(rule, lean=method.order_lean)
+
+
+def speculation_of(asked: str | None, scheme: Scheme, candidates: int) -> Speculation | None:
+    """What --speculation, --scheme and --candidates ask for; nothing leaves it to the model."""
+    if asked is None and candidates == 1:
+        return None
+    of = Speculation.of(int(asked) if asked is not None and asked.isdecimal() else asked or "auto")
+    return replace(of, scheme=scheme, candidates=candidates)
 
 
 def named_rule(words: Sequence[str], kinds: Mapping[str, type[Any]], *, flag: str = "--unmasking") -> Any:

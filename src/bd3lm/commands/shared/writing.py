@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from bd3lm.kinds import plain
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.lm.prompts import text_seeds
 from bd3lm.models.devices import pick_device
-from bd3lm.sampling import BlockFinished, Event, Started, Stopped
+from bd3lm.sampling import BlockFinished, Event, Sample, Started, Stopped
 
 _SMALL = 20_000_000  # parameters
 _BETWEEN_DRAWINGS = 0.1  # seconds
@@ -339,7 +339,24 @@ def summary(done: Sequence[Generation], seconds: float) -> str:
     tokens, network = _number(written, "token", "tokens"), _number(evaluations, "evaluation", "evaluations")
     return (
         f"{tokens} written in {seconds:.1f} s: {written / seconds:,.1f} tokens/s. "
-        f"{network} of the network{reading}. Stopped: {ends}{again}."
+        f"{network} of the network{reading}{_drafts(samples, written, evaluations)}. Stopped: {ends}{again}."
+    )
+
+
+def _drafts(samples: Sequence[Sample], written: int, evaluations: int) -> str:
+    """What speculation gained, and how many drafts of each place ahead were right."""
+    drafted, accepted = (
+        [sum(each) for each in zip_longest(*(getattr(sample, name) for sample in samples), fillvalue=0)]
+        for name in ("drafted", "accepted")
+    )
+    if not any(drafted):
+        return ""
+    shares = ", ".join(
+        f"{right / number:.0%}" for right, number in zip(accepted, drafted, strict=True) if number
+    )
+    return (
+        f": {written / evaluations:.2f} tokens a pass; of {_number(sum(drafted), 'draft', 'drafts')} "
+        f"{sum(accepted):,} were right, by place {shares}"
     )
 
 
