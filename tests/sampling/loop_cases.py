@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import Purpose, counter_uniform
-from bd3lm.models import BlockReading, Denoiser
+from bd3lm.models import BlockReading, Denoiser, DraftReading
 from bd3lm.sampling import (
     Ancestral,
     AutoregressiveWriter,
@@ -21,6 +21,8 @@ from bd3lm.sampling import (
     Request,
     Sample,
     SlidingWriter,
+    Speculation,
+    SpeculativeWriter,
     Stopping,
     UnmaskingRule,
     Writer,
@@ -56,6 +58,25 @@ def how_read(block_size: int, options: dict[str, Any], mask_id: int = MASK) -> d
 def autoregressive(model: Denoiser, **options: Any) -> AutoregressiveWriter:
     how = {"mask_id": mask_of(model), "context": CONTEXT, "score_first": True}
     return AutoregressiveWriter(model, **how | options)
+
+
+def speculative(
+    model: Any,
+    *,
+    context: int = CONTEXT,
+    score_first: bool = True,
+    shifted: bool = True,
+    previous_token: bool = False,
+    **how: Any,
+) -> SpeculativeWriter:
+    """Three drafts, and otherwise as `how` says."""
+    return SpeculativeWriter(
+        model,
+        reading=DraftReading(mask_id=mask_of(model), masks=4, shifted=shifted, previous_token=previous_token),
+        speculation=Speculation(**{"drafts": 3} | how),
+        context=context,
+        score_first=score_first,
+    )
 
 
 def sliding(model: Denoiser, context: int = CONTEXT, **options: Any) -> SlidingWriter:

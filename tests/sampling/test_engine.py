@@ -36,6 +36,7 @@ from tests.sampling.loop_cases import (
     facts,
     prompt,
     sliding,
+    speculative,
     suited,
 )
 
@@ -61,6 +62,9 @@ def writers(model: Denoiser = MODEL) -> list[Writer]:
         blocks(model, unmasking=Ancestral(3), causal_clean=True),
         blocks(model, unmasking=MostConfident(threshold=0.6)),
         autoregressive(model),
+        speculative(model),
+        speculative(model, drafts=2, candidates=2, previous_token=True),
+        speculative(model, scheme="rejection", passes=2),
         sliding(model),
     ]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bd3lm.models import DraftReading, Transformer
+from bd3lm.models import Transformer
 from bd3lm.sampling import (
     AutoregressiveWriter,
     Drafted,
@@ -18,7 +18,6 @@ from bd3lm.sampling import (
     Request,
     Sample,
     Sharpening,
-    Speculation,
     SpeculativeWriter,
     Stopped,
     Stopping,
@@ -27,35 +26,13 @@ from bd3lm.sampling import (
 )
 from bd3lm.sampling import speculative as under_test
 from bd3lm.sampling.verifying import Tree, acceptance_chance, residual
-from tests.oracles.networks import FAMILIES, clean_of, mask_of, network_of, tiny_transformer
+from tests.oracles.networks import FAMILIES, clean_of, network_of, tiny_transformer
 from tests.oracles.sampling import chi_square, in_tokens, sharpened
 from tests.sampling.asking import drawn_by
-from tests.sampling.loop_cases import Counting
+from tests.sampling.loop_cases import Counting, speculative
 
 FITS, FAILS = 1e-3, 1e-6  # p-values of samples that follow a law, and of those that do not
-_IN_TEXT = ("index", "tokens", "evaluations", "fill_passes", "drafted", "accepted", "redrawn_passes")
-
-
-def reads(model: Any, *, masks: int = 4, shifted: bool = True, previous_token: bool = False) -> DraftReading:
-    return DraftReading(mask_id=mask_of(model), masks=masks, shifted=shifted, previous_token=previous_token)
-
-
-def speculative(
-    model: Any,
-    *,
-    context: int = 64,
-    score_first: bool = False,
-    shifted: bool = True,
-    previous_token: bool = False,
-    **how: Any,
-) -> SpeculativeWriter:
-    return SpeculativeWriter(
-        model,
-        reading=reads(model, shifted=shifted, previous_token=previous_token),
-        speculation=Speculation(**{"drafts": 3} | how),
-        context=context,
-        score_first=score_first,
-    )
+_OF_COSTS = ("index", "tokens", "evaluations", "fill_passes", "drafted", "accepted", "redrawn_passes")
 
 
 def without(writer: SpeculativeWriter) -> AutoregressiveWriter:
@@ -67,7 +44,7 @@ def without(writer: SpeculativeWriter) -> AutoregressiveWriter:
 
 def text_of(found: Sample) -> dict[str, Any]:
     """What a sample says of its text, and not of what was spent on it."""
-    facts = {name: value for name, value in vars(found).items() if name not in _IN_TEXT}
+    facts = {name: value for name, value in vars(found).items() if name not in _OF_COSTS}
     return facts | {"tokens": found.tokens.tolist()}
 
 
@@ -157,11 +134,14 @@ def test_no_token_depends_on_speculation(seed: int, monkeypatch: pytest.MonkeyPa
 
 def test_drafts_of_one_request_are_right_often_enough_to_matter() -> None:
     """Of a network that guesses well: a sweep in which every draft were wrong would show nothing."""
-    writer = speculative(Obvious(), drafts=4)
+    writer = speculative(Obvious(), score_first=False, context=64, drafts=4)
     (text,) = sample(writer, [Request(torch.tensor([3]), 1, 41)])
     assert text.tokens.tolist() == [3 + place % 5 for place in range(41)]
     assert (text.evaluations, text.drafted, text.accepted) == (9, (8,) * 4, (8,) * 4)  # 1, then 5 a pass
-    (text,) = sample(speculative(Obvious(), drafts=4, passes=2), [Request(torch.tensor([3]), 1, 41)])
+    (text,) = sample(
+        speculative(Obvious(), score_first=False, context=64, drafts=4, passes=2),
+        [Request(torch.tensor([3]), 1, 41)],
+    )
     assert text.evaluations == 14  # 6 in every two
 
 

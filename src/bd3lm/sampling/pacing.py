@@ -16,11 +16,39 @@ _FIRST = 3  # before anything is known
 _HALF_LIFE = 2000  # drafts of the first place, after which what was seen counts half
 _PRIOR = (2.0, 4.0)  # right, of so many, before any is seen
 _REMEMBERED = 9  # times of a number, whose median counts
-_SETTLED = 4  # times of the first number, before others are tried: a short text does not pay for that
-_WORTH_TRYING = 0.9  # of the best rate, by an estimate that may be wrong
-_PATIENCE = (
-    64  # rounds between two trials of a number that is not the best, and 100 for each unit it is worse
-)
+_ENOUGH = 3  # times, of which one may be far off
+_HOPE = 1.1  # a number is tried if the best is at most so much better, by an estimate
+_PATIENCE = 64  # rounds between two tries of a number, and 100 more for each time that it is slower
+
+
+class _Alike:
+    """Rounds of batches of about one size."""
+
+    def __init__(self) -> None:
+        self.times: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
+        self.rounds = 0
+        self.tried: dict[int, int] = defaultdict(int)  # in which round last
+
+    def known(self) -> list[int]:
+        return sorted(drafts for drafts, times in self.times.items() if times)
+
+    def seconds(self, drafts: int, like: "_Alike | None" = None) -> float:
+        """What a round takes: as measured, or in the proportion that batches like these have, or along the
+        line through two that were measured."""
+        known = sorted(self.known(), key=lambda each: abs(each - drafts))
+        one = median(self.times[known[0]])
+        if known[0] == drafts:
+            return one
+        if like is not None:
+            return one * like.seconds(drafts) / like.seconds(known[0])
+        if len(known) == 1:
+            return one
+        other = median(self.times[known[1]])
+        slope = max((other - one) / (known[1] - known[0]), 0.0)
+        return max(one + slope * (drafts - known[0]), min(one, other) / 2)
+
+    def is_measured(self, drafts: int) -> bool:
+        return len(self.times[drafts]) >= _ENOUGH
 
 
 class Pacing:
@@ -29,14 +57,13 @@ class Pacing:
     def __init__(self, most: int, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self.numbers = tuple(each for each in NUMBERS if each <= most)
         self.clock = clock
-        self._times: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
-        self._rounds: dict[int, int] = defaultdict(int)  # since another number was tried
-        self._asked = [0.0] * self.numbers[-1]
-        self._right = [0.0] * self.numbers[-1]
+        self._sizes: dict[int, _Alike] = {}
+        self._asked = [0.0] * self.most
+        self._right = [0.0] * self.most
         # Of other candidates that are right none has drafts behind it, so that more drafts may be right at a
         # place than there are looks at the next.
-        self._followed = [0.0] * self.numbers[-1]
-        self._followable = [0.0] * self.numbers[-1]
+        self._followed = [0.0] * self.most
+        self._followable = [0.0] * self.most
 
     @property
     def most(self) -> int:
@@ -44,32 +71,34 @@ class Pacing:
 
     def choose(self, rows: int) -> int:
         """How many tokens to draft in the next round of so many texts."""
-        size = _alike(rows)
-        known = [each for each in self.numbers if self._times[size, each]]
+        size = _size(rows)
+        alike = self._sizes.setdefault(size, _Alike())
+        like = self._most_like(size)
+        known = alike.known() or ([] if like is None else like.known())
         if not known:
-            return self._first_for(size)
-        best = max(known, key=lambda drafts: self._rate(size, drafts))
-        if len(self._times[size, best]) < _SETTLED:
+            return min(_FIRST, self.most)
+        of = alike if alike.known() or like is None else like
+        rates = {drafts: self.expected(drafts) / of.seconds(drafts, like) for drafts in self.numbers}
+        best = max(known, key=lambda drafts: rates[drafts])
+        if not alike.is_measured(best):
             return best
-        if not self._times[size, 0]:
+        if not alike.is_measured(0):
             return 0  # what speculation is measured against
         for drafts in self.numbers:
-            if drafts not in known and self._rate(size, drafts) > _WORTH_TRYING * self._rate(size, best):
+            if not alike.is_measured(drafts) and rates[best] < _HOPE * rates[drafts]:
                 return drafts
-        return self._retried(size, best, known)
+        return self._tried_again(alike, rates, best)
 
-    def _retried(self, size: int, best: int, known: list[int]) -> int:
-        """The best number, or now and then the second best, about which one may have been wrong."""
-        others = [each for each in known if each != best]
-        if not others:
-            return best
-        second = max(others, key=lambda drafts: self._rate(size, drafts))
-        self._rounds[size] += 1
-        loss = self._rate(size, best) / self._rate(size, second) - 1.0
-        if self._rounds[size] < _PATIENCE + 100 * loss:
-            return best
-        self._rounds[size] = 0
-        return second
+    def _tried_again(self, alike: _Alike, rates: dict[int, float], best: int) -> int:
+        """The best number; now and then another, which may have become better, or was mistaken for worse."""
+        alike.rounds += 1
+        others = [each for each in self.numbers if each != best]
+        for drafts in sorted(others, key=lambda each: alike.tried[each]):
+            patience = _PATIENCE + 100 * (rates[best] / rates[drafts] - 1.0)
+            if alike.rounds - alike.tried[drafts] > len(others) * patience:
+                alike.tried[drafts] = alike.rounds
+                return drafts
+        return best
 
     def note(
         self, rows: int, drafts: int, seconds: float | None, asked: Sequence[int], right: Sequence[int]
@@ -77,7 +106,7 @@ class Pacing:
         """A round, or several, of so many texts: the seconds if they say what another will take, and by place
         how many drafts were verified and right."""
         if seconds is not None:
-            self._times[_alike(rows), drafts].append(seconds)
+            self._sizes.setdefault(_size(rows), _Alike()).times[drafts].append(seconds)
         if not drafts:
             return
         keep = 0.5 ** (asked[0] / _HALF_LIFE)
@@ -93,43 +122,22 @@ class Pacing:
         tokens = reached = 1.0
         chance, of = _PRIOR
         for place in range(drafts):
-            if self._asked[place]:
+            if self._asked[place]:  # else as at the place before
                 chance, of = self._right[place] + _PRIOR[0], self._asked[place] + _PRIOR[1]
-            right = chance / of
+            right, followable = chance / of, self._followable[place]
             tokens += reached * right
-            followable = self._followable[place]
             reached *= min(right, self._followed[place] / followable) if followable else right
         return tokens
 
-    def _rate(self, size: int, drafts: int) -> float:
-        return self.expected(drafts) / self._seconds(size, drafts)
-
-    def _seconds(self, size: int, drafts: int) -> float:
-        """What a round takes: as measured, or along the line through two that were."""
-        times = self._times[size, drafts]
-        if times:
-            return median(times)
-        known = sorted(
-            (each for each in self.numbers if self._times[size, each]), key=lambda each: abs(each - drafts)
-        )
-        one = median(self._times[size, known[0]])
-        if len(known) < 2:
-            return one
-        other = median(self._times[size, known[1]])
-        slope = max((other - one) / (known[1] - known[0]), 0.0)
-        return max(one + slope * (drafts - known[0]), min(one, other) / 2)
-
-    def _first_for(self, size: int) -> int:
-        """For batches of a size not yet seen: what is best for those most like it."""
-        others = {each for (each, _), times in self._times.items() if times}
-        if not others:
-            return min(_FIRST, self.most)
-        nearest = min(others, key=lambda each: abs(each - size))
-        known = [each for each in self.numbers if self._times[nearest, each]]
-        return max(known, key=lambda drafts: self._rate(nearest, drafts))
+    def _most_like(self, size: int) -> _Alike | None:
+        """Batches of the nearest other size of which several numbers are known."""
+        others = {
+            each: alike for each, alike in self._sizes.items() if each != size and len(alike.known()) > 1
+        }
+        return others[min(others, key=lambda each: abs(each - size))] if others else None
 
 
-def _alike(rows: int) -> int:
-    """A number that batches of nearly the same size share: four for each doubling, from 8 on."""
+def _size(rows: int) -> int:
+    """A number that batches of about the same size share: four for each doubling, from 8 on."""
     steps = max(rows.bit_length() - 3, 0)
     return 4 * steps + -(-rows // (1 << steps))
