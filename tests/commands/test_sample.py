@@ -16,7 +16,8 @@ from bd3lm.commands.sample import Sample
 from bd3lm.commands.sample.unmasking import named_rule
 from bd3lm.kinds import plain
 from bd3lm.lm import LanguageModel, Settings
-from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking
+from bd3lm.methods import BlockDiffusionMethod
+from bd3lm.sampling import Ancestral, EntropyBound, FirstHitting, MostConfident, Remasking, Speculation
 from tests.commands import fails
 from tests.lm import (
     BYTES,
@@ -28,6 +29,7 @@ from tests.lm import (
     SSD,
     baseline,
     of_bytes,
+    of_method,
     tokens_of,
 )
 
@@ -419,6 +421,35 @@ def test_where_to_write_is_checked_before_a_model_is_loaded(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ("--speculation off", Speculation(drafts=0)),
+        ("--speculation 2", Speculation(drafts=2)),
+        ("--speculate auto", Speculation()),
+        ("--candidates 2", Speculation(candidates=2)),
+        (
+            "--speculation 2 --scheme rejection --candidates 3",
+            Speculation(drafts=2, scheme="rejection", candidates=3),
+        ),
+    ],
+)
+def test_speculation_is_asked_for_by_flags(words, asked, tmp_path, capsys):
+    joint = of_method(BlockDiffusionMethod(block_size=4, causal_clean=True, joint=True, law="causal"))
+    folder, out = tmp_path / "joint", tmp_path / "texts.jsonl"
+    joint.save_pretrained(folder)
+    assert main(["sample", str(folder), "ab", "--out", str(out), *words.split()]) == 0
+    (record,) = records(out)
+    assert record["settings"]["speculation"] == asdict(asked)
+    (found,) = joint.generate("ab", speculation=asked)
+    assert record["tokens"] == found.tokens
+    if asked.drafts is not None:
+        assert (record["drafted"], record["accepted"]) == (
+            list(found.sample.drafted),
+            list(found.sample.accepted),
+        )
+
+
+@pytest.mark.parametrize(
     ("flags", "said"),
     [
         ({"top_p": 2.0}, r"--top-p must lie in \(0, 1\], got 2\.0"),
@@ -428,6 +459,14 @@ def test_where_to_write_is_checked_before_a_model_is_loaded(tmp_path, capsys):
         ({"entropy_bound": float("nan")}, "--entropy-bound must not be negative, got nan"),
         ({"remask": 3.0, "steps": 5}, r"--remask must lie in \[0, 1\], got 3\.0"),
         ({"steps": 0}, "--steps must be at least 1, got 0"),
+        ({"speculation": "-1"}, "--speculation must be auto, off or a number of drafts, got '-1'"),
+        ({"candidates": 0}, "--candidates must be at least 1, got 0"),
+        ({"scheme": "rejection"}, "--scheme rejection needs --speculation N, .* on it, got none"),
+        (
+            {"scheme": "rejection", "speculation": "auto"},
+            "--scheme rejection needs --speculation N, .* got auto",
+        ),
+        ({"speculation": "off", "candidates": 2}, "--candidates 2 needs --speculation auto or N, got off"),
         ({"tokens_per_pass": 0}, "--tokens-per-pass must be at least 1, got 0"),
         ({"length": 10**12}, "length must be at most 134,217,728, .* got 1,000,000,000,000"),
     ],

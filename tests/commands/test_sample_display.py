@@ -22,8 +22,9 @@ from bd3lm.commands.sample import display, run_sample
 from bd3lm.commands.shared.records import check_new_file
 from bd3lm.commands.shared.writing import Bar, settings_record, summary, write_texts
 from bd3lm.lm import Generation, LanguageModel, Settings
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.models import Transformer
-from bd3lm.sampling import Adaptive, Ancestral, FirstHitting, Remasking, Sample, Stopped
+from bd3lm.sampling import Adaptive, Ancestral, FirstHitting, Remasking, Sample, Speculation, Stopped
 from tests.lm import (
     BASELINES,
     BYTES,
@@ -35,6 +36,7 @@ from tests.lm import (
     every_baseline,
     every_method,
     of_bytes,
+    of_method,
 )
 
 pytestmark = pytest.mark.sweep(3)
@@ -455,6 +457,8 @@ def test_the_summary_says_nothing_of_none_and_knows_one_from_many(written, fills
         stopped_by="length",
         redraws=0,
         redrawn_passes=0,
+        drafted=(),
+        accepted=(),
     )
     assert f"{said}: 1 by length." in summary([SimpleNamespace(sample=sample)], 2.0)
 
@@ -797,3 +801,17 @@ def test_interrupted_a_text_that_is_watched_stays_on_the_screen(block_size, monk
     assert stays == seen.strip("\n").rstrip(MASKED) + "\n"
     assert len(stays) > len("ab\n")
     assert all(sign in (MASKED, final) for sign, final in zip(stays[:-1], whole.text, strict=False))
+
+
+def test_the_summary_counts_drafts_by_their_places():
+    model = of_method(BlockDiffusionMethod(block_size=4, causal_clean=True, joint=True)).with_law("causal")
+    settings = Settings(length=40, speculation=Speculation.of(2), stop_at_eos=False)
+    printed, found = shown(pipe(), model, ["one", "two"], settings)
+    samples = [each.sample for each in found]
+    written, passes = (sum(getattr(each, name) for each in samples) for name in ("written", "evaluations"))
+    drafted, right = (
+        [sum(x) for x in zip(*(getattr(s, n) for s in samples), strict=True)] for n in ("drafted", "accepted")
+    )
+    shares = ", ".join(f"{a / b:.0%}" for a, b in zip(right, drafted, strict=True))
+    assert f": {written / passes:.2f} tokens a pass; of {sum(drafted):,} drafts " in printed
+    assert f" drafts {sum(right):,} were right, by place {shares}. Stopped: " in printed

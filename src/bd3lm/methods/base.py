@@ -259,8 +259,8 @@ class Method(Kinded, ABC, family="method"):
         if asked is None or not asked.is_on:
             return None
         raise ValueError(
-            f"speculation must be off for {self.title}: drafts come from masks whose tokens a pass can "
-            "verify, which drafters, joint models and block diffusion have"
+            f"speculation must be 'off' for a model of the method {self.title}: drafts come from masks whose "
+            "tokens a pass can verify, which drafters, joint models and block diffusion have"
         )
 
     def with_lean(self, lean: float) -> Self:
