@@ -254,3 +254,30 @@ def _path(location: tuple[int | str, ...], data: object) -> list[str]:
         if isinstance(data, Mapping) and index < len(location) - 1:
             data = data.get(part)
     return path
+
+
+_BRACES = re.compile(r"\{\{|\}\}|\{(\d+)\}|[{}]")
+
+
+def template_parts(template: str, argument: str) -> list[str | int]:
+    """The parts of "The {3} sat.", where {3} is a gap of 3 tokens, and {{ and }} are braces."""
+    parts: list[str | int] = []
+    text, place = "", 0
+    for found in _BRACES.finditer(template):
+        text, place = text + template[place : found.start()], found.end()
+        if found[0] in ("{{", "}}"):
+            text += found[0][0]
+        elif found[1] is None or int(found[1]) < 1:
+            raise ValueError(
+                f"{argument}: a gap is a number of tokens from 1 on in braces, such as {{3}}, and braces "
+                f"themselves are {{{{ and }}}}, got {found[0]!r} in {template!r}"
+            )
+        else:
+            parts += [*([text] if text else []), int(found[1])]
+            text = ""
+    text += template[place:]
+    if not parts:
+        raise ValueError(
+            f"{argument} must hold a gap, such as {{3}}, got {template!r}; a text to continue is a prompt"
+        )
+    return [*parts, *([text] if text else [])]

@@ -15,6 +15,7 @@ COMMANDS = (
     "adapt",
     "data",
     "sample",
+    "serve",
     "presets",
     "eval",
     "zeroshot",

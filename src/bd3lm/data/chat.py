@@ -1,4 +1,4 @@
-"""One message of a user as the tokens that a model's chat template makes of it.
+"""A conversation as the tokens that a model's chat template makes of it.
 
 A template is a program that came with a model. It runs in Jinja's sandbox, cannot change what it is given,
 and is stopped where it makes more than a conversation needs. Special tokens are made by the template alone:
@@ -7,7 +7,8 @@ what stands in a message is text, whatever it looks like.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -21,18 +22,33 @@ from bd3lm.data.tokenizers import Tokenizer
 _MOST_TEMPLATE = 1_000_000  # characters; long ones have thirty thousand
 _MOST_TEXT = 1_000_000  # characters of any text that is put together
 _MOST_STEPS = 100_000  # numbers that all ranges together have
-_MESSAGE = "\ue000message\ue001"  # stands for the message while the template runs
+_ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class Message:
+    """A turn of a conversation."""
+
+    role: str
+    content: str
+
+    def __post_init__(self) -> None:
+        if self.role not in _ROLES:
+            raise ValueError(f"role must be one of {', '.join(_ROLES)}, got {self.role!r}")
 
 
 def user_message(template: str, message: str, tokenizer: Tokenizer) -> list[int]:
     """The tokens of a conversation that begins with this message, up to where the answer begins."""
-    before, after = _around(template, tokenizer)
+    return conversation(template, [Message("user", message)], tokenizer)
+
+
+def conversation(template: str, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a conversation, up to where the next answer begins."""
     specials = _specials(tokenizer)
     found: list[int] = []
     pending = ""
-    pieces = [*_pieces(before, specials), message.strip(), *_pieces(after, specials)]
-    for piece in [*pieces, 0]:  # text that nothing special stands between is tokenized together
-        if isinstance(piece, str):
+    for piece in [*_written(template, messages, tokenizer, specials), 0]:
+        if isinstance(piece, str):  # text that nothing special stands between is tokenized together
             pending += piece
             continue
         found += tokenizer.encode(pending) if pending else []
@@ -41,15 +57,46 @@ def user_message(template: str, message: str, tokenizer: Tokenizer) -> list[int]
     return found[:-1]
 
 
-def _around(template: str, tokenizer: Tokenizer) -> tuple[str, str]:
-    """What a template writes before the message, and after it."""
+def _written(
+    template: str, messages: Sequence[Message], tokenizer: Tokenizer, specials: dict[str, int]
+) -> Iterator[str | int]:
+    """What a template makes of messages: what is plain, and the ids of what is special.
+
+    It is run with signs in place of the messages, so that nothing in these can be taken for its own words. A
+    sign stands between spaces: where they are gone, the template has trimmed what was there.
+    """
+    text = _rendered(template, [_sign(place) for place in range(len(messages))], messages, tokenizer)
+    for place, message in enumerate(messages):
+        sign = _sign(place)
+        kept, trimmed = text.count(sign), text.count(sign.strip())
+        if trimmed != 1:
+            raise ValueError(
+                f"the chat template of the model must write each message once, got message {place} written "
+                f"{trimmed} times"
+            )
+        before, text = text.split(sign if kept else sign.strip())
+        if any(_sign(later).strip() in before for later in range(place + 1, len(messages))):
+            raise ValueError("the chat template of the model must write messages in their order")
+        yield from _pieces(before, specials)
+        yield message.content if kept else message.content.strip()
+    yield from _pieces(text, specials)
+
+
+def _sign(place: int) -> str:
+    return f" \ue000{place}\ue001 "
+
+
+def _rendered(template: str, signs: Sequence[str], messages: Sequence[Message], tokenizer: Tokenizer) -> str:
+    """What a template writes of messages that are signs."""
     if len(template) > _MOST_TEMPLATE:
         raise ValueError(
             f"a chat template must have at most {_MOST_TEMPLATE:,} characters, got {len(template):,}"
         )
     names: dict[int | None, str] = {place: name for name, place in _specials(tokenizer).items()}
     said = {
-        "messages": [{"role": "user", "content": _MESSAGE}],
+        "messages": [
+            {"role": message.role, "content": sign} for message, sign in zip(messages, signs, strict=True)
+        ],
         "add_generation_prompt": True,
         "bos_token": names.get(tokenizer.bos_id, ""),
         "eos_token": names.get(tokenizer.eos_id, ""),
@@ -72,12 +119,7 @@ def _around(template: str, tokenizer: Tokenizer) -> tuple[str, str]:
         raise ValueError(
             f"the chat template of the model cannot be used: {error or type(error).__name__}"
         ) from None
-    parts = "".join(text).split(_MESSAGE)
-    if len(parts) != 2:
-        raise ValueError(
-            f"the chat template of the model must write a message once, got it {len(parts) - 1} times"
-        )
-    return parts[0], parts[1]
+    return "".join(text)
 
 
 def _specials(tokenizer: Tokenizer) -> dict[str, int]:

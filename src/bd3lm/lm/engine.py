@@ -33,16 +33,17 @@ class TextEngine:
         *,
         max_new_tokens: int | None = None,
         law: Law | None = None,
+        lean: float | None = None,
         tell: Tell = "pieces",
         **changes: Unpack[SettingsKeywords],
     ) -> Handle:
         """Have one text written; what cannot be is refused at once, with the reason.
 
         The seed of the settings is the text's own: the text is that of `generate` with `seeds=[seed]`. `law`
-        is for a joint model, which has two.
+        is for a joint model, which has two, and `lean` for the block law, as `with_lean` has it.
         """
         model, settings = self.model, Settings.of(settings, changes)
-        config = model.config if law is None else model.record.under(law)
+        config = self._config(law, lean)
         settings.check_floor(config.network.input_vocab_size)
         stopping = build_stopping(settings, model.tokenizer)
         writer = self._writer(settings, config)
@@ -56,6 +57,12 @@ class TextEngine:
             max_new_tokens=max_new_tokens,
         )
         return self._engine.submit(request, writer, tell=tell)
+
+    def _config(self, law: Law | None, lean: float | None) -> LanguageModelConfig:
+        if lean is None:
+            return self.model.config if law is None else self.model.record.under(law)
+        leaning = self.model if law is None else self.model.with_law(law)
+        return leaning.with_lean(lean).config
 
     def step(self) -> list[Event]:
         """Write a piece of every text that is under way, and tell what happened."""

@@ -204,14 +204,15 @@ class Sample(Command):
 
     def _texts(self) -> Sequence[str]:
         """Prompts, or the template, or the empty prompt, which starts from nothing."""
-        from bd3lm.commands.shared.prompts import read_prompts, template_parts
+        from bd3lm.commands.shared.prompts import read_prompts
+        from bd3lm.parsing import template_parts
 
         sources = {"PROMPTS": self.prompts, "--prompts-from": self.prompts_from, "--template": self.template}
         given = [name for name, value in sources.items() if value not in (None, ())]
         if len(given) > 1:
             raise ValueError(f"only one of {', '.join(sources)} may be given, got {' and '.join(given)}")
         if self.template is not None:
-            template_parts(self.template)  # which says what is wrong with it
+            template_parts(self.template, "--template")  # which says what is wrong with it
             return [self.template]
         return self.prompts or ("",) if self.prompts_from is None else read_prompts(self.prompts_from)
 

@@ -1,7 +1,6 @@
 """What `bd3lm sample` is given to continue or to fill: prompts in a file, and templates with gaps."""
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from bd3lm.io.files import local_path
 from bd3lm.io.reading import ENCODING, MAX_DOCUMENT, DocumentTooLong, numbered_lines
+from bd3lm.parsing import template_parts
 
 if TYPE_CHECKING:  # prompts are read before torch is loaded, which the model's room brings
     from bd3lm.lm import Gap
@@ -18,7 +18,6 @@ STANDARD_INPUT = "-"
 MAX_PROMPTS, MAX_CHARACTERS = 1_000_000, 100_000_000
 """The most lines, and the most characters of all of them: they are kept in memory. A line is a document."""
 _JSON_LINES = ".jsonl"
-_BRACES = re.compile(r"\{\{|\}\}|\{(\d+)\}|[{}]")
 
 Template: TypeAlias = "Sequence[str | Gap]"
 
@@ -102,31 +101,7 @@ def parse_template(template: str) -> "list[str | Gap]":
     """The parts of "The {3} sat.", where {3} is a gap of 3 tokens, and {{ and }} are braces."""
     from bd3lm.lm import Gap
 
-    return [Gap(part) if isinstance(part, int) else part for part in template_parts(template)]
-
-
-def template_parts(template: str) -> list[str | int]:
-    """The same with the lengths of the gaps; a ValueError where it is no template."""
-    parts: list[str | int] = []
-    text, place = "", 0
-    for found in _BRACES.finditer(template):
-        text, place = text + template[place : found.start()], found.end()
-        if found[0] in ("{{", "}}"):
-            text += found[0][0]
-        elif found[1] is None or int(found[1]) < 1:
-            raise ValueError(
-                f"--template: a gap is a number of tokens from 1 on in braces, such as {{3}}, and braces "
-                f"themselves are {{{{ and }}}}, got {found[0]!r} in {template!r}"
-            )
-        else:
-            parts += [*([text] if text else []), int(found[1])]
-            text = ""
-    text += template[place:]
-    if not parts:
-        raise ValueError(
-            f"--template must hold a gap, such as {{3}}, got {template!r}; a text to continue is a prompt"
-        )
-    return [*parts, *([text] if text else [])]
+    return [Gap(part) if isinstance(part, int) else part for part in template_parts(template, "--template")]
 
 
 def template_text(template: Template) -> str:

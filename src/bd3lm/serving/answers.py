@@ -1,0 +1,97 @@
+"""What clients are told, in the shapes of OpenAI's API."""
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bd3lm.serving.link import Line
+
+_FINISHED = {"eos": "stop", "string": "stop", "entropy": "stop", "length": "length"}
+DONE = "data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all answers to a request begin with."""
+
+    kind: str
+    """completion or chat."""
+    model: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def is_chat(self) -> bool:
+        return self.kind == "chat"
+
+    def body(self, choices: list[dict[str, Any]], *, is_chunk: bool = False) -> dict[str, Any]:
+        name = "text_completion"
+        if self.is_chat:
+            name = "chat.completion.chunk" if is_chunk else "chat.completion"
+        return {
+            "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.id}",
+            "object": name,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def choice(self, index: int, text: str, done: Line) -> dict[str, Any]:
+        """A whole text."""
+        shown = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
+        return {
+            "index": index,
+            **shown,
+            "logprobs": None,
+            "finish_reason": _FINISHED[done["stopped_by"]],
+            "seed": done["asked_seed"],
+        }
+
+    def piece(
+        self, index: int, text: str, *, finished: Line | None = None, first: bool = False
+    ) -> dict[str, Any]:
+        """Some of a text."""
+        if self.is_chat:
+            delta: dict[str, Any] = {"role": "assistant"} if first else {}
+            shown: dict[str, Any] = {"delta": delta | ({"content": text} if text or first else {})}
+        else:
+            shown = {"text": text}
+        reason = None if finished is None else _FINISHED[finished["stopped_by"]]
+        found = {"index": index, **shown, "logprobs": None, "finish_reason": reason}
+        return found if finished is None else found | {"seed": finished["asked_seed"]}
+
+
+def usage(done: Sequence[Line], prompts: int) -> dict[str, Any]:
+    """Tokens, and ours: the network's passes. A prompt of which several texts were written counts once."""
+    given = sum(each["given"] for each in done[:: max(len(done) // prompts, 1)])
+    written = sum(each["written"] for each in done)
+    passes = sum(each["passes"] for each in done)
+    counted: dict[str, Any] = {
+        "prompt_tokens": given,
+        "completion_tokens": written,
+        "total_tokens": given + written,
+        "passes": passes,
+        "read_passes": sum(each["fill_passes"] for each in done),
+        "tokens_per_pass": round(written / passes, 3) if passes else None,
+    }
+    if any(each["drafted"] for each in done):
+        counted |= {
+            "drafted": sum(sum(each["drafted"]) for each in done),
+            "accepted": sum(sum(each["accepted"]) for each in done),
+        }
+    return counted
+
+
+def error(message: str, status: int, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(
+        status, "invalid_request_error" if status < 500 else "server_error"
+    )
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def event(body: dict[str, Any]) -> str:
+    """A server-sent event. Line separators that JSON allows inside of text would end a line elsewhere."""
+    return f"data: {json.dumps(body, ensure_ascii=True)}\n\n"

@@ -1,0 +1,454 @@
+"""The routes: what clients ask becomes texts of the engine, and what becomes of these an answer."""
+
+import hmac
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import bd3lm
+from bd3lm.lm.prompts import text_seeds
+from bd3lm.parsing import template_parts
+from bd3lm.serving import answers
+from bd3lm.serving.asks import NOT_HERE, Ask, ChatAsk, CompletionAsk
+from bd3lm.serving.engine import ClientGone, Full, Gone, Group, RemoteEngine
+from bd3lm.serving.link import Line
+from bd3lm.serving.metrics import Metrics
+
+_ABOUT = (
+    "Texts of one model, by OpenAI's routes. Fields that would do nothing are refused. Fields marked as ours "
+    "are extra keys: pass them as extra_body in OpenAI's Python client."
+)
+
+
+class Refused(Exception):
+    """A request that cannot be answered, and why."""
+
+    def __init__(
+        self, message: str, status: int = 400, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+
+    def body(self) -> dict[str, Any]:
+        return answers.error(self.message, self.status, param=self.param, code=self.code)
+
+
+def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence[str] = ()) -> FastAPI:
+    """The server of an engine, which it starts and ends. With a `key` clients must bring it; pages of other
+    `origins` may ask only where they are named."""
+    metrics = Metrics(engine)
+    limits = engine.limits
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await engine.close()
+
+    app = FastAPI(title="bd3lm", version=bd3lm.__version__, description=_ABOUT, lifespan=life)
+    app.state.engine, app.state.metrics = engine, metrics
+    app.add_middleware(_BodyLimit, most=limits.body)
+    app.add_middleware(_Counted, metrics=metrics)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    _say_errors(app)
+
+    async def allowed(request: Request) -> None:
+        said = request.headers.get("authorization", "")
+        if key is not None and not hmac.compare_digest(said.encode(), f"Bearer {key}".encode()):
+            raise Refused(
+                "the key must be the server's, as Authorization: Bearer KEY", 401, code="invalid_api_key"
+            )
+
+    guarded = [Depends(allowed)]
+    wrong: dict[int | str, dict[str, Any]] = {
+        status: {"description": what, "content": {"application/json": {"schema": {"type": "object"}}}}
+        for status, what in (
+            (400, "What cannot be written, and why."),
+            (401, "The key is missing or another."),
+            (404, "No model of this name."),
+            (413, "More than a request may hold."),
+            (429, "Too many texts wait."),
+            (503, "The model is not there."),
+            (504, "It took longer than a request may."),
+        )
+    }
+
+    @app.get("/v1/models", dependencies=guarded)
+    async def models() -> dict[str, Any]:
+        """The model that is served."""
+        return {"object": "list", "data": [_model(engine)]}
+
+    @app.get("/v1/models/{name:path}", dependencies=guarded, responses=wrong)
+    async def model(name: str) -> dict[str, Any]:
+        """One model."""
+        _check_model(engine, name)
+        return _model(engine)
+
+    @app.post("/v1/completions", dependencies=guarded, responses=wrong)
+    async def completions(ask: CompletionAsk, request: Request) -> Response:
+        """Continue a text, or fill the gaps of one."""
+        return await _Answer(engine, metrics, request, ask, "completion").given(_completions(ask))
+
+    @app.post("/v1/chat/completions", dependencies=guarded, responses=wrong)
+    async def chat(ask: ChatAsk, request: Request) -> Response:
+        """Answer in a conversation, by the model's chat template."""
+        if ask.max_tokens is not None and ask.max_completion_tokens is not None:
+            raise Refused("only one of max_tokens and max_completion_tokens may be given", param="max_tokens")
+        prompt = {"messages": [{"role": each.role, "content": each.text} for each in ask.messages]}
+        most = ask.max_tokens or ask.max_completion_tokens
+        return await _Answer(engine, metrics, request, ask, "chat").given([_line(ask, prompt, most)])
+
+    @app.get("/health")
+    async def health() -> Response:
+        """200 while the model is there, else 503 with the reason."""
+        if engine.state.model is None:
+            return JSONResponse({"status": "unavailable", "why": engine.state.why}, 503)
+        return JSONResponse({"status": "ok", "texts": len(engine)})
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def measured() -> Response:
+        """Counts in Prometheus' format."""
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
+
+
+# --- from requests to lines ---
+
+
+def _line(ask: Ask, prompt: Any, max_new_tokens: int | None) -> Line:
+    return {
+        "prompt": prompt,
+        "max_new_tokens": max_new_tokens,
+        "settings": ask.settings(),
+        "law": ask.law,
+        "lean": ask.lean,
+        "echo": False,
+    }
+
+
+def _completions(ask: CompletionAsk) -> list[Line]:
+    """A line for each prompt."""
+    if ask.template is not None:
+        if ask.prompt != "" or ask.suffix is not None or ask.echo:
+            raise Refused("template stands alone: prompt, suffix and echo may not be given", param="template")
+        try:
+            parts = template_parts(ask.template, "template")
+        except ValueError as error:
+            raise Refused(str(error), param="template") from None
+        filled = [{"gap": part} if isinstance(part, int) else part for part in parts]
+        return [_line(ask, filled, None)]
+    prompts: list[Any] = (
+        [ask.prompt] if isinstance(ask.prompt, str) or isinstance(ask.prompt[0], int) else list(ask.prompt)
+    )
+    if ask.suffix is None:
+        return [_line(ask, prompt, ask.max_tokens) | {"echo": ask.echo} for prompt in prompts]
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise Refused("suffix needs prompts that are texts, got token ids", param="suffix")
+    if not ask.suffix:
+        raise Refused("suffix must hold text, got none", param="suffix")
+    if ask.echo:
+        raise Refused("echo and suffix may not be given together", param="suffix")
+    return [
+        _line(ask, [*([prompt] if prompt else []), {"gap": ask.max_tokens}, ask.suffix], None)
+        for prompt in prompts
+    ]
+
+
+def _check_model(engine: RemoteEngine, name: str | None) -> None:
+    if name is not None and name != engine.served.name:
+        raise Refused(
+            f"model must be {engine.served.name!r}, which is served here, got {name!r}",
+            404,
+            param="model",
+            code="model_not_found",
+        )
+
+
+def _model(engine: RemoteEngine) -> dict[str, Any]:
+    told = engine.state.model or {}
+    ours = {name: value for name, value in told.items() if name != "is"}
+    return {"id": engine.served.name, "object": "model", "created": 0, "owned_by": "bd3lm", "bd3lm": ours}
+
+
+# --- from lines to answers ---
+
+
+class _Answer:
+    """The answer to one request."""
+
+    def __init__(self, engine: RemoteEngine, metrics: Metrics, request: Request, ask: Ask, kind: str) -> None:
+        self.engine, self.metrics, self.request, self.ask = engine, metrics, request, ask
+        self.head = answers.Head(kind, engine.served.name)
+        self.began = time.monotonic()
+        self.prompts = 1
+        self.lines: list[Line] = []
+        self.done: dict[int, Line] = {}
+        self._early: list[tuple[int, Line]] = []  # told of some texts while others were not yet begun
+
+    async def given(self, prompts: Sequence[Line]) -> Response:
+        """Write n texts for each prompt."""
+        _check_model(self.engine, self.ask.model)
+        number = len(prompts) * self.ask.n
+        if number > self.engine.limits.texts:
+            raise Refused(
+                f"prompts times n must be at most {self.engine.limits.texts} here, got {number}", param="n"
+            )
+        seed = secrets.randbits(63) if self.ask.seed is None else self.ask.seed
+        tell = "pieces" if self.ask.stream and "suffix" not in self.ask.model_fields_set else "end"
+        every = [line for line in prompts for _ in range(self.ask.n)]
+        self.prompts = len(prompts)
+        self.lines = [
+            line | {"settings": line["settings"] | {"seed": each}, "tell": tell}
+            for line, each in zip(every, text_seeds(seed, number), strict=True)
+        ]
+        group = self.engine.write(self.lines)
+        told = group.told(self.engine.limits.seconds, self.request.is_disconnected)
+        try:
+            begun = await self._begun(told)
+        except BaseException:
+            group.leave()
+            raise
+        if self.ask.stream:
+            return StreamingResponse(
+                self._streamed(group, told, begun),
+                media_type="text/event-stream",
+                headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+            )
+        return JSONResponse(await self._whole(group, told))
+
+    async def _begun(self, told: AsyncIterator[tuple[int, Line]]) -> list[Line]:
+        """Wait until all texts are taken: what is wrong with one is said before anything of another."""
+        begun: dict[int, Line] = {}
+        while len(begun) < len(self.lines):
+            index, line = await self._next(told)
+            if line["is"] == "begun":
+                begun[index] = line
+            else:
+                self._early.append((index, line))
+        return [begun[index] for index in range(len(self.lines))]
+
+    async def _next(self, told: AsyncIterator[tuple[int, Line]]) -> tuple[int, Line]:
+        """What happens next, where that is no misfortune."""
+        try:
+            index, line = await anext(told)
+        except TimeoutError:
+            raise Refused(
+                f"a request may take {self.engine.limits.seconds:g} seconds here, and this one took longer",
+                504,
+            ) from None
+        match line["is"]:
+            case "refused":
+                raise Refused(line["why"])
+            case "failed":
+                raise Refused(line["why"], 500)
+            case "lost":
+                raise Refused(line["why"], 503)
+        if line["is"] == "done":
+            line["asked_seed"] = self.lines[index]["settings"]["seed"]
+            self.metrics.finished(line)
+            self.done[index] = line
+        return index, line
+
+    async def _whole(self, group: Group, told: AsyncIterator[tuple[int, Line]]) -> dict[str, Any]:
+        try:
+            while len(self.done) < len(self.lines):
+                await self._next(told)
+        finally:
+            group.leave()
+        done = [self.done[index] for index in range(len(self.lines))]
+        choices = [self.head.choice(index, self._text(line), line) for index, line in enumerate(done)]
+        self.metrics.whole.observe(time.monotonic() - self.began)
+        return self.head.body(choices) | {"usage": answers.usage(done, self.prompts)}
+
+    def _text(self, done: Line) -> str:
+        """What a client is told of a finished text."""
+        completion: str = done["more"]
+        if not isinstance(self.ask, CompletionAsk):
+            return completion
+        if self.ask.template is not None or self.ask.echo:
+            return str(done["whole"])
+        return completion if self.ask.suffix is None else completion.removesuffix(self.ask.suffix)
+
+    async def _streamed(
+        self, group: Group, told: AsyncIterator[tuple[int, Line]], begun: Sequence[Line]
+    ) -> AsyncIterator[str]:
+        try:
+            for index, line in enumerate(begun):
+                if self.head.is_chat:
+                    yield self._chunk([self.head.piece(index, "", first=True)])
+                elif line.get("prompt"):
+                    yield self._chunk([self.head.piece(index, line["prompt"])])
+            is_first = True
+            async for found in self._batches(group, told):
+                choices = self._pieces(found)
+                if choices:
+                    if is_first:
+                        self.metrics.first.observe(time.monotonic() - self.began)
+                    is_first = False
+                    yield self._chunk(choices)
+            if self.ask.stream_options is not None and self.ask.stream_options.include_usage:
+                done = [self.done[index] for index in range(len(self.lines))]
+                yield answers.event(
+                    self.head.body([], is_chunk=True) | {"usage": answers.usage(done, self.prompts)}
+                )
+            self.metrics.whole.observe(time.monotonic() - self.began)
+            yield answers.DONE
+        except Refused as refused:  # too late for a status
+            self.metrics.answers.labels(refused.status).inc()
+            yield answers.event(refused.body())
+        except (ClientGone, Gone):
+            return
+        finally:
+            group.leave()
+
+    async def _batches(
+        self, group: Group, told: AsyncIterator[tuple[int, Line]]
+    ) -> AsyncIterator[list[tuple[int, Line]]]:
+        """What happens, all that waits at a time: under load several pieces become one."""
+        if self._early:
+            yield self._early
+        while len(self.done) < len(self.lines):
+            found = [await self._next(told)]
+            while not group.lines.empty():
+                found.append(await self._next(told))
+            yield found
+
+    def _pieces(self, found: Sequence[tuple[int, Line]]) -> list[dict[str, Any]]:
+        """A piece for each text that has any."""
+        choices = []
+        for index in sorted({index for index, _ in found}):
+            lines = [line for place, line in found if place == index]
+            last = lines[-1] if lines[-1]["is"] == "done" else None
+            text = "".join(line.get("more", "") for line in lines)
+            if last is not None and self.lines[index]["tell"] == "end":
+                text = self._text(last)
+            if text or last is not None:
+                choices.append(self.head.piece(index, text, finished=last))
+        return choices
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> str:
+        return answers.event(self.head.body(choices, is_chunk=True))
+
+
+# --- errors ---
+
+
+def _say_errors(app: FastAPI) -> None:
+    """All in one shape."""
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> Response:
+        return JSONResponse(error.body(), error.status)
+
+    @app.exception_handler(Full)
+    async def full(request: Request, error: Full) -> Response:
+        return JSONResponse(answers.error(str(error), 429), 429, headers={"retry-after": "1"})
+
+    @app.exception_handler(Gone)
+    async def gone(request: Request, error: Gone) -> Response:
+        return JSONResponse(answers.error(str(error), 503), 503, headers={"retry-after": "1"})
+
+    @app.exception_handler(ClientGone)
+    async def client_gone(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=499)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        return JSONResponse(
+            answers.error(str(error.detail), error.status_code), error.status_code, headers=error.headers
+        )
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        param, message = _first_problem(error)
+        return JSONResponse(answers.error(message, 400, param=param), 400)
+
+
+def _first_problem(error: RequestValidationError) -> tuple[str | None, str]:
+    """The field, and what is wrong with it; of several what a field is not, before what it is."""
+    problems = error.errors()
+    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
+    path = [str(each) for each in problem["loc"] if each != "body"]
+    name = ".".join(path)
+    if problem["type"] == "json_invalid":
+        return None, f"the body must be JSON: {problem.get('ctx', {}).get('error', problem['msg'])}"
+    if problem["type"] == "extra_forbidden":
+        return (
+            name,
+            f"{name} is no field of this server: {NOT_HERE.get(path[-1], 'see /docs for those it has')}",
+        )
+    got = "" if problem["type"] == "missing" else f", got {problem.get('input')!r:.80}"
+    return name or None, f"{name or 'the body'}: {problem['msg'].removeprefix('Value error, ')}{got}"
+
+
+class _Counted:
+    """Counts answers by their status."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.metrics.answers.labels(message["status"]).inc()
+            await send(message)
+
+        is_text = scope["type"] == "http" and scope["method"] == "POST"
+        await self.app(scope, receive, counting if is_text else send)
+
+
+class _BodyLimit:
+    """Reads no more of a request than it may hold."""
+
+    def __init__(self, app: ASGIApp, *, most: int) -> None:
+        self.app, self.most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self.most:
+            await self._refuse(scope, receive, send)
+            return
+        body, more = b"", True
+        if scope["method"] not in ("POST", "PUT", "PATCH"):
+            await self.app(scope, receive, send)
+            return
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                return  # the client has gone
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self.most:
+                await self._refuse(scope, receive, send)
+                return
+        told = False
+
+        async def replay() -> Message:
+            nonlocal told
+            if told:
+                return await receive()
+            told = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self.app(scope, replay, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        message = f"a request must hold at most {self.most:,} bytes here"
+        await JSONResponse(answers.error(message, 413), 413, headers={"connection": "close"})(
+            scope, receive, send
+        )

@@ -1,0 +1,168 @@
+"""What clients may ask: the fields of OpenAI's requests that mean something here, and our own beside them.
+
+A field that would do nothing is refused by its name, so that nobody believes that it did.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+NOT_HERE: Mapping[str, str] = MappingProxyType(
+    {
+        "best_of": "texts are not ranked; n asks for several",
+        "presence_penalty": "there are no penalties",
+        "frequency_penalty": "there are no penalties",
+        "repetition_penalty": "there are no penalties",
+        "logit_bias": "tokens cannot be made likelier or less likely here",
+        "logprobs": "probabilities are not told here; bd3lm score measures texts",
+        "top_logprobs": "probabilities are not told here; bd3lm score measures texts",
+        "response_format": "texts are not held to a format here",
+        "tools": "models here call no tools",
+        "tool_choice": "models here call no tools",
+        "functions": "models here call no tools",
+        "function_call": "models here call no tools",
+        "parallel_tool_calls": "models here call no tools",
+        "modalities": "models here write text",
+        "audio": "models here write text",
+        "prediction": "a model guesses its own tokens here; see speculation",
+        "store": "nothing is kept here",
+        "metadata": "nothing is kept here",
+        "service_tier": "there is one tier",
+        "reasoning_effort": "models here do not reason apart",
+        "verbosity": "max_tokens says how long a text may be",
+        "web_search_options": "models here search nothing",
+        "min_p": "the likeliest tokens are kept by top_p or top_k",
+    }
+)
+"""Fields of other servers, and why they are refused."""
+
+
+def _is_text(value: str) -> str:
+    """JSON can write halves of characters, which are no text."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be text, and holds half of a surrogate pair") from None
+    return value
+
+
+Text = Annotated[str, AfterValidator(_is_text)]
+_Stop = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
+_Id = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+_Ids = Annotated[list[_Id], Field(min_length=1)]
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(_Asked):
+    include_usage: bool = False
+    """End with a chunk that counts tokens and passes."""
+
+
+class Ask(_Asked):
+    """What both kinds of requests have."""
+
+    model: Text | None = Field(None, description="The model's name, as /v1/models has it.")
+    temperature: float | None = Field(
+        None,
+        ge=0,
+        le=1000,
+        description="Below 1 likely tokens become likelier; 0 always takes the likeliest.",
+    )
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="Draw from the likeliest tokens that hold this much probability."
+    )
+    n: int = Field(1, ge=1, le=10_000, description="Texts for each prompt.")
+    seed: int | None = Field(
+        None,
+        ge=0,
+        lt=2**63,
+        description="The same seed writes the same text. Without one the server draws a seed, and tells it.",
+    )
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = Field(
+        None, description="Strings that end a text; they are no part of it."
+    )
+    stream: bool = Field(False, description="Send the text piece by piece, as server-sent events.")
+    stream_options: StreamOptions | None = None
+    user: Text | None = Field(None, description="Taken, and not used: OpenAI's clients may send it.")
+    top_k: int | None = Field(
+        None, ge=1, lt=2**31, description="Ours: draw from so many of the likeliest tokens."
+    )
+    law: Literal["causal", "block"] | None = Field(
+        None, description="Ours: the law of a joint model, token after token or block after block."
+    )
+    lean: float | None = Field(
+        None,
+        ge=0,
+        le=1000,
+        description="Ours: the order inside a block; 0 is uniform, more is from the left.",
+    )
+    unmasking: dict[str, Any] | None = Field(
+        None,
+        description='Ours: a rule for unmasking, such as {"kind": "first_hitting", "tokens_per_pass": 2}.',
+    )
+    speculation: Literal["auto", "off"] | Annotated[int, Field(ge=0, le=64)] | None = Field(
+        None, description="Ours: guess so many tokens ahead; the text stays the same."
+    )
+
+    @property
+    def stops(self) -> list[str]:
+        return [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def settings(self) -> dict[str, Any]:
+        """Settings that were said; the others are the model's own."""
+        said = {
+            name: getattr(self, name)
+            for name in ("temperature", "top_p", "top_k", "unmasking", "speculation")
+            if getattr(self, name) is not None
+        }
+        return said | ({"stop": self.stops} if self.stops else {})
+
+
+class CompletionAsk(Ask):
+    """Continue a text, or fill the gaps of one."""
+
+    prompt: Text | _Ids | Annotated[list[Text | _Ids], Field(min_length=1)] = Field(
+        "", description="A text or token ids, or several of these."
+    )
+    max_tokens: int = Field(16, ge=1, lt=2**31, description="Tokens at most after the prompt.")
+    echo: bool = Field(False, description="Tell the prompt too, before what follows it.")
+    suffix: Text | None = Field(
+        None,
+        description="What comes after the text: max_tokens tokens are written between it and the prompt.",
+    )
+    template: Text | None = Field(
+        None,
+        description='Ours: fill the gaps of this text instead, as "The {3} sat". {{ and }} are braces.',
+    )
+
+
+class Part(_Asked):
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(_Asked):
+    role: Literal["system", "user", "assistant"]
+    content: Text | list[Part]
+    name: Text | None = Field(None, description="Taken, and not used.")
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
+class ChatAsk(Ask):
+    """Answer in a conversation."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1000)]
+    max_tokens: int | None = Field(None, ge=1, lt=2**31, description="Tokens of the answer at most.")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, lt=2**31, description="The same, by its newer name."
+    )

@@ -1,0 +1,266 @@
+"""The server's side of the process that holds the model: requests in, what becomes of them out.
+
+Where that process dies its texts are lost, and whoever waits for one is told so. It is started again.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import multiprocessing
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from bd3lm.serving.limits import Limits
+from bd3lm.serving.link import Line, receive, send
+from bd3lm.serving.worker import Served, work
+
+_QUICK = 10.0  # seconds; a process that dies sooner is started again only after a while
+_LONGEST_WAIT = 30.0
+_LOOK = 1.0  # seconds between two looks whether a client that waits is still there
+
+
+class Unusable(ValueError):
+    """The model cannot be served."""
+
+
+class Full(Exception):
+    """More texts wait than may."""
+
+
+class Gone(Exception):
+    """The process with the model died, or is not there yet."""
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+@dataclass
+class State:
+    """What is known of the engine."""
+
+    model: Line | None = None
+    """What the model's process said of itself, while it is there."""
+    why: str = "the model is being loaded"
+    running: int = 0
+    waiting: int = 0
+    starts: int = 0
+
+
+@dataclass
+class Group:
+    """The texts of one request, which are told of together."""
+
+    engine: "RemoteEngine"
+    numbers: list[int]
+    lines: "asyncio.Queue[tuple[int, Line]]" = field(default_factory=asyncio.Queue)
+    open: set[int] = field(default_factory=set)
+
+    async def told(
+        self, seconds: float, is_gone: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[tuple[int, Line]]:
+        """What happens, with the places of the texts in the request, until all of them are done.
+
+        TimeoutError after so many seconds in all; `ClientGone` once nobody is there to be told.
+        """
+        deadline = time.monotonic() + seconds
+        while self.open or not self.lines.empty():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            try:
+                yield await asyncio.wait_for(self.lines.get(), min(left, _LOOK))
+            except TimeoutError:
+                if await is_gone():
+                    raise ClientGone from None
+
+    def waiting(self) -> list[tuple[int, Line]]:
+        """What happened meanwhile."""
+        found = []
+        while not self.lines.empty():
+            found.append(self.lines.get_nowait())
+        return found
+
+    def leave(self) -> None:
+        """Let go of what is still being written."""
+        self.engine.leave(self)
+
+
+class RemoteEngine:
+    """Texts written by a process of its own. All of it runs on one event loop."""
+
+    def __init__(
+        self,
+        served: Served,
+        limits: Limits,
+        *,
+        work: Callable[..., None] = work,
+        notes: Callable[[str], None],
+    ) -> None:
+        self.served, self.limits, self.state = served, limits, State()
+        self._work, self._notes = work, notes
+        self._numbers = itertools.count()
+        self._groups: dict[int, tuple[int, Group]] = {}
+        self._process: Any = None
+        self._outbox: queue.SimpleQueue[list[Line] | None] = queue.SimpleQueue()
+        self._closing = False
+        self._watching: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+
+    def __len__(self) -> int:
+        """How many texts are under way."""
+        return len(self._groups)
+
+    # --- the process ---
+
+    async def start(self) -> None:
+        """Start it and wait until the model is there; `Unusable` where it cannot be."""
+        first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watching = asyncio.create_task(self._keep_alive(first))
+        await first
+
+    async def close(self) -> None:
+        """Let go of everything; texts under way are lost."""
+        self._closing = True
+        self._outbox.put(None)
+        if self._watching is not None:
+            self._watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watching
+        self._end_process()
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.join(1.0)
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
+
+    async def _keep_alive(self, first: "asyncio.Future[None]") -> None:
+        wait = 1.0
+        while not self._closing:
+            began = time.monotonic()
+            why = await self._run(first)
+            if self._closing:
+                return
+            if not first.done():
+                first.set_exception(Unusable(why))
+                return
+            self.state.model, self.state.why = None, f"{why}; it is started again"
+            self._notes(self.state.why)
+            self._lose(why)
+            wait = 1.0 if time.monotonic() - began > _QUICK else min(2 * wait, _LONGEST_WAIT)
+            await asyncio.sleep(wait)
+
+    async def _run(self, first: "asyncio.Future[None]") -> str:
+        """Start the process and take what it tells until it ends; says why it did."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=self._work, args=(theirs, self.served, self.limits), name="bd3lm-engine", daemon=True
+        )
+        await asyncio.to_thread(process.start)
+        self._process = process
+        self.state.starts += 1
+        theirs.close()
+        outbox = self._outbox = queue.SimpleQueue()
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[str] = loop.create_future()
+
+        def end(why: str) -> None:
+            if not ended.done():
+                ended.set_result(why)
+
+        def read() -> None:
+            why = ""
+            try:
+                while True:
+                    lines = receive(ours)
+                    if lines and lines[0]["is"] == "unusable":
+                        why = lines[0]["why"]
+                        break
+                    loop.call_soon_threadsafe(self._take, lines, first)
+            except (EOFError, OSError):
+                pass
+            outbox.put(None)
+            process.join(5.0)
+            why = why or f"the process that holds the model died with the exit code {process.exitcode}"
+            with contextlib.suppress(RuntimeError):  # the loop may be closed by now
+                loop.call_soon_threadsafe(end, why)
+
+        threads = [
+            threading.Thread(target=work, daemon=True) for work in (read, lambda: _send_all(ours, outbox))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            return await ended
+        finally:
+            outbox.put(None)
+
+    def _take(self, lines: Sequence[Line], first: "asyncio.Future[None]") -> None:
+        for line in lines:
+            match line["is"]:
+                case "ready":
+                    self.state.model = line
+                    if not first.done():
+                        first.set_result(None)
+                case "load":
+                    self.state.running, self.state.waiting = line["running"], line["waiting"]
+                case kind:
+                    self._give(line, is_last=kind in ("done", "failed", "refused"))
+
+    def _give(self, line: Line, *, is_last: bool) -> None:
+        found = self._groups.get(line["text"])
+        if found is None:
+            return  # its request was let go of
+        index, group = found
+        if is_last:
+            del self._groups[line["text"]]
+            group.open.discard(line["text"])
+        group.lines.put_nowait((index, line))
+
+    def _lose(self, why: str) -> None:
+        self.state.running = self.state.waiting = 0
+        for number in list(self._groups):
+            self._give({"is": "lost", "text": number, "why": why}, is_last=True)
+
+    # --- texts ---
+
+    def write(self, asks: Sequence[Line]) -> Group:
+        """Have texts written. `Full` and `Gone` where that cannot be now."""
+        if self.state.model is None:
+            raise Gone(self.state.why)
+        most = self.limits.seats + self.limits.queue
+        if len(self._groups) + len(asks) > most:
+            raise Full(
+                f"{len(self._groups):,} texts are being written or wait, of {most:,} that may; ask "
+                "again in a while"
+            )
+        group = Group(self, [next(self._numbers) for _ in asks])
+        group.open.update(group.numbers)
+        for index, number in enumerate(group.numbers):
+            self._groups[number] = index, group
+        self._outbox.put(
+            [{**ask, "do": "write", "text": number} for ask, number in zip(asks, group.numbers, strict=True)]
+        )
+        return group
+
+    def leave(self, group: Group) -> None:
+        left = [number for number in group.numbers if self._groups.pop(number, None) is not None]
+        group.open.clear()
+        if left:
+            self._outbox.put([{"do": "leave", "text": number} for number in left])
+
+
+def _send_all(connection: Connection, outbox: "queue.SimpleQueue[list[Line] | None]") -> None:
+    """A process that is in the middle of a pass reads nothing, and the event loop must not wait for it."""
+    with contextlib.suppress(OSError):
+        while (lines := outbox.get()) is not None:
+            send(connection, lines)
+        send(connection, [{"do": "end"}])

@@ -1,0 +1,31 @@
+"""What one client, or all of them together, may ask of a server."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Beyond any of these a request is refused, with what is allowed."""
+
+    seats: int = 32
+    """Texts written side by side."""
+    queue: int = 256
+    """Texts that wait for a seat."""
+    texts: int = 32
+    """Texts of one request: its prompts, times n."""
+    tokens: int = 4096
+    """Tokens of a text, its prompt included."""
+    body: int = 1 << 20
+    """Bytes of a request."""
+    seconds: float = 600.0
+    """From a request to its last token."""
+    grace: float = 30.0
+    """Seconds that running requests have when the server is stopped."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value > 0 and field.name != "grace":
+                raise ValueError(f"{field.name} must be more than 0, got {value}")
+        if self.grace < 0:
+            raise ValueError(f"grace must not be negative, got {self.grace}")

@@ -1,0 +1,102 @@
+"""A server from its start to its end: an address, the engine, and what signals do."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import uvicorn
+
+from bd3lm.serving.app import build_app
+from bd3lm.serving.engine import RemoteEngine
+from bd3lm.serving.limits import Limits
+from bd3lm.serving.worker import Served
+
+
+def serve(
+    served: Served,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    key: str | None = None,
+    origins: Sequence[str] = (),
+    limits: Limits | None = None,
+    log: bool = False,
+    notes: Callable[[str], None] = print,
+) -> None:
+    """Serve a model until a signal ends it. Requests that run by then have `limits.grace` seconds.
+
+    `log` writes a line for each request, which holds no text of it.
+    """
+    limits = limits or Limits()
+    listening = _listening(host, port)
+    with listening:
+        asyncio.run(_serve(served, listening, key, origins, limits, log, notes))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Before a model is loaded, so that nobody waits to hear that the address is taken."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ValueError(f"host and port must be an address to listen at, got {host}:{port}: {why}") from None
+
+
+async def _serve(
+    served: Served,
+    listening: socket.socket,
+    key: str | None,
+    origins: Sequence[str],
+    limits: Limits,
+    log: bool,
+    notes: Callable[[str], None],
+) -> None:
+    engine = RemoteEngine(served, limits, notes=notes)
+    try:
+        await engine.start()
+        host, port = listening.getsockname()[:2]
+        notes(
+            f"{served.name} is served at http://{f'[{host}]' if ':' in host else host}:{port}; Ctrl-C ends it"
+        )
+        config = uvicorn.Config(
+            build_app(engine, key=key, origins=origins),
+            log_level="info" if log else "warning",
+            access_log=log,
+            timeout_graceful_shutdown=max(round(limits.grace), 1),
+            server_header=False,
+            h11_max_incomplete_event_size=64 * 1024,
+        )
+        await _Server(config, notes).serve(sockets=[listening])
+    finally:
+        await engine.close()
+
+
+class _Server(uvicorn.Server):
+    """Ends at a signal, as it was asked to, and not by it: a service that was stopped has not failed."""
+
+    def __init__(self, config: uvicorn.Config, notes: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._notes = notes
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.getsignal(number) for number in numbers}
+        for number in numbers:
+            loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+                signal.signal(number, before[number])
+
+    def _stop(self) -> None:
+        if self.should_exit:
+            self.force_exit = True  # asked twice
+            return
+        self.should_exit = True
+        self._notes("stopping: requests that run are answered first")

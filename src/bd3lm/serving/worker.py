@@ -1,0 +1,242 @@
+"""The process that holds the model: it takes requests as lines, writes texts, and tells what becomes of them.
+
+Lines that come in say what to `do`: `write` a text, or `leave` it. Lines that go out say what `is` so: a text
+is `begun`, `refused`, has `more` text, is `done` or `failed`; events for those who watch. Between two passes
+all lines that wait are taken, so that requests join and leave there.
+"""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from bd3lm.data.chat import Message, conversation
+from bd3lm.lm import Gap, Generation, LanguageModel
+from bd3lm.lm.engine import TextEngine
+from bd3lm.lm.prompts import Prompt
+from bd3lm.parsing import parse
+from bd3lm.sampling import Event, Extended, Failed, Handle, Stopped, UnmaskingRule
+from bd3lm.serving.limits import Limits
+from bd3lm.serving.link import Line, receive, send
+from bd3lm.serving.telling import Telling
+
+_CHARACTERS = 64  # of a token, on average, at most; a longer prompt is refused before it is tokenized
+
+
+@dataclass(frozen=True)
+class Served:
+    """Which model, and how it is loaded."""
+
+    source: str
+    name: str
+    device: str | None = None
+    dtype: str | None = None
+    law: str | None = None
+    tokenizer: str | None = None
+
+
+@dataclass
+class _Text:
+    """A text under way."""
+
+    number: int
+    handle: Handle
+    telling: Telling | None
+
+
+def work(connection: Connection, served: Served, limits: Limits) -> None:
+    """Serve until the other side is gone."""
+    # Ctrl-C and a stopped service are told to every process: the server's own lets running texts end first.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        worker = Worker(_loaded(served), limits)
+    except (ValueError, OSError) as error:
+        send(connection, [{"is": "unusable", "why": str(error)}])
+        return
+    send(connection, [worker.hello()])
+    try:
+        while True:
+            if not len(worker):
+                worker.take(receive(connection))  # which waits
+            while connection.poll():
+                worker.take(receive(connection))
+            worker.step()
+            if worker.told:
+                send(connection, worker.said())
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _loaded(served: Served) -> LanguageModel:
+    model = LanguageModel.from_pretrained(
+        served.source,
+        device=served.device,
+        dtype=served.dtype,
+        tokenizer=served.tokenizer,
+        law=served.law,  # type: ignore[arg-type]  # it says what is allowed
+    )
+    if model.tokenizer is None:
+        raise ValueError(
+            f"{served.source} must have a tokenizer to be served, and was saved without one; name one by "
+            "--tokenizer"
+        )
+    return model
+
+
+class Worker:
+    """A model's texts under way, by the numbers that the server gave them."""
+
+    def __init__(self, model: LanguageModel, limits: Limits) -> None:
+        if model.tokenizer is None:
+            raise ValueError("model must have a tokenizer")
+        self.model, self.tokenizer, self.limits = model, model.tokenizer, limits
+        self.engine = TextEngine(model, seats=limits.seats)
+        self.told: list[Line] = []
+        self._by_number: dict[int, _Text] = {}
+        self._by_index: dict[int, _Text] = {}
+
+    def hello(self) -> Line:
+        """What the server should know of the model."""
+        method = self.model.record.method
+        return {
+            "is": "ready",
+            "context": self.model.config.network.context,
+            "method": method.title,
+            "laws": list(method.laws),
+            "law": self.model.law,
+            "chats": self.tokenizer.chat_template is not None,
+            "parameters": sum(each.numel() for each in self.model.network.parameters()),
+            "device": str(self.model.device),
+            "dtype": str(self.model.network.dtype).removeprefix("torch."),
+        }
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def said(self) -> list[Line]:
+        """What there is to tell, and how many texts are written and wait."""
+        running = self.engine.written
+        told, self.told = self.told, []
+        return [*told, {"is": "load", "running": running, "waiting": len(self.engine) - running}]
+
+    def take(self, lines: Sequence[Line]) -> None:
+        for line in lines:
+            if line["do"] == "write":
+                try:
+                    self._write(line)
+                except ValueError as error:
+                    self.told.append({"is": "refused", "text": line["text"], "why": str(error)})
+            elif line["do"] == "end":
+                raise EOFError
+            else:
+                self._leave(line["text"])
+
+    def step(self) -> None:
+        """Write a piece of every text."""
+        for event in self.engine.step():
+            text = self._by_index.get(event.index)
+            if text is not None:
+                self._tell(text, event)
+
+    def _write(self, line: Line) -> None:
+        settings: dict[str, Any] = dict(line["settings"])
+        if "unmasking" in settings:
+            settings["unmasking"] = parse(UnmaskingRule, settings["unmasking"], where="unmasking")
+        tell = line["tell"]
+        handle = self.engine.submit(
+            self._given(line),
+            max_new_tokens=line["max_new_tokens"],
+            length=self._length(line),
+            law=line["law"],
+            lean=line["lean"],
+            tell=tell,
+            **settings,
+        )
+        request = handle.request
+        given, most = len(request.given), self.limits.tokens
+        if request.length > most:
+            handle.abort()
+            raise ValueError(
+                f"max_tokens must be at most {max(most - given, 0):,} here, since a text may have {most:,} tokens "
+                f"and the prompt has {given:,}, got {request.length - given:,}"
+            )
+        known = request.given.tolist()
+        telling = Telling(self.tokenizer, known, settings.get("stop") or ()) if tell == "pieces" else None
+        text = _Text(line["text"], handle, telling)
+        self._by_number[text.number] = self._by_index[handle.index] = text
+        begun: Line = {"is": "begun", "text": text.number, "given": len(known)}
+        if line["echo"]:
+            begun["prompt"] = self.tokenizer.decode(known)
+        self.told.append(begun)
+
+    def _given(self, line: Line) -> Prompt:
+        """The prompt: text, ids, a conversation, or a template of texts and gaps."""
+        prompt = line["prompt"]
+        if isinstance(prompt, dict):
+            template = self.tokenizer.chat_template
+            if template is None:
+                raise ValueError(
+                    "messages need a chat template, and this model's tokenizer has none; ask /v1/completions "
+                    "to continue a text"
+                )
+            messages = [Message(each["role"], each["content"]) for each in prompt["messages"]]
+            self._check_characters(sum(len(each.content) for each in messages))
+            return conversation(template, messages, self.tokenizer)
+        if isinstance(prompt, str):
+            self._check_characters(len(prompt))
+            return prompt
+        if any(isinstance(part, dict) for part in prompt):
+            return [Gap(part["gap"]) if isinstance(part, dict) else part for part in prompt]
+        if not prompt:
+            raise ValueError("prompt must hold at least one token id, got none")
+        return list(prompt)
+
+    def _check_characters(self, number: int) -> None:
+        most = _CHARACTERS * self.limits.tokens
+        if number > most:
+            raise ValueError(f"prompt must have at most {most:,} characters here, got {number:,}")
+
+    def _length(self, line: Line) -> int | None:
+        """Where nothing says how long a text may be: as long as the model reads at once."""
+        is_template = any(isinstance(part, dict) for part in line["prompt"])
+        if line["max_new_tokens"] is not None or is_template:
+            return None
+        return min(self.limits.tokens, self.model.config.network.context)
+
+    def _leave(self, number: int) -> None:
+        text = self._by_number.pop(number, None)
+        if text is not None:
+            del self._by_index[text.handle.index]
+            text.handle.abort()
+
+    def _tell(self, text: _Text, event: Event) -> None:
+        match event:
+            case Extended(start=start, tokens=tokens) if text.telling is not None:
+                more = text.telling.more(start, tokens)
+                self.told.append({"is": "more", "text": text.number, "more": more, "tokens": len(tokens)})
+            case Stopped(sample=sample):
+                generation = self.model.generation(sample)
+                self.told.append(self._done(text, generation))
+                self._leave(text.number)
+            case Failed(reason=reason):
+                self.told.append({"is": "failed", "text": text.number, "why": reason})
+                self._leave(text.number)
+
+    def _done(self, text: _Text, generation: Generation) -> Line:
+        sample, completion = generation.sample, generation.completion or ""
+        return {
+            "is": "done",
+            "text": text.number,
+            "whole": generation.text,
+            "more": completion if text.telling is None else text.telling.rest(completion),
+            "stopped_by": sample.stopped_by,
+            "given": sample.given,
+            "written": sample.written,
+            "passes": sample.evaluations,
+            "fill_passes": sample.fill_passes,
+            "drafted": list(sample.drafted),
+            "accepted": list(sample.accepted),
+            "seed": sample.seed,
+        }

@@ -1,0 +1,397 @@
+"""A server as clients meet it: its texts are those of `generate`, and all that it refuses is one shape."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from bd3lm.data.chat import Message, conversation
+from bd3lm.lm import Gap, LanguageModel
+from tests.serving import TEMPLATE, Server, serving, small_model
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "small"
+    small_model().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def lm(folder: Path) -> LanguageModel:
+    return LanguageModel.from_pretrained(folder, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    words = ("--seats", "8", "--queue", "40", "--most-tokens", "512", "--most-body", "100000")
+    with serving(folder, *words) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
+
+
+# --- texts ---
+
+
+def test_a_completion_is_the_text_of_its_seed(client: openai.OpenAI, lm: LanguageModel) -> None:
+    found = client.completions.create(model="small", prompt="ab", max_tokens=20, seed=3, temperature=0.7)
+    (text,) = lm.generate("ab", seed=3, max_new_tokens=20, temperature=0.7)
+    assert found.choices[0].text == text.completion
+    reason = {"length": "length", "eos": "stop"}[text.stopped_by]
+    assert found.choices[0].finish_reason == reason
+    assert found.usage is not None
+    counted = found.usage.model_dump()
+    assert (counted["prompt_tokens"], counted["completion_tokens"]) == (
+        text.sample.given,
+        text.sample.written,
+    )
+    assert (counted["passes"], counted["tokens_per_pass"]) == (text.sample.evaluations, 1.0)
+    again = lm.generate(
+        "ab", seeds=[found.choices[0].model_extra["seed"]], max_new_tokens=20, temperature=0.7
+    )
+    assert again[0].completion == text.completion
+
+
+def test_several_prompts_and_several_texts_of_each(client: openai.OpenAI, lm: LanguageModel) -> None:
+    prompts = ["one", [97, 98, 99], "three ☂"]
+    for each in (prompts[0], prompts[1], [prompts[0], prompts[2]]):
+        found = client.completions.create(model="small", prompt=each, n=3, max_tokens=9, seed=1, top_p=0.8)
+        several = each if isinstance(each[0], str) and not isinstance(each, str) else [each]
+        expected = lm.generate(several, count=3, seed=1, top_p=0.8, max_new_tokens=9)
+        assert [choice.text for choice in found.choices] == [text.completion for text in expected]
+        assert [choice.index for choice in found.choices] == list(range(3 * len(several)))
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"law": "block"}, {"speculation": 3}, {"law": "block", "speculation": "off"}], ids=str
+)
+def test_pieces_together_are_the_text(client: openai.OpenAI, lm: LanguageModel, how: dict[str, Any]) -> None:
+    stream = client.completions.create(
+        model="small",
+        prompt="ab",
+        n=2,
+        max_tokens=40,
+        seed=5,
+        stream=True,
+        echo=True,
+        extra_body=how,
+        stream_options={"include_usage": True},
+    )
+    texts, last, usage = ["", ""], {}, None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            last[choice.index] = choice.finish_reason
+    model = lm.with_law(how["law"]) if "law" in how else lm
+    expected = model.generate("ab", count=2, seed=5, max_new_tokens=40)
+    assert texts == [text.text for text in expected]
+    assert all(last.values())
+    assert usage is not None
+    assert usage.completion_tokens == sum(text.sample.written for text in expected)
+    if "speculation" in how and how["speculation"] != "off":
+        assert usage.model_extra["drafted"] > 0
+
+
+def test_a_text_ends_before_its_stop_string_also_when_it_is_streamed(
+    client: openai.OpenAI, lm: LanguageModel
+) -> None:
+    (whole,) = lm.generate("ab", seed=7, max_new_tokens=40)
+    assert whole.completion is not None
+    stop = next(
+        piece for piece in (whole.completion[k : k + 2] for k in range(8, 30)) if "\ufffd" not in piece
+    )
+    (expected,) = lm.generate("ab", seed=7, max_new_tokens=40, stop=stop)
+    asked = {"model": "small", "prompt": "ab", "max_tokens": 40, "seed": 7, "stop": [stop]}
+    found = client.completions.create(**asked)
+    assert (found.choices[0].text, found.choices[0].finish_reason) == (expected.completion, "stop")
+    streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True))
+    assert streamed == expected.completion
+
+
+def test_a_conversation_is_answered_by_the_template(client: openai.OpenAI, lm: LanguageModel) -> None:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "hi <assistant>"}]},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "why?"},
+    ]
+    found = client.chat.completions.create(model="small", messages=messages, max_completion_tokens=12, seed=2)
+    assert lm.tokenizer is not None
+    turns = [("system", "be brief"), ("user", "hi <assistant>"), ("assistant", "yes"), ("user", "why?")]
+    ids = conversation(TEMPLATE, [Message(*turn) for turn in turns], lm.tokenizer)
+    (expected,) = lm.generate([ids], seed=2, max_new_tokens=12)
+    assert found.choices[0].message.content == expected.completion
+    assert found.choices[0].message.role == "assistant"
+    pieces = list(
+        client.chat.completions.create(model="small", messages=messages, max_tokens=12, seed=2, stream=True)
+    )
+    assert pieces[0].choices[0].delta.role == "assistant"
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == expected.completion
+
+
+def test_gaps_are_filled(server: Server, lm: LanguageModel) -> None:
+    body = server.post(prompt="ab", suffix="cd", max_tokens=5, seed=4).json()
+    (expected,) = lm.generate([["ab", Gap(5), "cd"]], seed=4)
+    assert expected.text is not None
+    assert f"ab{body['choices'][0]['text']}cd" == expected.text
+    body = server.post(template="The {3} sat {{on}} the {2}.", seed=4).json()
+    (expected,) = lm.generate([["The ", Gap(3), " sat {on} the ", Gap(2), "."]], seed=4)
+    assert body["choices"][0]["text"] == expected.text
+
+
+def test_under_load_every_text_is_as_if_it_were_alone(server: Server, lm: LanguageModel) -> None:
+    """Forty clients at once with settings of their own; a third of them leave in the middle."""
+
+    async def ask(http: httpx.AsyncClient, number: int) -> tuple[dict[str, Any], str | None]:
+        chance = random.Random(number)
+        body: dict[str, Any] = {
+            "prompt": "".join(chance.choice("abc ☂") for _ in range(chance.randint(1, 30))),
+            "max_tokens": chance.randint(1, 60),
+            "seed": number,
+            "temperature": chance.choice([0.0, 0.7, 1.0]),
+            "law": chance.choice(["causal", "block"]),
+            "stream": chance.random() < 0.6,
+        }
+        if body["law"] == "causal" and chance.random() < 0.4:
+            body["speculation"] = chance.choice([2, "auto"])
+        await asyncio.sleep(chance.random())
+        if number % 3 == 0:
+            async with http.stream(
+                "POST", "/v1/completions", json=body | {"stream": True, "max_tokens": 60}
+            ) as answer:
+                async for _ in answer.aiter_lines():
+                    if chance.random() < 0.3:
+                        return body, None
+            return body, None
+        answer = await http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        if not body["stream"]:
+            return body, answer.json()["choices"][0]["text"]
+        lines = [line[6:] for line in answer.text.split("\n\n") if line]
+        assert lines.pop() == "[DONE]"
+        return body, "".join(json.loads(line)["choices"][0]["text"] for line in lines)
+
+    async def all_of_them() -> list[tuple[dict[str, Any], str | None]]:
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
+            return await asyncio.gather(*(ask(http, number) for number in range(40)))
+
+    for body, text in asyncio.run(all_of_them()):
+        if text is not None:
+            (expected,) = lm.with_law(body["law"]).generate(
+                body["prompt"],
+                seed=body["seed"],
+                max_new_tokens=body["max_tokens"],
+                temperature=body["temperature"],
+            )
+            assert text == expected.completion
+    server.until(10, lambda: server.texts() == 0)
+
+
+# --- refusals ---
+
+COMPLETIONS = [
+    ({"max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1, got 0"),
+    ({"max_tokens": 2000}, 400, None, "max_tokens must be at most 509 here"),
+    ({"temperature": -1}, 400, "temperature", "got -1"),
+    ({"temperature": "hot"}, 400, "temperature", "got 'hot'"),
+    ({"top_p": 0}, 400, "top_p", "got 0"),
+    ({"n": 100}, 400, "n", "prompts times n must be at most 32 here, got 100"),
+    ({"logprobs": 2}, 400, "logprobs", "logprobs is no field of this server: "),
+    ({"presence_penalty": 0.5}, 400, "presence_penalty", "there are no penalties"),
+    ({"max_lenght": 3}, 400, "max_lenght", "max_lenght is no field of this server"),
+    ({"model": "gpt-4"}, 404, "model", "model must be 'small', which is served here, got 'gpt-4'"),
+    ({"prompt": []}, 400, "prompt", ""),
+    ({"prompt": [10**9]}, 400, None, "token"),
+    ({"prompt": "\ud800"}, 400, "prompt", "surrogate"),
+    ({"stop": [""]}, 400, "stop", ""),
+    ({"law": "block", "lean": 2, "unmasking": {"kind": "nothing"}}, 400, None, "unmasking"),
+    ({"law": "causal", "lean": 2}, 400, None, "lean is for the block law"),
+    ({"speculation": 300}, 400, "speculation", ""),
+    ({"template": "no gap", "prompt": ""}, 400, "template", "template must hold a gap"),
+    ({"suffix": "x", "prompt": [97]}, 400, "suffix", "suffix needs prompts that are texts"),
+    ({"prompt": "x" * 90_000}, 400, None, "prompt must have at most 32,768 characters here, got 90,000"),
+    ({"prompt": "x" * 200_000}, 413, None, "a request must hold at most 100,000 bytes here"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param", "said"), COMPLETIONS, ids=lambda each: str(each)[:40])
+def test_what_cannot_be_is_refused_in_one_shape(
+    server: Server, body: dict[str, Any], status: int, param: str | None, said: str
+) -> None:
+    with server.http as http:
+        content = json.dumps({"prompt": "ab", "max_tokens": 4} | body)
+        answer = http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert said in error["message"]
+    assert param is None or error["param"].startswith(param)
+
+
+def test_the_client_of_openai_raises_its_own_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="max_tokens must be at most"):
+        client.completions.create(model="small", prompt="ab", max_tokens=4000)
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+    assert [model.id for model in client.models.list()] == ["small"]
+    with pytest.raises(openai.BadRequestError, match="only one of max_tokens"):
+        client.chat.completions.create(
+            model="small", messages=[{"role": "user", "content": "a"}], max_tokens=1, max_completion_tokens=1
+        )
+    with pytest.raises(openai.BadRequestError, match="tool"):
+        client.chat.completions.create(model="small", messages=[{"role": "tool", "content": "a"}])
+
+
+BODIES = [
+    b"",
+    b"{",
+    b"[" * 90_000,
+    b'{"a":' * 15_000,
+    b"\xff\xfe\x00",
+    b"null",
+    b"[]",
+    b'"prompt"',
+    b'{"prompt": "ab", "seed": 1e400}',
+    b'{"prompt": "ab", "temperature": NaN}',
+    b'{"prompt": "ab", "seed": ' + b"9" * 5000 + b"}",
+    b'{"prompt": "ab", "seed": -1}',
+    b'{"prompt": "\\ud83d"}',
+    b'{"prompt": "\\u0000", "max_tokens": 1}',
+    b'{"prompt": [[[]]]}',
+    b'{"prompt": "a", "prompt": 1}',
+    b'{"prompt": "ab", "stop": ' + json.dumps(["x"] * 500).encode() + b"}",
+]
+
+
+def test_no_body_is_answered_by_an_error_of_the_server(server: Server) -> None:
+    with server.http as http:
+        for route in ("/v1/completions", "/v1/chat/completions"):
+            for body in BODIES:
+                answer = http.post(route, content=body, headers={"content-type": "application/json"})
+                assert answer.status_code in (200, 400, 413), (body[:60], answer.text)
+                assert answer.status_code == 200 or "error" in answer.json()
+        assert http.get("/nothing").json()["error"]["type"] == "invalid_request_error"
+        assert http.get("/v1/completions").status_code == 405
+
+
+def test_too_many_texts_are_refused_until_there_is_room(server: Server) -> None:
+    async def crowd() -> list[int]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+            body = {"prompt": "ab", "max_tokens": 500, "n": 24, "seed": 1}
+            answers = await asyncio.gather(*(http.post("/v1/completions", json=body) for _ in range(4)))
+            return [answer.status_code for answer in answers]
+
+    assert sorted(set(asyncio.run(crowd()))) == [200, 429]
+    assert server.post(prompt="ab", max_tokens=2).status_code == 200
+
+
+def test_counts_are_told_to_prometheus(server: Server) -> None:
+    with server.http as http:
+        before = _counts(http)
+        server.post(prompt="ab", max_tokens=8, speculation=2, seed=1)
+        server.post(prompt="ab", max_tokens=0)
+        after = _counts(http)
+    assert after['bd3lm_tokens_total{kind="written"}'] - before['bd3lm_tokens_total{kind="written"}'] == 8
+    assert after['bd3lm_answers_total{status="400"}'] - before['bd3lm_answers_total{status="400"}'] == 1
+    assert after["bd3lm_engine_ready"] == 1
+    assert after["bd3lm_texts_under_way"] == 0
+
+
+def _counts(http: httpx.Client) -> dict[str, float]:
+    lines = [line for line in http.get("/metrics").text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+# --- who leaves, and what dies ---
+
+
+def test_a_client_that_leaves_frees_its_seats(server: Server) -> None:
+    for stream in (True, False):
+        body = json.dumps({"prompt": "ab", "max_tokens": 500, "n": 32, "seed": 1, "stream": stream}).encode()
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as wire:
+            head = (
+                "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\n\r\n"
+            )
+            wire.sendall(head.encode() + body)
+            server.until(20, lambda: server.texts() > 24)
+        left = time.monotonic()
+        server.until(20, lambda: server.texts() == 0)
+        assert time.monotonic() - left < 3  # they would have taken longer
+
+
+def test_half_a_request_harms_nobody(server: Server) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    wires = [socket.create_connection((host, int(port))) for _ in range(20)]
+    for wire in wires:
+        wire.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 50\r\n\r\n{")
+    assert server.post(prompt="ab", max_tokens=2).status_code == 200
+    for wire in wires:
+        wire.close()
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_is_told_of_and_started_again(folder: Path) -> None:
+    with serving(folder) as server, server.http as http:
+        body = {"prompt": "ab", "max_tokens": 2000, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(server.engine, signal.SIGKILL)
+            rest = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert rest[-1]["error"]["type"] == "server_error"
+        assert "died with the exit code -9" in rest[-1]["error"]["message"]
+        health = http.get("/health")
+        assert health.status_code == 503 or health.json()["status"] == "ok"
+        refused = server.post(prompt="ab", max_tokens=2)
+        assert refused.status_code in (200, 503)
+        server.until(60, lambda: http.get("/health").status_code == 200)
+        assert server.post(prompt="ab", max_tokens=2).status_code == 200
+        assert _counts(http)["bd3lm_engine_starts"] == 2
+
+
+@pytest.mark.slow
+def test_a_server_that_is_stopped_answers_what_runs(folder: Path) -> None:
+    with serving(folder, BD3LM_API_KEY="secret") as server, server.http as http:
+        assert server.post(prompt="ab").status_code == 401
+        key = {"authorization": "Bearer secret"}
+        body = {"prompt": "ab", "max_tokens": 300, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body, headers=key) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            assert list(lines)[-2:] == ["data: [DONE]", ""]
+        said, noted = server.process.communicate(timeout=60)
+    assert server.process.returncode == 0
+    assert "stopping: requests that run are answered first" in said + noted
+    assert "Traceback" not in noted
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_takes_its_engine_along(folder: Path) -> None:
+    with serving(folder) as server:
+        engine = server.engine
+        server.stop(signal.SIGKILL)
+        end = time.monotonic() + 20
+        while Path(f"/proc/{engine}").exists():
+            assert time.monotonic() < end
+            time.sleep(0.05)
