@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import random
+import re
+import shlex
 import signal
 import socket
 import time
@@ -395,3 +397,21 @@ def test_a_server_that_is_killed_takes_its_engine_along(folder: Path) -> None:
         while Path(f"/proc/{engine}").exists():
             assert time.monotonic() < end
             time.sleep(0.05)
+
+
+def test_the_lines_of_the_page_are_answered(server: Server) -> None:
+    """The requests that its curl commands make, of the model that is served here."""
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text("utf-8")
+    commands = re.findall(r"^curl .*?(?<!\\)$", page.replace("\\\n", " "), re.MULTILINE)
+    assert len(commands) == 4
+    for command in commands:
+        words = shlex.split(command)
+        url = next(word for word in words if word.startswith("http://127.0.0.1:8000"))
+        path = url.removeprefix("http://127.0.0.1:8000")
+        with server.http as http:
+            if "-d" not in words:
+                answer = http.get(path)
+            else:
+                kind, _, value = words[words.index("-H") + 1].partition(": ")
+                answer = http.post(path, content=words[words.index("-d") + 1], headers={kind: value})
+        assert answer.status_code == 200, (command, answer.text)
