@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bd3lm.data import Tokenizer, byte_tokenizer
-from bd3lm.data.chat import user_message
+from bd3lm.data.chat import Message, _specials, conversation, user_message
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
@@ -110,3 +110,50 @@ def test_a_template_that_is_none_or_does_too_much_is_one_line(template, said, to
 def test_blocks_of_an_assistant_and_json_are_known(tokenizer):
     template = "{% generation %}{{ messages[0].content }}{% endgeneration %}{{ {'a': 'é'} | tojson }}"
     assert tokenizer.decode(user_message(template, "x", tokenizer)) == 'x{"a": "é"}'
+
+
+LLAMA = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>\n' + message['content'] | trim + '<|end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+SYSTEM_FIRST = (
+    "{% if messages[0]['role'] == 'system' %}"
+    "{% set system = messages[0]['content'] %}{% set rest = messages[1:] %}"
+    "{% else %}{% set system = 'You help.' %}{% set rest = messages %}{% endif %}[{{ system }}]"
+    "{% for message in rest %}{% if message.role == 'user' %}U: {{ message.content }}\n"
+    "{% else %}A: {{ message.content.strip() }}{{ eos_token }}\n{% endif %}{% endfor %}A: "
+)
+CONVERSATIONS = [
+    [("user", "hello")],
+    [("system", " be brief "), ("user", "  hi\n"), ("assistant", " yes \n"), ("user", "why? {{ 7 * 7 }}")],
+    [("user", "a"), ("assistant", "b"), ("user", "c \u2028 ☂"), ("assistant", "d"), ("user", "0\ue0001")],
+]
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA, SYSTEM_FIRST], ids=["ChatML", "Llama", "system first"])
+@pytest.mark.parametrize("turns", CONVERSATIONS, ids=len)
+def test_a_conversation_is_what_transformers_makes_of_it(
+    template: str, turns: list[tuple[str, str]], tokenizer: Tokenizer
+) -> None:
+    """Where a message holds none of the special tokens, which are text here and would be tokens there."""
+    transformers = pytest.importorskip("transformers")
+    names = {place: name for name, place in _specials(tokenizer).items()}
+    other = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer._backend,
+        bos_token=names[tokenizer.bos_id],
+        eos_token=names[tokenizer.eos_id],
+        chat_template=template,
+    )
+    said = [{"role": role, "content": content} for role, content in turns]
+    expected = other.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+    found = conversation(template, [Message(*turn) for turn in turns], tokenizer)
+    assert tokenizer.decode(found, skip_special=False) == expected
+
+
+def test_a_template_must_write_messages_in_their_order(tokenizer: Tokenizer) -> None:
+    template = "{% for message in messages | reverse %}{{ message.content }}{% endfor %}"
+    with pytest.raises(ValueError, match="must write messages in their order"):
+        conversation(template, [Message("user", "a"), Message("assistant", "b")], tokenizer)
+    with pytest.raises(ValueError, match="role must be one of system, user, assistant, got 'tool'"):
+        Message("tool", "a")
