@@ -5,11 +5,12 @@ A film is a list of steps, small enough to be kept as JSON and sent with a page:
     ["block", start, stop]       positions start..stop − 1 are written next; those not given are hidden
     ["show", position, piece]    a token is uncovered, and this is its part of the text
     ["hide", position]           a token is hidden again (remasking)
-    ["draft", [[position, piece], …]]   tokens are guessed, in place of all guesses before: no part of the text
     ["cut", length]              the text ends here after all
+    ["draft", [[position, piece], …]]
+                                 tokens are guessed, in place of all guesses before; no part of the text
 
-A film with drafts goes by passes, each of which ends with its drafts, be there any or none; whatever follows the
-last of them belongs to the last pass. Any other film goes by steps.
+A film with drafts goes by passes, each of which ends with its drafts, be there any or none; whatever follows
+the last of them belongs to the last pass. Any other film goes by steps.
 
 Pieces joined in order are the text, whatever the tokenizer: a character made of several tokens appears whole,
 with the last of them.
@@ -37,8 +38,8 @@ class Draft:
     piece: str
 
 
-Frame = dict[int, str | Draft | None]
-"""What is seen at each position: of the text, ahead of it, or a mask."""
+Frame = list[str | Draft | None]
+"""What is seen at each position, of the text and ahead of it; None is a mask."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Film:
 
     @property
     def moments(self) -> list[int]:
-        """How many steps are done whenever there is something to see: after each of them, or after each pass."""
+        """How many steps are done when there is something to see: after each of them, or after each pass."""
         if not self.has_drafts:
             return list(range(len(self.steps) + 1))
         passes = [number for number, step in enumerate(self.steps, 1) if step[0] == "draft"]
@@ -87,9 +88,12 @@ class Film:
         moments = set(self.moments)
         for done, (pieces, drafts) in enumerate(zip(self.states(), self._drafts(), strict=True)):
             if done in moments:
-                frame: Frame = dict(enumerate(pieces))
-                ahead = {place: Draft(each) for place, each in drafts.items() if frame.get(place) is None}
-                yield frame | ahead
+                frame: Frame = [*pieces]
+                for place, piece in drafts.items():
+                    frame += [""] * (place + 1 - len(frame))
+                    if place >= len(pieces) or pieces[place] is None:
+                        frame[place] = Draft(piece)
+                yield frame
 
     def _drafts(self) -> Iterator[dict[int, str]]:
         """The drafts before the first step and after each."""

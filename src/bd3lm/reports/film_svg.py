@@ -1,8 +1,8 @@
 """A film of a text being uncovered, as one animated SVG: for a README, a slide or a page without scripts.
 
 Every token has its place in the finished text from the beginning on, so nothing moves: first its block is
-masked, then it is uncovered. A draft is pale, in the place of the token that will stand there, and a wrong one is
-struck through before it goes. Whoever asks for reduced motion, or prints it, sees the finished text.
+masked, then it is uncovered. A draft is pale, in the place of the token that will stand there, and a wrong
+one is struck through before it goes. Whoever asks for reduced motion, or prints it, sees the finished text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,7 +62,9 @@ def film_svg(film: Film) -> str:
     from bd3lm.reports.rendering import environment  # Jinja would slow down every start
 
     film = film.readable()
-    frames, times = _with_verdicts(list(film.frames()), _times(film))
+    frames, times = list(film.frames()), _times(film)
+    if film.has_drafts:
+        frames, times = _with_verdicts(frames, times)
     places = _places(film.pieces)
     template = environment(share=lambda share: f"{share:.2%}").get_template("film.svg.j2")
     return template.render(
@@ -87,7 +89,7 @@ def _signs(
     for position, (piece, place) in enumerate(zip(pieces, places, strict=True)):
         if not place.shown:
             continue  # a line break, or a character that a later token completes
-        seen = [[frame[position]] if position in frame else [] for frame in frames]
+        seen = [frame[position : position + 1] for frame in frames]
         for number, span in enumerate(_spans(seen)):
             text = _drawn(span.seen, place.shown, piece)
             # A draft that is shorter than the token that will stand there is not stretched to its width.
@@ -118,14 +120,14 @@ def _with_verdicts(frames: list[Frame], times: list[float]) -> tuple[list[Frame]
     """Before each frame one in which those drafts are wrong that it has not."""
     found, begins = [frames[0]], [times[0]]
     for frame, after, begin in zip(frames, frames[1:], times[1:], strict=False):
-        drafts = {place: each for place, each in frame.items() if isinstance(each, Draft)}
-        wrong: Frame = {
-            place: _Wrong(draft.piece)
-            for place, draft in drafts.items()
-            if after.get(place) not in (draft, draft.piece)
-        }
-        if wrong:
-            found.append(frame | wrong)
+        judged: Frame = [
+            _Wrong(seen.piece)
+            if isinstance(seen, Draft) and after[place : place + 1] not in ([seen], [seen.piece])
+            else seen
+            for place, seen in enumerate(frame)
+        ]
+        if judged != frame:
+            found.append(judged)
             begins.append(begin - _VERDICT)
         found.append(after)
         begins.append(begin)

@@ -69,14 +69,13 @@ def _frames(film: Film, blocks: int = 3, passes: int = 8) -> str:
 
 def _written(frame: Frame) -> str:
     """What is seen at a moment, drafts in brackets."""
-    signs = []
-    for is_draft, run in groupby(sorted(frame), lambda place: isinstance(frame[place], Draft)):
-        seen = "".join(
-            _MASK_SIGN if each is None else each.piece if isinstance(each, Draft) else each
-            for each in map(frame.__getitem__, run)
+    written = []
+    for is_draft, run in groupby(frame, lambda seen: isinstance(seen, Draft)):
+        text = "".join(
+            _MASK_SIGN if seen is None else seen.piece if isinstance(seen, Draft) else seen for seen in run
         )
-        signs.append(f"⟨{seen}⟩" if is_draft else seen)
-    return "".join(signs)
+        written.append(f"⟨{text}⟩" if is_draft else text)
+    return "".join(written)
 
 
 _REPORT = environment(_prose, kind=kind, cell=_cell, fenced=_fenced, frames=_frames).get_template(

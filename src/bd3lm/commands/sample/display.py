@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from itertools import groupby
-from os.path import commonprefix
 from pathlib import Path
 
 from rich.live import Live
@@ -24,8 +23,8 @@ _SHOWN = 2000  # last tokens that an animation decodes: more than a screen holds
 
 
 class Animation(Display):
-    """The end of a text that is being written, redrawn as its tokens come, with what is drafted of it; at last
-    the text, or when writing is stopped what there is of it."""
+    """The end of a text that is being written, redrawn as its tokens come, with what is drafted of it; at
+    last the text, or when writing is stopped what there is of it."""
 
     watches = True
 
@@ -76,12 +75,13 @@ class Animation(Display):
     def _tail(self) -> Text:
         """As many of the last lines as the terminal has room for."""
         first = max(len(self.tokens) - _SHOWN, 0)
-        lines = self._shown(first, self.drafts).wrap(self.console, self.console.width)
+        drafts = {place: token for place, token in self.drafts.items() if place >= first}
+        lines = self._shown(first, drafts).wrap(self.console, self.console.width)
         return Text("\n").join(lines[-max(self.console.height - 2, 1) :])
 
     def _shown(self, first: int, drafts: Mapping[int, int]) -> Text:
         """The text from a position on, and the drafts in it and ahead of it."""
-        seen = dict(enumerate(self.tokens[first:], first)) | drafts
+        seen = {**dict(enumerate(self.tokens[first:], first)), **drafts}
 
         def kind(place: int) -> str:
             return "draft" if place in drafts else "mask" if seen[place] == self.mask_id else "text"
@@ -101,7 +101,8 @@ class Animation(Display):
     def _ahead(self, text: list[int], drafts: list[int]) -> str:
         """Drafts as they go on with a text; alone they may lack a space, or a part of a character."""
         alone, together = (self.tokenizer.decode(tokens) for tokens in (text, text + drafts))
-        return together[len(commonprefix([alone, together])) :]
+        pairs = enumerate(zip(alone, together, strict=False))
+        return together[next((at for at, (one, other) in pairs if one != other), len(alone)) :]
 
 
 class Printer(Display):
