@@ -51,7 +51,8 @@ def test_dir_shows_what_there_is_without_importing_torch() -> None:
 def test_the_keywords_of_generate_are_the_fields_of_settings() -> None:
     declared, own = get_type_hints(SettingsKeywords), get_type_hints(Settings)
     assert list(declared) == [each.name for each in fields(Settings)]
-    assert {name for name in declared if declared[name] != own[name]} == {"stop"}  # also one string
+    said_shorter = {"stop", "speculation"}  # as one string, as a number or a word
+    assert {name for name in declared if declared[name] != own[name]} == said_shorter
     for method in (LanguageModel.generate, LanguageModel.stream):
         shown = inspect.signature(method).parameters
         assert {name: shown[name].default for name in own} == {
