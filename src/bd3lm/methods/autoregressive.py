@@ -9,7 +9,7 @@ from bd3lm.methods.base import Frame, Law, Method, Training, only_estimator
 from bd3lm.methods.settings import UNMASKING, Settings
 from bd3lm.models import Denoiser
 from bd3lm.objectives import Autoregressive, Objective
-from bd3lm.sampling import AutoregressiveWriter, Writer
+from bd3lm.sampling import AutoregressiveWriter, SpeculativeWriter, Writer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +60,23 @@ class AutoregressiveMethod(Method):
             "projection",
             why="an autoregressive model writes token after token",
         )
-        return AutoregressiveWriter(
+        speculation = self.speculation(settings)
+        if speculation is None:
+            return AutoregressiveWriter(
+                network,
+                mask_id=frame.mask_id,
+                context=frame.context,
+                score_first=self.score_first,
+                cache=settings.cache,
+            )
+        if not settings.cache:
+            raise ValueError("cache must be on for speculation, which verifies drafts behind it, got False")
+        return SpeculativeWriter(
             network,
-            mask_id=frame.mask_id,
+            reading=self.drafts(frame),
+            speculation=speculation,
             context=frame.context,
             score_first=self.score_first,
-            cache=settings.cache,
         )
 
     def settled(self, settings: Settings) -> Settings:

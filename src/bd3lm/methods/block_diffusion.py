@@ -16,7 +16,7 @@ from bd3lm.methods.settings import Settings
 from bd3lm.models import BlockReading, Denoiser
 from bd3lm.objectives import BlockDiffusionLoss
 from bd3lm.objectives.denoising import Algorithm
-from bd3lm.sampling import Writer
+from bd3lm.sampling import Speculation, Writer
 
 _LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
 
@@ -281,6 +281,13 @@ class CausalLaw(AutoregressiveMethod):
     @property
     def default_law(self) -> Law:
         return "causal"
+
+    def drafts(self, frame: Frame, masks: int | None = None) -> Drafts:
+        return self.of.drafts(frame, masks)
+
+    def speculation(self, settings: Settings) -> Speculation | None:
+        asked = settings.speculation
+        return asked if asked is not None and asked.is_on else None
 
     def under(self, law: Law) -> Method:
         return self.of.under(law)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from bd3lm.evaluation import Drafts
 from bd3lm.methods.autoregressive import AutoregressiveMethod
 from bd3lm.methods.base import Frame, Training, at_least_one
+from bd3lm.methods.settings import Settings
 from bd3lm.models import AIMS, Aim
 from bd3lm.objectives import Drafting
+from bd3lm.sampling import Speculation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,12 @@ class DrafterMethod(AutoregressiveMethod):
         if not 1 <= number < frame.context:
             raise ValueError(f"masks must be 1 to {frame.context - 1}, less than a context, got {number}")
         return Drafts(mask_id=frame.mask_id, masks=number, shifted=True, adds=True)
+
+    def speculation(self, settings: Settings) -> Speculation | None:
+        asked = settings.speculation
+        if asked is None and settings.cache:  # what else is a drafter for?
+            return Speculation()
+        return asked if asked is not None and asked.is_on else None
 
     def validation(self, training: DrafterTraining, frame: Frame) -> Drafting:
         """The nats of what follows under the drafts, and how often each place is accepted: the likelihood of

@@ -27,6 +27,7 @@ from bd3lm.sampling.request import Request
 from bd3lm.sampling.simplex import SimplexWriter
 from bd3lm.sampling.sliding import SlidingWriter
 from bd3lm.sampling.speculation import SCHEMES, Scheme, Speculation
+from bd3lm.sampling.speculative import SpeculativeWriter
 from bd3lm.sampling.stopping import StoppedBy, Stopping, token_entropy
 from bd3lm.sampling.unmasking import (
     Adaptive,
@@ -72,6 +73,7 @@ __all__ = [
     "SimplexWriter",
     "SlidingWriter",
     "Speculation",
+    "SpeculativeWriter",
     "Started",
     "Stopped",
     "StoppedBy",

@@ -39,6 +39,11 @@ class AutoregressiveWriter(Writer):
         self.window, self.score_first = context - 1, score_first
         self.cached = cache and context > 1 and model.cache_shape is not None
 
+    @property
+    def longest_pass(self) -> int:
+        """How many positions a pass has that writes."""
+        return 1
+
     def first_start(self, given: int) -> int:
         return given
 
@@ -58,7 +63,9 @@ class AutoregressiveWriter(Writer):
             return
         window = min(self.window, rows.text.shape[1])  # short texts need no more memory than they have tokens
         chunk = min(FILL_CHUNK, window)
-        rows.cache = self.model.new_cache(len(rows.start), segment=chunk, window=window)
+        rows.cache = self.model.new_cache(
+            len(rows.start), segment=max(chunk, self.longest_pass), window=window
+        )
         counts = rows.start - 1 + self.score_first
         rows.fill_passes += -(-counts // chunk)
         yield from fill_cache(

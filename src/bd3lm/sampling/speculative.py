@@ -1,0 +1,254 @@
+"""The causal law, several tokens a pass: drafts of masks behind the text, verified by the network itself."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from bd3lm.models import Causal, Denoiser, Drafting, DraftReading, KVCache, Layout
+from bd3lm.sampling.autoregressive import AutoregressiveWriter
+from bd3lm.sampling.request import Request
+from bd3lm.sampling.rows import TALLY, Reveal, Rows
+from bd3lm.sampling.speculation import Speculation
+from bd3lm.sampling.verifying import (
+    Ahead,
+    Drawing,
+    Tree,
+    Verdict,
+    coupled_drafts,
+    coupled_verdict,
+    rejection_drafts,
+    rejection_verdict,
+)
+
+# Rows' extras, all of them on the device, which alone knows how far a text is.
+_AT = "at"  # (rows,) where the next token is to be written
+_STOP = "stop"  # (rows,)
+_FREE = "free"  # (rows, width) where a token is to be written
+_HAVE = "have"  # (rows,) of how many places there are drafts
+_DRAFTS = "drafts"  # (rows, drafts) in the order of a tree
+_LOG_Q = "log_q"  # (rows, places, vocabulary) what they were drawn from, where that is needed
+_SPENT = "spent"  # (rows, 2) passes that wrote, and passes that only read
+
+_BURST = 4  # passes between two looks at a GPU: a look costs it about a tenth of a pass of one text
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A pass: the drafts that it verifies, and masks behind each of them for the next."""
+
+    tree: Tree
+    masks: int
+
+    @property
+    def layout(self) -> Layout:
+        # The layout of sampling without speculation, which has kernels of its own.
+        return Drafting.of(self.tree.parents, self.masks) if self.tree.size or self.masks else Causal(1)
+
+
+class SpeculativeWriter(AutoregressiveWriter):
+    """The texts of `AutoregressiveWriter`, or with the scheme rejection others of the same law.
+
+    A round verifies the drafts of the round before and makes new ones. In one pass, masks stand behind the
+    last token and behind every draft, so that whichever of them is the last right one has guesses behind it.
+    With two passes a round the first makes drafts, and the second verifies them.
+
+    How far each text is the device knows; the host looks once in a burst of passes.
+    """
+
+    def __init__(
+        self,
+        model: Denoiser,
+        *,
+        reading: DraftReading,
+        speculation: Speculation,
+        context: int,
+        score_first: bool = False,
+    ) -> None:
+        super().__init__(model, mask_id=reading.mask_id, context=context, score_first=score_first)
+        if not self.cached:
+            raise ValueError(
+                "speculation must be off for a network that keeps no keys and values of the text, or sees none"
+            )
+        if not speculation.drafts:
+            raise ValueError(f"speculation.drafts must be at least 1, got {speculation.drafts}")
+        self.reading, self.speculation = reading, speculation
+        self.rejects = speculation.scheme == "rejection"
+        self._most = Tree(speculation.drafts, speculation.candidates)
+
+    def begin(self, requests: Sequence[Request], *, width: int) -> Rows:
+        # A pass looks at places behind the end of a text; nothing is written there.
+        rows = super().begin(requests, width=width + self._most.drafts + 1)
+        number, device, most = len(rows), rows.device, self._most
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(number, *shape, dtype=torch.long, device=device)
+
+        rows.extras = {
+            _AT: rows.start.to(device),
+            _STOP: rows.stop.to(device),
+            _FREE: rows.gaps.to(device),
+            _HAVE: zeros(),
+            _DRAFTS: zeros(most.size),
+            _SPENT: zeros(2),
+            TALLY: zeros(2, most.drafts),
+        }
+        if self.rejects:
+            is_double = self.model.embed(rows.text[:1, :1]).dtype == torch.float64
+            rows.extras[_LOG_Q] = torch.zeros(
+                (number, most.drafts, self.model.vocab_size),
+                dtype=torch.float64 if is_double else torch.float32,
+                device=device,
+            )
+        return rows
+
+    @property
+    def longest_pass(self) -> int:
+        return max(shape.layout.size for shape in self._shapes())
+
+    def write(self, rows: Rows) -> Iterator[Reveal]:
+        if rows.cache is None:
+            raise RuntimeError("remember comes before write")
+        before = rows.extras[_SPENT].clone()
+        for _ in range(_BURST if rows.device.type == "cuda" else 1):
+            for shape in self._shapes():
+                yield rows.replay(("round", shape), partial(self._pass, rows, rows.cache, shape))
+        spent = rows.extras[_SPENT] - before
+        # The one look at the device.
+        at, evaluations, fills = torch.cat((rows.extras[_AT].unsqueeze(1), spent), 1).cpu().unbind(1)
+        rows.start.copy_(at)
+        rows.evaluations += evaluations
+        rows.fill_passes += fills
+
+    def _shapes(self) -> tuple[_Shape, ...]:
+        """The passes of a round."""
+        masks = self.reading.masks_for(self._most.drafts)
+        if self.speculation.passes == 1:
+            return (_Shape(self._most, masks),)
+        return _Shape(Tree(0), masks), _Shape(self._most, 0)
+
+    def _pass(self, rows: Rows, cache: KVCache, shape: _Shape) -> Reveal:
+        """Verify the drafts of every row, write what is right, and draft again."""
+        state, tree = rows.extras, shape.tree
+        ahead = self._ahead(rows, tree)
+        shown, drafts = self._shown(rows, shape, ahead)
+        states = self.model(shown, layout=shape.layout, cache=cache)
+        drawing = Drawing(rows.sharpening, rows.noise_seeds, self.mask_id)
+        verdict = self._verdict(drawing, tree, self.model.head(states[:, : 1 + tree.size]), drafts, state, ahead)
+        tables = tree.on(rows.device)
+        right = tables.depths[verdict.reached]
+        count = torch.minimum(right + 1, state[_STOP] - state[_AT]).clamp_min(0)
+        places = torch.arange(tree.drafts + 1, device=rows.device)
+        written = ahead.free & (places < count.unsqueeze(1))
+        rows.write(ahead.positions, verdict.tokens, where=written)
+        self._count(state, tree, verdict, ahead, count, written)
+        if tree.candidates == 1:
+            cache.advance(count)
+        else:
+            cache.advance_along(tables.paths[verdict.reached], count)
+        state[_AT].add_(count)
+        drafted = self._draft(drawing, states, rows, shape, verdict.reached)
+        return Reveal(ahead.positions, verdict.tokens, written, drafted=drafted)
+
+    def _ahead(self, rows: Rows, tree: Tree) -> Ahead:
+        at = rows.extras[_AT].unsqueeze(1)
+        positions = at + torch.arange(tree.drafts + 1, device=rows.device)
+        inside = positions < rows.extras[_STOP].unsqueeze(1)
+        return Ahead(
+            positions,
+            rows.extras[_FREE].gather(1, positions) & inside,
+            rows.text.gather(1, positions),
+            rows.extras[_HAVE].clamp_max(tree.drafts),
+        )
+
+    def _shown(self, rows: Rows, shape: _Shape, ahead: Ahead) -> tuple[Tensor, Tensor]:
+        """What the network reads, ids or vectors, and the drafts (rows, drafts) in it."""
+        tables = shape.tree.on(rows.device)
+        drafts = rows.extras[_DRAFTS].index_select(1, self._columns(shape.tree, rows.device))
+        drafts = torch.where(ahead.free[:, tables.places], drafts, ahead.given[:, tables.places])
+        before = ahead.positions[:, :1] - 1
+        last = torch.where(before < 0, self.mask_id, rows.text.gather(1, before.clamp_min(0)))
+        clean = torch.cat((last, drafts), 1)
+        masks = clean.new_full((len(clean), clean.shape[1] * shape.masks), self.mask_id)
+        if not (self.reading.previous_token and shape.masks):
+            return torch.cat((clean, masks), 1), drafts
+        previous = masks.view(*clean.shape, shape.masks).clone()
+        previous[..., 0] = clean
+        vectors = self.model.embed(masks) + self.model.embed(previous.flatten(1))
+        return torch.cat((self.model.embed(clean), vectors), 1), drafts
+
+    def _columns(self, tree: Tree, device: torch.device) -> Tensor:
+        """Where the drafts of a tree lie among those of the largest."""
+        return _columns(tree, self._most, device)
+
+    def _verdict(
+        self,
+        drawing: Drawing,
+        tree: Tree,
+        logits: Tensor,
+        drafts: Tensor,
+        state: dict[str, Tensor],
+        ahead: Ahead,
+    ) -> Verdict:
+        if self.rejects:
+            return rejection_verdict(drawing, tree, logits, drafts, state[_LOG_Q], ahead)
+        return coupled_verdict(drawing, tree, logits, drafts, ahead)
+
+    def _count(
+        self,
+        state: dict[str, Tensor],
+        tree: Tree,
+        verdict: Verdict,
+        ahead: Ahead,
+        count: Tensor,
+        written: Tensor,
+    ) -> None:
+        """Passes, and drafts that were verified and right: each once all before it in the chain were right."""
+        has_written = written.any(1)
+        reads = ~has_written & (count > 0)
+        state[_SPENT].add_(torch.stack((~reads, reads), 1))
+        if not tree.drafts:
+            return
+        tables = tree.on(count.device)
+        places = torch.arange(tree.drafts, device=count.device)
+        path = tables.paths[verdict.reached]
+        free = ahead.free[:, :-1]
+        asked = free & (path[:, :-1] == places) & (places < ahead.have.unsqueeze(1))
+        right = asked & (places < tables.depths[verdict.reached].unsqueeze(1))
+        state[TALLY][:, :, : tree.drafts].add_(torch.stack((asked, right), 1))
+
+    def _draft(
+        self, drawing: Drawing, states: Tensor, rows: Rows, shape: _Shape, reached: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Guess what follows the token that was just written, from the masks behind the last right draft."""
+        state, most = rows.extras, self._most
+        skipped = 0 if self.reading.shifted else 1  # the first mask stands for the token that was written
+        number = max(shape.masks - skipped, 0)
+        positions = state[_AT].unsqueeze(1) + torch.arange(number, device=rows.device)
+        state[_HAVE].fill_(number)
+        if not number:
+            return positions, positions, positions < 0
+        first = 1 + shape.tree.size + reached * shape.masks + skipped
+        places = first.unsqueeze(1) + torch.arange(number, device=rows.device)
+        asked = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+        logits = self.model.head(asked)
+        if self.rejects:
+            tokens, log_q = rejection_drafts(drawing, logits, positions, most.candidates)
+            state[_LOG_Q][:, :number].copy_(log_q)
+        else:
+            tokens = coupled_drafts(drawing, logits, positions, most.candidates)
+        tree = Tree(number, most.candidates)
+        tables = tree.on(rows.device)
+        columns = self._columns(tree, rows.device)
+        state[_DRAFTS].index_copy_(1, columns, tokens[:, tables.places, tables.candidates])
+        free = state[_FREE].gather(1, positions.clamp_max(rows.text.shape[1] - 1))
+        return positions, tokens[..., 0], free & (positions < state[_STOP].unsqueeze(1))
+
+
+@lru_cache(maxsize=64)
+def _columns(tree: Tree, most: Tree, device: torch.device) -> Tensor:
+    columns = [most.draft(place, candidate) - 1 for place, candidate in tree.order]
+    with torch.inference_mode(False):
+        return torch.tensor(columns, dtype=torch.long).to(device)
