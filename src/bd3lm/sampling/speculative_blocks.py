@@ -2,8 +2,8 @@
 
 Order and noise of a block are fixed before the network is asked. So one pass can hold the block as it stands
 and, beside it, as it will stand if the next draft in order is right, the next two, and so on: each copy gives
-the token of the place that is revealed next after it, drawn with the noise of that place. The tokens are those
-of `BlockWriter` from the same seed.
+the token of the place that is revealed next after it, drawn with the noise of that place. The tokens are
+those of `BlockWriter` from the same seed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,9 +40,9 @@ class SpeculativeBlockWriter(BlockWriter):
     A pass reads the block under way as if all its drafts were right, the next block all masked behind it, and
     copies of the first that hold none of its drafts, the first one in order, the first two, and so on. Each
     copy gives a token; those up to the first that is not its draft are the block's, that one included. What
-    follows is guessed again, from the last copy that is right. If all drafts were right, the block is finished
-    and kept, and the pass has the first token of the next one and its drafts. So a block takes one pass, and
-    one more for each wrong draft.
+    follows is guessed again, from the last copy that is right. If all drafts were right, the block is
+    finished and kept, and the pass has the first token of the next one and its drafts. So with as many copies
+    as a block has drafts, it takes one pass, and one more for each wrong draft.
 
     How far each text is the device knows; the host looks once in a burst of passes.
     """
@@ -125,8 +125,8 @@ class SpeculativeBlockWriter(BlockWriter):
             number = step.active.long().sum(1)
             if step.masked_again is not None or int(number.max()) > 1:
                 raise ValueError(
-                    "unmasking must reveal one token a pass for speculation, which verifies them one after "
-                    f"another along their order, got {rule}, which reveals {int(number.max())}"
+                    "unmasking must reveal one token a pass, and mask none again, for speculation, which "
+                    f"verifies tokens one after another along their order, got {rule}"
                 )
             place = step.places.gather(1, step.active.long().argmax(1, keepdim=True))
             before = ranks.gather(1, place)
@@ -170,10 +170,10 @@ class SpeculativeBlockWriter(BlockWriter):
         first = block.order[:, :1]
         first_position, first_token = block.positions.gather(1, first), drafts.gather(1, first)
         rows.write(first_position, first_token, where=opens)
-        state[_KNOWN].copy_(torch.where(moves, opens.long().squeeze(1), state[_KNOWN] + verdict.count))
+        state[_KNOWN].copy_(torch.where(moves, opens.long().squeeze(1), state[_KNOWN] + verdict.number))
         is_finished = state[_KNOWN] == block.masks
         state[_END].copy_(state[_AT] + n * is_finished)
-        has_written = (verdict.count > 0) | opens.squeeze(1)
+        has_written = (verdict.number > 0) | opens.squeeze(1)
         state[_SPENT].add_(torch.stack((has_written, moves & ~has_written), 1))
         state[TALLY].add_(verdict.tally)
         is_drafted = (block.rank >= state[_KNOWN].unsqueeze(1)) & block.is_free
@@ -222,19 +222,26 @@ class SpeculativeBlockWriter(BlockWriter):
         """Each copy's token, at the place that is revealed next after it, against its draft."""
         n, known = self.block_size, rows.extras[_KNOWN]
         copy = torch.arange(self.copies, device=rows.device)
-        number = known.unsqueeze(1) + copy
-        # Past the last of the order, places that come before: written once each, and never here.
-        place = here.order.gather(1, number % n)
+        rank = known.unsqueeze(1) + copy
+        # Past the end of the order stand others from its beginning: no place comes twice, and writes are one
+        # for each.
+        place = here.order.gather(1, rank % n)
         positions = here.positions.gather(1, place)
         tokens = self._draw(rows, states, (1 + copy) * n + place, positions)
-        is_asked = number < here.masks.unsqueeze(1)
+        is_asked = rank < here.masks.unsqueeze(1)
         is_right = (is_asked & (tokens == rows.extras[_DRAFTS].gather(1, place))).long().cumprod(1)
         accepted = is_right.sum(1)
         left = here.masks - known
-        count = torch.minimum(accepted + 1, left.clamp_max(self.copies))
-        written = copy < count.unsqueeze(1)  # asked, and all before it right
+        number = torch.minimum(accepted + 1, left.clamp_max(self.copies))
+        written = copy < number.unsqueeze(1)  # asked, and all before it right
         return _Verdict(
-            positions, tokens, written, accepted, count, accepted == left, torch.stack((written, is_right), 1)
+            positions,
+            tokens,
+            written,
+            accepted,
+            number,
+            accepted == left,
+            torch.stack((written, is_right), 1),
         )
 
     def _draw(self, rows: Rows, states: Tensor, places: Tensor, positions: Tensor) -> Tensor:
@@ -267,7 +274,7 @@ class _Verdict(NamedTuple):
     written: Tensor
     accepted: Tensor
     """How many drafts are right, from the first in order on."""
-    count: Tensor
+    number: Tensor
     """How many tokens that gives."""
     is_all: Tensor
     """Whether no place of the block is left whose draft is not known to be right."""
@@ -292,20 +299,20 @@ def check_speculation(speculation: Speculation, rule: UnmaskingRule, *, cache: b
         )
     if speculation.candidates != 1:
         raise ValueError(
-            "speculation.candidates must be 1 for blocks, whose copies follow one order of one draft a place, "
-            f"got {speculation.candidates}"
+            "speculation.candidates must be 1 for blocks, whose copies hold one draft a place, got "
+            f"{speculation.candidates}"
         )
     if speculation.passes != 1:
         raise ValueError(
-            "speculation.passes must be 1 for blocks: the pass that verifies drafts begins the next block, got "
-            f"{speculation.passes}"
+            "speculation.passes must be 1 for blocks, where what verifies drafts begins the next block too, "
+            f"got {speculation.passes}"
         )
     if not cache:
         raise ValueError("cache must be on for speculation, which verifies drafts behind it, got False")
     if isinstance(rule, Adaptive):
         raise ValueError(
-            "unmasking must have an order that is known beforehand for speculation, as first-hitting with any "
-            f"lean has: drafts are verified along it, and what {rule} reveals depends on them"
+            "unmasking must have an order that is known beforehand for speculation, as first-hitting has with "
+            f"any lean: drafts are verified along it, and what {rule} reveals depends on them"
         )
     if isinstance(rule, Remasking):
         raise ValueError(
@@ -315,7 +322,7 @@ def check_speculation(speculation: Speculation, rule: UnmaskingRule, *, cache: b
     if isinstance(rule, Ancestral) or (isinstance(rule, FirstHitting) and rule.tokens_per_pass != 1):
         raise ValueError(
             "unmasking must reveal one token a pass for speculation, which verifies them one after another "
-            f"along their order, and is exact where several at once are not, got {rule}"
+            f"along their order, got {rule}"
         )
     if not isinstance(rule, Planned):
         raise ValueError(f"unmasking must be a Planned rule for speculation, got {rule!r}")
