@@ -311,8 +311,8 @@ def check_speculation(speculation: Speculation, rule: UnmaskingRule, *, cache: b
         raise ValueError("cache must be on for speculation, which verifies drafts behind it, got False")
     if isinstance(rule, Adaptive):
         raise ValueError(
-            "unmasking must have an order that is known beforehand for speculation, as first-hitting has with "
-            f"any lean: drafts are verified along it, and what {rule} reveals depends on them"
+            "unmasking must have an order that is known beforehand for speculation, as first-hitting has "
+            f"with any lean: drafts are verified along it, and what {rule} reveals depends on them"
         )
     if isinstance(rule, Remasking):
         raise ValueError(

@@ -281,7 +281,7 @@ class Table:
             alone = len(alike) == 1
             some: list[int] | slice = slice(None) if alone else places
             pieces, text = [(begin, end)], rows.text
-            if TALLY in rows.extras and not stopping.is_by_token:
+            if TALLY in rows.extras and (self.watch or not stopping.is_by_token):
                 pieces, text = list(self._pieces(rows, begin, end, places)), rows.text.cpu()
             for first, last in pieces:
                 starts, stops = first.tolist(), last.tolist()
