@@ -84,6 +84,10 @@ class SpeculativeBlockWriter(BlockWriter):
     def longest_pass(self) -> int:
         return self.layout.size
 
+    def burst(self, device: torch.device) -> int:
+        """Passes between two looks at a device. Elsewhere than on a GPU looking costs nothing."""
+        return _BURST if device.type == "cuda" else 1
+
     def check(self, request: Request) -> None:
         super().check(request)
         self.model.check_room(1, self.longest_pass)
@@ -140,7 +144,7 @@ class SpeculativeBlockWriter(BlockWriter):
         if rows.cache is None:
             raise RuntimeError("remember comes before write")
         before = rows.extras[_SPENT].clone()
-        for _ in range(_BURST if rows.device.type == "cuda" else 1):
+        for _ in range(self.burst(rows.device)):
             yield rows.replay("round", partial(self._pass, rows, rows.cache))
         spent = rows.extras[_SPENT] - before
         # The one look at the device.
