@@ -214,9 +214,7 @@ class SpeculativeBlockWriter(BlockWriter):
             return tokens.flatten(1)
         # Where the first token of a text is masked, a mask stands before it: itself.
         last = rows.text.gather(1, (here.positions[:, :1] - 1).clamp_min(0))
-        at = rows.extras[_AT].unsqueeze(1)
-        first = torch.where(at > 0, last, tokens[:, :, 0])
-        first[:, 1] = torch.where(at + self.block_size > 0, finished[:, -1:], tokens[:, 1, :1]).squeeze(1)
+        first = torch.cat((last, finished[:, -1:], last.expand(-1, self.copies)), 1)
         before = torch.cat((first.unsqueeze(2), tokens[:, :, :-1]), 2)
         return embed_with_previous(
             self.model, tokens.flatten(1), before.flatten(1), blank=self.reading.mask_id
