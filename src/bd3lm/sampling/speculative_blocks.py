@@ -31,7 +31,7 @@ _DRAFTS = "drafts"  # (rows, n) tokens guessed at the places of the block under 
 _SPENT = "spent"  # (rows, 2) passes that wrote, and passes that only read
 
 _BURST = 4  # passes between two looks at a GPU: about a block's, and a look costs a part of one
-_MOST_BY_ITSELF = 7  # copies: of more drafts in a row hardly any are right, and each copy is a whole block
+_MOST_BY_ITSELF = 7  # copies where no number is asked for: so many drafts in a row are hardly ever right
 
 
 class SpeculativeBlockWriter(BlockWriter):
@@ -120,7 +120,7 @@ class SpeculativeBlockWriter(BlockWriter):
         n, rule = self.block_size, self.unmasking
         if not isinstance(rule, Planned):
             raise RuntimeError(f"{rule} has no plan")
-        masked = rows.gaps.cpu().view(-1, n)
+        masked = rows.gaps.view(-1, n)
         blocks = masked.shape[0] // len(rows)
         positions = torch.arange(blocks * n).view(blocks, n).repeat(len(rows), 1)
         ranks = torch.full_like(positions, -1)
@@ -163,29 +163,28 @@ class SpeculativeBlockWriter(BlockWriter):
         is_last = state[_AT] + n >= state[_UNTIL]
         moves = verdict.is_all & ~is_last
         cache.advance(n * moves)
-        state[_AT].add_(n * moves)
         # The next block, where this one is finished; else this one, from the last copy that is right.
         block = _Block(*(torch.where(_like(moves, b), a, b) for a, b in zip(after, here, strict=True)))
         source = torch.where(moves, 0, 1 + verdict.accepted.clamp_max(self.copies - 1))
         places = (source * n).unsqueeze(1) + torch.arange(n, device=rows.device)
         drafts = self._draw(rows, states, places, block.positions)
-        state[_DRAFTS].copy_(drafts)
+        # The first token of a block needs no draft.
         opens = (moves & (block.masks > 0)).unsqueeze(1)
-        first = block.order[:, :1]
-        first_position, first_token = block.positions.gather(1, first), drafts.gather(1, first)
-        rows.write(first_position, first_token, where=opens)
-        state[_KNOWN].copy_(torch.where(moves, opens.long().squeeze(1), state[_KNOWN] + verdict.number))
-        is_finished = state[_KNOWN] == block.masks
-        state[_END].copy_(state[_AT] + n * is_finished)
+        first = block.positions.gather(1, block.order[:, :1]), drafts.gather(1, block.order[:, :1])
+        rows.write(*first, where=opens)
+        known = torch.where(moves, opens.long().squeeze(1), state[_KNOWN] + verdict.number)
+        state[_AT].add_(n * moves)
+        state[_KNOWN].copy_(known)
+        state[_END].copy_(state[_AT] + n * (known == block.masks))
+        state[_DRAFTS].copy_(drafts)
         has_written = (verdict.number > 0) | opens.squeeze(1)
         state[_SPENT].add_(torch.stack((has_written, moves & ~has_written), 1))
         state[TALLY].add_(verdict.tally)
-        is_drafted = (block.rank >= state[_KNOWN].unsqueeze(1)) & block.is_free
         return Reveal(
-            torch.cat((verdict.positions, first_position), 1),
-            torch.cat((verdict.tokens, first_token), 1),
+            torch.cat((verdict.positions, first[0]), 1),
+            torch.cat((verdict.tokens, first[1]), 1),
             torch.cat((verdict.written, opens), 1),
-            drafted=(block.positions, drafts, is_drafted),
+            drafted=(block.positions, drafts, (block.rank >= known.unsqueeze(1)) & block.is_free),
         )
 
     def _block(self, rows: Rows, at: Tensor) -> "_Block":
@@ -285,7 +284,10 @@ class _Verdict(NamedTuple):
 
 
 def copies_for(speculation: Speculation, block_size: int) -> int:
-    """How many drafts of a block a pass verifies. The first token of a block needs none."""
+    """How many drafts of a block a pass verifies. The first token of a block needs none.
+
+    Where no number is asked for, all of a small block, and a few of a large one.
+    """
     asked = _MOST_BY_ITSELF if speculation.drafts is None else speculation.drafts
     return min(asked, block_size - 1)
 
