@@ -310,6 +310,8 @@ WRONG_AT_ONCE = {
     "train demo --from typo": "there is no folder 'typo' here",
     "train demo --out run": "run holds a run; give --resume to go on with it",
     "train demo --out empty --resume": "--resume needs a run to continue, and empty holds none",
+    "train --config there": "there must hold a mapping of settings, got NoneType",
+    "train --config tagged.yaml": "tagged.yaml is not YAML: settings have no values of type timestamp",
     "data prepare no-file out": "no-file is neither a file or folder nor one of pydoc",
 }
 
@@ -323,6 +325,7 @@ for words in {list(WRONG_AT_ONCE)}:
     sys.stderr.write(f"{{main(words.split())}} {{'torch' in sys.modules}}\\n")
 """
     (tmp_path / "there").write_text("")
+    (tmp_path / "tagged.yaml").write_text("train: !!timestamp abc\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "run" / "checkpoints" / "step-00000001").mkdir(parents=True)
     (tmp_path / "run" / "recipe.yaml").write_text("")

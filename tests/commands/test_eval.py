@@ -192,6 +192,18 @@ def test_the_papers_estimator_is_named_with_its_weakness(run, capsys):
 
 
 @pytest.mark.parametrize("command", ["eval", "zeroshot"])
+def test_only_rates_near_0_have_no_finite_variance_and_steps_do_not_come_near(command, tmp_path, capsys):
+    models = {"sedd": baseline(SEDD), "d3pm": baseline(D3PM)}
+    folders = {name: str(saved(model, tmp_path / name)) for name, model in models.items()}
+    words = ["--data", str(documents(tmp_path)), "--sequences", "3", "--device", "cpu"]
+    for which, warned in (("sedd", True), ("d3pm", False)):
+        assert main([command, folders[which], *words]) == 0
+        printed = capsys.readouterr().out
+        assert "nelbo" in printed
+        assert ("nelbo has no finite variance" in printed) == warned
+
+
+@pytest.mark.parametrize("command", ["eval", "zeroshot"])
 def test_counts_is_advised_only_to_models_that_may_be_measured_by_it(command, tmp_path, capsys):
     told = BlockDiffusionMethod(block_size=4)
     models = {"sedd": baseline(SEDD), "told": baseline(told), "block": of_bytes(4)}

@@ -24,7 +24,20 @@ from bd3lm.commands.shared.writing import Bar, settings_record, summary, write_t
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.models import Transformer
-from bd3lm.sampling import Adaptive, Ancestral, FirstHitting, Remasking, Sample, Speculation, Stopped
+from bd3lm.sampling import (
+    Adaptive,
+    Ancestral,
+    BlockStarted,
+    Drafted,
+    FirstHitting,
+    Remasking,
+    Request,
+    Sample,
+    Speculation,
+    Started,
+    Stopped,
+    TokenRevealed,
+)
 from tests.lm import (
     BASELINES,
     BYTES,
@@ -37,6 +50,7 @@ from tests.lm import (
     every_method,
     of_bytes,
     of_method,
+    that_drafts,
 )
 
 pytestmark = pytest.mark.sweep(3)
@@ -300,6 +314,71 @@ def test_several_texts_are_shown_as_they_are_finished():
         assert kept[place + 1] == each.text
     assert len(kept) == 2 * len(prompts) + 1
     assert MASKED not in printed
+
+
+# --- drafts ---
+
+SPECULATED = Settings(stop_at_eos=False, speculation=3)
+DRAFT = re.compile(r"\x1b\[2;3m(.*?)\x1b\[0m")  # dim and italic
+
+
+def screens(printed: str) -> list[str]:
+    """The same as `frames`, with colours."""
+    return [each for each in re.split(r"(?:\r|\x1b\[[?0-9]*[A-LN-Za-ln-z])+", printed) if each]
+
+
+@pytest.mark.usefixtures("_every_frame")
+def test_drafts_stand_behind_the_text_in_a_style_of_their_own():
+    model = that_drafts()
+    printed, (found,) = shown(terminal(), model, ["ab"], SPECULATED)
+    *drawn, last = screens(printed)
+    told, now = [], ""
+    for event in model.stream(["ab"], SPECULATED):
+        now = BYTES.decode(event.tokens) if isinstance(event, Drafted) else now
+        told += [now] if isinstance(event, Drafted) and now else []
+    seen = [draft for each in drawn for draft in DRAFT.findall(each)]
+    assert set(told) <= set(seen)  # while a pass is told, what it verified of them is gone already
+    for each in drawn:
+        text = re.sub(r"\x1b\[[0-9;]*m", "", DRAFT.sub("", each)).strip("\n")
+        assert found.text.startswith(text.rstrip(MASKED))
+        assert len(DRAFT.findall(each)) <= 1
+        assert each.strip("\n").endswith(("\x1b[0m", text[-1]))  # nothing is behind the drafts
+    assert "\x1b[2;3m" not in last
+    assert re.sub(r"\x1b\[[0-9;]*m", "", last).startswith(f"{found.text}\n")
+
+
+@pytest.mark.usefixtures("_every_frame")
+@pytest.mark.parametrize("passes", range(3, 8))
+def test_interrupted_a_text_keeps_no_drafts(passes, monkeypatch):
+    calls, forward = itertools.count(), Transformer.forward
+
+    def interrupted(*arguments: Any, **options: Any) -> torch.Tensor:
+        if next(calls) == passes:
+            raise KeyboardInterrupt
+        return forward(*arguments, **options)
+
+    model, console = that_drafts(), terminal()
+    (whole,) = model.generate(["ab"], SPECULATED)
+    monkeypatch.setattr(Transformer, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_sample(model, ["ab"], SPECULATED, console=console)
+    *seen, stays = screens(console.file.getvalue())
+    assert any(DRAFT.search(each) for each in seen)
+    assert not DRAFT.search(stays)
+    assert len(stays) > len("ab\n")
+    assert whole.text.startswith(stays.strip("\n"))
+
+
+def test_drafts_go_on_with_the_text_where_a_character_or_a_word_is_split():
+    animation = display.Animation(terminal(), BYTES, BYTES.mask_id)
+    animation.event(Started(0, Request(torch.tensor(BYTES.encode("a☂")[:-1]), 0, 8)))
+    animation.event(Drafted(0, (3, 4), tuple(BYTES.encode("☂b")[-2:])))
+    assert animation._tail().plain == "a\ufffd☂b"  # the umbrella is seen whole, once its last byte is drafted
+    animation.event(BlockStarted(0, 3, 4))
+    animation.event(TokenRevealed(0, 3, BYTES.encode("☂")[-1]))
+    assert animation._tail().plain == "a☂b"
+    animation.event(Drafted(0, (), ()))
+    assert animation._tail().plain == "a☂"
 
 
 # --- elsewhere ---

@@ -170,19 +170,25 @@ class Hub:
     """Stands for `load_dataset` and `HfApi`, and keeps what it was asked."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, rows: int = 10, files: Sequence[str] = (), field: str = "text"
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        rows: int = 10,
+        files: Sequence[str] = (),
+        field: str = "text",
+        main: Sequence[str] = ("README.md",),
     ) -> None:
+        """`files` are of the converted revision, `main` of the main one."""
         self.loaded: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.revisions: list[str | None] = []
-        self.rows, self.files, self.field = rows, files, field
+        self.rows, self.field = rows, field
+        self.held = {None: ("c0ffee", main), "refs/convert/parquet": ("decade", files)}
         monkeypatch.setattr(datasets, "load_dataset", self.load)
         monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(dataset_info=self.info))
 
     def info(self, repo: str, revision: str | None) -> SimpleNamespace:
         self.revisions.append(revision)
-        return SimpleNamespace(
-            sha="c0ffee", siblings=[SimpleNamespace(rfilename=file) for file in self.files]
-        )
+        commit, files = self.held[revision]
+        return SimpleNamespace(sha=commit, siblings=[SimpleNamespace(rfilename=file) for file in files])
 
     def load(self, *arguments: Any, **options: Any) -> Any:
         self.loaded.append((arguments, options))
@@ -199,7 +205,7 @@ def test_a_script_is_read_from_its_converted_revision(monkeypatch: pytest.Monkey
     assert len(list(corpus.documents("valid"))) == 10
     (arguments, options), *_ = imitation.loaded
     assert arguments == ("parquet",)
-    pattern = "hf://datasets/billion-word-benchmark/lm1b@c0ffee/plain_text/test/*.parquet"
+    pattern = "hf://datasets/billion-word-benchmark/lm1b@decade/plain_text/test/*.parquet"
     assert options == {"data_files": {"test": pattern}, "split": "test", "streaming": True}
     assert imitation.revisions == ["refs/convert/parquet"]
 
@@ -226,7 +232,7 @@ def test_every_split_of_a_conversion_is_found_whole_or_partial(
     for split in corpus.splits:
         assert len(list(corpus.documents(split))) == 10
     for theirs, (_, options) in zip(RECIPES[name].splits.values(), imitation.loaded, strict=True):
-        where, pattern = options["data_files"][theirs].split("@c0ffee/")
+        where, pattern = options["data_files"][theirs].split("@decade/")
         assert where == f"hf://datasets/{RECIPES[name].repo}"
         assert pattern.replace("*", "0000") in CONVERSIONS[name]
         assert ("partial-" in pattern) == (name == "arxiv")
@@ -237,6 +243,39 @@ def test_a_whole_split_goes_before_a_partial_one(monkeypatch: pytest.MonkeyPatch
     imitation = Hub(monkeypatch, files=files)
     list(NamedCorpus("lm1b").documents("test"))
     assert imitation.loaded[0][1]["data_files"]["test"].endswith("/plain_text/test/*.parquet")
+
+
+@pytest.mark.parametrize("name", ["wikitext103", "lambada", "ag_news"])
+def test_a_script_that_lies_on_the_main_revision_is_noticed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`datasets` refuses such a repository, whatever else lies there."""
+    recipe = RECIPES[name]
+    folders = [f"{recipe.config}/{split}" for split in recipe.splits.values()]
+    files = [f"{folder}/0000.parquet" for folder in folders]
+    script = f"{recipe.repo.partition('/')[2]}.py"
+    imitation = Hub(monkeypatch, files=files, main=["README.md", script, *files])
+    corpus = NamedCorpus(name)
+    for split in corpus.splits:
+        assert list(corpus.documents(split))
+    for folder, (arguments, options) in zip(folders, imitation.loaded, strict=True):
+        assert arguments == ("parquet",)
+        assert list(options["data_files"].values()) == [
+            f"hf://datasets/{recipe.repo}@decade/{folder}/*.parquet"
+        ]
+    assert imitation.revisions == [None, "refs/convert/parquet"]
+
+
+def test_a_part_of_openwebtext_is_not_taken_for_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last documents are held out, and a part does not have them."""
+    files = [f"plain_text/partial-train/{number:04}.parquet" for number in range(10)]
+    Hub(monkeypatch, files=files, main=["README.md", "openwebtext.py"])
+    message = (
+        "holds only plain_text/partial-train, and not the last 100000 rows of train, which are held out$"
+    )
+    for split in ("train", "valid"):
+        with pytest.raises(FileNotFoundError, match=message):
+            list(NamedCorpus("openwebtext").documents(split))
 
 
 def test_a_conversion_without_the_split_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,17 @@ FILM = {
     ],
 }
 
+DRAFTED = {
+    "given": ["The"],
+    "steps": [
+        *(["block", 1, 2], ["show", 1, " cat"], ["draft", [[2, " on"], [3, " a"]]]),
+        *(["block", 2, 3], ["show", 2, " on"], ["block", 3, 4], ["show", 3, " the"]),
+        ["draft", [[4, " mat"], [5, " was"]]],
+        *(["block", 4, 5], ["show", 4, " mat"], ["block", 5, 6], ["show", 5, "."], ["draft", []]),
+    ],
+}
+"""Three passes; of the two drafts that the first makes, as of those of the second, one is right."""
+
 
 def record(kind: str, settings: dict[str, Any], result: dict[str, Any]) -> Record:
     common = {"model": "m", "title": "t", "weights": "0", "dtype": "float32", "bd3lm": "0.1.0"}

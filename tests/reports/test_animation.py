@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from bd3lm.reports import Film, record_film
-from bd3lm.reports.animation import split_text
-from bd3lm.sampling import Ancestral, MostConfident, Remasking, Started, TokenRevealed
-from tests.lm import BYTES, D3PM, PROMPTS, SEDD, baseline, every_method, of_bytes
-from tests.reports import FILM
+from bd3lm.reports.animation import LONGEST, Draft, Frame, split_text
+from bd3lm.sampling import Ancestral, Drafted, MostConfident, Remasking, Started, TokenRevealed
+from tests.lm import BYTES, D3PM, PROMPTS, SEDD, baseline, every_method, of_bytes, that_drafts
+from tests.reports import DRAFTED, FILM
 
 
 def filmed(model, prompt, **settings):
@@ -125,3 +125,110 @@ def test_nothing_to_write_is_a_film_without_steps():
     events = list(model.stream([torch.tensor(BYTES.encode("full"))], length=4))
     film = record_film(events, BYTES.decode, mask_id=BYTES.mask_id)
     assert film.steps == []
+
+
+# --- drafts ---
+
+
+def drafts_of(frame: Frame) -> dict[int, str]:
+    return {place: each.piece for place, each in enumerate(frame) if isinstance(each, Draft)}
+
+
+def test_nothing_is_seen_between_a_text_and_drafts_that_stand_apart_from_it():
+    film = Film(["a", None], [["draft", [[1, "b"], [3, "c"]]], ["draft", []]])
+    assert list(film.frames()) == [["a", None], ["a", Draft("b"), "", Draft("c")], ["a", None]]
+
+
+def test_a_frame_of_a_film_with_drafts_is_a_pass():
+    film = Film.from_json(DRAFTED)
+    assert list(film.frames()) == [
+        ["The"],
+        ["The", " cat", Draft(" on"), Draft(" a")],
+        ["The", " cat", " on", " the", Draft(" mat"), Draft(" was")],
+        ["The", " cat", " on", " the", " mat", "."],
+    ]
+    assert film.text == "The cat on the mat."
+
+
+def test_a_token_without_a_sign_of_its_own_hides_a_draft_too():
+    film = Film([""], [["draft", [[0, "b"]]], ["draft", []]])
+    assert list(film.frames()) == [[""], [""], [""]]
+
+
+def test_a_film_without_drafts_has_a_frame_for_every_state():
+    film = Film.from_json(FILM)
+    assert list(film.frames()) == list(film.states())
+
+
+def test_drafts_are_told_until_they_are_verified_or_replaced():
+    """In every state, in the middle of a pass too: no token is ever hidden by a draft."""
+    first, second = {2: " on", 3: " a"}, {4: " mat", 5: " was"}
+    told = [{}, {}, {}, *[first] * 5, *[second] * 5, {}]
+    film = Film.from_json(DRAFTED)
+    assert len(told) == len(film.steps) + 1
+    for done, drafts in enumerate(told):
+        part = Film(film.given, [*film.steps[:done], ["draft", []]] if done < 3 else film.steps[:done])
+        *_, frame = part.frames()
+        *_, pieces = part.states()
+        ahead = {place: piece for place, piece in drafts.items() if [*pieces, *[None] * 6][place] is None}
+        assert drafts_of(frame) == ahead
+        assert not any(isinstance(piece, Draft) for piece in pieces)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_film_has_the_drafts_of_every_pass_but_the_last(seed):
+    model = that_drafts()
+    events = list(model.stream(["ab"], length=16, speculation=3, seed=seed))
+    film = record_film(events, BYTES.decode, mask_id=BYTES.mask_id)
+    assert Film.from_json(json.loads(json.dumps(film.to_json()))).steps == film.steps
+    sample, told = events[-1].sample, [event for event in events if isinstance(event, Drafted)]
+    assert film.text == model.generation(sample).text
+    assert sum(sample.accepted) > 0
+    assert len(film.moments) - 1 == sample.evaluations < sample.written
+    *frames, last = film.frames()
+    assert last == film.pieces
+    for frame, event in zip(frames[1:], told, strict=False):
+        guessed = zip(event.positions, event.tokens, strict=True)
+        drafts = {place: BYTES.decode([token]) for place, token in guessed}
+        assert drafts_of(frame) == drafts
+
+
+def test_passes_after_the_end_of_a_text_are_no_part_of_its_film():
+    """A GPU goes on for some of them before it is seen that there is nothing left to write."""
+    events = list(that_drafts().stream(["ab"], length=16, speculation=3))
+    film = record_film(events, BYTES.decode, mask_id=BYTES.mask_id)
+    more = [*events[:-1], Drafted(0, (), ()), Drafted(0, (20,), (97,)), events[-1]]
+    assert record_film(more, BYTES.decode, mask_id=BYTES.mask_id) == film
+    assert film.steps[-1] == ["draft", []]
+
+
+def test_a_draft_with_control_characters_is_readable():
+    film = Film(["a"], [["draft", [[1, "\x1b"]]], ["block", 1, 2], ["show", 1, "b"], ["draft", []]])
+    assert list(film.readable().frames())[1] == ["a", Draft("␛")]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        ["draft"],
+        ["draft", None],
+        ["draft", 1, "a"],
+        ["draft", {"1": "a"}],
+        ["draft", [], 2],
+        ["draft", [1, "a"]],
+        ["draft", [[1]]],
+        ["draft", [["1", "a"]]],
+        ["draft", [[1, None]]],
+        ["draft", [[1, "a", "b"]]],
+        ["draft", [[-1, "a"]]],
+        ["draft", [[1.0, "a"]]],
+        ["draft", [[2, "a"], [1, "b"]]],
+        ["draft", [[1, "a"], [1, "b"]]],
+        ["draft", [[LONGEST, "a"]]],
+        ["guess", [[1, "a"]]],
+    ],
+    ids=repr,
+)
+def test_drafts_that_cannot_be_shown_are_refused(step):
+    with pytest.raises(ValueError, match=r"steps\.1 must be a step that can follow the others"):
+        Film.from_json({"given": [], "steps": [["draft", [[1, "a"], [7, "b"]]], step]})

@@ -7,6 +7,7 @@ import pytest
 
 from bd3lm.reports.animation import Film
 from bd3lm.reports.film_svg import film_svg
+from tests.reports import DRAFTED
 
 SVG = "{http://www.w3.org/2000/svg}"
 PLAIN = Film(
@@ -25,8 +26,8 @@ REMASKED = Film(
 )
 
 
-def frames(svg: str) -> list[tuple[float, list[str]]]:
-    """At which shares of the film something changes, each with what is then seen, in reading order."""
+def elements(svg: str) -> list[tuple[float, list[ElementTree.Element]]]:
+    """At which shares of the film something changes, each with what is then drawn, in reading order."""
     root = ElementTree.fromstring(svg)
     style = root.find(f"{SVG}style")
     assert style is not None
@@ -46,8 +47,16 @@ def frames(svg: str) -> list[tuple[float, list[str]]]:
     for moment in moments:
         now = [group[0] for group in root.iter(f"{SVG}g") if seen(group, moment)]
         now.sort(key=lambda each: (round(float(each.get("y", 0)) / 22), float(each.get("x", 0))))
-        shown.append((moment, ["▒" if each.tag == f"{SVG}rect" else each.text or "" for each in now]))
+        shown.append((moment, now))
     return shown
+
+
+def frames(svg: str) -> list[tuple[float, list[str]]]:
+    """The same as text."""
+    return [
+        (moment, ["▒" if each.tag == f"{SVG}rect" else each.text or "" for each in now])
+        for moment, now in elements(svg)
+    ]
 
 
 @pytest.mark.parametrize("film", [PLAIN, REMASKED])
@@ -90,3 +99,48 @@ def test_the_finished_text_needs_no_animation():
     kept = [group[0].text for group in root.iter(f"{SVG}g") if group.get("class") != "gone"]
     assert kept == ["a", " x"]
     assert root.find(f"{SVG}title").text == "a x"
+
+
+def test_drafts_are_pale_then_text_or_struck_through():
+    svg = film_svg(Film.from_json(DRAFTED))
+    seen = [[(each.get("class"), each.text) for each in now] for _, now in elements(svg)]
+    the, cat, on, third, mat = ("given", "The"), (None, " cat"), (None, " on"), (None, " the"), (None, " mat")
+    assert seen == [
+        [the],
+        [the, cat, ("draft", " on"), ("draft", " a")],
+        [the, cat, ("draft", " on"), ("wrong", " a")],
+        [the, cat, on, third, ("draft", " mat"), ("draft", " was")],
+        [the, cat, on, third, ("draft", " mat"), ("wrong", " was")],
+        [the, cat, on, third, mat, (None, ".")],
+    ]
+
+
+def test_a_pass_takes_as_long_as_a_token_does_elsewhere():
+    svg = film_svg(Film.from_json(DRAFTED))
+    duration = float(re.search(r"animation:none ([\d.]+)s", svg)[1])
+    moments = [round(share * duration, 2) for share, _ in elements(svg)]
+    assert moments == pytest.approx([0.0, 1.125, 1.2, 1.25, 1.325, 1.375], abs=0.01)
+    assert duration == pytest.approx(1.375 + 3.0, abs=0.01)
+
+
+def test_a_draft_is_squeezed_into_its_place_and_never_stretched():
+    root = ElementTree.fromstring(film_svg(Film.from_json(DRAFTED)))
+    widths = {
+        (text.get("class"), text.text): float(text.get("textLength", 0)) for text in root.iter(f"{SVG}text")
+    }
+    assert widths["draft", " was"] == widths[None, "."] == pytest.approx(8.4)
+    assert widths["draft", " a"] == pytest.approx(2 * 8.4, abs=0.05)
+    assert widths["draft", " a"] < widths[None, " the"]
+
+
+def test_drafts_past_the_end_are_not_drawn():
+    film = Film.from_json({**DRAFTED, "steps": [*DRAFTED["steps"][:-1], ["draft", [[6, " end"]]]]})
+    assert " end" not in film_svg(film)
+
+
+def test_the_finished_text_has_no_drafts():
+    root = ElementTree.fromstring(film_svg(Film.from_json(DRAFTED)))
+    kept = [group[0] for group in root.iter(f"{SVG}g") if group.get("class") != "gone"]
+    assert [each.text for each in kept] == ["The", " cat", " on", " the", " mat", "."]
+    assert not {"draft", "wrong"} & {each.get("class") for each in kept}
+    assert root.find(f"{SVG}title").text == "The cat on the mat."

@@ -7,7 +7,7 @@ import pytest
 from bd3lm.reports import Film, Report, write_report
 from bd3lm.reports.document import Document, Plot, Prose, Quotation, Screening, Section, Table
 from bd3lm.reports.markdown import render_markdown
-from tests.reports import FILM, run, whole_document, whole_report
+from tests.reports import DRAFTED, FILM, run, whole_document, whole_report
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
@@ -62,6 +62,18 @@ def test_a_film_is_its_first_frames():
     start = lines.index("```text") + 1
     assert lines[start : start + 4] == ["The", "The░░", "The░ sat", "The cat sat"]
     assert lines[lines.index("```", start) - 1] == "The cat sat."
+
+
+def test_a_film_with_drafts_is_its_first_passes():
+    lines = markdown_of(Screening(Film.from_json(DRAFTED), "Caption.")).splitlines()
+    start = lines.index("```text") + 1
+    assert lines[start : lines.index("```", start)] == [
+        "The",
+        "The cat⟨ on a⟩",
+        "The cat on the⟨ mat was⟩",
+        "The cat on the mat.",
+    ]
+    assert any(line.startswith("*░ is a mask; in ⟨…⟩ are drafts") for line in lines)
 
 
 def test_a_line_of_a_film_that_begins_later_says_so():

@@ -17,7 +17,7 @@ from bd3lm.reports.document import (
 )
 from bd3lm.reports.page import render_page
 from bd3lm.reports.sections import build_document
-from tests.reports import FILM, film, run, samples, whole_document, whole_report
+from tests.reports import DRAFTED, FILM, film, run, samples, whole_document, whole_report
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
@@ -141,6 +141,17 @@ def test_the_film_is_there_without_scripts_and_with_them():
     assert page.named("select")
     data = re.search(r'<script type="application/json">(.*?)</script>', text, re.S)
     assert json.loads(data.group(1)) == FILM
+
+
+def test_drafts_are_in_a_film_and_its_legend_but_not_in_its_text():
+    text = page_of(Screening(Film.from_json(DRAFTED), "Caption"))
+    stage = text[text.index('<p class="stage">') : text.index("</p>", text.index('<p class="stage">'))]
+    assert re.sub(r"<[^>]*>", "", stage) == "The cat on the mat."
+    assert "draft" not in stage
+    assert '<span class="token draft">Pale italics</span> are drafts' in text
+    data = re.search(r'<script type="application/json">(.*?)</script>', text, re.S)
+    assert json.loads(data.group(1)) == DRAFTED
+    assert "Pale italics" not in page_of(Screening(Film.from_json(FILM), "Caption"))
 
 
 def test_a_page_without_a_film_has_no_script():

@@ -362,7 +362,13 @@ def legend(
         words.append("≈ neither exact nor a bound.")
     if any(figure["monte_carlo_error"] is None for figure in figures):
         words.append("--replicates 4 tells the part of the draws.")
-    if any(figure["name"] in ("nelbo", "nelbo:ordered") for figure in drawn):  # rates down to 0
+    in_steps = {subject.name for subject in subjects if subject.model.config.method.weighs_in_steps}
+    if any(
+        figure["name"] in ("nelbo", "nelbo:ordered") and figure["monte_carlo_error"] != 0.0  # rates down to 0
+        for record in records
+        if record["model"] not in in_steps
+        for figure in record["result"]["figures"]
+    ):
         words.append(
             f"nelbo has no finite variance, so its ± may be too small{_less_noise(subjects, records)}."
         )

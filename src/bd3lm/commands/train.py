@@ -87,6 +87,7 @@ class Train(Command):
         from bd3lm.runs.folders import begun_stages, check_not_begun, is_run
         from bd3lm.runs.outline import check_outline
         from bd3lm.runs.presets import preset
+        from bd3lm.runs.reading import read_settings
 
         if self.preset is not None:
             preset(self.preset)  # raises where there is none
@@ -112,6 +113,8 @@ class Train(Command):
                 start_from=self.start_from,
                 reads_data=begins,
             )
+        elif self.config is not None and self.config.is_file():  # a pipe can be read once, for the recipe
+            read_settings(self.config)
 
     def _wants_report(self) -> bool:
         from bd3lm.runs.presets import preset

@@ -1,6 +1,6 @@
 """The corpora of the paper by name, through Hugging Face `datasets`, read as their papers read them.
 
-`datasets` runs no scripts any more, so a data set whose main revision is a script is read from the parquet
+`datasets` runs no scripts any more, so a data set whose main revision has a script is read from the parquet
 files that the hub makes of it (revision refs/convert/parquet). They lie under configuration/split/, or under
 configuration/partial-split/ for all splits of a configuration of which one is larger than the hub converts
 (5 GB). All are streamed, and pinned to a commit, which the fingerprint holds.
@@ -11,8 +11,10 @@ What the hub's pages and public code that reads it say of the files, looked up i
 - pubmed: not partial, its splits being below 5 GB. arxiv: arxiv/partial-{train,validation,test}/ (renamed so
   by the commit 80db6a9 of that revision), so validation and test are whole and **train ends after 5 GB**.
 - openwebtext: plain_text/train-*-of-00080.parquet on main, which was a script until late in 2025. Its
-  converted revision is partial and must not be read: that would be the first 5 GB of 40.
-- wikitext103, ag_news, lambada: parquet on main (wikitext-103-raw-v1/, data/, default/test/).
+  converted revision is partial and is refused: that would be the first 5 GB of 40.
+- wikitext103, ag_news: parquet on main (wikitext-103-raw-v1/, data/).
+- lambada: not certain. Some code reads parquet on main (default/test/), some says that a script lies there
+  too. So main is asked whether it has a script, there as for every corpus that is read from it.
 
 **Untested against the hub**: these loaders are tested on small local files of the same schemas. To read a
 copy of your own, give its `folder` of parquet files, named or foldered by split; it goes the same way.
@@ -50,7 +52,7 @@ class Recipe:
     field: str = "text"
     splits: Mapping[str, str]  # ours to theirs
     detokenize: Detokenizer | None = None
-    script: bool = False  # the main revision is a script: take the converted one
+    script: bool = False  # the main revision is known to be a script: take the converted one, and ask no more
     held_out: int = 0  # the last rows of train are valid
     articles: bool = False  # rows are lines, to be joined into articles
 
@@ -121,6 +123,15 @@ RECIPES = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    """A revision of a data set: the commit that it stands for, and the paths of its files."""
+
+    commit: str
+    files: tuple[str, ...]
+    converted: bool
+
+
 class NamedCorpus(Corpus):
     """A corpus of the paper, from the hub or from a `folder` of parquet files with the same columns."""
 
@@ -138,7 +149,7 @@ class NamedCorpus(Corpus):
     @cached_property
     def fingerprint(self) -> str:
         if self._folder is None:
-            rows = self._commit
+            rows = self._state.commit
         else:
             rows = fingerprint_files(self._folder, find_files(self._folder))
         return digest([_READING, self.name, self._recipe.as_json(), rows])
@@ -186,11 +197,11 @@ class NamedCorpus(Corpus):
         where: dict[str, Any]
         if self._folder is not None:
             where = {"data_files": {theirs: [str(file) for file in self._local_files(theirs)]}}
-        elif recipe.script:
-            folder = f"hf://datasets/{recipe.repo}@{self._commit}/{self._converted(theirs)}"
+        elif self._state.converted:
+            folder = f"hf://datasets/{recipe.repo}@{self._state.commit}/{self._converted(theirs)}"
             where = {"data_files": {theirs: f"{folder}/*.parquet"}}
         else:
-            what, where = (recipe.repo, recipe.config), {"revision": self._commit}
+            what, where = (recipe.repo, recipe.config), {"revision": self._state.commit}
         try:
             rows = load_dataset(*what, **where, split=theirs, streaming=True)
         except Exception as error:  # of the library, of the network's library, of the system
@@ -213,37 +224,44 @@ class NamedCorpus(Corpus):
     def _converted(self, theirs: str) -> str:
         """The folder of a split in the converted revision, whole or partial."""
         recipe = self._recipe
-        tried = [f"{recipe.config}/{theirs}", f"{recipe.config}/{PARTIAL}{theirs}"]
-        _, files = self._state
-        folders = {file.rpartition("/")[0] for file in files if file.endswith(".parquet")}
-        for folder in tried:
-            if folder in folders:
-                return folder
-        raise FileNotFoundError(
-            f"corpus {self.name!r} could not be read from {recipe.repo} on the Hugging Face hub: {CONVERTED} "
-            f"holds no parquet files in {' or '.join(tried)}, only in {', '.join(sorted(folders)) or 'none'}"
+        whole, partial = f"{recipe.config}/{theirs}", f"{recipe.config}/{PARTIAL}{theirs}"
+        folders = {file.rpartition("/")[0] for file in self._state.files if file.endswith(".parquet")}
+        if whole in folders:
+            return whole
+        failed = (
+            f"corpus {self.name!r} could not be read from {recipe.repo} on the Hugging Face hub: {CONVERTED}"
         )
-
-    @property
-    def _commit(self) -> str:
-        return self._state[0]
+        if partial not in folders:
+            has = ", ".join(sorted(folders)) or "none"
+            raise FileNotFoundError(f"{failed} holds no parquet files in {whole} or {partial}, only in {has}")
+        if recipe.held_out:
+            raise FileNotFoundError(
+                f"{failed} holds only {partial}, and not the last {recipe.held_out} rows of {theirs}, which "
+                "are held out"
+            )
+        return partial
 
     @cached_property
-    def _state(self) -> tuple[str, tuple[str, ...]]:
-        """The commit the revision stands for now, and the paths of its files.
+    def _state(self) -> "_State":
+        """What the hub holds now. Asked for once, so that one preparation reads one state of the data set."""
+        if self._recipe.script:
+            return self._state_of(CONVERTED)
+        main = self._state_of(None)
+        return (
+            self._state_of(CONVERTED) if f"{self._recipe.repo.rpartition('/')[2]}.py" in main.files else main
+        )
 
-        Asked for once, so that one preparation reads one state of the data set.
-        """
+    def _state_of(self, revision: str | None) -> "_State":
         from huggingface_hub import HfApi
 
-        revision = CONVERTED if self._recipe.script else None
         try:
             info = HfApi().dataset_info(self._recipe.repo, revision=revision)
         except Exception as error:  # not all errors of the network are OSErrors
             raise self._unreachable(error) from error
         if info.sha is None:
             raise FileNotFoundError(f"the hub names no commit of {self._recipe.repo}")
-        return info.sha, tuple(file.rfilename for file in info.siblings or ())
+        files = tuple(file.rfilename for file in info.siblings or ())
+        return _State(commit=info.sha, files=files, converted=revision == CONVERTED)
 
     def _unreachable(self, error: Exception) -> FileNotFoundError:
         where = self._folder or f"{self._recipe.repo} on the Hugging Face hub"

@@ -40,9 +40,9 @@ def signals_raise() -> Iterator[None]:
     report = sys.unraisablehook
     answered = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if answered:
-        signal.signal(signal.SIGINT, _interrupt)
+        signal.signal(signal.SIGINT, raise_stop)
     if ours:
-        signal.signal(signal.SIGTERM, _raise)
+        signal.signal(signal.SIGTERM, _raise_once)
         sys.unraisablehook = partial(_raise_again, report=report)
     try:
         yield
@@ -55,21 +55,22 @@ def signals_raise() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _raise(number: int, frame: FrameType | None) -> None:
+def raise_stop(number: int, frame: FrameType | None) -> None:
+    """Raise what the signal stands for; where that might abort the process, or would be dropped, the signal
+    comes again soon."""
     if _dropping or _loading_compiled(frame):
         _send_soon(number)
         return
-    signal.signal(number, signal.SIG_DFL)
-    _raised.append(Terminated())
+    _raised.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
     raise _raised[-1]
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    if _dropping or _loading_compiled(frame):
-        _send_soon(number)
-        return
-    _raised.append(KeyboardInterrupt())
-    raise _raised[-1]
+def _raise_once(number: int, frame: FrameType | None) -> None:
+    try:
+        raise_stop(number, frame)
+    except Terminated:
+        signal.signal(number, signal.SIG_DFL)
+        raise
 
 
 def _loading_compiled(frame: FrameType | None) -> bool:
@@ -99,7 +100,7 @@ def _raise_again(
     number = signal.SIGINT
     if issubclass(dropped.exc_type, Terminated):
         number = signal.SIGTERM
-        signal.signal(number, _raise)
+        signal.signal(number, _raise_once)
     _send_soon(number)
     _dropping.clear()
 

@@ -122,6 +122,9 @@ class Method(Kinded, ABC, family="method"):
     """Settings that take the likeliest token at every place."""
     paper_estimator: ClassVar[str] = "auto"
     """The name of the estimator whose figure the paper prints; "auto" for a method that is not in it."""
+    weighs_in_steps: ClassVar[bool] = False
+    """Whether its bound is a sum over T steps, each of which weighs T at most, so that one drawn has a finite
+    variance. Where noise levels are drawn from 0 on, a rate t weighs 1/t, and there is none."""
     no_likelihood: ClassVar[str | None] = None
     """Why it has no likelihood, nor a bound on one, to be asked for; None where it has."""
     own_estimators: ClassVar[frozenset[str]] = frozenset()

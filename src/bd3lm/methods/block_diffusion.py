@@ -16,7 +16,8 @@ from bd3lm.methods.settings import Settings
 from bd3lm.models import BlockReading, Denoiser
 from bd3lm.objectives import BlockDiffusionLoss
 from bd3lm.objectives.denoising import Algorithm
-from bd3lm.sampling import Speculation, Writer
+from bd3lm.sampling import FirstHitting, Speculation, SpeculativeBlockWriter, Writer
+from bd3lm.sampling.speculative_blocks import check_speculation
 
 _LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
 
@@ -188,7 +189,27 @@ class BlockDiffusionMethod(Method):
                 f"unmasking {unmasking} has no order that leans, and the model's lean is {self.lean:g}: use "
                 "with_lean(0), or --lean 0"
             )
-        return masked_writer(network, self.reading(frame), frame.context, settings, unmasking)
+        speculation = self.speculation(settings)
+        if speculation is None:
+            return masked_writer(network, self.reading(frame), frame.context, settings, unmasking)
+        writer = SpeculativeBlockWriter(
+            network,
+            reading=self.reading(frame),
+            context=frame.context,
+            speculation=speculation,
+            unmasking=unmasking,
+            cache=settings.cache,
+        )
+        settings.refuse("stride", why=f"this model writes blocks of {self._size(frame)}")
+        return writer
+
+    def speculation(self, settings: Settings) -> Speculation | None:
+        asked = settings.speculation
+        if asked is None or not asked.is_on:
+            return None
+        rule = settings.by_rule(self.lean).unmasking
+        check_speculation(asked, rule or FirstHitting(), cache=settings.cache)
+        return asked
 
     def estimator(self, name: str, frame: Frame) -> Estimator:
         size = self._size(frame)

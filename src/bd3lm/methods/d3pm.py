@@ -39,6 +39,7 @@ class D3PMMethod(CorruptionMethod):
     title = "D3PM"
     Training = D3PMTraining
     default_steps = 1000
+    weighs_in_steps = True
     drawn_estimators: ClassVar[Mapping[str, LevelSampler]] = {  # its noise levels are steps
         name: levels for name, levels in NELBOS.items() if not levels.least
     }

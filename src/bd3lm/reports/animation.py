@@ -6,6 +6,11 @@ A film is a list of steps, small enough to be kept as JSON and sent with a page:
     ["show", position, piece]    a token is uncovered, and this is its part of the text
     ["hide", position]           a token is hidden again (remasking)
     ["cut", length]              the text ends here after all
+    ["draft", [[position, piece], …]]
+                                 tokens are guessed, in place of all guesses before; no part of the text
+
+A film with drafts goes by passes, each of which ends with its drafts, be there any or none; whatever follows
+the last of them belongs to the last pass. Any other film goes by steps.
 
 Pieces joined in order are the text, whatever the tokenizer: a character made of several tokens appears whole,
 with the last of them.
@@ -17,13 +22,24 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from bd3lm.reports.readable import readable
-from bd3lm.sampling import BlockStarted, Event, Started, Stopped, TokenHidden, TokenRevealed
+from bd3lm.sampling import BlockStarted, Drafted, Event, Started, Stopped, TokenHidden, TokenRevealed
 
 LONGEST = 2**16
 """Tokens of a film, at most: a player goes through all of them at every step."""
 Step = Sequence[Any]
 Pieces = list[str | None]
 """What is at each position so far; None is a mask."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A token that a pass guessed and none has verified."""
+
+    piece: str
+
+
+Frame = list[str | Draft | None]
+"""What is seen at each position, of the text and ahead of it; None is a mask."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,42 @@ class Film:
         """Whether there are several, and of more than one token."""
         return len(self.blocks) > 1 and any(stop - start > 1 for start, stop in self.blocks)
 
+    @property
+    def has_drafts(self) -> bool:
+        """Whether it goes by passes, which may write several tokens each."""
+        return any(step[0] == "draft" for step in self.steps)
+
+    @property
+    def moments(self) -> list[int]:
+        """How many steps are done when there is something to see: after each of them, or after each pass."""
+        if not self.has_drafts:
+            return list(range(len(self.steps) + 1))
+        passes = [number for number, step in enumerate(self.steps, 1) if step[0] == "draft"]
+        return [0, *passes[:-1], len(self.steps)]
+
+    def frames(self) -> Iterator[Frame]:
+        """What is seen at each moment: a draft is, where no token stands."""
+        moments = set(self.moments)
+        for done, (pieces, drafts) in enumerate(zip(self.states(), self._drafts(), strict=True)):
+            if done in moments:
+                frame: Frame = [*pieces]
+                for place, piece in drafts.items():
+                    frame += [""] * (place + 1 - len(frame))
+                    if place >= len(pieces) or pieces[place] is None:
+                        frame[place] = Draft(piece)
+                yield frame
+
+    def _drafts(self) -> Iterator[dict[int, str]]:
+        """The drafts before the first step and after each."""
+        drafts: dict[int, str] = {}
+        yield drafts
+        for kind, *rest in self.steps:
+            if kind == "draft":
+                drafts = dict(rest[0])
+            elif kind == "cut":
+                drafts = {}
+            yield drafts
+
     def states(self) -> Iterator[Pieces]:
         """The pieces before the first step and after each."""
         pieces = list(self.given)
@@ -65,14 +117,16 @@ class Film:
                 pieces[place] = rest[0]
             elif kind == "hide":
                 pieces[place] = None
-            else:
+            elif kind == "cut":
                 del pieces[place:]
             yield list(pieces)
 
     def readable(self) -> "Film":
         """The same film in signs that can be shown."""
-        steps = [[*step[:2], *map(readable, step[2:])] if step[0] == "show" else step for step in self.steps]
-        return Film([None if piece is None else readable(piece) for piece in self.given], steps)
+        return Film(
+            [None if piece is None else readable(piece) for piece in self.given],
+            [_with_pieces(step, lambda _, piece: readable(piece)) for step in self.steps],
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {"given": list(self.given), "steps": [list(step) for step in self.steps]}
@@ -92,6 +146,8 @@ class Film:
                     length = max(length, stop)
                 case ["show", int(place), str()] | ["hide", int(place)] if 0 <= place < length:
                     pass
+                case ["draft", list(drafts)] if _are_drafts(drafts):
+                    pass
                 case ["cut", int(place)] if 0 <= place <= length:
                     length = place
                 case _:
@@ -99,6 +155,29 @@ class Film:
                         f"steps.{number} must be a step that can follow the others, got {step!r:.60}"
                     )
         return cls(given, steps)
+
+
+def _are_drafts(drafts: list[Any]) -> bool:
+    """Whether each is a place and a piece, in the order of their places."""
+    last = -1
+    for draft in drafts:
+        match draft:
+            case [int(place), str()] if last < place < LONGEST:
+                last = place
+            case _:
+                return False
+    return True
+
+
+def _with_pieces(step: Step, of: Callable[[int, Any], str]) -> Step:
+    """A step with other pieces, each found from its place and what was there for it."""
+    match step:
+        case ["show", place, shown]:
+            return ["show", place, of(place, shown)]
+        case ["draft", drafts]:
+            return ["draft", [[place, of(place, guess)] for place, guess in drafts]]
+        case _:
+            return list(step)
 
 
 def record_film(events: Iterable[Event], decode: Callable[[list[int]], str], *, mask_id: int) -> Film:
@@ -115,9 +194,21 @@ def record_film(events: Iterable[Event], decode: Callable[[list[int]], str], *, 
                 happened.append(("show", position, token))
             case TokenHidden(position=position):
                 happened.append(("hide", position))
+            case Drafted(positions=positions, tokens=tokens):
+                happened.append(("draft", list(zip(positions, tokens, strict=True))))
             case Stopped(sample=sample):
+                _end_drafts(happened)
                 return _developed(given, happened, sample.tokens.tolist(), decode, mask_id)
     raise ValueError("events must be those of a whole text, until it is Stopped, got none that stops it")
+
+
+def _end_drafts(happened: list[Step]) -> None:
+    """Leave out what was guessed when all was written, and passes that found nothing left to write: on a GPU
+    it is seen only after some of them that a text has ended."""
+    while len(happened) > 1 and happened[-1][0] == happened[-2][0] == "draft":
+        happened.pop()
+    if happened and happened[-1][0] == "draft":
+        happened[-1] = ("draft", [])
 
 
 def _developed(
@@ -133,12 +224,10 @@ def _developed(
     def piece(position: int, token: int) -> str:
         if position < len(tokens) and tokens[position] == token:
             return pieces[position]
-        return decode([token])  # it was hidden again, so the final text has no part for it
+        return decode([token])  # it did not stay, so the final text has no part for it
 
     first = [None if token == mask_id else piece(place, token) for place, token in enumerate(given)]
-    steps = [
-        ["show", step[1], piece(step[1], step[2])] if step[0] == "show" else list(step) for step in happened
-    ]
+    steps = [_with_pieces(step, piece) for step in happened]
     reached = max((step[2] for step in happened if step[0] == "block"), default=len(given))
     if reached > len(tokens):
         steps.append(["cut", len(tokens)])

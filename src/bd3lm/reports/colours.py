@@ -3,6 +3,7 @@
 # Okabe and Ito's colours, told apart by all kinds of eyes; styles and markers tell them apart in grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#B0568A", "#8A6A00", "#333333", "#3B9BD1")
 INK, SOFT = "#1b1b1b", "#595959"
+DRAFT = "#54789a"  # of what is no part of a text yet
 AXIS, GRID, PAPER = "#8a8a8a", "#e4e4e0", "#ffffff"
 BARS, MIDDLE = "#c9cdd2", "#8a8f96"  # what the lengths of texts are compared with, and its median
 

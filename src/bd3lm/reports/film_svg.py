@@ -1,19 +1,22 @@
 """A film of a text being uncovered, as one animated SVG: for a README, a slide or a page without scripts.
 
 Every token has its place in the finished text from the beginning on, so nothing moves: first its block is
-masked, then it is uncovered. Whoever asks for reduced motion, or prints it, sees the finished text.
+masked, then it is uncovered. A draft is pale, in the place of the token that will stand there, and a wrong
+one is struck through before it goes. Whoever asks for reduced motion, or prints it, sees the finished text.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from bd3lm.reports.animation import Film
-from bd3lm.reports.colours import COLOURS, INK, SOFT
+from bd3lm.reports.animation import Draft, Film, Frame
+from bd3lm.reports.colours import COLOURS, DRAFT, INK, SOFT
 
 _CHARACTER, _LINE, _MARGIN = 8.4, 22, 14  # pixels: of a character, of a line, around the text
 _COLUMNS = 72  # characters of a line, at most
 _FIRST_HOLD, _LAST_HOLD = 1.0, 3.0  # seconds before the first block and after the last token
-_TOKEN = 0.125  # seconds from one token to the next
+_TOKEN = 0.125  # seconds from one token to the next, or from one pass to the next where a pass writes several
+_VERDICT = 0.05  # seconds that a draft is struck through
 
 
 class _Place(NamedTuple):
@@ -24,23 +27,28 @@ class _Place(NamedTuple):
     shown: str
 
 
+@dataclass(frozen=True)
+class _Wrong(Draft):
+    """A draft that neither stays nor is drafted again."""
+
+
 class _Span(NamedTuple):
     """What is to be seen at a position from one frame on and until another; None is the last frame's end."""
 
-    piece: str | None  # None is a mask
+    seen: str | Draft | None  # None is a mask
     first: int
     end: int | None
 
 
 class _Sign(NamedTuple):
-    """A token or a mask as the template draws it, seen between two shares of the film's time."""
+    """A token, a draft or a mask as the template draws it, seen between two shares of the film's time."""
 
     name: str
     x: float
     y: float
     width: float
     text: str | None  # None is a mask
-    is_given: bool
+    look: str  # given, draft, wrong, or none of these
     start: float
     end: float | None  # None stays to the end
 
@@ -54,51 +62,79 @@ def film_svg(film: Film) -> str:
     from bd3lm.reports.rendering import environment  # Jinja would slow down every start
 
     film = film.readable()
-    places, times = _places(film.pieces), _times(film)
+    frames, times = list(film.frames()), _times(film)
+    if film.has_drafts:
+        frames, times = _with_verdicts(frames, times)
+    places = _places(film.pieces)
     template = environment(share=lambda share: f"{share:.2%}").get_template("film.svg.j2")
     return template.render(
         film=film,
-        signs=list(_signs(film, places, times)),
+        signs=list(_signs(film.pieces, places, frames, times)),
         width=2 * _MARGIN + _COLUMNS * _CHARACTER,
         height=2 * _MARGIN + (1 + max((place.line for place in places), default=0)) * _LINE,
         duration=times[-1] + _LAST_HOLD,
         ink=INK,
         soft=SOFT,
+        draft=DRAFT,
         accent=COLOURS[0],
+        wrong=COLOURS[1],
     )
 
 
-def _signs(film: Film, places: Sequence[_Place], times: Sequence[float]) -> Iterator[_Sign]:
+def _signs(
+    pieces: Sequence[str], places: Sequence[_Place], frames: Sequence[Frame], times: Sequence[float]
+) -> Iterator[_Sign]:
     """All that is ever seen, position by position."""
-    states = list(film.states())
     duration = times[-1] + _LAST_HOLD
-    for position, place in enumerate(places):
+    for position, (piece, place) in enumerate(zip(pieces, places, strict=True)):
         if not place.shown:
             continue  # a line break, or a character that a later token completes
-        for number, span in enumerate(_spans([state[position : position + 1] for state in states])):
+        seen = [frame[position : position + 1] for frame in frames]
+        for number, span in enumerate(_spans(seen)):
+            text = _drawn(span.seen, place.shown, piece)
+            # A draft that is shorter than the token that will stand there is not stretched to its width.
+            most = len(text) if text and isinstance(span.seen, Draft) else len(place.shown)
             yield _Sign(
                 name=f"k{position}_{number}",
                 x=_MARGIN + place.column * _CHARACTER,
                 y=_MARGIN + place.line * _LINE,
-                width=len(place.shown) * _CHARACTER,
-                text=None if span.piece is None else _drawn(place.shown, span.piece),
-                is_given=span.piece is not None and span.first == 0,
+                width=min(len(place.shown), most) * _CHARACTER,
+                text=text,
+                look=_look(span),
                 start=times[span.first] / duration,
                 end=None if span.end is None else times[span.end] / duration,
             )
 
 
 def _times(film: Film) -> list[float]:
-    """When each state of a film begins: a block at once, a token after the one before."""
+    """When each frame begins: that of a block at once, that of a token or a pass after the one before."""
     times, now = [0.0], _FIRST_HOLD
-    for kind, *_ in film.steps:
-        if kind != "block":
+    for done in film.moments[1:]:
+        if film.steps[done - 1][0] != "block":
             now += _TOKEN
         times.append(now)
     return times
 
 
-def _spans(seen: Sequence[Sequence[str | None]]) -> Iterator[_Span]:
+def _with_verdicts(frames: list[Frame], times: list[float]) -> tuple[list[Frame], list[float]]:
+    """Before each frame one in which those drafts are wrong that it has not."""
+    found, begins = [frames[0]], [times[0]]
+    for frame, after, begin in zip(frames, frames[1:], times[1:], strict=False):
+        judged: Frame = [
+            _Wrong(seen.piece)
+            if isinstance(seen, Draft) and after[place : place + 1] not in ([seen], [seen.piece])
+            else seen
+            for place, seen in enumerate(frame)
+        ]
+        if judged != frame:
+            found.append(judged)
+            begins.append(begin - _VERDICT)
+        found.append(after)
+        begins.append(begin)
+    return found, begins
+
+
+def _spans(seen: Sequence[Sequence[str | Draft | None]]) -> Iterator[_Span]:
     """What is seen at a position, and when; `seen` has what is there in each frame, if anything is."""
     first = 0
     for frame in range(1, len(seen) + 1):
@@ -125,6 +161,24 @@ def _places(pieces: Sequence[str]) -> list[_Place]:
     return places
 
 
-def _drawn(shown: str, piece: str) -> str:
+def _look(span: _Span) -> str:
+    match span.seen:
+        case _Wrong():
+            return "wrong"
+        case Draft():
+            return "draft"
+        case str() if span.first == 0:
+            return "given"
+        case _:
+            return ""
+
+
+def _drawn(seen: str | Draft | None, shown: str, final: str) -> str | None:
     """A token that did not stay is squeezed into the place of the one that did."""
-    return shown if shown.strip() in piece else piece.strip("\n")
+    match seen:
+        case None:
+            return None
+        case Draft(piece=piece):
+            return shown if piece == final else piece.strip("\n")
+        case _:
+            return shown if shown.strip() in seen else seen.strip("\n")

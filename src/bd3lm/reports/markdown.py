@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from itertools import islice
+from itertools import groupby, islice
 
 from markupsafe import Markup
 
-from bd3lm.reports.animation import Film
+from bd3lm.reports.animation import Draft, Film, Frame
 from bd3lm.reports.document import Document, Piece, code, fence, kind, pieces
 from bd3lm.reports.readable import readable
 from bd3lm.reports.rendering import environment
@@ -57,14 +57,25 @@ def _fenced(text: str) -> Markup:
     return Markup(f"{around}text\n{text}\n{around}")
 
 
-def _frames(film: Film, blocks: int = 3) -> str:
-    """The end of the text after each step of its first blocks, a line each."""
+def _frames(film: Film, blocks: int = 3, passes: int = 8) -> str:
+    """The end of the text after each step of its first blocks, or after each of its first passes, a line
+    each."""
     starts = [place for place, step in enumerate(film.steps) if step[0] == "block"]
     last = starts[blocks] if len(starts) > blocks else len(film.steps)
-    states = islice(film.readable().states(), last + 1)
-    lines = ["".join(_MASK_SIGN if piece is None else piece for piece in state) for state in states]
-    lines = [" ".join(line.split()) for line in lines]
+    frames = islice(film.readable().frames(), (passes if film.has_drafts else last) + 1)
+    lines = [" ".join(_written(frame).split()) for frame in frames]
     return "\n".join(line if len(line) <= _WIDTH else f"…{line[1 - _WIDTH :]}" for line in lines)
+
+
+def _written(frame: Frame) -> str:
+    """What is seen at a moment, drafts in brackets."""
+    written = []
+    for is_draft, run in groupby(frame, lambda seen: isinstance(seen, Draft)):
+        text = "".join(
+            _MASK_SIGN if seen is None else seen.piece if isinstance(seen, Draft) else seen for seen in run
+        )
+        written.append(f"⟨{text}⟩" if is_draft else text)
+    return "".join(written)
 
 
 _REPORT = environment(_prose, kind=kind, cell=_cell, fenced=_fenced, frames=_frames).get_template(

@@ -53,9 +53,10 @@ def _way_of_film(film: Film) -> str:
         if len(film.blocks) == 1
         else f"one block of {size} tokens after another"
     )
+    drafts = " A pass writes those drafts of the pass before that are right, and one token more."
     return (
-        f"It writes {'token after token' if size == 1 else blocks}. A token that has been uncovered stays as "
-        "it is."
+        f"It writes {'token after token' if size == 1 else blocks}.{drafts if film.has_drafts else ''} A "
+        "token that has been uncovered stays as it is."
     )
 
 

@@ -28,6 +28,7 @@ from bd3lm.sampling.simplex import SimplexWriter
 from bd3lm.sampling.sliding import SlidingWriter
 from bd3lm.sampling.speculation import SCHEMES, Scheme, Speculation
 from bd3lm.sampling.speculative import SpeculativeWriter
+from bd3lm.sampling.speculative_blocks import SpeculativeBlockWriter
 from bd3lm.sampling.stopping import StoppedBy, Stopping, token_entropy
 from bd3lm.sampling.unmasking import (
     Adaptive,
@@ -73,6 +74,7 @@ __all__ = [
     "SimplexWriter",
     "SlidingWriter",
     "Speculation",
+    "SpeculativeBlockWriter",
     "SpeculativeWriter",
     "Started",
     "Stopped",

@@ -40,6 +40,11 @@ class BlockwiseWriter(Writer):
     def piece_end(self, start: int) -> int:
         return start + self.block_size
 
+    @property
+    def longest_pass(self) -> int:
+        """How many positions a pass has that writes."""
+        return 2 * self.block_size
+
     def check(self, request: Request) -> None:
         if not self.window and request.length > self.block_size:
             raise ValueError(
@@ -54,7 +59,9 @@ class BlockwiseWriter(Writer):
             return
         window = min(self.window, rows.text.shape[1])  # short texts need no more memory than they have tokens
         chunk = max(min(FILL_CHUNK, window) // n, 2) * n
-        rows.cache = self.model.new_cache(len(rows.start), segment=chunk, window=window)
+        rows.cache = self.model.new_cache(
+            len(rows.start), segment=max(chunk, self.longest_pass), window=window
+        )
         rows.cache.lead_in(torch.where(rows.start == 0, n, 0).to(rows.device))
         counts = (rows.start - n).clamp_min(0)
         rows.fill_passes += -(-counts // chunk)

@@ -64,6 +64,11 @@ class Stopping:
         if self.eos_id is not None and self.eos_id < 0:
             raise ValueError(f"eos_id must be a token id, got {self.eos_id}")
 
+    @property
+    def is_by_token(self) -> bool:
+        """Whether where a text ends does not depend on where its pieces do."""
+        return self.find_end is None and self.entropy_floor is None
+
     def ends(
         self,
         text: Tensor,

@@ -52,6 +52,7 @@ class Seat:
     request: Request
     tell: Tell = "end"
     start: int = 0
+    begun: bool = False  # whether it is told that the piece from `start` on is being written
     redraws: int = 0
     redrawn_passes: int = 0
 
@@ -165,7 +166,7 @@ class Table:
         if self.whole is not fresh and self.whole is not None:
             self.whole.put(places, fresh)
         for place, seat, start in zip(places, entering, fresh.start.tolist(), strict=True):
-            self.seats[place] = replace(seat, start=start)
+            self.seats[place] = replace(seat, start=start, begun=False)
             if self.watch:
                 yield Started(seat.index, seat.request)
 
@@ -229,51 +230,89 @@ class Table:
         self.whole = None
 
     def _write_piece(self, rows: Rows) -> Iterator[Event]:
-        """One piece of every row, and what became of it."""
+        """One piece of every row, with speculation perhaps none or several, and what became of it."""
         begin = rows.start.clone()
         taken = [place for place, seat in enumerate(self.seats) if seat is not None]
+        later: dict[int, list[TokenRevealed | Drafted]] = {}
         if self.watch:
-            yield from map(self._block_started, taken)
+            for place in taken:
+                yield from self._piece_begun(place)
         for reveal in self.writer.write(rows):
             if self.watch:
-                yield from self._revealed(reveal)
+                yield from self._revealed(reveal, later)
         # After the last gap everything is given, and need not be read.
         end = torch.where(rows.start >= rows.written_to, rows.stop, rows.start)
-        ends = self._endings(rows, begin, end, taken)
-        until = end.tolist() if self.watch else []
+        ends, until = self._endings(rows, begin, end, taken)
+        written_to = rows.written_to.tolist() if self.watch else []
         ended = [place for place in taken if ends[place] is not None]
         finished = self._read(rows, ended) if ended else {}
         extended = self._extended(rows, begin, end, [place for place in taken if ends[place] is None])
         for place in taken:
-            seat, ending = self._seat(place), ends[place]
+            ending = ends[place]
             if self.watch:
-                yield BlockFinished(seat.index, seat.start, until[place])
-                self.seats[place] = seat = replace(seat, start=until[place])
+                # What was written behind the end of a text, or guessed, is nobody's business.
+                told = [
+                    each for each in later.get(place, []) if ending is None or _reach(each) < until[place]
+                ]
+                for event in told:
+                    yield from self._pieces_finished(place, _reach(event), until[place], written_to[place])
+                    yield from self._piece_begun(place)
+                    yield event
+                yield from self._pieces_finished(place, until[place], until[place], written_to[place])
             if ending is not None:
-                yield self._end(place, seat, ending, *finished[place])
+                yield self._end(place, self._seat(place), ending, *finished[place])
             elif place in extended:
                 yield extended[place]
 
-    def _endings(self, rows: Rows, begin: Tensor, end: Tensor, taken: list[int]) -> list[Ending | None]:
-        """What ends the text of each row; rows that end in the same way are looked at together."""
+    def _endings(
+        self, rows: Rows, begin: Tensor, end: Tensor, taken: list[int]
+    ) -> tuple[list[Ending | None], list[int]]:
+        """What ends the text of each row, and where the piece ends up to which it was looked at; rows that
+        end in the same way are looked at together.
+
+        With speculation several pieces may have been written. A text ends with the first that ends it.
+        """
         alike: dict[Stopping, list[int]] = {}
         for place in taken:
             alike.setdefault(self._seat(place).request.stopping, []).append(place)
         found: list[Ending | None] = [None] * len(self.seats)
+        until = end.tolist()
         for stopping, places in alike.items():
             alone = len(alike) == 1
             some: list[int] | slice = slice(None) if alone else places
-            ends = stopping.ends(
-                rows.text[some],
-                written_from=rows.written_from[some],
-                piece_start=begin[some],
-                piece_end=end[some],
-                stop=rows.stop[some],
-                taken=places if alone else range(len(places)),
-            )
-            for place in places:
-                found[place] = ends[place if alone else places.index(place)]
-        return found
+            pieces, text = [(begin, end)], rows.text
+            if TALLY in rows.extras and (self.watch or not stopping.is_by_token):
+                pieces, text = list(self._pieces(rows, begin, end, places)), rows.text.cpu()
+            for first, last in pieces:
+                starts, stops = first.tolist(), last.tolist()
+                going_on = [p for p in places if found[p] is None and starts[p] < stops[p]]
+                if not going_on:
+                    continue
+                ends = stopping.ends(
+                    text[some],
+                    written_from=rows.written_from[some],
+                    piece_start=first[some],
+                    piece_end=last[some],
+                    stop=rows.stop[some],
+                    taken=going_on if alone else [places.index(place) for place in going_on],
+                )
+                for place in going_on:
+                    found[place] = ends[place if alone else places.index(place)]
+                    if found[place] is not None:
+                        until[place] = stops[place]
+        return found, until
+
+    def _pieces(
+        self, rows: Rows, begin: Tensor, end: Tensor, places: list[int]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Starts and ends (rows,) of the first piece of each row, of the second, and so on; rows that have
+        fewer stay at their end."""
+        first = begin
+        while bool((first < end)[places].any()):
+            ends = torch.tensor([self.writer.piece_end(start) for start in first.tolist()])
+            last = torch.where(ends >= rows.written_to, end, torch.minimum(ends, end))
+            yield first, last
+            first = last
 
     def _read(self, rows: Rows, ended: list[int]) -> dict[int, tuple[Tensor, Cost]]:
         """Texts that have ended, by their places, with what they cost; nothing more is written there."""
@@ -316,39 +355,52 @@ class Table:
             )
         return Stopped(seat.index, seat.finished(tokens, cost, ending))
 
-    def _block_started(self, place: int) -> BlockStarted:
+    def _piece_begun(self, place: int) -> Iterator[Event]:
+        """Tell that a piece is being written, once."""
         seat = self._seat(place)
-        return BlockStarted(seat.index, seat.start, self._piece_stop(seat))
+        if not seat.begun:
+            self.seats[place] = replace(seat, begun=True)
+            stop = min(self.writer.piece_end(seat.start), seat.request.length)
+            yield BlockStarted(seat.index, seat.start, stop)
 
-    def _reached(self, place: int, position: int) -> Iterator[Event]:
-        """One write may go on past a piece, which is finished then, and the next begun."""
-        while position >= (stop := self._piece_stop(seat := self._seat(place))):
+    def _pieces_finished(self, place: int, position: int, until: int, written_to: int) -> Iterator[Event]:
+        """Tell of the pieces before a position that are finished; `until` all are."""
+        while (seat := self._seat(place)).start < until:
+            stop = self.writer.piece_end(seat.start)
+            stop = until if stop >= written_to else min(stop, until)
+            if stop > position:
+                return
+            yield from self._piece_begun(place)
             yield BlockFinished(seat.index, seat.start, stop)
-            self.seats[place] = replace(seat, start=stop)
-            yield self._block_started(place)
+            self.seats[place] = replace(seat, start=stop, begun=False)
 
-    def _piece_stop(self, seat: Seat) -> int:
-        return min(self.writer.piece_end(seat.start), seat.request.length)
-
-    def _revealed(self, reveal: Reveal) -> Iterator[Event]:
+    def _revealed(self, reveal: Reveal, later: dict[int, list[TokenRevealed | Drafted]]) -> Iterator[Event]:
+        """What a pass did. Of a later piece than that under way it is told `later`, once it is known that the
+        text goes on."""
+        told: list[tuple[int, TokenRevealed | Drafted]] = []
         for place, token in reveal.active.nonzero().tolist():
-            position = int(reveal.positions[place, token])
-            yield from self._reached(place, position)
-            yield TokenRevealed(self._seat(place).index, position, int(reveal.tokens[place, token]))
+            seat = self.seats[place]
+            if seat is not None:
+                position = int(reveal.positions[place, token])
+                told.append((place, TokenRevealed(seat.index, position, int(reveal.tokens[place, token]))))
+        if reveal.drafted is not None:
+            told += self._drafted(*(each.cpu() for each in reveal.drafted))
+        for place, event in told:
+            if place in later or _reach(event) >= self.writer.piece_end(self._seat(place).start):
+                later.setdefault(place, []).append(event)
+            else:
+                yield event
         if reveal.masked_again is not None:
             positions, again = reveal.masked_again
             for place, offset in again.nonzero().tolist():
                 yield TokenHidden(self._seat(place).index, int(positions[place, offset]))
-        if reveal.drafted is not None:
-            yield from self._drafted(*(each.cpu() for each in reveal.drafted))
 
-    def _drafted(self, positions: Tensor, tokens: Tensor, active: Tensor) -> Iterator[Event]:
+    def _drafted(self, positions: Tensor, tokens: Tensor, active: Tensor) -> Iterator[tuple[int, Drafted]]:
         for place, seat in enumerate(self.seats):
             if seat is not None:
                 which = active[place]
-                yield Drafted(
-                    seat.index, tuple(positions[place, which].tolist()), tuple(tokens[place, which].tolist())
-                )
+                drafts = tuple(positions[place, which].tolist()), tuple(tokens[place, which].tolist())
+                yield place, Drafted(seat.index, *drafts)
 
     def _seat(self, place: int) -> Seat:
         seat = self.seats[place]
@@ -360,3 +412,8 @@ class Table:
 def _records(writer: Writer) -> bool:
     """Whether passes are recorded, each for a number of rows."""
     return writer.model.device.type == "cuda"
+
+
+def _reach(event: TokenRevealed | Drafted) -> int:
+    """The last position that an event is about."""
+    return event.position if isinstance(event, TokenRevealed) else max(event.positions, default=-1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from bd3lm.io.signals import Terminated
+from bd3lm.io.signals import raise_stop
 
 _STDERR = 2
 _SAME_REQUEST = 1.0  # seconds
@@ -30,7 +30,7 @@ def stop_requests(answer: Callable[[], str]) -> Iterator[Callable[[], bool]]:
             asked_at = now
             _write(answer())
         elif number == signal.SIGINT or now - asked_at > _SAME_REQUEST:
-            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+            raise_stop(number, frame)
 
     previous = {}
     for number in (signal.SIGTERM, signal.SIGINT):

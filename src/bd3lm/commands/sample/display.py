@@ -1,7 +1,7 @@
 """What a terminal shows of texts while they are written: one as it is uncovered, several as they finish."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from bd3lm.io.files import write_atomically
 from bd3lm.io.terminal import printable
 from bd3lm.lm import Generation
 from bd3lm.reports import film_svg, record_film
-from bd3lm.sampling import BlockStarted, Event, Started, TokenHidden, TokenRevealed
+from bd3lm.sampling import BlockStarted, Drafted, Event, Started, Stopped, TokenHidden, TokenRevealed
 
 _MASK_SIGN = "░"
 _FRAMES_PER_SECOND = 20
@@ -23,8 +23,8 @@ _SHOWN = 2000  # last tokens that an animation decodes: more than a screen holds
 
 
 class Animation(Display):
-    """The end of a text that is being written, redrawn as its tokens come; at last the text, or when writing
-    is stopped what there is of it."""
+    """The end of a text that is being written, redrawn as its tokens come, with what is drafted of it; at
+    last the text, or when writing is stopped what there is of it."""
 
     watches = True
 
@@ -32,6 +32,7 @@ class Animation(Display):
         self.console, self.tokenizer, self.mask_id = console, tokenizer, mask_id
         self.live = Live(console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True)
         self.tokens: list[int] = []
+        self.drafts: dict[int, int] = {}  # by position
         self.drawn = float("-inf")
         self.finished: Generation | None = None
 
@@ -47,16 +48,21 @@ class Animation(Display):
         while self.tokens and self.tokens[-1] == self.mask_id:
             self.tokens.pop()
         if self.tokens:  # stopped, by Ctrl-C or an error
-            self.console.print(self._shown(self.tokens), soft_wrap=True)
+            self.console.print(self._shown(0, {}), soft_wrap=True)
 
     def event(self, event: Event) -> None:
         match event:
             case Started(request=request):
-                self.tokens = request.given.tolist()
+                self.tokens, self.drafts = request.given.tolist(), {}
             case BlockStarted(stop=stop):
                 self.tokens += [self.mask_id] * (stop - len(self.tokens))
             case TokenRevealed(position=position, token=token):
                 self.tokens[position] = token
+                self.drafts.pop(position, None)
+            case Drafted(positions=positions, tokens=tokens):
+                self.drafts = dict(zip(positions, tokens, strict=True))
+            case Stopped():
+                self.drafts = {}
             case TokenHidden(position=position):
                 self.tokens[position] = self.mask_id
         if time.perf_counter() - self.drawn > 1 / _FRAMES_PER_SECOND:
@@ -68,18 +74,35 @@ class Animation(Display):
 
     def _tail(self) -> Text:
         """As many of the last lines as the terminal has room for."""
-        lines = self._shown(self.tokens[-_SHOWN:]).wrap(self.console, self.console.width)
+        first = max(len(self.tokens) - _SHOWN, 0)
+        drafts = {place: token for place, token in self.drafts.items() if place >= first}
+        lines = self._shown(first, drafts).wrap(self.console, self.console.width)
         return Text("\n").join(lines[-max(self.console.height - 2, 1) :])
 
-    def _shown(self, seen: Sequence[int]) -> Text:
-        shown = Text()
-        for masked, run in groupby(seen, lambda token: token == self.mask_id):
-            tokens = list(run)  # decoded together: a character may be several tokens
-            if masked:
+    def _shown(self, first: int, drafts: Mapping[int, int]) -> Text:
+        """The text from a position on, and the drafts in it and ahead of it."""
+        seen = {**dict(enumerate(self.tokens[first:], first)), **drafts}
+
+        def kind(place: int) -> str:
+            return "draft" if place in drafts else "mask" if seen[place] == self.mask_id else "text"
+
+        shown, before = Text(), list[int]()
+        for which, run in groupby(sorted(seen), kind):
+            tokens = [seen[place] for place in run]  # decoded together: a character may be several tokens
+            if which == "mask":
                 shown.append(_MASK_SIGN * len(tokens), style="dim")
-            else:
+            elif which == "text":
                 shown.append(printable(self.tokenizer.decode(tokens)))
+            else:
+                shown.append(printable(self._ahead(before, tokens)), style="dim italic")
+            before = tokens if which == "text" else []
         return shown
+
+    def _ahead(self, text: list[int], drafts: list[int]) -> str:
+        """Drafts as they go on with a text; alone they may lack a space, or a part of a character."""
+        alone, together = (self.tokenizer.decode(tokens) for tokens in (text, text + drafts))
+        pairs = enumerate(zip(alone, together, strict=False))
+        return together[next((at for at, (one, other) in pairs if one != other), len(alone)) :]
 
 
 class Printer(Display):

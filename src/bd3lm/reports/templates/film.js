@@ -1,4 +1,5 @@
-// Plays the films of a page. Every token has its place from the start, so nothing moves but the colours.
+// Plays the films of a page. Every token has its place from the start, so nothing moves but the colours; only a draft
+// takes the room that it needs, ahead of the text.
 for (const figure of document.querySelectorAll(".film")) {
   const { given, steps } = JSON.parse(figure.querySelector("script").textContent);
   const stage = figure.querySelector(".stage");
@@ -9,7 +10,13 @@ for (const figure of document.querySelectorAll(".film")) {
   const blocks = [...stage.querySelectorAll(".block")];
   const isBlock = (step) => step !== undefined && step[0] === "block";
   const blockCount = steps.filter(isBlock).length;
-  const settled = 3; // steps until a token that was uncovered looks like the others
+  // A film with drafts goes by passes, each of which ends with its drafts, any other by steps. A moment is how many
+  // steps are done by then.
+  const passes = steps.flatMap(([kind], i) => (kind === "draft" ? [i + 1] : [])).slice(0, -1);
+  const hasDrafts = steps.some(([kind]) => kind === "draft");
+  const moments = [0, ...(hasDrafts ? [...passes, steps.length] : steps.map((_, i) => i + 1))];
+  const last = moments.length - 1;
+  const settled = 3; // moments until a token that was uncovered looks like the others
   let at = 0;
   let timer = 0;
 
@@ -18,38 +25,57 @@ for (const figure of document.querySelectorAll(".film")) {
     let block = 0;
     let shown = 0;
     let now = [0, 0];
-    for (let i = 0; i < end; i++) {
+    let drafts = new Map();
+    let moment = 0;
+    for (let i = 0; i < moments[end]; i++) {
       const [kind, place, value] = steps[i];
+      while (moments[moment + 1] <= i) moment += 1;
       if (kind === "block") {
         now = [place, value];
         block += 1;
-        while (state.length < value) state.push({ piece: null, since: i });
+        while (state.length < value) state.push({ piece: null, since: moment });
       } else if (kind === "show") {
-        state[place] = { piece: value, since: i };
+        state[place] = { piece: value, since: moment };
         shown += 1;
       } else if (kind === "hide") {
-        state[place] = { piece: null, since: i };
+        state[place] = { piece: null, since: moment };
+      } else if (kind === "draft") {
+        drafts = new Map(place);
       } else {
         state.length = place;
+        drafts = new Map();
         now = [0, 0];
       }
     }
-    return { state, block, shown, now };
+    return { state, drafts, block, shown, now };
   };
 
   const draw = (end) => {
     at = end;
     slider.value = end;
-    const { state, block, shown, now } = stateAt(end);
-    const finished = end === steps.length;
+    const { state, drafts, block, shown, now } = stateAt(end);
+    const finished = end === last;
+    // Drafts change the lines behind them, where nothing is to be seen; what stands below the text stays.
+    tokens.forEach((token, place) => {
+      token.textContent = final[place];
+      token.classList.remove("draft");
+    });
+    stage.style.height = "";
+    if (drafts.size > 0) stage.style.height = `${stage.offsetHeight}px`;
     tokens.forEach((token, place) => {
       const item = state[place];
-      const age = finished || item === undefined || item.piece === null ? settled : end - 1 - item.since;
-      token.classList.toggle("later", item === undefined);
-      token.classList.toggle("mask", item !== undefined && item.piece === null);
+      const isOpen = item === undefined || item.piece === null;
+      const draft = isOpen ? drafts.get(place) : undefined;
+      const isDraft = draft !== undefined;
+      const age = finished || isOpen ? settled : end - 1 - item.since;
+      token.classList.toggle("draft", isDraft);
+      token.classList.toggle("later", item === undefined && !isDraft);
+      token.classList.toggle("mask", item !== undefined && isOpen && !isDraft);
       token.classList.toggle("fresh", age < 1);
       token.classList.toggle("recent", age >= 1 && age < settled);
-      token.textContent = item && item.piece !== null ? item.piece : final[place];
+      token.ariaHidden = isDraft ? "true" : null; // it is no part of the text
+      if (isDraft) token.textContent = draft;
+      else if (!isOpen) token.textContent = item.piece;
     });
     blocks.forEach((element) => {
       const start = Number(element.dataset.start);
@@ -58,7 +84,7 @@ for (const figure of document.querySelectorAll(".film")) {
     });
     status.textContent = finished
       ? `finished: ${shown} tokens uncovered`
-      : `block ${block} of ${blockCount}, ${shown} tokens uncovered`;
+      : `${hasDrafts ? `pass ${end} of ${last}` : `block ${block} of ${blockCount}`}, ${shown} tokens uncovered`;
     slider.setAttribute("aria-valuetext", status.textContent);
   };
 
@@ -68,12 +94,12 @@ for (const figure of document.querySelectorAll(".film")) {
     button.textContent = "Play";
   };
   const tick = () => {
-    if (at >= steps.length) return pause();
+    if (at >= last) return pause();
     draw(at + 1);
     timer = setTimeout(tick, 200 / Number(speed.value));
   };
   const play = () => {
-    if (at >= steps.length) draw(0);
+    if (at >= last) draw(0);
     button.textContent = "Pause";
     timer = setTimeout(tick, 0);
   };
@@ -85,12 +111,15 @@ for (const figure of document.querySelectorAll(".film")) {
   });
   addEventListener("beforeprint", () => {
     pause();
-    draw(steps.length);
+    draw(last);
   });
-  slider.max = steps.length;
+  if (hasDrafts) addEventListener("resize", () => draw(at));
+  slider.max = last;
   figure.querySelector(".controls").hidden = false;
-  // It waits in the middle of a block, where there is most to see.
-  let poster = Math.round(steps.length / 2);
-  while (poster < steps.length && !isBlock(steps[poster - 3])) poster += 1;
+  // It waits in the middle of a block, where there is most to see, or where there are drafts.
+  const isWorthSeeing = (moment) =>
+    hasDrafts ? stateAt(moment).drafts.size > 0 : isBlock(steps[moment - 3]);
+  let poster = Math.round(last / 2);
+  while (poster < last && !isWorthSeeing(poster)) poster += 1;
   draw(poster);
 }
