@@ -20,6 +20,7 @@ from bd3lm.sampling.events import (
     TokenHidden,
     TokenRevealed,
 )
+from bd3lm.sampling.fills import Fills, FillWeights, Weights, followed_to
 from bd3lm.sampling.loop import sample, write
 from bd3lm.sampling.posterior import PosteriorWriter
 from bd3lm.sampling.replay import without_replays
@@ -56,6 +57,8 @@ __all__ = [
     "Event",
     "Extended",
     "Failed",
+    "FillWeights",
+    "Fills",
     "FirstHitting",
     "Handle",
     "MostConfident",
@@ -80,7 +83,9 @@ __all__ = [
     "TokenHidden",
     "TokenRevealed",
     "UnmaskingRule",
+    "Weights",
     "Writer",
+    "followed_to",
     "sample",
     "token_entropy",
     "without_replays",
