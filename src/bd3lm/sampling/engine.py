@@ -117,7 +117,7 @@ class Engine:
 
     def _told(self, event: Event) -> Iterator[Event]:
         """What is told of an event, which may be of one of several fills of a text."""
-        told, following = self._fillings.pass_on(event, side_by_side=self.seats)
+        told, following = self._fillings.pass_on(event)
         with self._inbox_lock:
             self._inbox.extendleft(following)
             self._under_way -= {each.index for each in told if isinstance(each, Stopped | Failed)}

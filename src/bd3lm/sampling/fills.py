@@ -22,7 +22,7 @@ from bd3lm.sampling.stopping import Ending, Stopping
 from bd3lm.sampling.table import Cost, Seat
 from bd3lm.sampling.writer import Writer
 
-_MOST_TOKENS = 4096  # that are weighed side by side: each has logits over the whole vocabulary
+_MOST_TOKENS = 2048  # that are weighed side by side: each has logits over the whole vocabulary
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Fillings:
         self._of.clear()
         self._chosen.clear()
 
-    def pass_on(self, event: Event, *, side_by_side: int) -> tuple[list[Event], list[tuple[Writer, Seat]]]:
+    def pass_on(self, event: Event) -> tuple[list[Event], list[tuple[Writer, Seat]]]:
         """What is told of an event, and what is to be written next because of it.
 
         Nothing is told of fills until one of them is drawn, and then of that one alone, all at once.
@@ -173,6 +173,7 @@ class Fillings:
         match event:
             case Failed(reason=reason):
                 filling.has_failed = True  # the engine then drops its other fills
+                reason = reason.replace(f"text {event.index} ", f"text {filling.seat.index} ", 1)
                 return [Failed(filling.seat.index, reason)], []
             case Stopped(sample=sample):
                 filling.samples[fill] = sample
@@ -182,13 +183,13 @@ class Fillings:
             return [], []
         for index in filling.indices:
             del self._of[index]
-        return self._choose(filling, side_by_side)
+        return self._choose(filling)
 
-    def _choose(self, filling: _Filling, side_by_side: int) -> tuple[list[Event], list[tuple[Writer, Seat]]]:
+    def _choose(self, filling: _Filling) -> tuple[list[Event], list[tuple[Writer, Seat]]]:
         seat, request = filling.seat, filling.seat.request
         samples = [filling.samples[fill] for fill in range(filling.fills.number)]
         texts = torch.stack([sample.tokens for sample in samples])
-        log_weights, passes = _weigh(filling, texts, side_by_side)
+        log_weights, passes = _weigh(filling, texts)
         if log_weights.isnan().any():
             return [Failed(seat.index, _not_finite(seat.index))], []
         fill = choose_fill(log_weights, request.seed)
@@ -230,12 +231,13 @@ class Fillings:
         return [event]
 
 
-def _weigh(filling: _Filling, texts: Tensor, side_by_side: int) -> tuple[Tensor, int]:
-    """The weights of all fills, as many side by side as there are seats, and the passes over any of them."""
+def _weigh(filling: _Filling, texts: Tensor) -> tuple[Tensor, int]:
+    """The weights of all fills, and the passes over any of them. How many are weighed side by side does not
+    depend on how many were written so, and the weights do not by a rounding."""
     fills = filling.fills
     gaps = filling.seat.request.given[: filling.end] == filling.writer.mask_id
     seeds = fill_seeds(filling.seat.request.seed, fills.number)
-    rows = max(min(side_by_side, _MOST_TOKENS // texts.shape[1]), 1)
+    rows = max(_MOST_TOKENS // texts.shape[1], 1)
     found, passes = [], 0
     for start in range(0, len(texts), rows):
         some = slice(start, start + rows)
