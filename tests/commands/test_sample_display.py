@@ -455,6 +455,7 @@ def test_the_summary_says_nothing_of_none_and_knows_one_from_many(written, fills
         stopped_by="length",
         redraws=0,
         redrawn_passes=0,
+        fills=1,
     )
     assert f"{said}: 1 by length." in summary([SimpleNamespace(sample=sample)], 2.0)
 
