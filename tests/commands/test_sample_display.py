@@ -508,6 +508,8 @@ def test_a_line_a_text(block_size, screen, tmp_path):
             "fill_passes": sample.fill_passes,
             "drafted": [],
             "accepted": [],
+            "fills": 1,
+            "effective_fills": 1.0,
             "stopped_by": sample.stopped_by,
             "redraws": 0,
             "redrawn_passes": 0,

@@ -309,7 +309,7 @@ def test_the_law_of_larger_blocks_comes_to_that_of_given_tokens_first() -> None:
     target = {text: q[text] * weights[text] / total for text in q}
     fills = Fills(64, OrderedFills(reading=blocks_of(size), orders=2))
     writer = model._writer(Settings(top_p=1.0))
-    requests = [Request(torch.tensor(given(template)), seed, 6, fills=fills) for seed in range(300)]
+    requests = [Request(torch.tensor(given(template)), seed, 6, fills=fills) for seed in range(500)]
     texts = [each.tokens for each in sample(writer, requests, batch_size=2048)]
     assert distance(q, target) > 0.1
     assert chi_square(texts, target) > 1e-4

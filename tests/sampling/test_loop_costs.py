@@ -142,6 +142,10 @@ def test_nothing_to_write_costs_nothing(make):
         "stop_string": None,
         "redraws": 0,
         "redrawn_passes": 0,
+        "drafted": (),
+        "accepted": (),
+        "fills": 1,
+        "effective_fills": 1.0,
     }
 
 
