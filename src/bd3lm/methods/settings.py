@@ -30,7 +30,7 @@ _COUNTS = ("length", "batch_size", "top_k", "steps", "tokens_per_pass", "entropy
 _WAYS = ("steps", "tokens_per_pass", "confidence", "entropy_bound", "unmasking")
 """Each says by itself which tokens a pass reveals."""
 DEFAULT_FILLS = 16
-"""Of a gap with text after it, where nothing is said: so many side by side cost little more than one."""
+"""Of a gap with text after it, where nothing is said; what another adds falls as fast as one over them."""
 SHARPENING = ("temperature", "top_k", "top_p", "top_p_rule")
 """Settings of how a token is drawn."""
 UNMASKING = ("remask", "tokens_per_pass", "confidence", "entropy_bound", "unmasking")
