@@ -9,7 +9,8 @@ import pytest
 
 from bd3lm.cli import main
 from bd3lm.commands.shared.prompts import parse_template, read_prompts, template_text
-from bd3lm.lm import Gap
+from bd3lm.lm import Gap, load
+from tests.commands import fails
 from tests.lm import of_bytes
 
 
@@ -194,3 +195,19 @@ def test_a_template_can_be_filmed(tmp_path, capsys):
 def test_what_cannot_be_asked_for_together_is_refused_before_a_model_is_loaded(words, said, capsys):
     assert main(["sample", "no-such-model", *words]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_fills_are_a_setting_of_templates_and_in_the_records(tmp_path, capsys):
+    out = tmp_path / "filled.jsonl"
+    words = ["sample", "box", "--template", "The {2} is", "--fills", "3", "--device", "cpu"]
+    assert main([*words, "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    (found,) = load("box", device="cpu").generate(["The ", Gap(2), " is"], fills=3)
+    assert printed.out == f"{found.text}\n"
+    assert "; 3 fills of gaps weighed." in printed.err
+    record = json.loads(out.read_text("utf-8"))
+    assert (record["fills"], record["settings"]["fills"]) == (3, 3)
+    assert record["effective_fills"] == pytest.approx(found.sample.effective_fills, abs=1e-5)
+    assert record["evaluations"] == found.sample.evaluations
+    assert "--fills must be at least 1, got 0" in fails(capsys, *words[:4], "--fills", "0")
+    assert "--fills is for --template" in fails(capsys, "sample", "box", "The", "--fills", "3")

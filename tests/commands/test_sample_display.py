@@ -538,6 +538,7 @@ def test_the_summary_says_nothing_of_none_and_knows_one_from_many(written, fills
         redrawn_passes=0,
         drafted=(),
         accepted=(),
+        fills=1,
     )
     assert f"{said}: 1 by length." in summary([SimpleNamespace(sample=sample)], 2.0)
 
@@ -590,6 +591,8 @@ def test_a_line_a_text(block_size, screen, tmp_path):
             "fill_passes": sample.fill_passes,
             "drafted": [],
             "accepted": [],
+            "fills": 1,
+            "effective_fills": 1.0,
             "stopped_by": sample.stopped_by,
             "redraws": 0,
             "redrawn_passes": 0,

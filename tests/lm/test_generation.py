@@ -183,17 +183,21 @@ def test_templates_and_prompts_side_by_side_have_each_their_length():
     assert tokens_of(found) == tokens_of(alone)
 
 
-def test_what_stands_after_a_gap_in_its_block_is_seen_and_in_a_later_block_is_not():
-    def fillings(block_size: int | None, before: str) -> set[int]:
+def test_one_fill_sees_what_stands_after_a_gap_in_its_block_and_nothing_of_a_later_block():
+    def fillings(block_size: int | None, before: str, fills: int | None = 1) -> set[int]:
         templates = [[before, Gap(1), end] for end in ascii_lowercase]
         place = 1 + len(before)
-        found = of_bytes(block_size).generate(templates, length=place + 2, seeds=[0] * len(templates))
+        found = of_bytes(block_size).generate(
+            templates, length=place + 2, seeds=[0] * len(templates), fills=fills
+        )
         return {each.tokens[place] for each in found}
 
     assert len(fillings(4, "a")) > 1
     assert len(fillings(4, "ab")) == 1  # the gap ends its block
     assert len(fillings(CONTEXT, "ab")) > 1
     assert len(fillings(None, "a")) == 1
+    for block_size, before in ((4, "ab"), (None, "a")):  # one of several fills goes with what follows
+        assert len(fillings(block_size, before, fills=None)) > 1
 
 
 @every_method

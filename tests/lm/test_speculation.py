@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bd3lm import LanguageModel
-from bd3lm.lm import Generation
+from bd3lm.lm import Gap, Generation
 from bd3lm.methods import (
     AutoregressiveMethod,
     BlockDiffusionMethod,
@@ -49,6 +49,18 @@ def test_texts_are_those_without_speculation_and_say_what_was_guessed(lm: Langua
             assert all(len(each.sample.drafted) == most for each in found)
             assert sum(sum(each.sample.accepted) for each in found) > 0
             assert sum(each.sample.evaluations for each in found) < 6 * 24
+
+
+@pytest.mark.parametrize("law", ["causal", "block"])
+def test_fills_of_gaps_are_the_same_too(law: Any) -> None:
+    """Every fill is drafted and weighed as without, and so is the draw of one."""
+    lm = of_method(JOINT).with_law(law)
+    template = ["ab", Gap(3), "c", Gap(2), "d"]
+    plain, fast = (lm.generate(template, seed=5, speculation=asked, top_p=1.0)[0] for asked in ("off", 2))
+    assert (fast.tokens, fast.sample.fills) == (plain.tokens, plain.sample.fills)
+    assert fast.sample.fills > 1
+    assert fast.sample.effective_fills == pytest.approx(plain.sample.effective_fills)
+    assert sum(fast.sample.drafted) > 0
 
 
 def test_a_drafter_drafts_unless_it_is_told_not_to() -> None:

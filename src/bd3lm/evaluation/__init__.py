@@ -18,6 +18,7 @@ from bd3lm.evaluation.exact import (
     importance_weighted_nll,
     order_log_likelihood,
 )
+from bd3lm.evaluation.fills import CausalFills, EnumeratedFills, OrderedFills
 from bd3lm.evaluation.judges import HuggingFaceJudge
 from bd3lm.evaluation.judging import Judge, Judgement, judge_texts
 from bd3lm.evaluation.lengths import LengthStatistics, document_length, evenly_spaced, stop_counts
@@ -33,9 +34,11 @@ from bd3lm.evaluation.variance import Spread, block_moments, gradient_variance, 
 
 __all__ = [
     "Acceptance",
+    "CausalFills",
     "CorpusLikelihood",
     "Drafts",
     "Enumerated",
+    "EnumeratedFills",
     "Estimator",
     "ExactLikelihood",
     "Figure",
@@ -44,6 +47,7 @@ __all__ = [
     "Judge",
     "Judgement",
     "LengthStatistics",
+    "OrderedFills",
     "Sampled",
     "Spread",
     "acceptances",

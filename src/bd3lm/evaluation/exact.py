@@ -88,6 +88,46 @@ def draw_orders(
 
 
 @torch.no_grad()
+def exact_fill_ratio(
+    model: Denoiser, batch: TokenBatch, gaps: Tensor, reading: BlockReading, *, lean: float = 0.0
+) -> Tensor:
+    """log p/q of the scored tokens of each block, (rows, blocks): p is their likelihood, and q the chance
+    that the sampler fills the `gaps` (rows, length) among them so, given the others.
+
+    Both come from the same passes.
+    """
+    _refuse_noise(model)
+    conditionals = _conditionals(_denoiser(model, batch, reading))
+    log_p, log_q = (
+        _over_orders(conditionals, tokens.unflatten(1, (-1, reading.block_size)), lean)[0]
+        for tokens in (batch.scored, batch.scored & gaps)
+    )
+    return log_p - log_q
+
+
+@torch.no_grad()
+def given_first_log_likelihood(
+    model: Denoiser,
+    batch: TokenBatch,
+    gaps: Tensor,
+    reading: BlockReading,
+    orders: Sequence[Draws],
+    *,
+    lean: float = 0.0,
+) -> Tensor:
+    """log of the mean over `orders` of the likelihood of the scored tokens outside the `gaps` (rows, length),
+    revealed before these in each block, (rows, blocks).
+
+    An order costs as many passes as the most such tokens of a block.
+    """
+    _refuse_noise(model)
+    denoiser = _denoiser(model, batch, reading)
+    hidden = batch.scored & gaps
+    log_p = [_along_order(denoiser, draws, lean, hidden=hidden) for draws in orders]
+    return torch.logsumexp(torch.stack(log_p), dim=0) - math.log(len(orders))
+
+
+@torch.no_grad()
 def importance_weighted_nll(
     model: Denoiser,
     batch: TokenBatch,
@@ -126,16 +166,22 @@ def order_log_likelihood(
     return _along_order(denoiser, draws, lean)
 
 
-def _along_order(denoiser: BlockDenoiser, draws: Draws, lean: float) -> Tensor:
+def _along_order(
+    denoiser: BlockDenoiser, draws: Draws, lean: float, *, hidden: Tensor | None = None
+) -> Tensor:
+    """What is `hidden` stays masked, and counts for nothing."""
     batch, block_size = denoiser.batch, denoiser.reading.block_size
-    rank = reveal_ranks(draws, batch.scored, lean=lean).masked_fill(~batch.scored, block_size)
+    scored = batch.scored if hidden is None else batch.scored & ~hidden
+    rank = reveal_ranks(draws, scored, lean=lean).masked_fill(~scored, block_size)
     log_p = torch.zeros(
         batch.tokens.shape[0], denoiser.blocks, dtype=torch.float64, device=batch.tokens.device
     )
     for step in range(block_size):
-        still_masked = (rank >= step) & batch.scored
+        still_masked = (rank >= step) & scored
         if not still_masked.any():
             break
+        if hidden is not None:
+            still_masked |= hidden
         nats = denoiser.nats(still_masked.unsqueeze(1)).squeeze(1).double()
         log_p -= (nats * (rank == step)).unflatten(1, (-1, block_size)).sum(-1)
     return log_p

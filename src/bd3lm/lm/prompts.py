@@ -10,7 +10,7 @@ from torch import Tensor
 from bd3lm.data import Tokenizer
 from bd3lm.diffusion import derive_seed, is_whole
 from bd3lm.methods import LanguageModelConfig, Settings
-from bd3lm.sampling import Request, Stopping
+from bd3lm.sampling import Fills, Request, Stopping, followed_to
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,14 @@ def build_requests(
         raise ValueError(f"seeds must be whole numbers from 0 to 2^63 − 1, got {seeds!r:.80}")
     if settings.eos_id is not None and settings.eos_id >= config.network.vocab_size:
         raise ValueError(f"eos_id must be below {config.network.vocab_size}, got {settings.eos_id}")
-    sharpening = config.method.settled(settings).sharpening()
+    settled = config.method.settled(settings)
+    sharpening, fills = settled.sharpening(), config.method.fills(settled, config.frame)
     requests = []
     for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
         try:
             request = _request(prompt, int(seed), config, tokenizer, settings, max_new_tokens)
-            requests.append(replace(request, sharpening=sharpening, stopping=stopping))
+            weighed = _fills(request, fills, config, settings)
+            requests.append(replace(request, sharpening=sharpening, stopping=stopping, fills=weighed))
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from None
     return requests
@@ -126,6 +128,23 @@ def _request(
     if not config.method.score_first and (not given or given[0] == mask_id):
         raise ValueError("the first token of a text must be given: this model was not trained to predict it")
     return Request(torch.tensor(given, dtype=torch.long), seed, int(length))
+
+
+def _fills(
+    request: Request, fills: Fills | None, config: LanguageModelConfig, settings: Settings
+) -> Fills | None:
+    """The fills of a template whose gaps have text after them; nothing weighs what lies past the context."""
+    end, context = followed_to(request.given.tolist(), config.mask_id), config.network.context
+    if not end or fills is None:
+        return None
+    if end <= context:
+        return fills
+    if settings.fills is not None:
+        raise ValueError(
+            f"fills must be 1 for a template whose given text reaches past the context of {context} tokens, "
+            f"since only texts within it have a likelihood, got {settings.fills} with {end} tokens"
+        )
+    return None
 
 
 def given_tokens(

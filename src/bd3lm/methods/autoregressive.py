@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from bd3lm.evaluation import Estimator, Sampled
+from bd3lm.evaluation import CausalFills, Estimator, Sampled
 from bd3lm.methods.base import Frame, Law, Method, Training, only_estimator
 from bd3lm.methods.settings import UNMASKING, Settings
 from bd3lm.models import Denoiser
 from bd3lm.objectives import Autoregressive, Objective
-from bd3lm.sampling import AutoregressiveWriter, SpeculativeWriter, Writer
+from bd3lm.sampling import AutoregressiveWriter, FillWeights, SpeculativeWriter, Writer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,11 @@ class AutoregressiveMethod(Method):
     def estimator(self, name: str, frame: Frame) -> Estimator:
         only_estimator(["exact"], name, "an autoregressive model, whose likelihood needs no bound")
         return Sampled("exact", self._likelihood(frame))
+
+    def fill_weights(self, settings: Settings, frame: Frame) -> FillWeights | str:
+        if settings.sharpening().is_greedy:
+            return "where the likeliest token is always taken, since all fills would be alike"
+        return CausalFills(mask_id=frame.mask_id, score_first=self.score_first)
 
     def piece(self, context: int) -> int:
         return 1

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal, Self
 from bd3lm.diffusion import ClipSearch, LevelSampler, MaskingRule, Strata, is_whole
 from bd3lm.evaluation import Drafts, Estimator
 from bd3lm.kinds import Kinded
-from bd3lm.methods.settings import Settings
+from bd3lm.methods.settings import DEFAULT_FILLS, Settings
 from bd3lm.models import BlockReading, Denoiser, NetworkConfig
 from bd3lm.objectives import Objective
 from bd3lm.parsing import raise_problems
-from bd3lm.sampling import Speculation, Writer
+from bd3lm.sampling import Fills, FillWeights, Speculation, Writer
 
 Law = Literal["block", "causal"]
 """What texts are drawn from: blocks, whose masks are uncovered one after another, or token after token."""
@@ -265,6 +265,22 @@ class Method(Kinded, ABC, family="method"):
             f"speculation must be 'off' for a model of the method {self.title}: drafts come from masks whose "
             "tokens a pass can verify, which drafters, joint models and block diffusion have"
         )
+
+    def fill_weights(self, settings: Settings, frame: Frame) -> FillWeights | str:
+        """What weighs several fills of a gap by what follows them, for settled settings; or why nothing does,
+        to follow "fills must be 1"."""
+        return f"for {self.title}, whose likelihood is only bounded"
+
+    def fills(self, settings: Settings, frame: Frame) -> Fills | None:
+        """How many fills are drawn of a template, and what weighs them; None where there is only one. More
+        are refused where nothing weighs them."""
+        number = DEFAULT_FILLS if settings.fills is None else settings.fills
+        weights = "" if number == 1 else self.fill_weights(settings, frame)
+        if isinstance(weights, FillWeights):
+            return Fills(number, weights)
+        if settings.fills is not None and number > 1:
+            raise ValueError(f"fills must be 1 {weights}, got {number}")
+        return None
 
     def with_lean(self, lean: float) -> Self:
         """The same with another lean."""

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from bd3lm.diffusion import ClipSearch, Counts, MaskingRule, Times, check_lean
-from bd3lm.evaluation import Drafts, Enumerated, Estimator, ImportanceWeighted, Sampled
+from bd3lm.evaluation import (
+    Drafts,
+    Enumerated,
+    EnumeratedFills,
+    Estimator,
+    ImportanceWeighted,
+    OrderedFills,
+    Sampled,
+)
 from bd3lm.evaluation.exact import MAX_EXACT_BLOCK
 from bd3lm.methods.autoregressive import AutoregressiveMethod
 from bd3lm.methods.base import NELBOS, Frame, Law, Method, NoisedTraining, only_estimator
@@ -16,7 +24,7 @@ from bd3lm.methods.settings import Settings
 from bd3lm.models import BlockReading, Denoiser
 from bd3lm.objectives import BlockDiffusionLoss
 from bd3lm.objectives.denoising import Algorithm
-from bd3lm.sampling import FirstHitting, Speculation, SpeculativeBlockWriter, Writer
+from bd3lm.sampling import FillWeights, FirstHitting, Speculation, SpeculativeBlockWriter, Writer
 from bd3lm.sampling.speculative_blocks import check_speculation
 
 _LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
@@ -259,6 +267,21 @@ class BlockDiffusionMethod(Method):
 
     def settled(self, settings: Settings) -> Settings:
         return super().settled(settings.by_rule(self.lean))
+
+    def fill_weights(self, settings: Settings, frame: Frame) -> FillWeights | str:
+        if frame.told_noise:
+            return "for a network that is told the noise level, whose likelihood is only bounded"
+        reading, lean = self.reading(frame), self.lean_of(settings)
+        if reading.block_size <= _LARGEST_EXACT:
+            return EnumeratedFills(reading=reading, lean=lean)
+        if reading.block_size == frame.context:
+            return "for a model of one block, which sees all that is given while it fills a gap"
+        return OrderedFills(reading=reading, lean=lean)
+
+    def lean_of(self, settings: Settings) -> float:
+        """How much the order leans in which texts are written: that of the unmasking rule, where it can."""
+        rule = settings.unmasking
+        return self.lean if rule is None or not rule.can_lean else getattr(rule, "lean", self.lean)
 
     def piece(self, context: int) -> int:
         return context if self.block_size is None else self.block_size

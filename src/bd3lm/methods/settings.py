@@ -26,9 +26,11 @@ from bd3lm.sampling import (
 from bd3lm.sampling.stopping import FindEnd
 from bd3lm.words import advice_in_python
 
-_COUNTS = ("length", "batch_size", "top_k", "steps", "tokens_per_pass", "entropy_window", "stride")
+_COUNTS = ("length", "batch_size", "top_k", "steps", "tokens_per_pass", "entropy_window", "stride", "fills")
 _WAYS = ("steps", "tokens_per_pass", "confidence", "entropy_bound", "unmasking")
 """Each says by itself which tokens a pass reveals."""
+DEFAULT_FILLS = 16
+"""Of a gap with text after it, where nothing is said; what another adds falls as fast as one over them."""
 SHARPENING = ("temperature", "top_k", "top_p", "top_p_rule")
 """Settings of how a token is drawn."""
 UNMASKING = ("remask", "tokens_per_pass", "confidence", "entropy_bound", "unmasking")
@@ -61,6 +63,7 @@ class SettingsKeywords(TypedDict, total=False):
     redraws: int
     stride: int | None
     cache: bool
+    fills: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +123,10 @@ class Settings:
     """For a network of one block, past its context: tokens written at a time; by default half the context."""
     cache: bool = True
     """Keep keys and values between passes; without, the context is computed afresh each time."""
+    fills: int | None = None
+    """Of a template whose gaps have text after them: how many fills are drawn, one of which is drawn in turn
+    by how well what follows goes with it. 1 does not look at what follows. By default 16 where fills can be
+    weighed, else 1."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -213,6 +220,7 @@ class Settings:
             "entropy_floor",
             "entropy_window",
             "redraws",
+            "fills",
             *SHARPENING,
         )
         return replace(self, **{name: getattr(plain, name) for name in aside if name not in own})

@@ -20,6 +20,7 @@ from bd3lm.sampling.events import (
     TokenHidden,
     TokenRevealed,
 )
+from bd3lm.sampling.fills import Fills, FillWeights, Weights, followed_to
 from bd3lm.sampling.loop import sample, write
 from bd3lm.sampling.posterior import PosteriorWriter
 from bd3lm.sampling.replay import without_replays
@@ -58,6 +59,8 @@ __all__ = [
     "Event",
     "Extended",
     "Failed",
+    "FillWeights",
+    "Fills",
     "FirstHitting",
     "Handle",
     "MostConfident",
@@ -84,7 +87,9 @@ __all__ = [
     "TokenHidden",
     "TokenRevealed",
     "UnmaskingRule",
+    "Weights",
     "Writer",
+    "followed_to",
     "sample",
     "token_entropy",
     "without_replays",

@@ -16,6 +16,7 @@ import torch
 
 from bd3lm.models import require_evaluation_mode
 from bd3lm.sampling.events import Event, Failed, Started, Stopped, Tell
+from bd3lm.sampling.fills import Fillings
 from bd3lm.sampling.request import Request
 from bd3lm.sampling.stopping import Ending
 from bd3lm.sampling.table import Cost, Seat, Table
@@ -56,6 +57,7 @@ class Engine:
         self._step_lock = threading.Lock()
         self._tables: list[Table] = []
         self._under_way: set[int] = set()
+        self._fillings = Fillings()
 
     def submit(self, request: Request, writer: Writer, *, tell: Tell = "end") -> Handle:
         """Have a text written; what cannot be is refused at once.
@@ -68,7 +70,8 @@ class Engine:
         with self._inbox_lock:
             handle = Handle(next(self._numbers), request, self)
             self._under_way.add(handle.index)
-            self._inbox.append((writer, Seat(handle.index, request, tell)))
+            seats = self._fillings.seats(Seat(handle.index, request, tell), writer)
+            self._inbox.extend((writer, seat) for seat in seats)
         return handle
 
     def open_table(self, writer: Writer, *, length: int, watch: bool = False) -> None:
@@ -106,19 +109,26 @@ class Engine:
         yield from self._assign()
         for table in self._tables:
             for event in table.step(alone=not self.written):
-                if isinstance(event, Stopped | Failed):
-                    with self._inbox_lock:
-                        self._under_way.discard(event.index)
-                yield event
+                yield from self._told(event)
         for table in self._tables:
             if table.is_empty:
                 table.close()
         self._tables = [table for table in self._tables if not table.is_empty]
 
+    def _told(self, event: Event) -> Iterator[Event]:
+        """What is told of an event, which may be of one of several fills of a text."""
+        told, following = self._fillings.pass_on(event)
+        with self._inbox_lock:
+            self._inbox.extendleft(following)
+            self._under_way -= {each.index for each in told if isinstance(each, Stopped | Failed)}
+            self._aborted |= {each.index for each in told if isinstance(each, Failed)}  # all of its fills
+        yield from told
+
     def _drop_aborted(self) -> None:
         with self._inbox_lock:
             gone, self._aborted = self._aborted, set()
             self._under_way -= gone
+            gone |= self._fillings.drop(gone)
             if gone:
                 self._inbox = deque(each for each in self._inbox if each[1].index not in gone)
         if gone:
@@ -168,6 +178,7 @@ class Engine:
             self._tables.clear()
             self._inbox.clear()
             self._under_way.clear()
+            self._fillings.clear()
 
 
 def _bucket(width: int) -> int:

@@ -28,6 +28,8 @@ class Sample:
     redrawn_passes: int = 0  # what those attempts cost, both kinds of passes
     drafted: tuple[int, ...] = ()  # drafts that were verified, by place ahead; none without speculation
     accepted: tuple[int, ...] = ()  # how many of these were right
+    fills: int = 1  # how many fills of its gaps it was drawn from; all costs but those of redraws count them
+    effective_fills: float = 1.0  # how many of equal weight would be worth as much
 
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other)

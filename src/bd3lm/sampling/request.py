@@ -1,7 +1,7 @@
 """What is asked for: one text to write."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -9,6 +9,9 @@ from torch import Tensor
 from bd3lm.diffusion import is_whole
 from bd3lm.sampling.drawing import Sharpening
 from bd3lm.sampling.stopping import Stopping
+
+if TYPE_CHECKING:  # which knows requests
+    from bd3lm.sampling.fills import Fills
 
 
 def equal_values(one: Any, other: object) -> bool:
@@ -34,6 +37,8 @@ class Request:
     length: int
     sharpening: Sharpening = field(default=Sharpening(), kw_only=True)
     stopping: Stopping = field(default=Stopping(), kw_only=True)
+    fills: "Fills | None" = field(default=None, kw_only=True)
+    """Of a template whose gaps have text after them: several fills are drawn, and one is told."""
 
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other)

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,14 @@ class Cost(NamedTuple):
     def passes(self) -> int:
         return self.evaluations + self.fill_passes
 
+    def plus(self, sample: Sample) -> "Cost":
+        """With what another text cost."""
+        drafts = (
+            tuple(map(sum, zip_longest(mine, theirs, fillvalue=0)))
+            for mine, theirs in ((self.drafted, sample.drafted), (self.accepted, sample.accepted))
+        )
+        return Cost(self.evaluations + sample.evaluations, self.fill_passes + sample.fill_passes, *drafts)
+
 
 @dataclass(frozen=True)
 class Seat:
@@ -70,7 +79,11 @@ class Seat:
             redrawn_passes=self.redrawn_passes + passes,
         )
 
-    def finished(self, tokens: Tensor, cost: "Cost", ending: Ending) -> Sample:
+    def finished(
+        self, tokens: Tensor, cost: "Cost", ending: Ending, *, effective: float | None = None
+    ) -> Sample:
+        """The text as it ended; `effective` is of one that was filled several times."""
+        fills = self.request.fills
         # A template may end inside its last gap; a gap never holds the mask any more.
         is_given = [
             one == other for one, other in zip(self.request.given.tolist(), tokens.tolist(), strict=False)
@@ -90,6 +103,8 @@ class Seat:
             stop_string=ending.string,
             redraws=self.redraws,
             redrawn_passes=self.redrawn_passes,
+            fills=1 if fills is None or effective is None else fills.number,
+            effective_fills=1.0 if effective is None else effective,
         )
 
 

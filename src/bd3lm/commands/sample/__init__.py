@@ -110,6 +110,9 @@ class Sample(Command):
     """Tokens written at a time past the context, for a model of one block; by default half a context."""
     cache: bool = True
     """Keep keys and values between passes."""
+    fills: OptionalInt = None
+    """With --template: fill the gaps so many times, and write one of these fills, drawn by how well the text
+    after the gaps follows it. 1 does not look at that text; by default 16 where fills can be weighed."""
     out: OptionalFile = None
     """Write texts, tokens and costs as JSON lines to this new file, in the order of the prompts."""
     film: OptionalFile = None
@@ -200,6 +203,7 @@ class Sample(Command):
             redraws=self.redraws,
             stride=self.stride,
             cache=self.cache,
+            fills=self.fills,
         )
 
     def _texts(self) -> Sequence[str]:

@@ -45,10 +45,13 @@ def check_numbers(flags: "Sample") -> None:
         ("--top-k", flags.top_k),
         ("--entropy-window", flags.entropy_window),
         ("--stride", flags.stride),
+        ("--fills", flags.fills),
     ):
         if count is not None and count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}")
     check_speculation(flags)
+    if flags.fills is not None and flags.template is None:
+        raise ValueError(f"--fills is for --template, whose gaps are filled, got {flags.fills} without one")
     if flags.batch_size < 1:
         raise ValueError(f"--batch-size must be a whole number from 1 on, got {flags.batch_size}")
     for name, share in (("--top-p", flags.top_p), ("--confidence", flags.confidence)):

@@ -289,6 +289,8 @@ def _record(generation: Generation, origin: Mapping[str, Any], model: LanguageMo
         "fill_passes": sample.fill_passes,
         "drafted": list(sample.drafted),
         "accepted": list(sample.accepted),
+        "fills": sample.fills,
+        "effective_fills": round(sample.effective_fills, 6),
         "stopped_by": sample.stopped_by,
         "redraws": sample.redraws,
         "redrawn_passes": sample.redrawn_passes,
@@ -336,10 +338,13 @@ def summary(done: Sequence[Generation], seconds: float) -> str:
     redraws, wasted = (sum(getattr(s, name) for s in samples) for name in ("redraws", "redrawn_passes"))
     again = f"; {redraws} drawn again, {_number(wasted, 'pass', 'passes')} for nothing" if redraws else ""
     reading = f", and {_number(fills, 'pass', 'passes')} to read what was given" if fills else ""
+    fills_drawn = sum(sample.fills for sample in samples if sample.fills > 1)
+    weighed = f"; {fills_drawn} fills of gaps weighed" if fills_drawn else ""
     tokens, network = _number(written, "token", "tokens"), _number(evaluations, "evaluation", "evaluations")
     return (
         f"{tokens} written in {seconds:.1f} s: {written / seconds:,.1f} tokens/s. "
-        f"{network} of the network{reading}{_drafts(samples, written, evaluations)}. Stopped: {ends}{again}."
+        f"{network} of the network{reading}{_drafts(samples, written, evaluations)}. "
+        f"Stopped: {ends}{again}{weighed}."
     )
 
 
