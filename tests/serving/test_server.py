@@ -158,6 +158,32 @@ def test_gaps_are_filled(server: Server, lm: LanguageModel) -> None:
     assert body["choices"][0]["text"] == expected.text
 
 
+def test_all_that_happens_to_a_text_is_told_to_who_asks_for_events(server: Server, lm: LanguageModel) -> None:
+    for how in (
+        {"law": "block"},
+        {"speculation": 3},
+        {"template": "a{3}b{2}c", "prompt": "", "law": "block"},
+    ):
+        body = {"prompt": "ab", "max_tokens": 30, "seed": 6, "events": True, "stream": True} | how
+        with server.http as http:
+            answer = http.post("/v1/completions", json=body)
+        chunks = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
+        steps = [step for chunk in chunks for choice in chunk["choices"] for step in choice["events"]]
+        (_, given), *steps = steps
+        pieces = list(given)
+        for kind, *rest in steps:
+            if kind == "block":
+                pieces += [None] * (rest[1] - len(pieces))
+            elif kind == "show":
+                pieces[rest[0]] = rest[1]
+        text = "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+        shown = "".join(piece for piece in pieces if piece is not None)
+        assert shown.startswith(text if "template" in how else f"ab{text}") or "\ufffd" in shown
+        assert any(kind == "draft" for kind, *_ in steps) == ("speculation" in how)
+    assert server.post(prompt="ab", events=True).json()["error"]["param"] == "events"
+    assert server.post(prompt="ab", fills=3).json()["error"]["param"] == "fills"
+
+
 def test_under_load_every_text_is_as_if_it_were_alone(server: Server, lm: LanguageModel) -> None:
     """Forty clients at once with settings of their own; a third of them leave in the middle."""
 

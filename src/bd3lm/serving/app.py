@@ -149,6 +149,8 @@ def _completions(ask: CompletionAsk) -> list[Line]:
             raise Refused(str(error), param="template") from None
         filled = [{"gap": part} if isinstance(part, int) else part for part in parts]
         return [_line(ask, filled, None)]
+    if ask.fills is not None and ask.suffix is None:
+        raise Refused("fills is for suffix and template, which leave gaps", param="fills")
     prompts: list[Any] = (
         [ask.prompt] if isinstance(ask.prompt, str) or isinstance(ask.prompt[0], int) else list(ask.prompt)
     )
@@ -206,7 +208,12 @@ class _Answer:
                 f"prompts times n must be at most {self.engine.limits.texts} here, got {number}", param="n"
             )
         seed = secrets.randbits(63) if self.ask.seed is None else self.ask.seed
-        tell = "pieces" if self.ask.stream and "suffix" not in self.ask.model_fields_set else "end"
+        if self.ask.events and not self.ask.stream:
+            raise Refused("events needs stream, which tells them while they happen", param="events")
+        is_told = self.ask.stream and not any(
+            isinstance(each, dict) for line in prompts for each in line["prompt"]
+        )
+        tell = "passes" if self.ask.events else "pieces" if is_told else "end"
         every = [line for line in prompts for _ in range(self.ask.n)]
         self.prompts = len(prompts)
         self.lines = [
@@ -329,13 +336,15 @@ class _Answer:
         """A piece for each text that has any."""
         choices = []
         for index in sorted({index for index, _ in found}):
-            lines = [line for place, line in found if place == index]
-            last = lines[-1] if lines[-1]["is"] == "done" else None
+            lines = [line for place, line in found if place == index and line["is"] in ("more", "done")]
+            steps = [step for place, line in found if place == index for step in line.get("steps", ())]
+            last = lines[-1] if lines and lines[-1]["is"] == "done" else None
             text = "".join(line.get("more", "") for line in lines)
-            if last is not None and self.lines[index]["tell"] == "end":
+            if last is not None and self.lines[index]["tell"] != "pieces":
                 text = self._text(last)
-            if text or last is not None:
-                choices.append(self.head.piece(index, text, finished=last))
+            if text or steps or last is not None:
+                piece = self.head.piece(index, text, finished=last)
+                choices.append(piece | {"events": steps} if self.ask.events else piece)
         return choices
 
     def _chunk(self, choices: list[dict[str, Any]]) -> str:

@@ -88,6 +88,11 @@ class Ask(_Asked):
     )
     stream: bool = Field(False, description="Send the text piece by piece, as server-sent events.")
     stream_options: StreamOptions | None = None
+    events: bool = Field(
+        False,
+        description="Ours, with stream: tell all that happens to the text, as `events` of each choice: tokens "
+        "as they are revealed, drafts, blocks. Text is told at the end.",
+    )
     user: Text | None = Field(None, description="Taken, and not used: OpenAI's clients may send it.")
     top_k: int | None = Field(
         None, ge=1, lt=2**31, description="Ours: draw from so many of the likeliest tokens."
@@ -139,6 +144,16 @@ class CompletionAsk(Ask):
         None,
         description='Ours: fill the gaps of this text instead, as "The {3} sat". {{ and }} are braces.',
     )
+    fills: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="Ours: how many fills of gaps with text after them are drawn, one of which is drawn in "
+        "turn by what follows.",
+    )
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | ({} if self.fills is None else {"fills": self.fills})
 
 
 class Part(_Asked):

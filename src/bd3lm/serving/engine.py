@@ -68,23 +68,21 @@ class Group:
 
         TimeoutError after so many seconds in all; `ClientGone` once nobody is there to be told.
         """
-        deadline = time.monotonic() + seconds
+        looked = time.monotonic()
+        deadline = looked + seconds
         while self.open or not self.lines.empty():
-            left = deadline - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if now >= deadline:
                 raise TimeoutError
-            try:
-                yield await asyncio.wait_for(self.lines.get(), min(left, _LOOK))
-            except TimeoutError:
+            if now - looked >= _LOOK:
+                looked = now
                 if await is_gone():
-                    raise ClientGone from None
-
-    def waiting(self) -> list[tuple[int, Line]]:
-        """What happened meanwhile."""
-        found = []
-        while not self.lines.empty():
-            found.append(self.lines.get_nowait())
-        return found
+                    raise ClientGone
+            try:
+                line = await asyncio.wait_for(self.lines.get(), min(deadline - now, _LOOK))
+            except TimeoutError:
+                continue
+            yield line
 
     def leave(self) -> None:
         """Let go of what is still being written."""

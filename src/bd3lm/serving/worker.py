@@ -16,7 +16,19 @@ from bd3lm.lm import Gap, Generation, LanguageModel
 from bd3lm.lm.engine import TextEngine
 from bd3lm.lm.prompts import Prompt
 from bd3lm.parsing import parse
-from bd3lm.sampling import Event, Extended, Failed, Handle, Stopped, UnmaskingRule
+from bd3lm.sampling import (
+    BlockStarted,
+    Drafted,
+    Event,
+    Extended,
+    Failed,
+    Handle,
+    Started,
+    Stopped,
+    TokenHidden,
+    TokenRevealed,
+    UnmaskingRule,
+)
 from bd3lm.serving.limits import Limits
 from bd3lm.serving.link import Line, receive, send
 from bd3lm.serving.telling import Telling
@@ -159,8 +171,8 @@ class Worker:
         if request.length > most:
             handle.abort()
             raise ValueError(
-                f"max_tokens must be at most {max(most - given, 0):,} here, since a text may have {most:,} tokens "
-                f"and the prompt has {given:,}, got {request.length - given:,}"
+                f"max_tokens must be at most {max(most - given, 0):,} here, since a text may have {most:,} "
+                f"tokens and the prompt has {given:,}, got {request.length - given:,}"
             )
         known = request.given.tolist()
         telling = Telling(self.tokenizer, known, settings.get("stop") or ()) if tell == "pieces" else None
@@ -216,6 +228,8 @@ class Worker:
             case Extended(start=start, tokens=tokens) if text.telling is not None:
                 more = text.telling.more(start, tokens)
                 self.told.append({"is": "more", "text": text.number, "more": more, "tokens": len(tokens)})
+            case _ if (step := self._happened(event)) is not None:
+                self.told.append({"is": "events", "text": text.number, "steps": [step]})
             case Stopped(sample=sample):
                 generation = self.model.generation(sample)
                 self.told.append(self._done(text, generation))
@@ -223,6 +237,28 @@ class Worker:
             case Failed(reason=reason):
                 self.told.append({"is": "failed", "text": text.number, "why": reason})
                 self._leave(text.number)
+
+    def _happened(self, event: Event) -> list[Any] | None:
+        """What somebody who watches is told, as films have it (`bd3lm.reports.animation`)."""
+        match event:
+            case Started(request=request):
+                mask = self.model.config.mask_id
+                given = [None if token == mask else self._piece(token) for token in request.given.tolist()]
+                return ["given", given]
+            case BlockStarted(start=start, stop=stop):
+                return ["block", start, stop]
+            case TokenRevealed(position=position, token=token):
+                return ["show", position, self._piece(token)]
+            case TokenHidden(position=position):
+                return ["hide", position]
+            case Drafted(positions=positions, tokens=tokens):
+                drafts = zip(positions, tokens, strict=True)
+                return ["draft", [[position, self._piece(token)] for position, token in drafts]]
+        return None
+
+    def _piece(self, token: int) -> str:
+        """A token on its own, which may be half a character."""
+        return self.tokenizer.decode([token])
 
     def _done(self, text: _Text, generation: Generation) -> Line:
         sample, completion = generation.sample, generation.completion or ""
