@@ -50,6 +50,7 @@ def test_the_command_and_python_use_the_same_words() -> None:
         ("num_return_sequences", "say count"),
         ("num_beams", "there is no beam search; temperature=0 takes the likeliest token each time"),
         ("ignore_eos", "say stop_at_eos=False"),
+        ("logprobs", "say alternatives"),
         ("lean", r"it is of a model: say with_lean\(...\).generate\(...\)"),
     ],
 )

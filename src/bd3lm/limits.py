@@ -1,9 +1,10 @@
 """What some settings may be, known before torch is there to use them: flags are checked at once."""
 
 import re
-from numbers import Real
+from numbers import Integral, Real
 
 _COLDEST, _HOTTEST = 1e-3, 1e3  # where log-probabilities over a temperature surely stay finite
+MOST_ALTERNATIVES = 20  # of a token: as many as OpenAI's clients may ask for
 _MOST_LEAN = 1e6  # far past left to right; lean·(n − 1) stays finite for any block
 
 
@@ -20,6 +21,12 @@ def check_lean(lean: float, name: str = "lean") -> None:
     """Refuse anything but a number from 0 to 1e6."""
     if not isinstance(lean, Real) or isinstance(lean, bool) or not 0.0 <= lean <= _MOST_LEAN:
         raise ValueError(f"{name} must be a number from 0 to 1e6, got {lean!r}")
+
+
+def check_alternatives(number: int, name: str = "alternatives") -> None:
+    """Refuse anything but a whole number from 0 to 20."""
+    if not isinstance(number, Integral) or isinstance(number, bool) or not 0 <= number <= MOST_ALTERNATIVES:
+        raise ValueError(f"{name} must be a whole number in 0..{MOST_ALTERNATIVES}, got {number!r}")
 
 
 def check_counts(**counts: int | None) -> None:

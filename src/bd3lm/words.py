@@ -63,6 +63,9 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("eos_token_id", "eos_token", "stop_token_ids"), _SAYS % "eos_id"),
         **dict.fromkeys(("ignore_eos", "no_eos", "eos"), _SAYS % "stop_at_eos=False"),
         **dict.fromkeys(("pad_token_id", "pad_token", "attention_mask", "padding"), _NO_PADDING),
+        **dict.fromkeys(
+            ("logprobs", "top_logprobs", "output_scores", "output_logits"), _SAYS % "alternatives"
+        ),
         "use_cache": _SAYS % "cache",
         **dict.fromkeys(("generator", "random_seed", "manual_seed", "random_state"), _SAYS % "seed"),
         **dict.fromkeys(

@@ -211,3 +211,25 @@ def test_fills_are_a_setting_of_templates_and_in_the_records(tmp_path, capsys):
     assert record["evaluations"] == found.sample.evaluations
     assert "--fills must be at least 1, got 0" in fails(capsys, *words[:4], "--fills", "0")
     assert "--fills is for --template" in fails(capsys, "sample", "box", "The", "--fills", "3")
+
+
+def test_chances_of_tokens_are_in_the_records_of_who_asks(tmp_path, capsys):
+    words = ["sample", "box", "The", "river", "--law", "causal", "--length", "12", "--device", "cpu"]
+    files = tmp_path / "plain.jsonl", tmp_path / "told.jsonl"
+    for out, more in zip(files, ([], ["--alternatives", "2"]), strict=True):
+        assert main([*words, "--out", str(out), *more]) == 0
+    plain, told = ([json.loads(line) for line in out.read_text("utf-8").splitlines()] for out in files)
+    model = load("box", device="cpu", law="causal")
+    for one, other in zip(plain, told, strict=True):
+        assert one["text"] == other["text"]
+        assert one["evaluations"] == other["evaluations"]
+        assert "log_p" not in one
+        given = other["given"]
+        assert other["log_p"][:given] == [None] * given
+        assert [len(each) for each in other["alternatives"][given:]] == [2] * (other["length"] - given)
+        (known,) = model.log_likelihood([other["tokens"]], given=[given])
+        assert sum(other["log_p"][given:]) == pytest.approx(known.log_p, abs=1e-3)
+    capsys.readouterr()
+    short = ["sample", "box", "The", "--alternatives"]
+    assert "--alternatives must be a whole number in 0..20, got 21" in fails(capsys, *short, "21")
+    assert "--alternatives needs --out, whose lines tell them" in fails(capsys, *short, "3")

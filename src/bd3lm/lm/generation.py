@@ -68,7 +68,15 @@ def build_writer(network: Denoiser, config: LanguageModelConfig, settings: Setti
     """What writes a model's texts; an option that would do nothing for it is refused."""
     settled = config.method.settled(settings)
     config.method.speculation(settled)  # refuses what would do nothing
-    return config.method.writer(network, settled, config.frame)
+    writer = config.method.writer(network, settled, config.frame)
+    if settings.alternatives is not None and not writer.knows_chances:
+        title = config.method.title_for(config.frame.context)
+        raise ValueError(
+            f"alternatives must be None for {title}, whose tokens are not drawn from what the network says "
+            f"of them in one pass, got {settings.alternatives}"
+        )
+    writer.alternatives = settings.alternatives
+    return writer
 
 
 def build_stopping(settings: Settings, tokenizer: Tokenizer | None) -> Stopping:

@@ -172,7 +172,13 @@ class LanguageModel:
         `max_new_tokens` may say how many tokens at most follow what is given of each.
         """
         events = self.stream(
-            prompts, settings, count=count, seeds=seeds, max_new_tokens=max_new_tokens, watch=False, **changes
+            prompts,
+            settings,
+            count=count,
+            seeds=seeds,
+            max_new_tokens=max_new_tokens,
+            watch=Settings.of(settings, changes).alternatives is not None,
+            **changes,
         )
         samples = [event.sample for event in events if isinstance(event, Stopped)]
         return [self.generation(sample) for sample in sorted(samples, key=lambda sample: sample.index)]

@@ -9,6 +9,7 @@ import numpy as np
 
 from bd3lm.diffusion import Projection, is_number, is_whole
 from bd3lm.diffusion.categorical import NucleusRule
+from bd3lm.limits import check_alternatives
 from bd3lm.parsing import did_you_mean
 from bd3lm.sampling import (
     Adaptive,
@@ -64,6 +65,7 @@ class SettingsKeywords(TypedDict, total=False):
     stride: int | None
     cache: bool
     fills: int | None
+    alternatives: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +129,9 @@ class Settings:
     """Of a template whose gaps have text after them: how many fills are drawn, one of which is drawn in turn
     by how well what follows goes with it. 1 does not look at what follows. By default 16 where fills can be
     weighed, else 1."""
+    alternatives: int | None = None
+    """Tell of each token what the model gave it when it was revealed, temperature and nucleus aside, and so
+    many of the likeliest tokens there: 0 to 20. By default nothing is told."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -137,6 +142,8 @@ class Settings:
             value = getattr(self, name)
             if not _is_left_open(name, value) and not is_whole(value):
                 raise ValueError(f"{name} must be a whole number, got {value!r}")
+        if self.alternatives is not None:
+            check_alternatives(self.alternatives)
         for name in ("temperature", "top_p", "entropy_floor", "remask", "confidence", "entropy_bound"):
             value = getattr(self, name)
             if not _is_left_open(name, value) and not is_number(value):

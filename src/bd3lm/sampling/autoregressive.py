@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bd3lm.models import Causal, Denoiser, KVCache, send
+from bd3lm.sampling.chances import Chances
 from bd3lm.sampling.request import Request
 from bd3lm.sampling.rows import Reveal, Rows
 from bd3lm.sampling.writer import FILL_CHUNK, Writer, fill_cache
@@ -21,6 +22,8 @@ class AutoregressiveWriter(Writer):
     cache slides, and without `cache`, or for a network that keeps no keys and values, what it sees is
     computed afresh (see `KVCache`).
     """
+
+    knows_chances = True
 
     def __init__(
         self,
@@ -80,17 +83,19 @@ class AutoregressiveWriter(Writer):
     def write(self, rows: Rows) -> Iterator[Reveal]:
         masked, positions = rows.masked(rows.start, 1)
         if rows.cache is None:
-            tokens = self._draw(
+            tokens, chances = self._draw(
                 rows, self._recomputed(rows), *(send(t, rows.device) for t in (positions, masked))
             )
         else:
-            tokens = rows.replay("token", partial(self._next, rows, rows.cache), positions, masked)
+            tokens, chances = rows.replay("token", partial(self._next, rows, rows.cache), positions, masked)
         rows.evaluations += masked.squeeze(1)
         rows.fill_passes += ~masked.squeeze(1)
-        yield Reveal(positions, tokens, masked)
+        yield Reveal(positions, tokens, masked, chances=chances)
         rows.start += 1
 
-    def _next(self, rows: Rows, cache: KVCache, positions: Tensor, masked: Tensor) -> Tensor:
+    def _next(
+        self, rows: Rows, cache: KVCache, positions: Tensor, masked: Tensor
+    ) -> tuple[Tensor, Chances | None]:
         """Read the tokens before these positions (rows, 1), and write those that are masked."""
         last = rows.text.gather(1, (positions - 1).clamp_min(0))
         last = torch.where(positions > 0, last, self.mask_id)
@@ -98,12 +103,13 @@ class AutoregressiveWriter(Writer):
         cache.advance(1)
         return self._draw(rows, state, positions, masked)
 
-    def _draw(self, rows: Rows, state: Tensor, positions: Tensor, masked: Tensor) -> Tensor:
-        tokens = rows.sharpening.draw_logits(
-            self.model.head(state), self.mask_id, rows.noise_seeds, positions, repeat=0
-        )
+    def _draw(
+        self, rows: Rows, state: Tensor, positions: Tensor, masked: Tensor
+    ) -> tuple[Tensor, Chances | None]:
+        logits = self.model.head(state)
+        tokens = rows.sharpening.draw_logits(logits, self.mask_id, rows.noise_seeds, positions, repeat=0)
         rows.write(positions, tokens, where=masked)
-        return tokens
+        return tokens, Chances.of_logits(logits, self.mask_id, tokens, self.alternatives)
 
     def _recomputed(self, rows: Rows) -> Tensor:
         """Hidden states (rows, 1, width) that predict the tokens at `start`, row by row."""

@@ -149,6 +149,8 @@ class BlockWriter(BlockwiseWriter):
     A block sees the `context − block_size` tokens before it.
     """
 
+    knows_chances = True
+
     def __init__(
         self,
         model: Denoiser,
@@ -174,5 +176,11 @@ class BlockWriter(BlockwiseWriter):
     def write(self, rows: Rows) -> Iterator[Reveal]:
         masked, _ = rows.masked(rows.start, self.block_size)
         recomputes = bool(self.window) and rows.cache is None
-        yield from self.denoising.fill(rows, rows.start, self.evaluators(rows, masked), replay=not recomputes)
+        yield from self.denoising.fill(
+            rows,
+            rows.start,
+            self.evaluators(rows, masked),
+            replay=not recomputes,
+            alternatives=self.alternatives,
+        )
         rows.start += self.block_size

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bd3lm.diffusion import subs_at_masks
 from bd3lm.models import BlockReading, Denoiser, embed_with_previous, send
+from bd3lm.sampling.chances import Chances
 from bd3lm.sampling.drawing import or_mask
 from bd3lm.sampling.rows import Reveal, Rows
 from bd3lm.sampling.unmasking import Adaptive, Pass, Planned, UnmaskingRule
@@ -36,35 +37,45 @@ class Denoising:
             )
 
     def fill(
-        self, rows: Rows, begin: Tensor, evaluators: Sequence[Evaluate], *, replay: bool = True
+        self,
+        rows: Rows,
+        begin: Tensor,
+        evaluators: Sequence[Evaluate],
+        *,
+        replay: bool = True,
+        alternatives: int | None = None,
     ) -> Iterator[Reveal]:
         """Write the masked tokens of the pieces that begin at `begin`, one pass at a time.
 
         The first pass is by the first evaluator, the second by the second, and so on by the last. With
-        `replay` they must do nothing but work on tensors that stay where they are: see `Replayed`.
+        `replay` they must do nothing but work on tensors that stay where they are: see `Replayed`. With
+        `alternatives` passes tell chances: see `Writer`.
         """
         masked, positions = rows.masked(begin, self.reading.block_size)
         launch = _Launcher(rows, evaluators, replay)
         rule = self.unmasking
         if isinstance(rule, Planned):
-            reveals = self._planned(rule.plan(rows.seeds, positions, masked), positions, launch)
+            plan = rule.plan(rows.seeds, positions, masked)
+            reveals = self._planned(plan, positions, launch, alternatives)
         elif isinstance(rule, Adaptive):
-            reveals = self._adaptive(rule, masked, positions, launch)
+            reveals = self._adaptive(rule, masked, positions, launch, alternatives)
         else:
             raise ValueError(f"unmasking must be a Planned or an Adaptive rule, got {rule!r}")
         for reveal in reveals:
             rows.evaluations += reveal.active.any(1)
             yield reveal
 
-    def _planned(self, plan: Iterable[Pass], positions: Tensor, launch: "_Launcher") -> Iterator[Reveal]:
+    def _planned(
+        self, plan: Iterable[Pass], positions: Tensor, launch: "_Launcher", alternatives: int | None
+    ) -> Iterator[Reveal]:
         """The plan is made on the host; the device only ever reveals."""
         for index, step in enumerate(plan):
             revealed = positions.gather(1, step.places)
             # A token that may be masked again is drawn with fresh noise each time.
             again = () if step.masked_again is None else (step.masked_again, torch.tensor([index]))
-            tokens = launch(
+            tokens, chances = launch(
                 index,
-                self._reveal_planned,
+                partial(self._reveal_planned, alternatives),
                 positions,
                 step.places,
                 revealed,
@@ -73,10 +84,11 @@ class Denoising:
                 *again,
             )
             masked_again = None if step.masked_again is None else (positions, step.masked_again)
-            yield Reveal(revealed, tokens, step.active, masked_again)
+            yield Reveal(revealed, tokens, step.active, masked_again, chances=chances)
 
     def _reveal_planned(
         self,
+        alternatives: int | None,
         rows: Rows,
         evaluate: Evaluate,
         positions: Tensor,
@@ -86,13 +98,14 @@ class Denoising:
         mask_rate: Tensor,
         masked_again: Tensor | None = None,
         index: Tensor | None = None,
-    ) -> Tensor:
-        """One pass: the tokens (rows, k) of these places, written where they are active."""
+    ) -> tuple[Tensor, Chances | None]:
+        """One pass: the tokens (rows, k) of these places, written where they are active; their chances."""
         piece = rows.text.gather(1, positions)
         states = evaluate(positions, self._shown(piece, rows, positions), mask_rate)
         asked = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+        logits = self.model.head(asked)
         tokens = rows.sharpening.draw_logits(
-            self.model.head(asked),
+            logits,
             self.reading.mask_id,
             rows.noise_seeds,
             revealed,
@@ -101,26 +114,38 @@ class Denoising:
         rows.write(revealed, tokens, where=active)
         if masked_again is not None:
             rows.write(positions, torch.full_like(positions, self.reading.mask_id), where=masked_again)
-        return tokens
+        return tokens, Chances.of_logits(logits, self.reading.mask_id, tokens, alternatives)
 
     def _adaptive(
-        self, rule: Adaptive, masked: Tensor, positions: Tensor, launch: "_Launcher"
+        self,
+        rule: Adaptive,
+        masked: Tensor,
+        positions: Tensor,
+        launch: "_Launcher",
+        alternatives: int | None,
     ) -> Iterator[Reveal]:
         """After every pass the device is asked what the rule chose."""
         index = 0
         while masked.any():
-            tokens, chosen = launch(
-                index, partial(self._reveal_chosen, rule), positions, masked, torch.tensor([index])
-            )
+            reveal = partial(self._reveal_chosen, rule, alternatives)
+            tokens, chosen, chances = launch(index, reveal, positions, masked, torch.tensor([index]))
             chosen = chosen.cpu()
             masked = masked & ~chosen
             index += 1
-            yield Reveal(positions, tokens, chosen)
+            yield Reveal(positions, tokens, chosen, chances=chances)
 
     def _reveal_chosen(
-        self, rule: Adaptive, rows: Rows, evaluate: Evaluate, positions: Tensor, masked: Tensor, index: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """One pass: tokens drawn everywhere (rows, n), and those that the rule chose and are written."""
+        self,
+        rule: Adaptive,
+        alternatives: int | None,
+        rows: Rows,
+        evaluate: Evaluate,
+        positions: Tensor,
+        masked: Tensor,
+        index: Tensor,
+    ) -> tuple[Tensor, Tensor, Chances | None]:
+        """One pass: tokens drawn everywhere (rows, n), those that the rule chose and are written, and the
+        chances of all."""
         piece = rows.text.gather(1, positions)
         rate = (piece == self.reading.mask_id).double().mean(1)  # as many masks as the network sees
         states = evaluate(positions, self._shown(piece, rows, positions), rate)
@@ -129,7 +154,7 @@ class Denoising:
         tokens = or_mask(tokens, log_p, self.reading.mask_id)
         chosen = rule.choose(log_p, tokens, masked)
         rows.write(positions, tokens, where=chosen)
-        return tokens, chosen
+        return tokens, chosen, Chances.of(log_p, self.reading.mask_id, tokens, alternatives)
 
     def _shown(self, piece: Tensor, rows: Rows, positions: Tensor) -> Tensor:
         """The tokens (rows, n) of these positions as the network is given them: ids, or vectors for them."""

@@ -15,6 +15,7 @@ from typing import get_args
 import torch
 
 from bd3lm.models import require_evaluation_mode
+from bd3lm.sampling.chances import ChanceNotes
 from bd3lm.sampling.events import Event, Failed, Started, Stopped, Tell
 from bd3lm.sampling.fills import Fillings
 from bd3lm.sampling.request import Request
@@ -58,6 +59,7 @@ class Engine:
         self._tables: list[Table] = []
         self._under_way: set[int] = set()
         self._fillings = Fillings()
+        self._chances = ChanceNotes()
 
     def submit(self, request: Request, writer: Writer, *, tell: Tell = "end") -> Handle:
         """Have a text written; what cannot be is refused at once.
@@ -67,6 +69,7 @@ class Engine:
         if tell not in get_args(Tell):
             raise ValueError(f"tell must be one of {', '.join(get_args(Tell))}, got {tell!r}")
         check(writer, request)
+        check_told(writer, is_watched=tell == "passes")
         with self._inbox_lock:
             handle = Handle(next(self._numbers), request, self)
             self._under_way.add(handle.index)
@@ -122,13 +125,15 @@ class Engine:
             self._inbox.extendleft(following)
             self._under_way -= {each.index for each in told if isinstance(each, Stopped | Failed)}
             self._aborted |= {each.index for each in told if isinstance(each, Failed)}  # all of its fills
-        yield from told
+        for each in told:
+            yield self._chances.noted(each)
 
     def _drop_aborted(self) -> None:
         with self._inbox_lock:
             gone, self._aborted = self._aborted, set()
             self._under_way -= gone
             gone |= self._fillings.drop(gone)
+            self._chances.drop(gone)
             if gone:
                 self._inbox = deque(each for each in self._inbox if each[1].index not in gone)
         if gone:
@@ -179,6 +184,7 @@ class Engine:
             self._inbox.clear()
             self._under_way.clear()
             self._fillings.clear()
+            self._chances.clear()
 
 
 def _bucket(width: int) -> int:
@@ -206,6 +212,15 @@ def check(writer: Writer, request: Request, *, side_by_side: int = 1) -> None:
         raise ValueError(
             f"length must be at most {most:,}, or rows for {side_by_side} texts side by side cannot be held, "
             f"got {request.length:,}{row}"
+        )
+
+
+def check_told(writer: Writer, *, is_watched: bool) -> None:
+    """Refuse chances that would be computed and told to nobody."""
+    if writer.alternatives is not None and not is_watched:
+        raise ValueError(
+            "alternatives are told of each pass, so a text must be watched for them (tell 'passes'), got "
+            f"{writer.alternatives} of a text that is not"
         )
 
 

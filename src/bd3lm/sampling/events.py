@@ -30,6 +30,8 @@ class Sample:
     accepted: tuple[int, ...] = ()  # how many of these were right
     fills: int = 1  # how many fills of its gaps it was drawn from; all costs but those of redraws count them
     effective_fills: float = 1.0  # how many of equal weight would be worth as much
+    log_p: tuple[float | None, ...] | None = None  # of each token, given ones have none; see `TokenRevealed`
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # of each token
 
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other)
@@ -79,6 +81,10 @@ class TokenRevealed(TextEvent):
 
     position: int
     token: int
+    log_p: float | None = field(default=None, kw_only=True, compare=False)
+    """What the model gave the token in the pass that revealed it, where `alternatives` is set."""
+    alternatives: tuple[tuple[int, float], ...] = field(default=(), kw_only=True, compare=False)
+    """The likeliest tokens there, the likeliest first, with their log-probabilities."""
 
 
 @dataclass(frozen=True)

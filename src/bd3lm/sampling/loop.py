@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 from weakref import WeakSet
 
 from bd3lm.models import require_evaluation_mode
-from bd3lm.sampling.engine import Engine, check_all
+from bd3lm.sampling.engine import Engine, check_all, check_told
 from bd3lm.sampling.events import Event, Failed, Sample, Stopped
 from bd3lm.sampling.request import Request
 from bd3lm.sampling.writer import Writer
@@ -43,6 +43,7 @@ def write(
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     check_all(writer, requests, min(batch_size, len(requests)))
+    check_told(writer, is_watched=watch)
     events = _events(writer, requests, batch_size, watch)
     _suspended.add(events)
     return events

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.models import KVCache
+from bd3lm.sampling.chances import Chances
 from bd3lm.sampling.drawing import RowSharpening, Sharpening
 from bd3lm.sampling.replay import Replays
 
@@ -23,7 +24,8 @@ class Reveal:
     writer that speculates, where they are on the device too.
 
     `masked_again` is positions (rows, n), and whether they were masked again; `drafted` is positions, tokens
-    (rows, n) that were guessed there, and which of them.
+    (rows, n) that were guessed there, and which of them. `chances` are of all tokens, on the device too, of
+    a writer that is asked for them.
     """
 
     positions: Tensor  # (rows, k) in the text
@@ -31,6 +33,7 @@ class Reveal:
     active: Tensor  # (rows, k) whether the token was revealed
     masked_again: tuple[Tensor, Tensor] | None = None
     drafted: tuple[Tensor, Tensor, Tensor] | None = None
+    chances: Chances | None = None
 
 
 @dataclass

@@ -21,6 +21,8 @@ class SlidingWriter(Writer):
     for the paper's 1,024 tokens is its 512.
     """
 
+    knows_chances = True
+
     def __init__(
         self,
         model: Denoiser,
@@ -58,7 +60,9 @@ class SlidingWriter(Writer):
 
     def write(self, rows: Rows) -> Iterator[Reveal]:
         end = rows.start + torch.where(rows.start == 0, self.context, self.stride)
-        yield from self.denoising.fill(rows, end - self.context, (self._evaluate,))
+        yield from self.denoising.fill(
+            rows, end - self.context, (self._evaluate,), alternatives=self.alternatives
+        )
         rows.start.copy_(end)
 
     def _evaluate(self, positions: Tensor, tokens: Tensor, mask_rate: Tensor) -> Tensor:

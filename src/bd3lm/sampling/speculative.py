@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bd3lm.models import Causal, Denoiser, Drafting, DraftReading, KVCache, Layout
 from bd3lm.sampling.autoregressive import AutoregressiveWriter
+from bd3lm.sampling.chances import Chances
 from bd3lm.sampling.pacing import Pacing
 from bd3lm.sampling.request import Request
 from bd3lm.sampling.rows import TALLY, Reveal, Rows
@@ -158,9 +159,8 @@ class SpeculativeWriter(AutoregressiveWriter):
         shown, drafts = self._shown(rows, shape, ahead)
         states = self.model(shown, layout=shape.layout, cache=cache)
         drawing = Drawing(rows.sharpening, rows.noise_seeds, self.mask_id)
-        verdict = self._verdict(
-            drawing, tree, self.model.head(states[:, : 1 + tree.size]), drafts, state, ahead
-        )
+        logits = self.model.head(states[:, : 1 + tree.size])
+        verdict = self._verdict(drawing, tree, logits, drafts, state, ahead)
         tables = tree.on(rows.device)
         right = tables.depths[verdict.reached]
         count = torch.minimum(right + 1, state[_STOP] - state[_AT]).clamp_min(0)
@@ -174,7 +174,12 @@ class SpeculativeWriter(AutoregressiveWriter):
             cache.advance_along(tables.paths[verdict.reached], count)
         state[_AT].add_(count)
         drafted = self._draft(drawing, states, rows, shape, verdict.reached)
-        return Reveal(ahead.positions, verdict.tokens, written, drafted=drafted)
+        chances = None
+        if self.alternatives is not None:  # each token's are behind the one before it on the path
+            path = tables.paths[verdict.reached].unsqueeze(-1)
+            behind = logits.gather(1, path.expand(-1, -1, logits.shape[-1]))
+            chances = Chances.of_logits(behind, self.mask_id, verdict.tokens, self.alternatives)
+        return Reveal(ahead.positions, verdict.tokens, written, drafted=drafted, chances=chances)
 
     def _ahead(self, rows: Rows, tree: Tree) -> Ahead:
         at = rows.extras[_AT].unsqueeze(1)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bd3lm.models import BlockCopies, BlockReading, Denoiser, KVCache, embed_with_previous
 from bd3lm.sampling.blocks import BlockWriter
+from bd3lm.sampling.chances import Chances
 from bd3lm.sampling.request import Request
 from bd3lm.sampling.rows import TALLY, Reveal, Rows
 from bd3lm.sampling.speculation import Speculation
@@ -167,10 +168,11 @@ class SpeculativeBlockWriter(BlockWriter):
         block = _Block(*(torch.where(_like(moves, b), a, b) for a, b in zip(after, here, strict=True)))
         source = torch.where(moves, 0, 1 + verdict.accepted.clamp_max(self.copies - 1))
         places = (source * n).unsqueeze(1) + torch.arange(n, device=rows.device)
-        drafts = self._draw(rows, states, places, block.positions)
+        drafts, logits = self._draw(rows, states, places, block.positions)
         # The first token of a block needs no draft.
         opens = (moves & (block.masks > 0)).unsqueeze(1)
-        first = block.positions.gather(1, block.order[:, :1]), drafts.gather(1, block.order[:, :1])
+        opening = block.order[:, :1]
+        first = block.positions.gather(1, opening), drafts.gather(1, opening)
         rows.write(*first, where=opens)
         known = torch.where(moves, opens.long().squeeze(1), state[_KNOWN] + verdict.number)
         state[_AT].add_(n * moves)
@@ -180,11 +182,17 @@ class SpeculativeBlockWriter(BlockWriter):
         has_written = (verdict.number > 0) | opens.squeeze(1)
         state[_SPENT].add_(torch.stack((has_written, moves & ~has_written), 1))
         state[TALLY].add_(verdict.tally)
+        chances = verdict.chances
+        if chances is not None:
+            opened = logits.gather(1, opening.unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
+            also = Chances.of_logits(opened, self.mask_id, first[1], self.alternatives)
+            chances = chances if also is None else chances.joined(also)
         return Reveal(
             torch.cat((verdict.positions, first[0]), 1),
             torch.cat((verdict.tokens, first[1]), 1),
             torch.cat((verdict.written, opens), 1),
             drafted=(block.positions, drafts, (block.rank >= known.unsqueeze(1)) & block.is_free),
+            chances=chances,
         )
 
     def _block(self, rows: Rows, at: Tensor) -> "_Block":
@@ -228,7 +236,7 @@ class SpeculativeBlockWriter(BlockWriter):
         # for each.
         place = here.order.gather(1, rank % n)
         positions = here.positions.gather(1, place)
-        tokens = self._draw(rows, states, (1 + copy) * n + place, positions)
+        tokens, logits = self._draw(rows, states, (1 + copy) * n + place, positions)
         is_asked = rank < here.masks.unsqueeze(1)
         is_right = (is_asked & (tokens == rows.extras[_DRAFTS].gather(1, place))).long().cumprod(1)
         accepted = is_right.sum(1)
@@ -243,14 +251,16 @@ class SpeculativeBlockWriter(BlockWriter):
             number,
             accepted == left,
             torch.stack((written, is_right), 1),
+            Chances.of_logits(logits, self.mask_id, tokens, self.alternatives),
         )
 
-    def _draw(self, rows: Rows, states: Tensor, places: Tensor, positions: Tensor) -> Tensor:
-        """Tokens (rows, k) at text positions (rows, k), from the states at these places of the pass."""
+    def _draw(self, rows: Rows, states: Tensor, places: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens (rows, k) at text positions (rows, k), from the states at these places of the pass; and the
+        logits that they were drawn from."""
         asked = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
-        return rows.sharpening.draw_logits(
-            self.model.head(asked), self.mask_id, rows.noise_seeds, positions, repeat=0
-        )
+        logits = self.model.head(asked)
+        drawn = rows.sharpening.draw_logits(logits, self.mask_id, rows.noise_seeds, positions, repeat=0)
+        return drawn, logits
 
 
 class _Block(NamedTuple):
@@ -281,6 +291,7 @@ class _Verdict(NamedTuple):
     """Whether no place of the block is left whose draft is not known to be right."""
     tally: Tensor
     """(rows, 2, copies)"""
+    chances: Chances | None
 
 
 def copies_for(speculation: Speculation, block_size: int) -> int:

@@ -393,11 +393,19 @@ class Table:
         """What a pass did. Of a later piece than that under way it is told `later`, once it is known that the
         text goes on."""
         told: list[tuple[int, TokenRevealed | Drafted]] = []
+        chances = None if reveal.chances is None else reveal.chances.told()
         for place, token in reveal.active.nonzero().tolist():
             seat = self.seats[place]
             if seat is not None:
-                position = int(reveal.positions[place, token])
-                told.append((place, TokenRevealed(seat.index, position, int(reveal.tokens[place, token]))))
+                log_p, others = (None, ()) if chances is None else chances.at(place, token)
+                revealed = TokenRevealed(
+                    seat.index,
+                    int(reveal.positions[place, token]),
+                    int(reveal.tokens[place, token]),
+                    log_p=log_p,
+                    alternatives=others,
+                )
+                told.append((place, revealed))
         if reveal.drafted is not None:
             told += self._drafted(*(each.cpu() for each in reveal.drafted))
         for place, event in told:

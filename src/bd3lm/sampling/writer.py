@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,8 +21,14 @@ _SHARE_LEFT = 8  # of a device's memory one part in so many may hold finished ro
 class Writer(ABC):
     """Writes texts piece by piece: a token, a block or a stride at a time."""
 
+    knows_chances: ClassVar[bool] = False
+    """Whether tokens are drawn from a distribution over tokens that the network gives in the same pass."""
+
     def __init__(self, model: Denoiser, mask_id: int) -> None:
         self.model, self.mask_id = model, mask_id
+        self.alternatives: int | None = None
+        """Where set, passes tell the chances of the tokens that they reveal, and of so many likely ones. To
+        be set before the first text is begun, since passes are recorded with it or without."""
         self._left: list[tuple[Rows, object]] = []  # with the state of the network they were left by
 
     @abstractmethod

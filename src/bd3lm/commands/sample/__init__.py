@@ -113,6 +113,9 @@ class Sample(Command):
     fills: OptionalInt = None
     """With --template: fill the gaps so many times, and write one of these fills, drawn by how well the text
     after the gaps follows it. 1 does not look at that text; by default 16 where fills can be weighed."""
+    alternatives: OptionalInt = None
+    """With --out: record what the model gave each token, and so many of the likeliest tokens there; 0 to
+    20."""
     out: OptionalFile = None
     """Write texts, tokens and costs as JSON lines to this new file, in the order of the prompts."""
     film: OptionalFile = None
@@ -204,6 +207,7 @@ class Sample(Command):
             stride=self.stride,
             cache=self.cache,
             fills=self.fills,
+            alternatives=self.alternatives,
         )
 
     def _texts(self) -> Sequence[str]:

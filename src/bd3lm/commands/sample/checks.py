@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bd3lm.commands.shared.records import check_new_file
-from bd3lm.limits import check_temperature
+from bd3lm.limits import check_alternatives, check_temperature
 
 if TYPE_CHECKING:
     from bd3lm.commands.sample import Sample
@@ -50,6 +50,12 @@ def check_numbers(flags: "Sample") -> None:
         if count is not None and count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}")
     check_speculation(flags)
+    if flags.alternatives is not None:
+        check_alternatives(flags.alternatives, "--alternatives")
+        if flags.out is None:
+            raise ValueError(
+                f"--alternatives needs --out, whose lines tell them, got {flags.alternatives} without one"
+            )
     if flags.fills is not None and flags.template is None:
         raise ValueError(f"--fills is for --template, whose gaps are filled, got {flags.fills} without one")
     if flags.batch_size < 1:

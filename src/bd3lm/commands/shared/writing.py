@@ -131,7 +131,7 @@ def write_texts(
     if model.tokenizer is None:
         raise ValueError("the model was saved without a tokenizer; name one with --tokenizer")
     check_new_file(out)
-    watch = any(display.watches for display in displays)
+    watch = settings.alternatives is not None or any(display.watches for display in displays)
     begun = time.perf_counter()
     # complains before anything is written
     events = model.stream(prompts, settings, max_new_tokens=max_new_tokens, watch=watch)
@@ -296,7 +296,18 @@ def _record(generation: Generation, origin: Mapping[str, Any], model: LanguageMo
         "redrawn_passes": sample.redrawn_passes,
         "entropy": round(generation.entropy, 6),
         "seed": sample.seed,
+        **_chances(sample),
         **origin,
+    }
+
+
+def _chances(sample: Sample) -> dict[str, Any]:
+    """What the model gave each token, and others there, where that was asked for."""
+    if sample.log_p is None:
+        return {}
+    return {
+        "log_p": list(sample.log_p),
+        "alternatives": [list(map(list, each)) for each in sample.alternatives],
     }
 
 
