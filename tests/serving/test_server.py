@@ -18,6 +18,7 @@ import openai
 import pytest
 
 from bd3lm.data.chat import Message, conversation
+from bd3lm.data.tokenizers import END
 from bd3lm.lm import Gap, LanguageModel
 from tests.serving import TEMPLATE, Server, serving, small_model
 
@@ -184,6 +185,178 @@ def test_all_that_happens_to_a_text_is_told_to_who_asks_for_events(server: Serve
     assert server.post(prompt="ab", fills=3).json()["error"]["param"] == "fills"
 
 
+# --- probabilities of tokens ---
+
+LOGPROBS = [
+    {},
+    {"law": "block"},
+    {"speculation": 3, "temperature": 0.5},
+    {"law": "block", "speculation": 2},
+    {"stop": ["e", "a"], "temperature": 1.5},
+]
+
+
+@pytest.mark.parametrize("how", LOGPROBS, ids=str)
+def test_tokens_are_told_with_what_the_model_gave_them(
+    client: openai.OpenAI, lm: LanguageModel, how: dict[str, Any]
+) -> None:
+    ours = {name: how[name] for name in ("law", "speculation") if name in how}
+    theirs = {name: value for name, value in how.items() if name not in ours}
+    asked = {
+        "model": "small",
+        "prompt": ["ab", "naïve ☂"],
+        "max_tokens": 30,
+        "seed": 5,
+        "logprobs": 3,
+    } | theirs
+    found = client.completions.create(**asked, extra_body=ours)
+    assert lm.tokenizer is not None
+    model = lm.with_law(how.get("law", "causal"))
+    expected = model.generate(asked["prompt"], seed=5, max_new_tokens=30, alternatives=3, **theirs)
+    for choice, text in zip(found.choices, expected, strict=True):
+        assert choice.text == text.completion
+        told, given = choice.logprobs, text.sample.given
+        assert told is not None
+        assert near(told.token_logprobs, (text.sample.log_p or ())[given:])
+        assert told.tokens == [named(lm, token) for token in text.tokens[given:]]
+        assert told.top_logprobs is not None
+        assert told.text_offset is not None
+        for top, token, log_p, others in zip(
+            told.top_logprobs,
+            told.tokens,
+            told.token_logprobs,
+            text.sample.alternatives[given:],
+            strict=True,
+        ):
+            likely = {named(lm, other): p for other, p in reversed(others)}
+            assert near(top, likely | {token: log_p})
+        for token, begin in zip(told.tokens, told.text_offset, strict=True):
+            assert begin <= len(choice.text) + 8
+            if "\ufffd" not in token and token != END and begin < len(choice.text):
+                assert choice.text.startswith(token, begin)
+        if model.law == "causal":
+            (known,) = lm.log_likelihood([text.tokens], given=[given])
+            assert sum(told.token_logprobs) == pytest.approx(known.log_p, abs=1e-3)
+    plain = client.completions.create(**asked | {"logprobs": None}, extra_body=ours)
+    assert [choice.text for choice in plain.choices] == [choice.text for choice in found.choices]
+    assert all(choice.logprobs is None for choice in plain.choices)
+    assert plain.usage == found.usage
+    told_so_far: list[dict[str, list[Any]]] = [{}, {}]
+    texts, pieces = ["", ""], 0
+    for chunk in client.completions.create(**asked, extra_body=ours, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            pieces += choice.logprobs is not None
+            for name, several in (choice.logprobs.model_dump() if choice.logprobs else {}).items():
+                told_so_far[choice.index].setdefault(name, []).extend(several)
+    assert texts == [choice.text for choice in found.choices]
+    assert near(told_so_far, [choice.logprobs and choice.logprobs.model_dump() for choice in found.choices])
+    assert pieces > 2 or "stop" in how
+
+
+def near(one: Any, other: Any) -> bool:
+    """Whether both are the same, up to rounding, which depends on how many texts share a pass."""
+    if isinstance(one, float):
+        return bool(one == pytest.approx(other, abs=1e-9))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(near(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(near, one, other))
+    return bool(one == other)
+
+
+def named(lm: LanguageModel, token: int) -> str:
+    assert lm.tokenizer is not None
+    return lm.tokenizer.decode([token]) or lm.tokenizer.decode([token], skip_special=False)
+
+
+def test_tokens_of_an_answer_are_told_with_their_bytes(client: openai.OpenAI, lm: LanguageModel) -> None:
+    messages: Any = [{"role": "user", "content": "why?"}]
+    asked: dict[str, Any] = {
+        "model": "small",
+        "messages": messages,
+        "max_tokens": 20,
+        "seed": 2,
+        "logprobs": True,
+    }
+    found = client.chat.completions.create(**asked, top_logprobs=2).choices[0]
+    assert lm.tokenizer is not None
+    ids = conversation(TEMPLATE, [Message("user", "why?")], lm.tokenizer)
+    (expected,) = lm.generate([ids], seed=2, max_new_tokens=20, alternatives=2)
+    assert found.message.content == expected.completion
+    assert found.logprobs is not None
+    content = found.logprobs.content
+    assert content is not None
+    given = expected.sample.given
+    assert near([each.logprob for each in content], (expected.sample.log_p or ())[given:])
+    assert (
+        b"".join(bytes(each.bytes or ()) for each in content).decode(errors="replace") == expected.completion
+    )
+    others = [[(other.token, other.logprob) for other in each.top_logprobs] for each in content]
+    likely = expected.sample.alternatives[given:]
+    assert near(others, [[(named(lm, token), log_p) for token, log_p in each] for each in likely])
+    pieces = list(client.chat.completions.create(**asked, top_logprobs=2, stream=True))
+    several = [piece.choices[0].logprobs for piece in pieces]
+    streamed = [each for some in several if some for each in some.content or ()]
+    assert near([each.model_dump() for each in streamed], [each.model_dump() for each in content])
+    (alone,) = client.chat.completions.create(**asked).choices
+    assert alone.logprobs is not None
+    assert all(each.top_logprobs == [] for each in alone.logprobs.content or ())
+    with pytest.raises(openai.BadRequestError, match="top_logprobs needs logprobs"):
+        client.chat.completions.create(**asked | {"logprobs": False}, top_logprobs=2)
+
+
+def test_tokens_of_gaps_say_where_they_are(server: Server, lm: LanguageModel) -> None:
+    for how in ({"law": "block"}, {"law": "causal", "fills": 3}):
+        for shape in (
+            {"template": "The {3} sat ☂ on the {2}."},
+            {"prompt": "The ", "suffix": " sat", "max_tokens": 4},
+        ):
+            body = server.post(seed=4, logprobs=0, **how, **shape).json()
+            (choice,) = body["choices"]
+            told = choice["logprobs"]
+            assert len(told["tokens"]) == len(told["text_offset"]) == body["usage"]["completion_tokens"]
+            assert [list(top.values()) for top in told["top_logprobs"]] == [
+                [p] for p in told["token_logprobs"]
+            ]
+            assert told["text_offset"] == sorted(told["text_offset"])
+            assert told["text_offset"][0] == (4 if "template" in shape else 0)
+            streamed = server.post(seed=4, logprobs=0, stream=True, **how, **shape).text.split("\n\n")
+            last = json.loads(streamed[-3][6:])["choices"][0]
+            assert near([last["text"], last["logprobs"]], [choice["text"], told])
+
+
+def test_events_tell_how_sure_the_model_was(server: Server, lm: LanguageModel) -> None:
+    body = {"prompt": "ab", "max_tokens": 12, "seed": 6, "events": True, "stream": True, "law": "block"}
+    (expected,) = lm.with_law("block").generate("ab", seed=6, max_new_tokens=12, alternatives=4)
+    assert expected.sample.log_p is not None
+    for asked in (
+        {"alternatives": 4},
+        {"alternatives": 0},
+        {"alternatives": 2, "logprobs": 4},
+        {"logprobs": 1},
+    ):
+        answer = server.post(**body, **asked)
+        chunks = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        shown = [step[1:] for choice in choices for step in choice["events"] if step[0] == "show"]
+        assert len(shown) == expected.sample.written
+        for position, piece, *told in shown:
+            assert piece == named(lm, expected.tokens[position])
+            if "alternatives" not in asked:
+                assert told == []
+                continue
+            log_p, others = told
+            assert near(log_p, expected.sample.log_p[position])
+            likely = expected.sample.alternatives[position][: asked["alternatives"]]
+            assert near(others, [[named(lm, token), p] for token, p in likely])
+        assert "".join(choice["text"] for choice in choices) == expected.completion
+        logprobs = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+        assert len(logprobs) == ("logprobs" in asked)
+        if logprobs:
+            assert near(logprobs[0]["token_logprobs"], expected.sample.log_p[expected.sample.given :])
+
+
 def test_under_load_every_text_is_as_if_it_were_alone(server: Server, lm: LanguageModel) -> None:
     """Forty clients at once with settings of their own; a third of them leave in the middle."""
 
@@ -242,7 +415,13 @@ COMPLETIONS = [
     ({"temperature": "hot"}, 400, "temperature", "got 'hot'"),
     ({"top_p": 0}, 400, "top_p", "got 0"),
     ({"n": 100}, 400, "n", "prompts times n must be at most 32 here, got 100"),
-    ({"logprobs": 2}, 400, "logprobs", "logprobs is no field of this server: "),
+    ({"logit_bias": {}}, 400, "logit_bias", "logit_bias is no field of this server: "),
+    ({"logprobs": 21}, 400, "logprobs", "less than or equal to 20, got 21"),
+    ({"logprobs": True}, 400, "logprobs", "got True"),
+    ({"logprobs": 2, "echo": True}, 400, "logprobs", "echo and logprobs may not be given together"),
+    ({"top_logprobs": 2}, 400, "top_logprobs", "it is of chats; in completions logprobs says how many"),
+    ({"alternatives": 2}, 400, "alternatives", "alternatives needs events"),
+    ({"alternatives": 21, "events": True, "stream": True}, 400, "alternatives", "got 21"),
     ({"presence_penalty": 0.5}, 400, "presence_penalty", "there are no penalties"),
     ({"max_lenght": 3}, 400, "max_lenght", "max_lenght is no field of this server"),
     ({"model": "gpt-4"}, 404, "model", "model must be 'small', which is served here, got 'gpt-4'"),
@@ -429,7 +608,7 @@ def test_the_lines_of_the_page_are_answered(server: Server) -> None:
     """The requests that its curl commands make, of the model that is served here."""
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text("utf-8")
     commands = re.findall(r"^curl .*?(?<!\\)$", page.replace("\\\n", " "), re.MULTILINE)
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         words = shlex.split(command)
         url = next(word for word in words if word.startswith("http://127.0.0.1:8000"))

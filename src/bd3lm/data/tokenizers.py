@@ -134,6 +134,23 @@ class Tokenizer:
                 lengths[place] = len(token.encode()) if place in added else len(token)
         return lengths
 
+    def token_bytes(self, token: int) -> bytes | None:
+        """The bytes that a token stands for, of byte-level vocabularies also where they are no whole
+        character; of others what it reads as alone. A special token has none; None where nothing says."""
+        if self._bytes_of is not None and token < len(self._bytes_of):
+            name = self._backend.id_to_token(token)
+            if not self._bytes_of[token] or name is None:
+                return b""
+            if all(sign in self._byte_of_sign for sign in name):
+                return bytes(self._byte_of_sign[sign] for sign in name)
+        text = self.decode([token])
+        return None if "\ufffd" in text else text.encode()
+
+    @cached_property
+    def _byte_of_sign(self) -> dict[str, int]:
+        """The byte that each character of a byte-level token stands for."""
+        return {sign: byte for byte, sign in enumerate(_byte_characters())}
+
     @cached_property
     def _told_when_watched(self) -> str | None:
         """What an error adds where its work fails; None for a tokenizer whose work need not be watched."""

@@ -39,19 +39,27 @@ class Head:
             "choices": choices,
         }
 
-    def choice(self, index: int, text: str, done: Line) -> dict[str, Any]:
+    def choice(
+        self, index: int, text: str, done: Line, logprobs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """A whole text."""
         shown = {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
         return {
             "index": index,
             **shown,
-            "logprobs": None,
+            "logprobs": logprobs,
             "finish_reason": _FINISHED[done["stopped_by"]],
             "seed": done["asked_seed"],
         }
 
     def piece(
-        self, index: int, text: str, *, finished: Line | None = None, first: bool = False
+        self,
+        index: int,
+        text: str,
+        *,
+        finished: Line | None = None,
+        first: bool = False,
+        logprobs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Some of a text."""
         if self.is_chat:
@@ -60,8 +68,37 @@ class Head:
         else:
             shown = {"text": text}
         reason = None if finished is None else _FINISHED[finished["stopped_by"]]
-        found = {"index": index, **shown, "logprobs": None, "finish_reason": reason}
+        found = {"index": index, **shown, "logprobs": logprobs, "finish_reason": reason}
         return found if finished is None else found | {"seed": finished["asked_seed"]}
+
+    def logprobs(self, chances: Sequence[Line], *, before: int = 0) -> dict[str, Any]:
+        """Tokens with their log-probabilities; `before` characters of the text stand before the first that
+        was written."""
+        names = ("token", "bytes", "logprob")
+        if self.is_chat:
+            content = [
+                {
+                    **{name: each[name] for name in names},
+                    "top_logprobs": [{name: other[name] for name in names} for other in each["top"]],
+                }
+                for each in chances
+            ]
+            return {"content": content, "refusal": None}
+        return {
+            "tokens": [each["token"] for each in chances],
+            "token_logprobs": [each["logprob"] for each in chances],
+            "top_logprobs": [_by_name(each) for each in chances],
+            "text_offset": [before + each["offset"] for each in chances],
+        }
+
+
+def _by_name(chance: Line) -> dict[str, float]:
+    """The likeliest tokens, and the one that was drawn. Of several that read the same, as halves of
+    characters do, the likeliest is told, or that one."""
+    found: dict[str, float] = {}
+    for other in chance["top"]:
+        found.setdefault(other["token"], other["logprob"])
+    return found | {chance["token"]: chance["logprob"]}
 
 
 def usage(done: Sequence[Line], prompts: int) -> dict[str, Any]:

@@ -105,6 +105,8 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
         """Answer in a conversation, by the model's chat template."""
         if ask.max_tokens is not None and ask.max_completion_tokens is not None:
             raise Refused("only one of max_tokens and max_completion_tokens may be given", param="max_tokens")
+        if ask.top_logprobs is not None and not ask.logprobs:
+            raise Refused("top_logprobs needs logprobs, beside which they are told", param="top_logprobs")
         prompt = {"messages": [{"role": each.role, "content": each.text} for each in ask.messages]}
         most = ask.max_tokens or ask.max_completion_tokens
         return await _Answer(engine, metrics, request, ask, "chat").given([_line(ask, prompt, most)])
@@ -135,11 +137,20 @@ def _line(ask: Ask, prompt: Any, max_new_tokens: int | None) -> Line:
         "law": ask.law,
         "lean": ask.lean,
         "echo": False,
+        "events": ask.events,
+        "alternatives": ask.alternatives,
+        "logprobs": ask.tops,
     }
 
 
 def _completions(ask: CompletionAsk) -> list[Line]:
     """A line for each prompt."""
+    if ask.logprobs is not None and ask.echo:
+        raise Refused(
+            "echo and logprobs may not be given together: probabilities are told of tokens that are written, "
+            "and bd3lm score measures given ones",
+            param="logprobs",
+        )
     if ask.template is not None:
         if ask.prompt != "" or ask.suffix is not None or ask.echo:
             raise Refused("template stands alone: prompt, suffix and echo may not be given", param="template")
@@ -210,14 +221,21 @@ class _Answer:
         seed = secrets.randbits(63) if self.ask.seed is None else self.ask.seed
         if self.ask.events and not self.ask.stream:
             raise Refused("events needs stream, which tells them while they happen", param="events")
+        if self.ask.alternatives is not None and not self.ask.events:
+            raise Refused(
+                "alternatives needs events, which tell them; logprobs tells them beside a text",
+                param="alternatives",
+            )
         is_told = self.ask.stream and not any(
             isinstance(each, dict) for line in prompts for each in line["prompt"]
         )
-        tell = "passes" if self.ask.events else "pieces" if is_told else "end"
+        pieces = is_told and not self.ask.events
+        is_watched = self.ask.events or self.ask.tops is not None
+        tell = "passes" if is_watched else "pieces" if pieces else "end"
         every = [line for line in prompts for _ in range(self.ask.n)]
         self.prompts = len(prompts)
         self.lines = [
-            line | {"settings": line["settings"] | {"seed": each}, "tell": tell}
+            line | {"settings": line["settings"] | {"seed": each}, "tell": tell, "pieces": pieces}
             for line, each in zip(every, text_seeds(seed, number), strict=True)
         ]
         group = self.engine.write(self.lines)
@@ -275,9 +293,20 @@ class _Answer:
         finally:
             group.leave()
         done = [self.done[index] for index in range(len(self.lines))]
-        choices = [self.head.choice(index, self._text(line), line) for index, line in enumerate(done)]
+        choices = [
+            self.head.choice(index, self._text(line), line, self._logprobs(line["chances"], line))
+            for index, line in enumerate(done)
+        ]
         self.metrics.whole.observe(time.monotonic() - self.began)
         return self.head.body(choices) | {"usage": answers.usage(done, self.prompts)}
+
+    def _logprobs(self, chances: Sequence[Line], done: Line | None) -> dict[str, Any] | None:
+        """What is told of tokens; where a text is told with all that was given of it, `done` says how much
+        stands before the first of them."""
+        if self.ask.tops is None:
+            return None
+        is_whole = isinstance(self.ask, CompletionAsk) and self.ask.template is not None
+        return self.head.logprobs(chances, before=done["before"] if done is not None and is_whole else 0)
 
     def _text(self, done: Line) -> str:
         """What a client is told of a finished text."""
@@ -340,10 +369,12 @@ class _Answer:
             steps = [step for place, line in found if place == index for step in line.get("steps", ())]
             last = lines[-1] if lines and lines[-1]["is"] == "done" else None
             text = "".join(line.get("more", "") for line in lines)
-            if last is not None and self.lines[index]["tell"] != "pieces":
+            if last is not None and not self.lines[index]["pieces"]:
                 text = self._text(last)
-            if text or steps or last is not None:
-                piece = self.head.piece(index, text, finished=last)
+            chances = [each for line in lines for each in line.get("chances", ())]
+            if text or steps or chances or last is not None:
+                logprobs = self._logprobs(chances, last) if chances else None
+                piece = self.head.piece(index, text, finished=last, logprobs=logprobs)
                 choices.append(piece | {"events": steps} if self.ask.events else piece)
         return choices
 

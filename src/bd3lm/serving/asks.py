@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StringConstraints
+
+from bd3lm.limits import MOST_ALTERNATIVES
 
 NOT_HERE: Mapping[str, str] = MappingProxyType(
     {
@@ -16,8 +18,7 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
         "frequency_penalty": "there are no penalties",
         "repetition_penalty": "there are no penalties",
         "logit_bias": "tokens cannot be made likelier or less likely here",
-        "logprobs": "probabilities are not told here; bd3lm score measures texts",
-        "top_logprobs": "probabilities are not told here; bd3lm score measures texts",
+        "top_logprobs": "it is of chats; in completions logprobs says how many",
         "response_format": "texts are not held to a format here",
         "tools": "models here call no tools",
         "tool_choice": "models here call no tools",
@@ -52,6 +53,7 @@ Text = Annotated[str, AfterValidator(_is_text)]
 _Stop = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 _Id = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 _Ids = Annotated[list[_Id], Field(min_length=1)]
+_Number = Annotated[int, Field(strict=True, ge=0, le=MOST_ALTERNATIVES)]
 
 
 class _Asked(BaseModel):
@@ -93,6 +95,11 @@ class Ask(_Asked):
         description="Ours, with stream: tell all that happens to the text, as `events` of each choice: "
         "tokens as they are revealed, drafts, blocks. Text is told at the end.",
     )
+    alternatives: _Number | None = Field(
+        None,
+        description="Ours, with events: tell of each token that is shown its log-probability, and of so many "
+        "of the likeliest tokens there.",
+    )
     user: Text | None = Field(None, description="Taken, and not used: OpenAI's clients may send it.")
     top_k: int | None = Field(
         None, ge=1, lt=2**31, description="Ours: draw from so many of the likeliest tokens."
@@ -118,6 +125,11 @@ class Ask(_Asked):
     def stops(self) -> list[str]:
         return [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
 
+    @property
+    def tops(self) -> int | None:
+        """How many of the likeliest tokens are told beside each token of the text; None where none is."""
+        return None
+
     def settings(self) -> dict[str, Any]:
         """Settings that were said; the others are the model's own."""
         said = {
@@ -125,6 +137,9 @@ class Ask(_Asked):
             for name in ("temperature", "top_p", "top_k", "unmasking", "speculation")
             if getattr(self, name) is not None
         }
+        numbers = [number for number in (self.tops, self.alternatives) if number is not None]
+        if numbers:
+            said["alternatives"] = max(numbers)
         return said | ({"stop": self.stops} if self.stops else {})
 
 
@@ -151,6 +166,16 @@ class CompletionAsk(Ask):
         description="Ours: how many fills of gaps with text after them are drawn, one of which is drawn in "
         "turn by what follows.",
     )
+
+    logprobs: _Number | None = Field(
+        None,
+        description="Tell of each token that is written its log-probability, and of so many of the likeliest "
+        "tokens there.",
+    )
+
+    @property
+    def tops(self) -> int | None:
+        return self.logprobs
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | ({} if self.fills is None else {"fills": self.fills})
@@ -181,3 +206,11 @@ class ChatAsk(Ask):
     max_completion_tokens: int | None = Field(
         None, ge=1, lt=2**31, description="The same, by its newer name."
     )
+    logprobs: StrictBool = Field(False, description="Tell of each token of the answer its log-probability.")
+    top_logprobs: _Number | None = Field(
+        None, description="With logprobs: and of so many of the likeliest tokens there."
+    )
+
+    @property
+    def tops(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -20,6 +20,11 @@ class Telling:
         self._held = ""  # decoded, and perhaps the beginning of a stop string
         self.told = ""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no token is held back that may be part of a character."""
+        return self._decoded == len(self._tokens)
+
     def more(self, start: int, tokens: Sequence[int]) -> str:
         """What can be told once these stand from `start` on; those that were given are no news."""
         self._tokens += tokens[max(len(self._tokens) - start, 0) :]

@@ -7,7 +7,7 @@ all lines that wait are taken, so that requests join and leave there.
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -17,6 +17,7 @@ from bd3lm.lm.engine import TextEngine
 from bd3lm.lm.prompts import Prompt
 from bd3lm.parsing import parse
 from bd3lm.sampling import (
+    BlockFinished,
     BlockStarted,
     Drafted,
     Event,
@@ -29,6 +30,7 @@ from bd3lm.sampling import (
     TokenRevealed,
     UnmaskingRule,
 )
+from bd3lm.serving.chances import Names, TokenChances, in_json
 from bd3lm.serving.limits import Limits
 from bd3lm.serving.link import Line, receive, send
 from bd3lm.serving.telling import Telling
@@ -55,6 +57,16 @@ class _Text:
     number: int
     handle: Handle
     telling: Telling | None
+    """Where its text is told piece by piece."""
+    has_steps: bool
+    """Whether all that happens to it is told."""
+    alternatives: int | None
+    """With so many other tokens at each place, where that is asked."""
+    chances: TokenChances | None
+    """Where what the model gave its tokens is told beside its text."""
+    revealed: dict[int, TokenRevealed] = field(default_factory=dict)
+    told_to: int = 0
+    finished_to: int = 0
 
 
 def work(connection: Connection, served: Served, limits: Limits) -> None:
@@ -105,6 +117,7 @@ class Worker:
             raise ValueError("model must have a tokenizer")
         self.model, self.tokenizer, self.limits = model, model.tokenizer, limits
         self.engine = TextEngine(model, seats=limits.seats)
+        self.names = Names(self.tokenizer)
         self.told: list[Line] = []
         self._by_number: dict[int, _Text] = {}
         self._by_index: dict[int, _Text] = {}
@@ -151,6 +164,8 @@ class Worker:
             text = self._by_index.get(event.index)
             if text is not None:
                 self._tell(text, event)
+        for text in self._by_number.values():  # those that have not ended
+            self._tell_finished(text)
 
     def _write(self, line: Line) -> None:
         settings: dict[str, Any] = dict(line["settings"])
@@ -175,13 +190,23 @@ class Worker:
                 f"tokens and the prompt has {given:,}, got {request.length - given:,}"
             )
         known = request.given.tolist()
-        telling = Telling(self.tokenizer, known, settings.get("stop") or ()) if tell == "pieces" else None
-        text = _Text(line["text"], handle, telling)
+        telling = Telling(self.tokenizer, known, settings.get("stop") or ()) if line["pieces"] else None
+        text = _Text(
+            line["text"], handle, telling, line["events"], line["alternatives"], self._chances(line, known)
+        )
+        text.told_to = text.finished_to = len(known)
         self._by_number[text.number] = self._by_index[handle.index] = text
         begun: Line = {"is": "begun", "text": text.number, "given": len(known)}
         if line["echo"]:
             begun["prompt"] = self.tokenizer.decode(known)
         self.told.append(begun)
+
+    def _chances(self, line: Line, known: list[int]) -> TokenChances | None:
+        if line["logprobs"] is None:
+            return None
+        mask = self.model.config.mask_id
+        prompt = known[: known.index(mask)] if mask in known else known
+        return TokenChances(self.names, self.tokenizer, prompt, line["logprobs"])
 
     def _given(self, line: Line) -> Prompt:
         """The prompt: text, ids, a conversation, or a template of texts and gaps."""
@@ -223,12 +248,35 @@ class Worker:
             del self._by_index[text.handle.index]
             text.handle.abort()
 
+    def _tell_finished(self, text: _Text) -> None:
+        """What passes wrote of a text that is told piece by piece: as `Extended` has it, with the chances of
+        its tokens. That a piece is finished is told before it is known whether the text ends in it."""
+        start, stop = text.told_to, text.finished_to
+        if text.telling is None or text.chances is None or stop <= start:
+            return
+        found = [text.revealed.pop(place) for place in range(start, stop)]
+        tokens = [each.token for each in found]
+        chances = text.chances.more(
+            start, tokens, [each.log_p for each in found], [each.alternatives for each in found]
+        )
+        more = text.telling.more(start, tokens)
+        text.told_to = stop
+        self.told.append(
+            {"is": "more", "text": text.number, "more": more, "tokens": len(tokens), "chances": chances}
+        )
+
     def _tell(self, text: _Text, event: Event) -> None:
         match event:
+            case TokenRevealed(position=position) if text.telling is not None:
+                text.revealed[position] = event
+            case TokenHidden(position=position) if text.telling is not None:
+                text.revealed.pop(position, None)
+            case BlockFinished(stop=stop):
+                text.finished_to = stop
             case Extended(start=start, tokens=tokens) if text.telling is not None:
                 more = text.telling.more(start, tokens)
                 self.told.append({"is": "more", "text": text.number, "more": more, "tokens": len(tokens)})
-            case _ if (step := self._happened(event)) is not None:
+            case _ if text.has_steps and (step := self._happened(event, text.alternatives)) is not None:
                 self.told.append({"is": "events", "text": text.number, "steps": [step]})
             case Stopped(sample=sample):
                 generation = self.model.generation(sample)
@@ -238,7 +286,7 @@ class Worker:
                 self.told.append({"is": "failed", "text": text.number, "why": reason})
                 self._leave(text.number)
 
-    def _happened(self, event: Event) -> list[Any] | None:
+    def _happened(self, event: Event, alternatives: int | None) -> list[Any] | None:
         """What somebody who watches is told, as films have it (`bd3lm.reports.animation`)."""
         match event:
             case Started(request=request):
@@ -247,8 +295,12 @@ class Worker:
                 return ["given", given]
             case BlockStarted(start=start, stop=stop):
                 return ["block", start, stop]
-            case TokenRevealed(position=position, token=token):
-                return ["show", position, self._piece(token)]
+            case TokenRevealed(position=position, token=token, log_p=log_p):
+                shown = ["show", position, self._piece(token)]
+                if alternatives is None or log_p is None:
+                    return shown
+                others = event.alternatives[:alternatives]
+                return [*shown, in_json(log_p), [[self.names.of(each), in_json(p)] for each, p in others]]
             case TokenHidden(position=position):
                 return ["hide", position]
             case Drafted(positions=positions, tokens=tokens):
@@ -262,11 +314,20 @@ class Worker:
 
     def _done(self, text: _Text, generation: Generation) -> Line:
         sample, completion = generation.sample, generation.completion or ""
+        chances: list[Line] = []
+        if text.chances is not None and sample.log_p is not None:
+            start = text.told_to if text.telling is not None else sample.prompt
+            some = slice(start, None)
+            chances = text.chances.more(
+                start, generation.tokens[some], sample.log_p[some], sample.alternatives[some]
+            )
         return {
             "is": "done",
             "text": text.number,
             "whole": generation.text,
             "more": completion if text.telling is None else text.telling.rest(completion),
+            "before": len(generation.text or "") - len(completion),
+            "chances": chances,
             "stopped_by": sample.stopped_by,
             "given": sample.given,
             "written": sample.written,
