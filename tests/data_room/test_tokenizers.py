@@ -40,6 +40,21 @@ def test_bytes_are_their_own_ids(text: str) -> None:
     assert BYTES.encode(text) == list(text.encode())
 
 
+@given(any_text)
+@pytest.mark.parametrize("tokenizer", [BYTES, BPE], ids=["bytes", "bpe"])
+def test_the_bytes_of_tokens_together_are_those_of_the_text(tokenizer: Tokenizer, text: str) -> None:
+    found = [tokenizer.token_bytes(token) for token in tokenizer.encode(text)]
+    assert b"".join(each or b"" for each in found) == text.encode()
+    assert None not in found
+    assert tokenizer.token_bytes(tokenizer.mask_id) == b""
+
+
+def test_of_other_tokenizers_a_token_has_the_bytes_that_it_reads_as() -> None:
+    backend = Backend(models.WordLevel({"[UNK]": 0, "a": 1, "été": 2, "\ufffd": 3}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(backend.to_str(), mask_id=4, eos_id=None, bos_id=None)
+    assert [tokenizer.token_bytes(token) for token in (1, 2, 3)] == [b"a", "été".encode(), None]
+
+
 def test_the_byte_tokenizer_has_256_bytes_an_end_and_a_mask() -> None:
     assert (BYTES.vocab_size, BYTES.eos_id, BYTES.bos_id, BYTES.mask_id) == (258, 256, 256, 257)
     assert load_tokenizer("bytes") == BYTES

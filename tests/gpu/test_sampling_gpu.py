@@ -5,14 +5,14 @@ made of the fused ones (`models/decoding.py`), which count few tokens otherwise 
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
-from bd3lm.models import NetworkConfig, Transformer
+from bd3lm.models import DraftReading, NetworkConfig, Transformer
 from bd3lm.sampling import (
     Ancestral,
     AutoregressiveWriter,
@@ -24,10 +24,15 @@ from bd3lm.sampling import (
     Request,
     Sharpening,
     SlidingWriter,
+    Speculation,
+    SpeculativeBlockWriter,
+    SpeculativeWriter,
+    Stopped,
     Stopping,
     Writer,
     sample,
     without_replays,
+    write,
 )
 from tests.oracles.networks import MASK, blocks_of, tiny_transformer
 from tests.oracles.strangers import KeepingConfig, PlainConfig, stranger
@@ -109,6 +114,43 @@ def test_the_tokens_are_those_of_a_cpu(network: str, batch_size: int):
             ), name
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_chances_are_those_of_a_cpu(network: str):
+    here = tiny_transformer(5, context=CONTEXT, **NETWORKS[network])
+    there = tiny_transformer(5, context=CONTEXT, **NETWORKS[network]).cuda()
+    pairs = [(name, (one, writers(there)[name])) for name, one in writers(here).items()]
+    if not here.uses_noise:
+        pairs += [
+            (f"{kind.__name__}, speculative", (speculating(here), speculating(there)))
+            for kind, speculating in SPECULATING.items()
+        ]
+    for name, both in pairs:
+        told = []
+        for writer in both:
+            writer.alternatives = 2
+            events = write(writer, requests(90), watch=True)
+            samples = sorted((e.sample for e in events if isinstance(e, Stopped)), key=lambda s: s.index)
+            told.append(samples)
+        for mine, theirs in zip(*told, strict=True):
+            assert torch.equal(mine.tokens, theirs.tokens), name
+            assert [each or 0.0 for each in mine.log_p or ()] == pytest.approx(
+                [each or 0.0 for each in theirs.log_p or ()], abs=1e-3
+            ), name
+            for one, other in zip(mine.alternatives, theirs.alternatives, strict=True):
+                assert [p for _, p in one] == pytest.approx([p for _, p in other], abs=1e-3), name
+
+
+SPECULATING: dict[type[Writer], Callable[[Transformer], Writer]] = {
+    SpeculativeWriter: lambda model: SpeculativeWriter(
+        model,
+        reading=DraftReading(mask_id=MASK, masks=4, shifted=False),
+        speculation=Speculation(drafts=3),
+        context=CONTEXT,
+    ),
+    SpeculativeBlockWriter: lambda model: SpeculativeBlockWriter(
+        model, reading=blocks_of(4), speculation=Speculation(drafts=3), context=CONTEXT
+    ),
+}
 TIMED = {"vocab_size": 50258, "layers": 12, "hidden": 768, "heads": 12, "context": 1024}
 
 
@@ -183,8 +225,9 @@ def test_weights_that_are_no_numbers_are_found_out(dtype):
 @pytest.mark.parametrize(
     "rule", [FirstHitting(), FirstHitting(2, lean=1.0), Ancestral(7), Remasking(steps=9)], ids=str
 )
-def test_the_host_does_not_wait_while_blocks_are_written(rule, previous_token):
-    """From the third block on, by when every pass has been recorded."""
+@pytest.mark.parametrize("alternatives", [None, 0, 3])
+def test_the_host_does_not_wait_while_blocks_are_written(rule, previous_token, alternatives):
+    """From the third block on, by when every pass has been recorded; so too with chances that nobody reads."""
     model = tiny_transformer(5, context=CONTEXT, hidden=64, heads=2, dtype=torch.bfloat16).cuda()
     writer = BlockWriter(
         model,
@@ -192,6 +235,7 @@ def test_the_host_does_not_wait_while_blocks_are_written(rule, previous_token):
         context=CONTEXT,
         unmasking=rule,
     )
+    writer.alternatives = alternatives
     rows = writer.open([Request(torch.tensor([0]), 1, 128)], width=128)
     with torch.no_grad():
         for _ in range(4):
@@ -202,9 +246,11 @@ def test_the_host_does_not_wait_while_blocks_are_written(rule, previous_token):
     assert not (rows.text[0, :96] == MASK).any()
 
 
-def test_the_host_does_not_wait_while_tokens_are_written():
+@pytest.mark.parametrize("alternatives", [None, 0, 3])
+def test_the_host_does_not_wait_while_tokens_are_written(alternatives):
     model = tiny_transformer(5, context=CONTEXT, hidden=64, heads=2, dtype=torch.bfloat16).cuda()
     writer = AutoregressiveWriter(model, mask_id=MASK, context=CONTEXT)
+    writer.alternatives = alternatives
     rows = writer.open([Request(torch.tensor([0]), 1, 64)], width=64)
     with torch.no_grad():
         for _ in range(4):

@@ -43,21 +43,14 @@ class Chances(NamedTuple):
         """Those of more places of the same rows."""
         return Chances(*(torch.cat(both, dim=1) for both in zip(self, other, strict=True)))
 
-    def told(self) -> "ToldChances":
-        return ToldChances(self.log_p.tolist(), self.ids.tolist(), self.log_p_of_ids.tolist())
-
-
-class ToldChances(NamedTuple):
-    """The same on the host, as lists."""
-
-    log_p: list[list[float]]
-    ids: list[list[list[int]]]
-    log_p_of_ids: list[list[list[float]]]
-
-    def at(self, row: int, place: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-        """The log-probability of a token, and its alternatives with theirs."""
-        others = zip(self.ids[row][place], self.log_p_of_ids[row][place], strict=True)
-        return self.log_p[row][place], tuple(others)
+    def told(self, where: Tensor) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
+        """On the host, of the tokens where (rows, k) says so, row by row: the log-probability of each, and
+        its alternatives with theirs."""
+        there = where.to(self.log_p.device)
+        found = (each[there].tolist() for each in self)
+        return [
+            (log_p, tuple(zip(ids, others, strict=True))) for log_p, ids, others in zip(*found, strict=True)
+        ]
 
 
 class ChanceNotes:

@@ -393,18 +393,16 @@ class Table:
         """What a pass did. Of a later piece than that under way it is told `later`, once it is known that the
         text goes on."""
         told: list[tuple[int, TokenRevealed | Drafted]] = []
-        chances = None if reveal.chances is None else reveal.chances.told()
-        for place, token in reveal.active.nonzero().tolist():
+        active = reveal.active
+        places = active.nonzero()[:, 0].tolist()
+        positions, tokens = (
+            each[active.to(each.device)].tolist() for each in (reveal.positions, reveal.tokens)
+        )
+        chances = [(None, ())] * len(places) if reveal.chances is None else reveal.chances.told(active)
+        for place, position, token, (log_p, others) in zip(places, positions, tokens, chances, strict=True):
             seat = self.seats[place]
             if seat is not None:
-                log_p, others = (None, ()) if chances is None else chances.at(place, token)
-                revealed = TokenRevealed(
-                    seat.index,
-                    int(reveal.positions[place, token]),
-                    int(reveal.tokens[place, token]),
-                    log_p=log_p,
-                    alternatives=others,
-                )
+                revealed = TokenRevealed(seat.index, position, token, log_p=log_p, alternatives=others)
                 told.append((place, revealed))
         if reveal.drafted is not None:
             told += self._drafted(*(each.cpu() for each in reveal.drafted))
@@ -414,9 +412,9 @@ class Table:
             else:
                 yield event
         if reveal.masked_again is not None:
-            positions, again = reveal.masked_again
+            where, again = reveal.masked_again
             for place, offset in again.nonzero().tolist():
-                yield TokenHidden(self._seat(place).index, int(positions[place, offset]))
+                yield TokenHidden(self._seat(place).index, int(where[place, offset]))
 
     def _drafted(self, positions: Tensor, tokens: Tensor, active: Tensor) -> Iterator[tuple[int, Drafted]]:
         for place, seat in enumerate(self.seats):
