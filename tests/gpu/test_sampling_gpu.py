@@ -227,7 +227,8 @@ def test_weights_that_are_no_numbers_are_found_out(dtype):
 )
 @pytest.mark.parametrize("alternatives", [None, 0, 3])
 def test_the_host_does_not_wait_while_blocks_are_written(rule, previous_token, alternatives):
-    """From the third block on, by when every pass has been recorded; so too with chances that nobody reads."""
+    """From the third block on, by when every pass has been recorded; so too with chances, unless they are
+    read."""
     model = tiny_transformer(5, context=CONTEXT, hidden=64, heads=2, dtype=torch.bfloat16).cuda()
     writer = BlockWriter(
         model,
