@@ -20,6 +20,7 @@ import pytest
 from bd3lm.data.chat import Message, conversation
 from bd3lm.lm import Gap, LanguageModel
 from tests.serving import TEMPLATE, Server, serving, small_model
+from tests.serving.load import Load, compared, memory
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -441,3 +442,22 @@ def test_the_lines_of_the_page_are_answered(server: Server) -> None:
                 kind, _, value = words[words.index("-H") + 1].partition(": ")
                 answer = http.post(path, content=words[words.index("-d") + 1], headers={kind: value})
         assert answer.status_code == 200, (command, answer.text)
+
+
+@pytest.mark.slow
+def test_a_crowd_of_clients_gets_its_texts_and_leaves_nothing_behind() -> None:
+    """Of the model in the box, half a minute long; a third of them leave in the middle."""
+    with serving("box") as server:
+        server.post(prompt="a", max_tokens=8)
+        warm = Load(server.url, clients=16, seconds=5)
+        asyncio.run(warm.run())
+        before = memory(server)
+        load = Load(server.url, clients=32, seconds=25)
+        asyncio.run(load.run())
+        server.until(10, lambda: server.texts() == 0)
+        assert load.refused == 0
+        assert load.left > 5
+        assert len(load.done) > 20
+        lm = LanguageModel.from_pretrained("box", device="cpu")
+        assert compared(lm, load.done, 20) == 20
+        assert memory(server) < before + 100  # MiB

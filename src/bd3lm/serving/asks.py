@@ -90,8 +90,8 @@ class Ask(_Asked):
     stream_options: StreamOptions | None = None
     events: bool = Field(
         False,
-        description="Ours, with stream: tell all that happens to the text, as `events` of each choice: blocks, "
-        "tokens as they are revealed, drafts. Text is told at the end.",
+        description="Ours, with stream: tell all that happens to the text, as `events` of each choice: "
+        "blocks, tokens as they are revealed, drafts. Text is told at the end.",
     )
     user: Text | None = Field(None, description="Taken, and not used: OpenAI's clients may send it.")
     top_k: int | None = Field(
