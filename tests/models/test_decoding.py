@@ -112,3 +112,18 @@ def test_graphs_of_a_network_without_additions_outlive_training():
     key = network.graph_key
     network.train().eval()
     assert network.graph_key == key
+
+
+def test_what_is_read_of_a_pass_keeps_its_merged_weights():
+    """Of every row, where the positions at which additions apply begin before those that are read."""
+    draw = torch.Generator().manual_seed(0)
+    x, weight, merged = (torch.randn(*shape, generator=draw) for shape in ((2, 7, 4), (3, 4), (3, 4)))
+    stream = decoding._Stream(x, (2, 5))
+    stream.narrow((3, 7))
+    found = stream._product(stream._x, decoding._Linear(weight, None, merged)).view(2, 4, 3)
+    torch.testing.assert_close(found[:, :2], x[:, 3:5] @ merged.T)
+    torch.testing.assert_close(found[:, 2:], x[:, 5:] @ weight.T)
+    stream.narrow((2, 4))
+    assert stream._product(stream._x, decoding._Linear(weight, None, merged)).equal(
+        x[:, 5:].flatten(0, 1) @ weight.T
+    )

@@ -31,6 +31,7 @@ from bd3lm.models import (
     TransformerConfig,
 )
 from bd3lm.models.attention import attend
+from bd3lm.models.layouts import Span
 from bd3lm.models.rotary import LinearScaling, Llama3Scaling, rotate, rotation, split_heads
 from bd3lm.sampling import Request, sample
 from tests.oracles.networks import tiny_transformer
@@ -99,12 +100,19 @@ def products(device: str, dtype: torch.dtype, *, tokens: int, depth: int, featur
 
 
 def products_of_two_kinds(
-    device: str, dtype: torch.dtype, *, rows: int, size: int, span: tuple[int, int]
+    device: str,
+    dtype: torch.dtype,
+    *,
+    rows: int,
+    size: int,
+    span: Span,
+    depth: int = 80,
+    features: int = 42,
 ) -> None:
     """Both products, where some positions of every row have another weight."""
     from bd3lm.models.kernels.decoding import OtherWeight, linear_residual, norm_linear
 
-    draw, (start, stop), depth, features = numbers(device, dtype), span, 80, 42
+    draw, (start, stop) = numbers(device, dtype), span
     x, slope = 3.0 * draw(rows * size, depth) + 1.0, 1.0 + 0.2 * draw(depth)
     weight, second = (draw(features, depth) / depth**0.5 for _ in range(2))
     bias, residual = draw(features), draw(rows * size, features)
@@ -187,8 +195,8 @@ PASSES = {
         Drafting.of((), 4),
     ],
     "of copies": [
-        BlockCausal(8, 2),
         BlockCopies.of(2, 2, causal_clean=False),
+        BlockCausal(8, 2),
         BlockCopies.of(2, 1, causal_clean=True),
     ],
     "of odd sizes": [BlockDecoding(6, 3), Bidirectional(5), BlockDecoding(7, 7), BlockDecoding(6, 3)],
