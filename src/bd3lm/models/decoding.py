@@ -97,7 +97,7 @@ def _decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KVCac
     )
     added = layout.added if config.additions else (0, 0)
     stream = _Stream(network.to_stream(tokens), added)
-    merged = _merged(network) if added != (0, 0) else [{} for _ in network.layers]
+    merged = _merged(network) if added[0] < added[1] else [{} for _ in network.layers]
     layers, final_norm = _norms(network, cache)
     for index, (layer, norms) in enumerate(zip(network.layers, layers, strict=True)):
         read = layout.read if index == last else (0, segment)
