@@ -9,7 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bd3lm.models import Causal, Transformer, TransformerConfig, decoding
+from bd3lm.models import (
+    BlockCopies,
+    BlockDiffusion,
+    Causal,
+    Drafting,
+    Transformer,
+    TransformerConfig,
+    decoding,
+)
 from tests.oracles.networks import tiny_transformer
 
 
@@ -37,6 +45,21 @@ def test_a_network_without_fused_kernels_is_said_once(head_dim, monkeypatch):
     else:
         assert len(said) == 1
         assert "they take heads of 16, 32, 64 or 128 numbers, got 24" in said[0]
+
+
+@pytest.mark.parametrize("layout", [Drafting.of((0, 0, 1), 2), BlockCopies.of(4, 1, causal_clean=True)])
+@torch.no_grad()
+def test_passes_that_speculate_are_taken_with_additions_or_without(layout, monkeypatch):
+    monkeypatch.setattr(decoding, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(decoding, "_serves", lambda network: True)
+    pytest.importorskip("triton", reason="comes with torch for CUDA")
+    for additions in (0, 2):
+        network = tiny_transformer(4, additions=additions, dtype=torch.float32)
+        cache = network.new_cache(1, segment=12)
+        tokens = torch.zeros(1, layout.size, dtype=torch.long)
+        assert decoding.can_decode(network, tokens, layout, cache)
+        assert decoding.can_decode(network, network.embed(tokens), layout, cache)
+        assert not decoding.can_decode(network, tokens, BlockDiffusion(6, 2), cache)
 
 
 def merged_of(network: Transformer) -> list[dict[str, torch.Tensor]]:
