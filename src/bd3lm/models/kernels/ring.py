@@ -115,7 +115,7 @@ class Listing(NamedTuple):
 
 @cache  # for good, and not the latest alone: CUDA graphs read it where it lies
 def _listing(layout: Layout, window: int, device: torch.device) -> Listing:
-    token = torch.arange(layout.size)
+    token = torch.arange(layout.size, device="cpu")
     groups, places = layout.group_start(token), layout.text_positions()
     # A group that begins further from the text than the window is long has lost the first tokens of the pass.
     allowed = layout.dense() & (token >= groups.unsqueeze(1) - window)
@@ -300,8 +300,8 @@ def _attend(
     Other programs may write the ring meanwhile, which disturbs nobody. A query sees positions p of the text
     with end − window ≤ p < end; written are w with end ≤ w < end + segment. So 0 < w − p < segment + window
     ≤ capacity, and two positions share a slot only if they lie a multiple of the capacity apart. The pass's
-    own keys and values are taken from `qkv`, never from the ring. What is given as `allowed` was there before
-    the kernel before this one, and need not be waited for.
+    own keys and values are taken from `qkv`, never from the ring. A `Listing` is written by no such kernel,
+    so it is not waited for.
     """
     start(OVERLAP)
     KV_HEADS: tl.constexpr = HEADS // GROUPS
