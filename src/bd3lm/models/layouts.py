@@ -297,6 +297,13 @@ class BlockCopies(Layout):
         return torch.where(position < 2 * n, position, position % n)
 
 
+def inside(span: Span, read: Span) -> Span:
+    """The part of a span of positions that is read, counted from the first that is; it may be empty, and end
+    before it begins."""
+    start, stop = read
+    return max(span[0], start) - start, min(span[1], stop) - start
+
+
 def _block(position: Tensor, block_size: int) -> Tensor:
     """position // block_size, by a shift where it can be."""
     if block_size & (block_size - 1):
