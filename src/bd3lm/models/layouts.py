@@ -8,7 +8,7 @@ small frozen value, so renderings are cached on it.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -328,7 +328,7 @@ class _DraftingTables(NamedTuple):
     places: Tensor  # (size,) where each sits in the text, counted so too
 
 
-@lru_cache(maxsize=64)
+@cache  # and never dropped: a recorded pass reads it where it lies
 def _drafting(layout: Drafting, device: torch.device) -> _DraftingTables:
     clean, n = layout.clean, layout.masks
     allowed = torch.zeros(layout.size, layout.size, dtype=torch.bool)
