@@ -4,8 +4,8 @@
 
 `tokens` counts passes of real samplers for fixed prompts: by scheme, candidates and passes a round, drawn in
 three ways, under each law of the model. `one` times one text at a time, `batches` several side by side. Both
-have the sides turn about in one process: without speculation, with a fixed number of drafts, and auto; for a
-drafter also the model that it was made of, and greedy `generate` of transformers with a static cache.
+have the sides turn about in one process: without speculation, with a fixed number of drafts, and auto; for
+one text of a drafter also the model that it was made of, and greedy `generate` with a static cache.
 On a GPU, alone. Texts end where they end, so that speeds are of tokens that are kept.
 """
 
@@ -127,7 +127,7 @@ class Sizes:
     texts: int = 64
     new: int = 256
     """Tokens that a text may have after its prompt."""
-    alone: int = 12
+    alone: int = 8
     """Texts that are timed one by one."""
     turns: int = 3
     batches: tuple[int, ...] = (1, 4, 16, 64, 256)
@@ -236,11 +236,10 @@ def under(model: LanguageModel, law: Law) -> LanguageModel:
 def measure_tokens(model: LanguageModel, sizes: Sizes, batch: int) -> Iterator[dict[str, Any]]:
     prompts = prompts_for(model, sizes.texts)
     for law in model.record.method.laws:
-        for drawn in (T1, COOLER, GREEDY):
-            for name, speculation in ways_of(sizes.drafts).items():
-                side = Side(
-                    name=name, model=under(model, law), speculation=speculation, drawn=drawn, new=sizes.new
-                )
+        for name, speculation in ways_of(sizes.drafts).items():
+            side = Side(name=name, model=under(model, law), speculation=speculation, drawn=T1, new=sizes.new)
+            for drawn in (T1, COOLER, GREEDY):
+                side = replace(side, drawn=drawn)  # with the writer that it has
                 record = {"part": "tokens", **side.said}
                 try:
                     samples = side.write(prompts, batch=batch)
@@ -269,7 +268,6 @@ def sides_of(model: LanguageModel, base: LanguageModel | None, drawn: Any, sizes
     ways = {
         "off": Speculation(drafts=0),
         f"{sizes.drafts} drafts": Speculation(drafts=sizes.drafts),
-        f"{sizes.drafts} drafts, 2 passes a round": Speculation(drafts=sizes.drafts, passes=2),
         f"{sizes.drafts} drafts by rejection": Speculation(drafts=sizes.drafts, scheme="rejection"),
         "auto": Speculation(),
     }
@@ -317,8 +315,9 @@ def measure_one(
 ) -> Iterator[dict[str, Any]]:
     """One text at a time, each with a clock of its own; all sides before the next turn."""
     prompts = prompts_for(model, sizes.alone)
-    for drawn in (COOLER, T1, GREEDY):
-        sides = sides_of(model, base, drawn, sizes)
+    made = sides_of(model, base, COOLER, sizes)
+    for drawn in (COOLER, GREEDY):
+        sides = [replace(side, drawn=drawn) for side in made]
         seconds: dict[str, list[list[float]]] = {side.name: [[] for _ in prompts] for side in sides}
         samples: dict[str, list[Sample]] = {}
         for turn in range(1 + sizes.turns):  # the first warms up
@@ -388,16 +387,12 @@ def _speeds(written: Sequence[int], seconds: Sequence[Sequence[float]]) -> dict[
     }
 
 
-def measure_batches(
-    model: LanguageModel, base: LanguageModel | None, sizes: Sizes, device: torch.device
-) -> Iterator[dict[str, Any]]:
+def measure_batches(model: LanguageModel, sizes: Sizes, device: torch.device) -> Iterator[dict[str, Any]]:
     """Several side by side, two texts a seat, so that seats are taken again as texts end."""
     for batch in sizes.batches:
         prompts = prompts_for(model, max(2 * batch, 4))
-        sides = [
-            side for side in sides_of(model, base, COOLER, sizes) if side.speculation.scheme == "coupled"
-        ]
-        sides = [side for side in sides if side.speculation.passes == 1]
+        made = sides_of(model, None, COOLER, sizes)
+        sides = [side for side in made if side.speculation.scheme == "coupled"]
         seconds: dict[str, list[float]] = {side.name: [] for side in sides}
         samples: dict[str, list[Sample]] = {}
         for turn in range(1 + sizes.turns):
@@ -417,7 +412,7 @@ def measure_batches(
                 "seconds": taken,
                 "each": seconds[side.name],
             }
-        del sides, side  # and with them the memory of their writers
+        del made, sides, side  # and with them the memory of their writers
 
 
 # --- the table ---
@@ -460,6 +455,11 @@ def base_of(model: LanguageModel, name: str | None, **options: Any) -> LanguageM
     return None if name is None else bd3lm.load(name, **options)
 
 
+def _without_out(words: Sequence[str]) -> list[str]:
+    """Where a machine put its files says nothing."""
+    return [word for before, word in zip(["", *words], words, strict=False) if "--out" not in (before, word)]
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -488,12 +488,11 @@ def main(words: Sequence[str] | None = None) -> int:
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     kind = {"device": device, "dtype": "bfloat16" if device.type == "cuda" else None}
     model = bd3lm.load(one_model(options.model), **kind)
-    times = {"one", "batches"} & set(options.parts)
-    base = base_of(model, options.base, **kind) if times else None
+    base = base_of(model, options.base, **kind) if "one" in options.parts else None
     work = {
         "tokens": lambda: measure_tokens(model, sizes, min(sizes.texts, 64)),
         "one": lambda: measure_one(model, base, sizes, device, peer=options.peer),
-        "batches": lambda: measure_batches(model, base, sizes, device),
+        "batches": lambda: measure_batches(model, sizes, device),
     }
     about = {
         "model": options.model,
@@ -503,7 +502,9 @@ def main(words: Sequence[str] | None = None) -> int:
         "device": device_name(device),
         "torch": torch.__version__,
         "commit": options.commit,
-        "command": " ".join(["research/speculation.py", *(sys.argv[1:] if words is None else words)]),
+        "command": " ".join(
+            ["research/speculation.py", *_without_out(sys.argv[1:] if words is None else words)]
+        ),
     }
     lines, printed = Lines(), [HEADING]
     with options.out.open("a", encoding="utf-8") as file:
