@@ -118,14 +118,14 @@ def start(folder: Path, *words: str, **environment: str) -> subprocess.Completed
 
 
 def test_a_step_that_has_no_time_is_left_out_and_the_next_may_have_it(tmp_path: Path) -> None:
-    ended = start(tmp_path, "out", "peers", COMMIT="abc", LIMIT="115")
+    ended = start(tmp_path, "out", "peers", COMMIT="abc", LIMIT="100")
     assert ended.returncode == 0
     said = ended.stdout
-    assert "== train\ncalled research/peers.py --commit abc" in said
-    assert "--works train" in said
-    assert "== sample is left out: 90 s are not left of 115" in said
+    assert "== train is left out: 110 s are not left of 100" in said
+    assert "== sample\ncalled research/peers.py --commit abc" in said
+    assert "--works sample" in said
     (step,) = [json.loads(line) for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
-    assert (step["step"], step["estimate"], step["status"]) == ("train", 110, 0)
+    assert (step["step"], step["estimate"], step["status"]) == ("sample", 90, 0)
 
 
 def test_steps_may_be_named(tmp_path: Path) -> None:
