@@ -175,7 +175,7 @@ drafter() {
 
 laws() {
     needs "$checkpoint" "$LENT/wikipedia/train.jsonl" "$work/drafter"
-    local tests=0
+    local tests=0 clock
     if [[ $only == "  " || $only == *" tests "* ]]; then
         set -m
         ("$PYTHON" -m pytest --gpu -m gpu -n "${JOBS:-8}" --timeout 540 -q -p no:cacheprovider tests/gpu ${tiny:+--collect-only} \
@@ -183,6 +183,7 @@ laws() {
         tests=$!
         set +m
         (sleep $((LIMIT + 20 - SECONDS)) && kill -- -"$tests") >/dev/null 2>&1 &
+        clock=$!
     fi
     TAIL=80 step counts 130 together tokens tokens_box acceptance wiki
     TAIL=20 step trainings 200 together ar joint
@@ -190,6 +191,7 @@ laws() {
         "${cut_blocks[@]}" --out "$out/eval.json"
     if ((tests)); then
         wait "$tests" || failed=1
+        kill "$clock" 2>/dev/null
         tail -n 3 "$out/tests.txt"
     fi
 }
