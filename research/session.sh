@@ -36,12 +36,12 @@ step() {
     set -m # a group of its own, all of which can be ended
     ("$@") >"$work/last" 2>&1 &
     local it=$!
-    set +m
     (sleep $((LIMIT + 20 - SECONDS)) && kill -- -"$it") >/dev/null 2>&1 &
     local clock=$!
+    set +m
     wait "$it"
     status=$?
-    kill "$clock" 2>/dev/null
+    kill -- -"$clock" 2>/dev/null
     cat "$work/last" >>"$out/log"
     tail -n "${TAIL:-12}" "$work/last" | cut -c 1-160
     printf '{"commit": "%s", "part": "%s", "step": "%s", "seconds": %s, "estimate": %s, "status": %s}\n' \
@@ -181,9 +181,9 @@ laws() {
         ("$PYTHON" -m pytest --gpu -m gpu -n "${JOBS:-8}" --timeout 540 -q -p no:cacheprovider tests/gpu ${tiny:+--collect-only} \
             >"$out/tests.txt" 2>&1) &
         tests=$!
-        set +m
         (sleep $((LIMIT + 20 - SECONDS)) && kill -- -"$tests") >/dev/null 2>&1 &
         clock=$!
+        set +m
     fi
     TAIL=80 step counts 130 together tokens tokens_box acceptance wiki
     TAIL=20 step trainings 200 together ar joint
@@ -191,7 +191,7 @@ laws() {
         "${cut_blocks[@]}" --out "$out/eval.json"
     if ((tests)); then
         wait "$tests" || failed=1
-        kill "$clock" 2>/dev/null
+        kill -- -"$clock" 2>/dev/null
         tail -n 3 "$out/tests.txt"
     fi
 }
