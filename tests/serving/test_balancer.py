@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def test_two_servers_behind_one_address(tmp_path: Path) -> None:
-    """Each writes the same text of a seed, streamed text does not wait, and where one is gone, one answers."""
+    """Both write the same text of a seed, streamed text does not wait, and one is enough."""
     folder = tmp_path / "small"
     small_model().save_pretrained(folder)
     (block,) = re.findall(r"```nginx\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
