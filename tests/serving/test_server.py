@@ -159,6 +159,37 @@ def test_gaps_are_filled(server: Server, lm: LanguageModel) -> None:
     assert body["choices"][0]["text"] == expected.text
 
 
+def test_a_text_follows_a_schema_or_an_expression(client: openai.OpenAI, lm: LanguageModel) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"size": {"type": "integer", "minimum": 0, "maximum": 9}, "kind": {"enum": ["a", "b"]}},
+        "required": ["size", "kind"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
+    found = client.chat.completions.create(
+        model="small",
+        messages=[{"role": "user", "content": "a thing"}],
+        max_tokens=60,
+        seed=1,
+        response_format=form,
+    )
+    thing = json.loads(found.choices[0].message.content or "")
+    assert set(thing) == {"size", "kind"}
+    asked: dict[str, Any] = {"model": "small", "prompt": "ab", "max_tokens": 40, "seed": 1, "n": 2}
+    texts = client.completions.create(
+        **asked, extra_body={"response_format": {"type": "regex", "regex": "[0-9]{4}"}}
+    )
+    expected = lm.generate("ab", count=2, seed=1, max_new_tokens=40, regex="[0-9]{4}")
+    assert [choice.text for choice in texts.choices] == [text.completion for text in expected]
+    with pytest.raises(openai.BadRequestError, match="regex is for models that write token after token"):
+        client.completions.create(
+            **asked, extra_body={"law": "block", "response_format": {"type": "regex", "regex": "a"}}
+        )
+    with pytest.raises(openai.BadRequestError, match="regex cannot be used"):
+        client.completions.create(**asked, extra_body={"response_format": {"type": "regex", "regex": "(a"}})
+
+
 def test_all_that_happens_to_a_text_is_told_to_who_asks_for_events(server: Server, lm: LanguageModel) -> None:
     for how in (
         {"law": "block"},
