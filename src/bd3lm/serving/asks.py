@@ -87,6 +87,9 @@ class AsRegex(_Asked):
     regex: Annotated[Text, StringConstraints(min_length=1, max_length=10_000)]
 
 
+Format = Annotated[AsText | AsJson | AsSchema | AsRegex, Field(discriminator="type")]
+
+
 class Ask(_Asked):
     """What both kinds of requests have."""
 
@@ -118,11 +121,8 @@ class Ask(_Asked):
         "blocks, tokens as they are revealed, drafts. Text is told at the end.",
     )
     user: Text | None = Field(None, description="Taken, and not used: OpenAI's clients may send it.")
-    response_format: Annotated[AsText | AsJson | AsSchema | AsRegex, Field(discriminator="type")] | None = (
-        Field(
-            None,
-            description="Hold the text to JSON, a JSON schema or, ours, a regular expression; for the causal law.",
-        )
+    response_format: Format | None = Field(
+        None, description="Hold the text to JSON, a JSON schema or, ours, a regular expression; causal law."
     )
     top_k: int | None = Field(
         None, ge=1, lt=2**31, description="Ours: draw from so many of the likeliest tokens."
