@@ -216,6 +216,19 @@ def test_of_several_fills_those_of_the_one_that_was_drawn_are_told() -> None:
     )
 
 
+def test_a_grammar_leaves_them_the_model_s_own() -> None:
+    pytest.importorskip("llguidance")
+    lm = joint()
+    for text in lm.generate("ab", regex="[xyz]{5}", count=3, alternatives=2, max_new_tokens=8):
+        given = text.sample.given
+        assert text.completion is not None
+        assert set(text.completion) <= set("xyz")
+        assert text.sample.log_p is not None
+        (known,) = lm.log_likelihood([text.tokens], given=[given])
+        assert sum(each or 0.0 for each in text.sample.log_p) == pytest.approx(known.log_p, abs=1e-9)
+        assert not {token for each in text.sample.alternatives[given:] for token, _ in each} <= set(b"xyz")
+
+
 def test_a_text_that_is_drawn_again_tells_of_the_last_attempt() -> None:
     lm = joint()
     floor: dict[str, Any] = {"entropy_floor": 1.0, "entropy_window": 4, "redraws": 3}
