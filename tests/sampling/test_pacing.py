@@ -84,14 +84,19 @@ def test_drafts_that_become_good_are_used_again() -> None:
     assert pacing.choose(4) >= 2
 
 
-def test_times_that_are_not_typical_are_not_counted() -> None:
-    pacing = Pacing(3)
-    for _ in range(3):
-        assert pacing.choose(1) == 3
-        pacing.note(1, 3, None, [1, 0, 0], [0, 0, 0])
-    for _ in range(4):
-        pacing.note(1, 3, 1.0, [1, 1, 1], [1, 1, 1])
-    assert pacing.choose(1) == 0  # what speculation is measured against
+def test_it_begins_with_none_and_goes_up_while_that_seems_to_pay() -> None:
+    """Times that say nothing of later ones, as of passes that are being compiled, are not counted."""
+    pacing, chosen = Pacing(8), []
+    for _ in range(30):
+        drafts = pacing.choose(1)
+        chosen.append(drafts)
+        is_first = chosen.count(drafts) == 1
+        asked = [1] * min(drafts, 2) + [0] * 8
+        right = [1] * min(drafts, 1) + [0] * 8  # none after the first
+        pacing.note(1, drafts, None if is_first else 1.0 + 0.5 * drafts, asked, right)
+    assert chosen[:8] == [0] * 4 + [1] * 4
+    assert 8 not in chosen
+    assert pacing.choose(1) == 1
 
 
 def test_candidates_without_drafts_behind_them_end_a_round() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from bd3lm.models import Transformer
@@ -15,17 +16,27 @@ from bd3lm.sampling import (
     AutoregressiveWriter,
     Drafted,
     Engine,
+    Failed,
     Request,
     Sample,
     Sharpening,
     SpeculativeWriter,
+    Started,
     Stopped,
     Stopping,
     TokenRevealed,
     sample,
 )
 from bd3lm.sampling import speculative as under_test
-from bd3lm.sampling.verifying import Tree, acceptance_chance, residual
+from bd3lm.sampling.verifying import (
+    Ahead,
+    Drawing,
+    Tree,
+    acceptance_chance,
+    rejection_drafts,
+    rejection_verdict,
+    residual,
+)
 from tests.oracles.networks import FAMILIES, clean_of, network_of, tiny_transformer
 from tests.oracles.sampling import chi_square, in_tokens, sharpened
 from tests.sampling.asking import drawn_by
@@ -217,10 +228,69 @@ def test_a_draft_that_is_wrong_is_told_as_a_draft_only() -> None:
                 assert writer.mask_id not in event.tokens
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("burst", [1, 4])
+def test_what_is_told_but_for_drafts_is_what_is_told_without(
+    burst: int, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Event by event: blocks begin, tokens are revealed, blocks are finished."""
+    monkeypatch.setattr(under_test, "_bursts", lambda device: burst)
+    for seed in range(6):
+        chance = random.Random(seed)
+        writer = speculative(
+            network("Llama", seed % 4), context=64, score_first=seed % 2 == 0, drafts=3, passes=passes
+        )
+        requests = [asked(chance, writer, each) for each in range(5)]
+        told = []
+        for each in (writer, without(writer)):
+            engine = Engine()
+            for request in requests:
+                engine.submit(request, each, tell="passes")
+            events: dict[int, list[Any]] = {}
+            while len(engine):
+                for event in engine.step():
+                    if isinstance(event, Stopped):
+                        event = text_of(event.sample)
+                        events[event.pop("seed")] = [event]
+                    elif not isinstance(event, Drafted | Started):
+                        events.setdefault(event.index, []).append(event)
+            told.append(events)
+        assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("scheme", ["coupled", "rejection"])
+@pytest.mark.parametrize("family", ["GPT", "Llama"])
+def test_probabilities_that_are_not_finite_fail_a_text_and_no_other(family: str, scheme: Any) -> None:
+    """Also where the mask, which stands for such a draft, is no token of the vocabulary."""
+    spoilt = network_of(family, 1, vocab_size=8 if family == "GPT" else 7)
+    with torch.no_grad():
+        spoilt.embedding.weight[3] = torch.nan
+    writer, engine = speculative(spoilt, scheme=scheme, candidates=2), Engine()
+    for first in (3, 1):
+        engine.submit(Request(torch.tensor([first]), 2, 9), writer)
+    found = {event.index: type(event) for event in iter(lambda: _next(engine), None)}
+    assert found[0] is Failed
+
+
+def _next(engine: Engine) -> Any:
+    """The next text that is done with."""
+    while len(engine):
+        for event in engine.step():
+            if isinstance(event, Stopped | Failed):
+                return event
+    return None
+
+
 def test_settings_that_no_text_can_be_written_with_are_refused() -> None:
     model = network("GPT", 0)
     with pytest.raises(ValueError, match=r"speculation\.drafts must be 1 to 7, less than the context, got 8"):
         speculative(model, context=8, drafts=8)
+    with pytest.raises(
+        ValueError, match=r"speculation\.candidates must be less than the 8 tokens of the voc"
+    ):
+        speculative(model, candidates=8)
+    with pytest.raises(ValueError, match=r"speculation must keep a pass to 1,024 positions, .* got 1,701"):
+        speculative(model, context=64, drafts=20, candidates=4)
     uncached: Any = Counting(model)
     uncached.cache_shape = None
     with pytest.raises(ValueError, match="keeps no keys and values"):
@@ -271,6 +341,41 @@ def test_a_rule_that_forgets_what_drafts_were_drawn_from_has_another_law() -> No
     law = (1 - accepted) * residual(p, q)
     law.scatter_add_(1, at, accepted)
     assert ((law - p).abs().sum(-1) > 0.05).double().mean() > 0.5
+
+
+@pytest.mark.parametrize("candidates", [1, 2, 3])
+def test_verdicts_on_many_drafts_follow_the_law(candidates: int) -> None:
+    """Two hundred thousand at once: noise that candidates shared, or chances, would show."""
+    generator = torch.Generator().manual_seed(candidates)
+    size, number = 5, 200_000
+
+    def logits(*shape: int) -> Tensor:
+        return 1.5 * torch.randn(*shape, size, generator=generator, dtype=torch.float64)
+
+    first, second, guesses = logits(), logits(size), logits(2)
+    tree = Tree(2, candidates)
+    drawing = Drawing(Sharpening().rows(number, torch.device("cpu")), torch.arange(number), size)
+    positions = torch.arange(7, 10).expand(number, 3)
+    drafts, log_q = rejection_drafts(drawing, guesses.expand(number, 2, size), positions[:, :2], candidates)
+    tables = tree.on(torch.device("cpu"))
+    drafts = drafts[:, tables.places, tables.candidates]
+    seen = torch.cat((first.expand(number, 1, size), second[drafts]), 1)
+    ahead = Ahead(
+        positions,
+        torch.ones(number, 3, dtype=torch.bool),
+        torch.zeros(number, 3, dtype=torch.long),
+        torch.full((number,), 2),
+    )
+    reached, tokens = rejection_verdict(drawing, tree, seen, drafts, log_q, ahead)
+    assert fits(tokens[:, 0], first) > FITS
+    has_second = tables.depths[reached] > 0
+    for token in range(size):
+        assert fits(tokens[has_second & (tokens[:, 0] == token), 1], second[token]) > FITS
+
+
+def fits(tokens: Tensor, logits: Tensor) -> float:
+    counts = torch.bincount(tokens, minlength=len(logits)).double()
+    return float(stats.chisquare(counts.numpy(), (logits.softmax(0) * counts.sum()).numpy()).pvalue)
 
 
 CASES = [

@@ -64,10 +64,16 @@ class OrderedFills(FillWeights):
     lean: float = 0.0
     orders: int = 4
 
+    def weighs(self, gaps: Tensor) -> bool:
+        return bool((self._later(gaps) & ~gaps).any())
+
+    def _later(self, gaps: Tensor) -> Tensor:
+        """What lies in a later block than the first gap."""
+        blocks = torch.arange(len(gaps)) // self.reading.block_size
+        return blocks > blocks[int(gaps.int().argmax())]
+
     def weigh(self, model: Denoiser, texts: Tensor, gaps: Tensor, seeds: Sequence[int]) -> Weights:
-        size = self.reading.block_size
-        first = int(gaps.int().argmax()) // size
-        later = torch.arange(len(gaps)) // size > first
+        size, later = self.reading.block_size, self._later(gaps)
         batch, gaps = _in_blocks(texts, gaps, size, weighed=later)
         given = batch.scored[0] & ~gaps[0]
         most = int(given.unflatten(0, (-1, size)).sum(1).max())

@@ -141,8 +141,15 @@ def _fills(
     end, context = followed_to(request.given.tolist(), config.mask_id), config.network.context
     if not end or fills is None:
         return None
-    if end <= context:
+    if end <= context and fills.weights.weighs(request.given[:end] == config.mask_id):
         return fills
+    if end <= context and (settings.fills or 1) > 1:
+        raise ValueError(
+            "fills must be 1 for a template that ends in the block of its first gap, in blocks of more than "
+            f"8, since nothing that follows would weigh them, got {settings.fills}"
+        )
+    if end <= context:
+        return None
     if settings.fills is not None:
         raise ValueError(
             f"fills must be 1 for a template whose given text reaches past the context of {context} tokens, "

@@ -1,7 +1,7 @@
 """A frozen autoregressive model that learns, beside its weights, to guess what it will say next."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bd3lm.evaluation import Drafts
 from bd3lm.methods.autoregressive import AutoregressiveMethod
@@ -66,10 +66,13 @@ class DrafterMethod(AutoregressiveMethod):
             raise ValueError(f"masks must be 1 to {frame.context - 1}, less than a context, got {number}")
         return Drafts(mask_id=frame.mask_id, masks=number, shifted=True, adds=True)
 
+    def settled(self, settings: Settings) -> Settings:
+        if settings.speculation is None and settings.cache:  # what else is a drafter for?
+            settings = replace(settings, speculation=Speculation())
+        return super().settled(settings)
+
     def speculation(self, settings: Settings) -> Speculation | None:
         asked = settings.speculation
-        if asked is None and settings.cache:  # what else is a drafter for?
-            return Speculation()
         return asked if asked is not None and asked.is_on else None
 
     def validation(self, training: DrafterTraining, frame: Frame) -> Drafting:

@@ -331,7 +331,8 @@ class _DraftingTables(NamedTuple):
 @cache  # and never dropped: a recorded pass reads it where it lies
 def _drafting(layout: Drafting, device: torch.device) -> _DraftingTables:
     clean, n = layout.clean, layout.masks
-    allowed = torch.zeros(layout.size, layout.size, dtype=torch.bool)
+    with torch.inference_mode(False):
+        allowed = torch.zeros(layout.size, layout.size, dtype=torch.bool)
     groups, places = [0] * layout.size, [0] * layout.size
     for position, path in enumerate(layout.behind()):
         allowed[position, path] = True

@@ -43,6 +43,10 @@ class FillWeights(ABC):
         """The weights of texts (fills, length) that end with a given token, on the host, where `gaps`
         (length,) tells what was filled; a random weight is drawn from its fill's seed."""
 
+    def weighs(self, gaps: Tensor) -> bool:
+        """Whether fills of these gaps can have different weights."""
+        return True
+
 
 @dataclass(frozen=True)
 class Fills:

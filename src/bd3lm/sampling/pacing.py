@@ -12,7 +12,6 @@ from statistics import median
 
 NUMBERS = (0, 1, 2, 3, 4, 6, 8)
 """Of drafts, among which one is chosen."""
-_FIRST = 3  # before anything is known
 _HALF_LIFE = 2000  # drafts of the first place, after which what was seen counts half
 _PRIOR = (2.0, 4.0)  # right, of so many, before any is seen
 _REMEMBERED = 9  # times of a number, whose median counts
@@ -76,7 +75,7 @@ class Pacing:
         like = self._most_like(size)
         known = alike.known() or ([] if like is None else like.known())
         if not known:
-            return min(_FIRST, self.most)
+            return 0  # what speculation is measured against; then one draft, two, while that seems to pay
         of = alike if alike.known() or like is None else like
         rates = {drafts: self.expected(drafts) / of.seconds(drafts, like) for drafts in self.numbers}
         best = max(known, key=lambda drafts: rates[drafts])

@@ -94,7 +94,8 @@ class Rows:
     def nbytes(self) -> int:
         """Bytes on the device, about."""
         cache = self.cache
-        return self.text.nbytes + (0 if cache is None else cache.keys.nbytes + cache.values.nbytes)
+        own = sum(each.nbytes for each in self.extras.values())
+        return self.text.nbytes + own + (0 if cache is None else cache.keys.nbytes + cache.values.nbytes)
 
     def fits(self, fresh: "Rows") -> bool:
         """Whether fresh rows can take the place of some of these."""

@@ -36,6 +36,9 @@ _LOG_Q = "log_q"  # (rows, places, vocabulary) what they were drawn from, where 
 _SPENT = "spent"  # (rows, 2) passes that wrote, and passes that only read
 
 
+_LONGEST_PASS = 1024  # positions: far beyond what pays
+
+
 @dataclass(frozen=True)
 class _Shape:
     """A pass: the drafts that it verifies, and masks behind each of them for the next."""
@@ -82,9 +85,23 @@ class SpeculativeWriter(AutoregressiveWriter):
             raise ValueError(
                 f"speculation.drafts must be 1 to {context - 1}, less than the context, got {most}"
             )
+        if speculation.candidates >= model.vocab_size:
+            raise ValueError(
+                f"speculation.candidates must be less than the {model.vocab_size} tokens of the vocabulary, "
+                f"got {speculation.candidates}"
+            )
         self.reading, self.speculation = reading, speculation
         self.rejects = speculation.scheme == "rejection"
         self._most = Tree(most, speculation.candidates)
+        if self.longest_pass > _LONGEST_PASS:
+            raise ValueError(
+                f"speculation must keep a pass to {_LONGEST_PASS:,} positions, which are drafts times "
+                f"candidates times the masks behind each, got {self.longest_pass:,}; ask for fewer drafts"
+            )
+
+    def check(self, request: Request) -> None:
+        super().check(request)
+        self.model.check_room(1, self.longest_pass)
 
     def begin(self, requests: Sequence[Request], *, width: int) -> Rows:
         # A pass looks at places behind the end of a text; nothing is written there.
@@ -95,9 +112,10 @@ class SpeculativeWriter(AutoregressiveWriter):
             return torch.zeros(number, *shape, dtype=torch.long, device=device)
 
         rows.extras = {
-            _AT: rows.start.to(device),
-            _STOP: rows.stop.to(device),
-            _FREE: rows.gaps.to(device),
+            # Copies, also where the device is the host's own.
+            _AT: rows.start.to(device, copy=True),
+            _STOP: rows.stop.to(device, copy=True),
+            _FREE: rows.gaps.to(device, copy=True),
             _HAVE: zeros(),
             _DRAFTS: zeros(most.size),
             _SPENT: zeros(2),
@@ -237,7 +255,7 @@ class SpeculativeWriter(AutoregressiveWriter):
         """Passes, drafts verified and drafts right; verified is one whose chain is right."""
         has_written = written.any(1)
         reads = ~has_written & (count > 0)
-        state[_SPENT].add_(torch.stack((~reads, reads), 1))
+        state[_SPENT].add_(torch.stack((~reads, reads), 1))  # one behind the end of a text was made too
         if not tree.drafts:
             return
         tables = tree.on(count.device)

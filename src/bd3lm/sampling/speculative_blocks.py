@@ -106,8 +106,9 @@ class SpeculativeBlockWriter(BlockWriter):
         rows.extras = {
             _AT: (rows.start - self.block_size).to(device),
             _KNOWN: zeros(),
-            _END: rows.start.to(device),
-            _UNTIL: rows.written_to.to(device),
+            # Copies, also where the device is the host's own.
+            _END: rows.start.to(device, copy=True),
+            _UNTIL: rows.written_to.to(device, copy=True),
             _FREE: free.to(device),
             _RANK: ranks.to(device),
             _DRAFTS: zeros(self.block_size),
@@ -180,7 +181,8 @@ class SpeculativeBlockWriter(BlockWriter):
         state[_END].copy_(state[_AT] + n * (known == block.masks))
         state[_DRAFTS].copy_(drafts)
         has_written = (verdict.number > 0) | opens.squeeze(1)
-        state[_SPENT].add_(torch.stack((has_written, moves & ~has_written), 1))
+        reads = moves & ~has_written
+        state[_SPENT].add_(torch.stack((~reads, reads), 1))  # one behind the end of a text was made too
         state[TALLY].add_(verdict.tally)
         chances = verdict.chances
         if chances is not None:

@@ -272,8 +272,10 @@ class Table:
                     each for each in later.get(place, []) if ending is None or _reach(each) < until[place]
                 ]
                 for event in told:
-                    yield from self._pieces_finished(place, _reach(event), until[place], written_to[place])
-                    yield from self._piece_begun(place)
+                    if isinstance(event, TokenRevealed):  # a draft, which reaches further, begins no piece
+                        reached = event.position
+                        yield from self._pieces_finished(place, reached, until[place], written_to[place])
+                        yield from self._piece_begun(place)
                     yield event
                 yield from self._pieces_finished(place, until[place], until[place], written_to[place])
             if ending is not None:

@@ -76,12 +76,12 @@ def _tables(tree: Tree, device: torch.device) -> TreeTables:
     paths = [[0]]
     for index, parent in enumerate(tree.parents):
         paths.append([*paths[parent], index + 1])
-    behind = torch.zeros(len(paths), tree.size, dtype=torch.bool)
-    for position, path in enumerate(paths):
-        behind[position, [each - 1 for each in path[1:]]] = True
     filled = [path + path[-1:] * (tree.drafts + 1 - len(path)) for path in paths]
-    order = torch.tensor(tree.order, dtype=torch.long).view(-1, 2)
     with torch.inference_mode(False):
+        behind = torch.zeros(len(paths), tree.size, dtype=torch.bool)
+        for position, path in enumerate(paths):
+            behind[position, [each - 1 for each in path[1:]]] = True
+        order = torch.tensor(tree.order, dtype=torch.long).view(-1, 2)
         return TreeTables(
             torch.tensor(tree.parents, dtype=torch.long).to(device),
             torch.tensor([len(path) - 1 for path in paths]).to(device),
@@ -204,8 +204,10 @@ def rejection_verdict(
         accepted = torch.zeros_like(on_chain)
         for candidate in range(tree.candidates):
             position = tree.draft(place, candidate)
-            # Where nothing is to be written the mask may stand, which need not be a token of the vocabulary.
-            draft = torch.where(ahead.free[:, place], drafts[:, position - 1], 0)
+            # The mask, which need not be a token of the vocabulary, stands where nothing is to be written,
+            # and for a draft of probabilities that are NaN, as its chance is then too.
+            draft = drafts[:, position - 1]
+            draft = torch.where(draft < p.shape[-1], draft, 0)
             chance = acceptance_chance(p, q, draft)
             drawn = drawing.uniform(ahead.positions[:, place : place + 1], 1, _CHANCES + candidate)
             is_right = torch.where(ahead.free[:, place], drawn.view(-1) < chance, True)

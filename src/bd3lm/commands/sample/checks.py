@@ -72,7 +72,7 @@ def check_numbers(flags: "Sample") -> None:
 
 def check_speculation(flags: "Sample") -> None:
     """Refuse a number of drafts that is none, and what goes without any."""
-    asked = flags.speculation
+    asked = "off" if flags.speculation == "0" else flags.speculation
     if asked not in (None, "auto", "off") and not asked.isdecimal():
         raise ValueError(f"--speculation must be auto, off or a number of drafts, got {asked!r}")
     if flags.candidates < 1:
