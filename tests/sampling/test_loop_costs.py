@@ -144,6 +144,8 @@ def test_nothing_to_write_costs_nothing(make):
         "redrawn_passes": 0,
         "drafted": (),
         "accepted": (),
+        "log_p": None,
+        "alternatives": (),
         "fills": 1,
         "effective_fills": 1.0,
     }
