@@ -1,4 +1,4 @@
-"""The page of a server, on which a text is seen while it is written: files of this folder, and nothing from elsewhere."""
+"""The page of a server, on which a text is seen while it is written: files of this folder, and no others."""
 
 from importlib.resources import files
 from types import MappingProxyType
@@ -17,9 +17,9 @@ _KINDS = MappingProxyType(
 _HEADERS = MappingProxyType(
     {
         "cache-control": "no-cache",  # a newer version is seen at once
-        # What a model writes could only ever be shown. Should it be taken for code after all, nothing runs it.
-        "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'",
+        # Texts are only ever shown. Should one be taken for code after all, nothing runs it.
+        "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'",
         "referrer-policy": "no-referrer",
         "x-content-type-options": "nosniff",
     }

@@ -131,11 +131,12 @@ const spread = (text, count) => {
  */
 export const mend = (film, pieces, first, text) => {
   const found = new Map();
+  const isPart = (piece, isLater) => piece.includes(HALF) || (isLater && piece === "");
   let at = 0;
   let place = first;
   while (place < pieces.length) {
     let after = place;
-    while (after < pieces.length && (pieces[after].includes(HALF) || (after > place && pieces[after] === ""))) after += 1;
+    while (after < pieces.length && isPart(pieces[after], after > place)) after += 1;
     if (after === place) {
       if (!text.startsWith(pieces[place], at)) return;
       at += pieces[place].length;

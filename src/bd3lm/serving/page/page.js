@@ -2,7 +2,7 @@
 // them; nothing is asked before somebody presses the button.
 
 import { readable } from "./film.js";
-import { chunks, keepKey, model as askModel } from "./server.js";
+import { chunks, hasKey, keepKey, model as askModel } from "./server.js";
 import { createView } from "./view.js";
 
 const find = (id) => document.getElementById(id);
@@ -13,7 +13,7 @@ let model = null;
 let running = null; // ends what is written
 let messages = []; // of a conversation
 let turns = []; // their views
-let prompts = { write: prompt.value, fill: "The river{6}in the north of the town.", chat: "" };
+const prompts = { write: prompt.value, fill: "The river{6}in the north of the town.", chat: "" };
 let shownMode = "write";
 
 const modeNow = () => document.querySelector("input[name=mode]:checked").value;
@@ -59,7 +59,11 @@ const setField = (pane, name, value) => {
 /** Only what means something for the model is shown. */
 const showFields = (pane) => {
   const means = model?.means?.[pane.fields.law.value] ?? [];
-  const isMeant = { law: (model?.laws.length ?? 0) > 1, lean: means.includes("lean"), speculation: means.includes("speculation") };
+  const isMeant = {
+    law: (model?.laws.length ?? 0) > 1,
+    lean: means.includes("lean"),
+    speculation: means.includes("speculation"),
+  };
   for (const [name, isShown] of Object.entries(isMeant)) {
     pane.root.querySelector(`[data-field=${name}]`).hidden = !isShown;
   }
@@ -165,7 +169,8 @@ const writeTexts = async (signal) => {
   const shown = panesNow();
   find("verdict").textContent = "Writing both …";
   const found = await Promise.all(shown.map((pane) => writeInto(pane.view, mode, askedOf(pane, mode), signal)));
-  if (shown.length > 1) find("verdict").textContent = found.includes(null) ? "Not both are finished." : verdictOf(found);
+  if (shown.length === 1) return;
+  find("verdict").textContent = found.includes(null) ? "Not both are finished." : verdictOf(found);
 };
 
 const verdictOf = ([a, b]) => {
@@ -261,7 +266,7 @@ const refill = ([before, count, after]) => {
 
 const WORDS = {
   write: ["Prompt", "Write"],
-  fill: ["Text with gaps: {6} is a gap of six tokens, {{ and }} are braces", "Fill"],
+  fill: ["Text with gaps: {6} is one of six tokens, {{ and }} are braces", "Fill"],
   chat: ["Message", "Send"],
 };
 
@@ -292,12 +297,15 @@ const newSeed = () => {
   seed.value = Math.floor(Math.random() * 1_000_000);
 };
 
-const millions = (count) =>
-  count >= 1e9 ? `${(count / 1e9).toFixed(1)} B` : count >= 1e6 ? `${(count / 1e6).toFixed(1)} M` : count.toLocaleString("en");
+const short = (count) => {
+  if (count >= 1e9) return `${(count / 1e9).toFixed(1)} B`;
+  return count >= 1e6 ? `${(count / 1e6).toFixed(1)} M` : count.toLocaleString("en");
+};
 
 const showModel = () => {
   const { name, method, parameters, dtype, device } = model;
-  find("model").textContent = readable(`${name} · ${method} · ${millions(parameters)} parameters · ${dtype} on ${device}`);
+  const facts = [name, method, `${short(parameters)} parameters`, `${dtype} on ${device}`];
+  find("model").textContent = readable(facts.join(" · "));
   document.title = `${readable(name)} · bd3lm`;
   setHidden("mode-chat", !model.chats);
   for (const { fields } of panes) {
@@ -306,6 +314,7 @@ const showModel = () => {
 };
 
 const askForKey = () => {
+  document.body.dataset.locked = "yes";
   setHidden("key", false);
   find("key-value").focus();
 };
@@ -314,11 +323,13 @@ const load = async () => {
   try {
     model = await askModel();
   } catch (error) {
+    const isFirst = error.status === 401 && !hasKey();
     if (error.status === 401) askForKey();
-    complain(error);
+    complain(isFirst ? null : error); // nobody has done anything wrong yet
     return;
   }
   complain(null);
+  delete document.body.dataset.locked;
   setHidden("key", true);
   showModel();
   readAddress();
@@ -384,7 +395,8 @@ const onKey = (event) => {
   const onOwn = event.target.closest?.(".transport .play");
   if (isField(event.target) && !onOwn) return;
   const views = modeNow() === "chat" ? turns.slice(-1) : panesNow().map((pane) => pane.view);
-  if (event.key === "ArrowLeft" || event.key === "ArrowRight") views.forEach((view) => view.stepBy(event.key === "ArrowLeft" ? -1 : 1));
+  const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (move !== undefined) views.forEach((view) => view.stepBy(move));
   else if (event.key === " " && !onOwn) views.forEach((view) => view.toggle());
   else return;
   event.preventDefault();

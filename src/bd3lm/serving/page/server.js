@@ -12,6 +12,8 @@ export class ServerError extends Error {
 /** Kept as long as the tab is, and no longer. */
 export const keepKey = (key) => sessionStorage.setItem(KEY, key);
 
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+
 const headers = () => {
   const key = sessionStorage.getItem(KEY);
   return { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };

@@ -23,9 +23,13 @@ const element = (kind, className, text) => {
 };
 
 /** A piece of text as it is quoted: its spaces and line breaks are seen. */
-const quoted = (piece) => `“${readable(piece).replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣")}”`;
+const quoted = (piece) => {
+  const shown = readable(piece).replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣");
+  return `“${shown}”`;
+};
 
-const decimal = (number) => number.toLocaleString("en", { maximumFractionDigits: number < 100 ? 2 : 0 });
+const fixed = (number, digits) =>
+  number.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
 /**
  * What is seen of one text. `onRefill(template parts)` is called when a part of it is to be written anew; without
@@ -35,7 +39,12 @@ export const createView = (root, { name, onRefill } = {}) => {
   const part = (selector) => root.querySelector(selector);
   const [stage, playButton, slider, speed] = [".stage", ".play", ".slider", ".speed"].map(part);
   const [position, status, detail, refill] = [".position", ".status", ".detail", ".refill"].map(part);
-  const counters = Object.fromEntries(["tokens", "passes", "rate", "speed"].map((each) => [each, part(`.count-${each}`)]));
+  const counters = {
+    tokens: part(".count-tokens"),
+    passes: part(".count-passes"),
+    rate: part(".count-rate"),
+    speed: part(".count-speed"),
+  };
   let film = createFilm();
   let first = 0; // the first position that is drawn: of a conversation only the answer is
   let moments = [0];
@@ -151,8 +160,9 @@ export const createView = (root, { name, onRefill } = {}) => {
   const drawCounts = (counts, seconds) => {
     counters.tokens.textContent = counts.written.toLocaleString("en");
     counters.passes.textContent = counts.passes.toLocaleString("en");
-    counters.rate.textContent = counts.passes ? decimal(counts.written / counts.passes) : "–";
-    counters.speed.textContent = seconds > 0 ? decimal(counts.written / seconds) : "–";
+    counters.rate.textContent = counts.passes ? fixed(counts.written / counts.passes, 2) : "–";
+    const pace = seconds > 0 ? counts.written / seconds : 0;
+    counters.speed.textContent = pace > 0 ? fixed(pace, pace < 10 ? 1 : 0) : "–";
   };
 
   const drawLive = () => {
@@ -239,8 +249,8 @@ export const createView = (root, { name, onRefill } = {}) => {
     detail.replaceChildren();
     if (token === undefined || token.piece === null) {
       const draft = drafts.get(place);
-      if (draft !== undefined) detail.append(element("span", "", `${quoted(draft)} is a draft: no part of the text yet`));
-      else if (token) detail.append(element("span", "", "a mask: nothing is written here yet"));
+      if (draft !== undefined) detail.textContent = `${quoted(draft)} is a draft: no part of the text yet`;
+      else if (token) detail.textContent = "a mask: nothing is written here yet";
       return;
     }
     detail.append(element("b", "", quoted(pieceAt(film, place, token.piece))));
@@ -343,9 +353,8 @@ export const createView = (root, { name, onRefill } = {}) => {
   const touches = (range, token) => {
     const own = document.createRange();
     own.selectNodeContents(token);
-    return (
-      range.compareBoundaryPoints(Range.END_TO_START, own) < 0 && range.compareBoundaryPoints(Range.START_TO_END, own) > 0
-    );
+    const beginsBefore = range.compareBoundaryPoints(Range.END_TO_START, own) < 0;
+    return beginsBefore && range.compareBoundaryPoints(Range.START_TO_END, own) > 0;
   };
 
   if (onRefill) {
@@ -368,6 +377,7 @@ export const createView = (root, { name, onRefill } = {}) => {
     cancelAnimationFrame(frame);
     [film, moments, at, first, frame, final, passCount, current] = [createFilm(), [0], 0, 0, 0, null, null, -1];
     [isLive, follows, began] = [true, true, performance.now()];
+    root.classList.remove("knows");
     root.classList.add("live");
     root.dataset.isAnswer = isAnswer;
     elements = [];
@@ -376,6 +386,8 @@ export const createView = (root, { name, onRefill } = {}) => {
     status.textContent = "Writing …";
     drawCounts({ written: 0, passes: 0 }, 0);
     describePosition();
+    // On a phone the text is below what asked for it.
+    stage.scrollIntoView({ block: "nearest", behavior: calm.matches ? "instant" : "smooth" });
   };
 
   const add = (steps, prompt) => {
@@ -384,6 +396,7 @@ export const createView = (root, { name, onRefill } = {}) => {
       const given = film.given.map((piece) => piece ?? "");
       if (!film.given.includes(null)) mend(film, given, 0, prompt);
     }
+    if (steps.some((step) => step[4]?.length > 0)) root.classList.add("knows"); // room for alternatives
     if (root.dataset.isAnswer === "true") first = film.given.length;
     drawSoon();
   };
@@ -401,6 +414,7 @@ export const createView = (root, { name, onRefill } = {}) => {
     frame = 0;
     endFilm(film, usage.total_tokens);
     moments = momentsOf(film);
+    film.mended = new Map(); // anew, with all that there is
     const pieces = piecesOf(film);
     mend(film, pieces, film.given.length, text);
     if (before !== null) mend(film, pieces, 0, before + text);
@@ -408,6 +422,8 @@ export const createView = (root, { name, onRefill } = {}) => {
     passCount = usage.passes;
     halt(`Finished: ${usage.completion_tokens} tokens in ${usage.passes} passes.`);
     drawCounts({ written: usage.completion_tokens, passes: usage.passes }, seconds);
+    const isOneOfSeveral = film.given.includes(null) && usage.passes > usage.completion_tokens;
+    if (isOneOfSeveral) detail.textContent = "One of several fills, chosen by what follows. Passes are those of all.";
     if (follows) draw(last());
     else describePosition();
   };
@@ -420,5 +436,5 @@ export const createView = (root, { name, onRefill } = {}) => {
     halt(words);
   };
 
-  return { root, start, add, finish, fail, play, stepBy, pause: () => setPlaying(false), toggle: () => playButton.click() };
+  return { start, add, finish, fail, play, stepBy, toggle: () => playButton.click() };
 };
