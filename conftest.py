@@ -1,4 +1,4 @@
-"""What every test shares: options such as --slow and --gpu, one thread a process, hypothesis without chance."""
+"""What every test shares: options as --slow and --gpu, one thread a process, hypothesis without chance."""
 
 import os
 from collections import Counter

@@ -38,6 +38,8 @@ from bd3lm.serving.link import Line, receive, send
 from bd3lm.serving.telling import Telling
 
 _CHARACTERS = 64  # of a token, on average, at most; a longer prompt is refused before it is tokenized
+_TRIED: dict[str, Any] = {"speculation": Speculation(drafts=1)}
+"""Settings that not all models have, with a value for which those are refused that have not."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +138,10 @@ class Worker:
         with suppress(ValueError):
             config.method.with_lean(config.method.order_lean)
             found.append("lean")
-        with suppress(ValueError):
-            build_writer(self.model.network, config, Settings(speculation=Speculation(drafts=1)))
-            found.append("speculation")
+        for name, value in _TRIED.items():
+            with suppress(ValueError):
+                build_writer(self.model.network, config, Settings(**{name: value}))
+                found.append(name)
         return found
 
     def __len__(self) -> int:

@@ -56,9 +56,12 @@ const setField = (pane, name, value) => {
   if (field.value !== String(value)) field.selectedIndex = 0;
 };
 
+/** The settings that do something under the law of a pane. */
+const meansOf = (pane) => model?.means?.[pane.fields.law.value] ?? [];
+
 /** Only what means something for the model is shown. */
 const showFields = (pane) => {
-  const means = model?.means?.[pane.fields.law.value] ?? [];
+  const means = meansOf(pane);
   const isMeant = {
     law: (model?.laws.length ?? 0) > 1,
     lean: means.includes("lean"),
@@ -87,9 +90,9 @@ const settingsOf = (pane) => {
 const contrast = () => {
   const [a, b] = panes;
   for (const name of Object.keys(a.fields)) b.fields[name].value = a.fields[name].value;
-  const law = model.laws.find((each) => model.means[each].includes("speculation") && each === "causal");
+  const law = model.laws.find((each) => each === "causal" && model.means[each].includes("speculation"));
   if (law !== undefined) panes.forEach((pane) => setField(pane, "law", law));
-  if (model.means[a.fields.law.value].includes("speculation")) {
+  if (meansOf(a).includes("speculation")) {
     setField(a, "speculation", "off");
     setField(b, "speculation", "3");
   }
@@ -97,8 +100,11 @@ const contrast = () => {
 
 // --- asking ---
 
+const ALTERNATIVES = 5; // what else the model thought of, where it can tell
+
 const askedOf = (pane, mode) => {
   const shared = { seed: Number(seed.value), ...settingsOf(pane) };
+  if (meansOf(pane).includes("alternatives")) shared.alternatives = ALTERNATIVES;
   if (mode === "chat") return { messages, max_tokens: numberOf(maxTokens), ...shared };
   if (mode === "fill") return { template: prompt.value, fills: numberOf(fills), ...shared };
   return { prompt: prompt.value, max_tokens: numberOf(maxTokens), ...shared };
