@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # The figures of docs/performance.md, on one GPU with nothing beside it:
 #
-#   research/gpu.sh OUT COMMIT {train|claims|sample|lengths|many|growth|undone|parity|peers} [DATA]
+#   research/gpu.sh OUT COMMIT {train|claims|sample|lengths|many|drafting|growth|undone|parity|peers} [DATA]
 #
 # Appends JSON lines to OUT/PART.jsonl, the first of each run saying what was measured. many times the kernels for many
-# texts, undone the training step without each of its optimisations. parity compares the losses of the fast step with
-# those of the plain one on real text, DATA, a folder of `bd3lm data prepare`. peers times a network of today beside
-# `transformers`.
+# texts, drafting passes that speculate, undone the training step without each of its optimisations. parity compares the
+# losses of the fast step with those of the plain one on real text, DATA, a folder of `bd3lm data prepare`. peers times
+# a network of today beside `transformers`.
 set -u
 out=$1 commit=$2 part=$3 data=${4:-}
 case $part in
-train | claims | sample | lengths | many | growth | undone | peers) ;;
+train | claims | sample | lengths | many | drafting | growth | undone | peers) ;;
 parity) : "${data:?must be the folder of the data}" ;;
-*) echo "the part must be train, claims, sample, lengths, many, growth, undone, parity or peers, got $part" >&2; exit 1 ;;
+*) echo "the part must be train, claims, sample, lengths, many, drafting, growth, undone, parity or peers, got $part" >&2; exit 1 ;;
 esac
 failed=0
 run() { echo "== $*" >&2; python -m bd3lm bench "$@" --out "$out/$part.jsonl" || failed=1; }
@@ -56,6 +56,9 @@ growth)
     ;;
 many)
     python research/many_texts.py --out "$out/$part.jsonl" || failed=1
+    ;;
+drafting)
+    python research/drafting_passes.py --out "$out/$part.jsonl" || failed=1
     ;;
 peers)
     python research/peers.py --commit "$commit" --out "$out/$part.jsonl" || failed=1

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from bd3lm.bench import Shape
@@ -41,18 +41,18 @@ _DRAWS = 10  # in a graph: one alone would be lost in its launch
 _LENGTH = 256  # tokens of a text
 
 
-def plain_gelu(x: Tensor, linear: nn.Linear) -> Tensor:
+def plain_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Instead of `decoding._gelu_linear`."""
-    return F.gelu(linear(x), approximate="tanh")
+    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
 
-def add_at_once(self: decoding._Stream, x: Tensor, linear: nn.Linear, gate: Tensor | None) -> None:
+def add_at_once(self: decoding._Stream, x: Tensor, linear: decoding._Linear, gate: Tensor | None) -> None:
     """Instead of `_Stream.add_linear`: no branch waits for a norm."""
     flat = decoding._flat(x)
     if len(flat) <= decoding._FEW_TO_ADD:
         self._x = decoding._kernels().linear_residual(flat, linear.weight, linear.bias, self._x, gate)
     else:
-        y = linear(flat)
+        y = self._product(flat, linear)
         self._x = self._x + (y if gate is None else gate * y)
 
 

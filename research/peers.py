@@ -170,6 +170,7 @@ def main() -> None:
     )
     parser.add_argument("--commit", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--works", nargs="+", choices=("train", "sample"), default=["train", "sample"])
     parser.add_argument("--size", default="smollm2-135m")
     parser.add_argument("--vocabulary", type=int, default=49_152)
     parser.add_argument("--context", type=int, default=512)
@@ -196,7 +197,7 @@ def main() -> None:
         }
         works += [("sample", batch, batch * (length - 1), sample, {"warmup": 2, "repeats": 3})]
     with options.out.open("a", encoding="utf-8") as file:
-        for work, batch, tokens, sides, times in works:
+        for work, batch, tokens, sides, times in (each for each in works if each[0] in options.works):
             for found in turn_about(sides, device, turns=options.turns, **times):
                 record = {
                     "work": work,

@@ -57,7 +57,7 @@ def opened(browser: "Browser", server: Server) -> Iterator[Opened]:
     def opened(
         address: str = "/", *, size: tuple[int, int] = DESKTOP, at: Server = server, **how: Any
     ) -> "Page":
-        ready = how.pop("ready", True)
+        ready, tells = how.pop("ready", True), how.pop("alternatives", False)
         context = browser.new_context(viewport={"width": size[0], "height": size[1]}, **how)
         contexts.append(context)
         page = context.new_page()
@@ -67,6 +67,8 @@ def opened(browser: "Browser", server: Server) -> Iterator[Opened]:
             "console",
             lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None,
         )
+        if tells:
+            page.route("**/v1/models", with_alternatives)
         page.goto(at.url + address)
         if ready:
             page.wait_for_selector("#model:has-text('small')")
@@ -77,6 +79,15 @@ def opened(browser: "Browser", server: Server) -> Iterator[Opened]:
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+def with_alternatives(route: Any) -> None:
+    """The models, as a server tells them that knows of alternatives of tokens."""
+    answer = route.fetch()
+    found = answer.json()
+    for means in found["data"][0]["bd3lm"]["means"].values():
+        means.append("alternatives")
+    route.fulfill(response=answer, json=found)
 
 
 def write(page: "Page", **fields: Any) -> None:
@@ -304,7 +315,7 @@ def told(*steps: list[Any], text: str, passes: int) -> str:
 
 
 def test_a_token_tells_its_pass_and_where_known_its_probability(opened: Opened) -> None:
-    page = opened()
+    page = opened(alternatives=True)
     answer = told(
         ["given", ["", "So"]],
         ["block", 2, 4],
@@ -313,10 +324,15 @@ def test_a_token_tells_its_pass_and_where_known_its_probability(opened: Opened) 
         text=" it<script>",
         passes=2,
     )
-    page.route(
-        "**/v1/completions", lambda route: route.fulfill(body=answer, content_type="text/event-stream")
-    )
+    asked: list[Any] = []
+
+    def answered(route: Any) -> None:
+        asked.append(route.request.post_data_json)
+        route.fulfill(body=answer, content_type="text/event-stream")
+
+    page.route("**/v1/completions", answered)
     write(page, prompt="So")
+    assert asked[0]["alternatives"] == 5
     page.hover("[data-pane=a] .token >> nth=3")
     said = page.text_content("[data-pane=a] .detail") or ""
     assert "“<script>”" in said

@@ -94,6 +94,16 @@ def test_more_masks_than_were_trained_may_be_asked_for(run):
     assert {each["drafts"] for each in places} == {12}  # 3 groups of 5 in 16 tokens
 
 
+def test_sequences_may_be_shorter_than_the_context(run):
+    """A drafter has the context of its model, however short the text is that it was trained on."""
+    (record,) = report_acceptance(
+        Acceptance(models=(str(run),), context=8, sequences=4, device="cpu"), console=QUIET
+    )
+    assert (record["settings"]["context"], record["result"]["sequences"]) == (8, 4)
+    places = figures(record)[1.0, 1.0, "rejection"]
+    assert [each["drafts"] for each in places] == [16, 12]  # 4 groups of 2, of which the last has no end
+
+
 @pytest.mark.parametrize("law", ["block", "causal"])
 def test_a_joint_model_drafts_with_its_blocks_whatever_law_it_writes(law, tmp_path):
     of_law = BlockDiffusionMethod(block_size=4, causal_clean=True, joint=True, law=law, lean=1.0)
@@ -164,6 +174,7 @@ def test_what_is_typed_is_what_is_measured(tmp_path, capsys):
             "masks must be 2 to 16, since the first of a block drafts nothing, got 1",
         ),
         (joint(), ["--masks", "17"], "masks must be 2 to 16"),
+        (joint(), ["--context", "0"], "--context must be at least 1, got 0"),
         (joint(), ["--temperature", "-1"], "--temperature must lie in [0.001, 1000]"),
         (joint(), ["--temperature", "1", "1e4"], "--temperature must lie in [0.001, 1000]"),
         (joint(), ["--top-p", "0"], "--top-p must lie in (0, 1], got 0.0"),

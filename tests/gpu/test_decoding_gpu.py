@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bd3lm.models import BlockCausal, BlockDecoding, Causal
+from bd3lm.models import BlockCausal, BlockCopies, BlockDecoding, Causal, Drafting, Layout
 from bd3lm.models.rotary import rotation
-from tests.oracles.decoding_cases import CASES, numbers, passes, products, sums
+from tests.oracles.decoding_cases import CASES, numbers, passes, products, products_of_two_kinds, sums
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,6 +33,13 @@ def test_products_of_a_real_network(tokens, depth, features, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 8])
+@pytest.mark.parametrize(("depth", "features"), [(576, 960), (576, 576), (576, 3072), (1536, 576)])
+def test_products_of_a_real_network_with_additions(rows, depth, features, dtype):
+    products_of_two_kinds("cuda", dtype, rows=rows, size=16, span=(4, 16), depth=depth, features=features)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("tokens", "features"), [(33, 768), (2048, 768), (512, 1280), (64, 4096)])
 def test_sums_of_a_real_network(tokens, features, dtype):
     sums("cuda", dtype, tokens=tokens, features=features)
@@ -50,6 +57,9 @@ def test_passes_of_a_real_network(rows, head_dim, dtype):
         BlockDecoding(4, 4),
         BlockDecoding(32, 16, causal_clean=True),
         BlockDecoding(16, 16),
+        Drafting.of((0, 1, 2), 3),
+        Drafting.of((0, 1, 2, 0, 0, 1, 1, 2, 2), 4),
+        BlockCopies.of(16, 6, causal_clean=True),
         Causal(1),
     ]
     for filled in (0, 500, 100_000):
@@ -68,7 +78,7 @@ def test_passes_of_a_real_network(rows, head_dim, dtype):
 
 
 def test_passes_of_many_rows():
-    layouts = [BlockDecoding(8, 4), BlockDecoding(32, 16), Causal(1)]
+    layouts = [BlockDecoding(8, 4), BlockDecoding(32, 16), Drafting.of((0, 1, 2), 3), Causal(1)]
     passes(
         "cuda",
         torch.bfloat16,
@@ -83,11 +93,12 @@ def test_passes_of_many_rows():
 
 
 class Layers:
-    """Two layers over a ring, as one pass of fused kernels."""
+    """Two layers over a ring, as one pass of fused kernels; where additions apply, the second's weights stand
+    for those of the first that have them in them, and the other way around."""
 
-    def __init__(self, rows: int, segment: int, dtype: torch.dtype) -> None:
-        draw = numbers("cuda", dtype)
-        self.rows, self.layout = rows, BlockDecoding(segment, segment // 2)
+    def __init__(self, rows: int, layout: Layout, dtype: torch.dtype) -> None:
+        draw, segment = numbers("cuda", dtype), layout.size
+        self.rows, self.layout = rows, layout
         self.window, self.capacity = 500, 500 + segment
         shape = (2, rows, HEADS, self.capacity, DIM)
         self.keys, self.values, self.x = draw(*shape), draw(*shape), draw(rows * segment, HIDDEN)
@@ -105,18 +116,30 @@ class Layers:
         ]
 
     def __call__(self) -> Tensor:
-        from bd3lm.models.kernels.decoding import attend_ring, linear_residual, norm_linear, ring_rule
+        from bd3lm.models.kernels.decoding import (
+            OtherWeight,
+            attend_ring,
+            linear_residual,
+            norm_linear,
+            ring_rule,
+        )
+
+        def other(weight: Tensor) -> OtherWeight | None:
+            added = self.layout.added
+            return None if added == (0, 0) else OtherWeight(weight, self.layout.size, *added)
 
         rule = ring_rule(self.layout, self.window, self.layout.size)
         span, x = (0, self.layout.size), self.x
         for layer, (norm, qkv, out, inner, outer, bias_in, bias_out) in enumerate(self.weights):
-            projected = norm_linear(x, norm, None, qkv, None).view(self.rows, -1, 3 * HIDDEN)
+            _, *others, _, _ = self.weights[1 - layer]
+            other_qkv, other_out, other_inner, other_outer = (other(weight) for weight in others)
+            projected = norm_linear(x, norm, None, qkv, None, other=other_qkv)
+            projected = projected.view(self.rows, -1, 3 * HIDDEN)
             ring = self.keys[layer], self.values[layer]
             attended = attend_ring(projected, *self.turn, *ring, self.starts, self.ends, rule, span)
-            x = linear_residual(attended.flatten(0, 1), out, None, x)
-            x = linear_residual(
-                norm_linear(x, norm, None, inner, bias_in, activation="gelu"), outer, bias_out, x
-            )
+            x = linear_residual(attended.flatten(0, 1), out, None, x, other=other_out)
+            widened = norm_linear(x, norm, None, inner, bias_in, activation="gelu", other=other_inner)
+            x = linear_residual(widened, outer, bias_out, x, other=other_outer)
         return x
 
 
@@ -124,12 +147,23 @@ SIZES = [(3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (4 * HIDDEN, HIDDEN), (HIDDEN, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "segment"), [(1, 8), (3, 32), (64, 4)])
-def test_overlapping_launches_in_a_graph_give_the_numbers_of_separate_ones(rows, segment, dtype, monkeypatch):
+@pytest.mark.parametrize(
+    ("rows", "layout"),
+    [
+        (1, BlockDecoding(8, 4)),
+        (3, BlockDecoding(32, 16)),
+        (64, BlockDecoding(4, 2)),
+        (1, Drafting.of((0, 1, 2), 3)),
+        (2, Drafting.of((0, 1, 0, 1), 2)),
+        (1, BlockCopies.of(4, 2, causal_clean=True)),
+    ],
+    ids=str,
+)
+def test_overlapping_launches_in_a_graph_give_the_numbers_of_separate_ones(rows, layout, dtype, monkeypatch):
     """Bit for bit, every time, and with the text moving on between two replays."""
     from bd3lm.models.kernels import decoding, ring
 
-    layers = Layers(rows, segment, dtype)
+    layers = Layers(rows, layout, dtype)
     before = layers.keys.clone(), layers.values.clone()
     layers()  # compiles
     graph = torch.cuda.CUDAGraph()

@@ -54,6 +54,7 @@ def test_the_keywords_of_generate_are_the_fields_of_settings() -> None:
     assert {name for name in declared if declared[name] != own[name]} == {
         "stop",  # also one string
         "speculation",  # also a number or a word
+        "json_schema",  # also a mapping
     }
     for method in (LanguageModel.generate, LanguageModel.stream):
         shown = inspect.signature(method).parameters

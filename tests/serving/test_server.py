@@ -20,6 +20,7 @@ import pytest
 from bd3lm.data.chat import Message, conversation
 from bd3lm.lm import Gap, LanguageModel
 from tests.serving import TEMPLATE, Server, serving, small_model
+from tests.serving.load import Load, compared, memory
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -156,6 +157,37 @@ def test_gaps_are_filled(server: Server, lm: LanguageModel) -> None:
     body = server.post(template="The {3} sat {{on}} the {2}.", seed=4).json()
     (expected,) = lm.generate([["The ", Gap(3), " sat {on} the ", Gap(2), "."]], seed=4)
     assert body["choices"][0]["text"] == expected.text
+
+
+def test_a_text_follows_a_schema_or_an_expression(client: openai.OpenAI, lm: LanguageModel) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"size": {"type": "integer", "minimum": 0, "maximum": 9}, "kind": {"enum": ["a", "b"]}},
+        "required": ["size", "kind"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
+    found = client.chat.completions.create(
+        model="small",
+        messages=[{"role": "user", "content": "a thing"}],
+        max_tokens=60,
+        seed=1,
+        response_format=form,
+    )
+    thing = json.loads(found.choices[0].message.content or "")
+    assert set(thing) == {"size", "kind"}
+    asked: dict[str, Any] = {"model": "small", "prompt": "ab", "max_tokens": 40, "seed": 1, "n": 2}
+    texts = client.completions.create(
+        **asked, extra_body={"response_format": {"type": "regex", "regex": "[0-9]{4}"}}
+    )
+    expected = lm.generate("ab", count=2, seed=1, max_new_tokens=40, regex="[0-9]{4}")
+    assert [choice.text for choice in texts.choices] == [text.completion for text in expected]
+    with pytest.raises(openai.BadRequestError, match="regex is for models that write token after token"):
+        client.completions.create(
+            **asked, extra_body={"law": "block", "response_format": {"type": "regex", "regex": "a"}}
+        )
+    with pytest.raises(openai.BadRequestError, match="regex cannot be used"):
+        client.completions.create(**asked, extra_body={"response_format": {"type": "regex", "regex": "(a"}})
 
 
 def test_all_that_happens_to_a_text_is_told_to_who_asks_for_events(server: Server, lm: LanguageModel) -> None:
@@ -441,3 +473,22 @@ def test_the_lines_of_the_page_are_answered(server: Server) -> None:
                 kind, _, value = words[words.index("-H") + 1].partition(": ")
                 answer = http.post(path, content=words[words.index("-d") + 1], headers={kind: value})
         assert answer.status_code == 200, (command, answer.text)
+
+
+@pytest.mark.slow
+def test_a_crowd_of_clients_gets_its_texts_and_leaves_nothing_behind() -> None:
+    """Of the model in the box, half a minute long; a third of them leave in the middle."""
+    with serving("box") as server:
+        server.post(prompt="a", max_tokens=8)
+        warm = Load(server.url, clients=16, seconds=5)
+        asyncio.run(warm.run())
+        before = memory(server)
+        load = Load(server.url, clients=32, seconds=25)
+        asyncio.run(load.run())
+        server.until(10, lambda: server.texts() == 0)
+        assert load.refused == 0
+        assert load.left > 5
+        assert len(load.done) > 20
+        lm = LanguageModel.from_pretrained("box", device="cpu")
+        assert compared(lm, load.done, 20) == 20
+        assert memory(server) < before + 100  # MiB

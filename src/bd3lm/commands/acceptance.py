@@ -63,6 +63,9 @@ class Acceptance(Command):
     """Put BOS and EOS at the ends of each sequence, for models trained so that came without their run."""
     sequences: OptionalInt = None
     """Measure only this many, from the beginning."""
+    context: OptionalInt = None
+    """Tokens of each sequence, up to the network's context, which they are by default: a drafter has that of
+    its model, which is often far longer than what it was trained on."""
     batch_size: int = 16
     """Sequences side by side."""
     tokenizer: TokenizerFlag = None
@@ -94,6 +97,7 @@ class Acceptance(Command):
             ("--masks", self.masks),
             ("--batch-size", self.batch_size),
             ("--sequences", self.sequences),
+            ("--context", self.context),
         ):
             if number is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
@@ -170,6 +174,7 @@ def measure_drafts(
         eos_between_documents=None if flags.eos else False,
         bos_eos=flags.bos_eos,
         limit=flags.sequences,
+        context=flags.context,
     ) as text:
         batches = tracked(
             text.batches(subject, flags.batch_size),

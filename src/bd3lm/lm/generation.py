@@ -68,6 +68,12 @@ def build_writer(network: Denoiser, config: LanguageModelConfig, settings: Setti
     """What writes a model's texts; an option that would do nothing for it is refused."""
     settled = config.method.settled(settings)
     config.method.speculation(settled)  # refuses what would do nothing
+    if settled.is_guided and not config.method.can_be_guided:
+        name = "json_schema" if settled.json_schema is not None else "regex"
+        raise ValueError(
+            f"{name} is for models that write token after token, and not for {config.method.title}: a "
+            "grammar says what may come next; a joint model can be held to one under its causal law"
+        )
     return config.method.writer(network, settled, config.frame)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bd3lm.data import Tokenizer
 from bd3lm.diffusion import derive_seed, is_whole
+from bd3lm.lm.grammars import guide_of
 from bd3lm.methods import LanguageModelConfig, Settings
 from bd3lm.sampling import Fills, Request, Stopping, followed_to
 
@@ -89,12 +90,15 @@ def build_requests(
         raise ValueError(f"eos_id must be below {config.network.vocab_size}, got {settings.eos_id}")
     settled = config.method.settled(settings)
     sharpening, fills = settled.sharpening(), config.method.fills(settled, config.frame)
+    guide = guide_of(settings, tokenizer, config.network.vocab_size)
     requests = []
     for index, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
         try:
             request = _request(prompt, int(seed), config, tokenizer, settings, max_new_tokens)
             weighed = _fills(request, fills, config, settings)
-            requests.append(replace(request, sharpening=sharpening, stopping=stopping, fills=weighed))
+            requests.append(
+                replace(request, sharpening=sharpening, stopping=stopping, fills=weighed, guide=guide)
+            )
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from None
     return requests

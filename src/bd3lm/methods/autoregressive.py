@@ -9,7 +9,7 @@ from bd3lm.methods.base import Frame, Law, Method, Training, only_estimator
 from bd3lm.methods.settings import UNMASKING, Settings
 from bd3lm.models import Denoiser
 from bd3lm.objectives import Autoregressive, Objective
-from bd3lm.sampling import AutoregressiveWriter, FillWeights, SpeculativeWriter, Writer
+from bd3lm.sampling import AutoregressiveWriter, FillWeights, GuidedWriter, SpeculativeWriter, Writer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,8 @@ class AutoregressiveMethod(Method):
             "projection",
             why="an autoregressive model writes token after token",
         )
+        if settings.is_guided:
+            return self._guided(network, settings, frame)
         speculation = self.speculation(settings)
         if speculation is None:
             return AutoregressiveWriter(
@@ -78,6 +80,22 @@ class AutoregressiveMethod(Method):
             context=frame.context,
             score_first=self.score_first,
         )
+
+    def _guided(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
+        if settings.speculation is not None and settings.speculation.is_on:
+            raise ValueError(
+                "speculation must be off for a text that a grammar guides, since every token decides what "
+                f"may come next, got {settings.speculation}"
+            )
+        if not settings.cache:
+            raise ValueError("cache must be on for a text that a grammar guides, got False")
+        return GuidedWriter(
+            network, mask_id=frame.mask_id, context=frame.context, score_first=self.score_first
+        )
+
+    @property
+    def can_be_guided(self) -> bool:
+        return True
 
     def settled(self, settings: Settings) -> Settings:
         if settings.tokens_per_pass == 1:  # as it does

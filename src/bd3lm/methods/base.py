@@ -256,6 +256,11 @@ class Method(Kinded, ABC, family="method"):
         not so."""
         return None
 
+    @property
+    def can_be_guided(self) -> bool:
+        """Whether its texts can be held to a grammar, which has to know the token before each."""
+        return False
+
     def speculation(self, settings: Settings) -> Speculation | None:
         """How its texts are drafted and verified, if they are; refused where it cannot be."""
         asked = settings.speculation

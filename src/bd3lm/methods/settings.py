@@ -1,5 +1,6 @@
 """How texts are written, as users say it."""
 
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -55,6 +56,8 @@ class SettingsKeywords(TypedDict, total=False):
     unmasking: UnmaskingRule | None
     projection: str
     speculation: Speculation | int | Literal["auto", "off"] | None
+    regex: str | None
+    json_schema: str | Mapping[str, Any] | None
     stop_at_eos: bool
     eos_id: int | None
     stop: str | Sequence[str]
@@ -106,6 +109,11 @@ class Settings:
     """Write several tokens a pass without changing the law of the texts, by guesses that later passes verify:
     how many (3, say, or "auto" or "off"), or a `Speculation` with all there is to say. By default "auto" for
     a drafter, and off for all others."""
+    regex: str | None = None
+    """Write only what this regular expression matches after the prompt, as a whole, for the causal law. Needs
+    llguidance, which comes with bd3lm[serve]."""
+    json_schema: str | None = None
+    """Write JSON that follows this schema, a text or a mapping, for the causal law. Needs llguidance too."""
     stop_at_eos: bool = True
     """End a text at the end token."""
     eos_id: int | None = None
@@ -145,6 +153,7 @@ class Settings:
         if self.speculation is not None:
             object.__setattr__(self, "speculation", Speculation.of(self.speculation))
         object.__setattr__(self, "stop", stop_strings(self.stop))
+        self._check_grammar()
         for name in ("stop_at_eos", "cache"):
             value = getattr(self, name)
             if not isinstance(value, bool | np.bool_):
@@ -171,6 +180,21 @@ class Settings:
             raise ValueError(f"confidence must lie in (0, 1], got {self.confidence}")
         if self.entropy_bound is not None and not self.entropy_bound >= 0.0:
             raise ValueError(f"entropy_bound must not be negative, got {self.entropy_bound}")
+
+    def _check_grammar(self) -> None:
+        if isinstance(self.json_schema, Mapping):
+            object.__setattr__(self, "json_schema", json.dumps(self.json_schema))
+        for name in ("regex", "json_schema"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{name} must be a text, got {value!r:.80}")
+        if self.regex is not None and self.json_schema is not None:
+            raise ValueError("only one of regex and json_schema may be given, got both")
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether texts are held to a grammar."""
+        return self.regex is not None or self.json_schema is not None
 
     @classmethod
     def of(cls, settings: "Settings | None", changes: Mapping[str, object]) -> "Settings":
@@ -223,7 +247,9 @@ class Settings:
             "fills",
             *SHARPENING,
         )
-        return replace(self, **{name: getattr(plain, name) for name in aside if name not in own})
+        kept = {name: getattr(plain, name) for name in aside if name not in own}
+        # Whether there is a grammar, whichever it is.
+        return replace(self, regex="" if self.is_guided else None, json_schema=None, **kept)
 
     def check_floor(self, vocab_size: int) -> None:
         """Refuse an entropy floor that no text of this vocabulary can reach."""

@@ -41,11 +41,11 @@ class Addition(nn.Module):
         return torch.cat([F.linear(each, up) for each, up in zip(low, ups, strict=True)], dim=-1)
 
     def merged(self, weight: Tensor) -> Tensor:
-        """The linear layer's weight with the additions in it."""
-        downs = self.down.split(self.rank)
-        return weight + torch.cat(
-            [up @ down for up, down in zip(self.up.split(self.parts), downs, strict=True)]
-        )
+        """The linear layer's weight with the additions in it, rounded once."""
+        precise = torch.promote_types(weight.dtype, torch.float32)
+        downs, ups = self.down.to(precise).split(self.rank), self.up.to(precise).split(self.parts)
+        added = torch.cat([up @ down for up, down in zip(ups, downs, strict=True)])
+        return (weight + added).to(weight.dtype)
 
 
 def added(y: Tensor, x: Tensor, addition: Addition | None, span: Span, *parts: int) -> Tensor:

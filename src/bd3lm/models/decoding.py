@@ -4,10 +4,12 @@ It computes what `Transformer.forward` does with a `KVCache`, and is used in its
 sampling makes one such pass for every token. With few tokens a pass waits for launches and for the weights,
 so norms, biases, activations and residuals ride along with the matrix products (`kernels`). With many the
 library's own products are better, and what lies between two of them is one kernel. Attention reads what is
-visible of the ring and nothing else.
+visible of the ring and nothing else. Where low-rank additions apply, weights with these merged in are read
+instead of the network's: as two small products more, each of them would be a launch of its own.
 """
 
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,15 +22,17 @@ from torch.nn import functional as F
 
 from bd3lm.models.cache import KVCache, KVStore
 from bd3lm.models.devices import runs_kernels
-from bd3lm.models.layouts import Layout, Span
+from bd3lm.models.layouts import Layout, Span, inside
 from bd3lm.models.rotary import Rotation
 
 if TYPE_CHECKING:
+    from bd3lm.models.additions import Addition
     from bd3lm.models.transformer import Layer, Transformer
 
 # Up to so many tokens the fused kernels are faster than the library's (docs/decisions.md).
 _FEW_TO_NORM = 16
 _FEW_TO_ADD = 32  # no fewer, so that where a branch waits for a norm, that norm is not a fused one
+_FEW_OF_TWO_KINDS = 32  # for both, where additions apply to some of the tokens; not measured yet
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -41,7 +45,6 @@ def can_decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KV
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cuda")
         and not network.uses_noise
-        and (not network.config.additions or layout.added == (0, 0))
         and network.attention_backend == "auto"
         and network.embedding.weight.dtype in _DTYPES
         and cache.keys.dtype == network.embedding.weight.dtype
@@ -78,57 +81,73 @@ def decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KVCach
 
 def _decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KVCache) -> Tensor:
     config, segment, last = network.config, tokens.shape[1], len(network.layers) - 1
+    rule = _kernels().ring_rule(layout, cache.window, cache.segment)
+    listing = rule.listing(tokens.device)
     ring = _Ring(
         cache,
-        _kernels().ring_rule(layout, cache.window, cache.segment),
+        rule,
         _kernels().rotations(
             cache.ends,
             segment,
             head_dim=config.head_dim,
             base=config.rotary_base,
             scaling=config.rotary_scaling,
+            places=None if listing is None else listing.places,
         ),
     )
-    stream = _Stream(network.to_stream(tokens))
+    added = layout.added if config.additions else (0, 0)
+    stream = _Stream(network.to_stream(tokens), added)
+    merged = _merged(network) if added[0] < added[1] else [{} for _ in network.layers]
     layers, final_norm = _norms(network, cache)
     for index, (layer, norms) in enumerate(zip(network.layers, layers, strict=True)):
         read = layout.read if index == last else (0, segment)
-        _run_layer(cast("Layer", layer), norms, stream, index, ring, read)
+        _run_layer(cast("Layer", layer), norms, merged[index], stream, index, ring, read)
     return stream.normed(final_norm)
 
 
 def _run_layer(
-    layer: "Layer", norms: "_LayerNorms", stream: "_Stream", index: int, ring: "_Ring", read: Span
+    layer: "Layer",
+    norms: "_LayerNorms",
+    merged: "_Merged",
+    stream: "_Stream",
+    index: int,
+    ring: "_Ring",
+    read: Span,
 ) -> None:
     """As `Layer.forward`, in evaluation mode."""
-    attended = ring.attend(layer, index, stream.norm_linear(norms.attention, layer.qkv), read)
+    qkv, attention_out, mlp_in, mlp_out = (
+        _Linear.of(getattr(layer, name), merged.get(name))
+        for name in ("qkv", "attention_out", "mlp_in", "mlp_out")
+    )
+    attended = ring.attend(layer, index, stream.norm_linear(norms.attention, qkv), read)
     stream.narrow(read)
     if read == (0, 0):
         return
-    stream.add_linear(attended, layer.attention_out, norms.attention_gate)
-    widened = stream.norm_linear(norms.mlp, layer.mlp_in, layer.activation)
-    stream.add_linear(widened, layer.mlp_out, norms.mlp_gate)
+    stream.add_linear(attended, attention_out, norms.attention_gate)
+    widened = stream.norm_linear(norms.mlp, mlp_in, layer.activation)
+    stream.add_linear(widened, mlp_out, norms.mlp_gate)
 
 
 class _Stream:
     """The residual stream (rows, positions, width) of a pass.
 
-    With many tokens what a branch adds waits for the norm that follows, and both are one kernel.
+    With many tokens what a branch adds waits for the norm that follows, and both are one kernel. At the
+    positions in `added` linear layers have their merged weights.
     """
 
-    def __init__(self, x: Tensor) -> None:
-        self._shape, self._x = x.shape, _flat(x)
+    def __init__(self, x: Tensor, added: Span) -> None:
+        self._shape, self._x, self._added = x.shape, _flat(x), added
         self._branch: tuple[Tensor, Tensor | None] | None = None  # to be added, times a gate
 
     def narrow(self, read: Span) -> None:
         """Keep these positions; no branch may be waiting."""
         if read != (0, self._shape[1]):
             kept = self._x.view(self._shape)[:, slice(*read)]
-            self._shape, self._x = kept.shape, _flat(kept)
+            self._shape, self._x, self._added = kept.shape, _flat(kept), inside(self._added, read)
 
-    def norm_linear(self, norm: "_Norm", linear: nn.Linear, activation: str | None = None) -> Tensor:
+    def norm_linear(self, norm: "_Norm", linear: "_Linear", activation: str | None = None) -> Tensor:
         """linear(norm(stream)), through an activation or not."""
-        if len(self._x) <= _FEW_TO_NORM:
+        if self._is_few(_FEW_TO_NORM):
             y: Tensor = _kernels().norm_linear(
                 self._x,
                 norm.weight,
@@ -138,24 +157,59 @@ class _Stream:
                 rms=norm.rms,
                 eps=norm.eps,
                 activation=activation,
+                other=self._other(linear),
             )
         elif activation == "gelu":
-            y = _gelu_linear(self._normed(norm), linear)
+            y = self._product(self._normed(norm), linear, _gelu_linear)
         else:
-            y = linear(self._normed(norm))
+            y = self._product(self._normed(norm), linear)
             y = _kernels().swiglu(y) if activation == "swiglu" else y
         return y.view(*self._shape[:-1], -1)
 
-    def add_linear(self, x: Tensor, linear: nn.Linear, gate: Tensor | None) -> None:
+    def add_linear(self, x: Tensor, linear: "_Linear", gate: Tensor | None) -> None:
         """stream + gate · linear(x), for as many tokens as the stream has."""
         flat = _flat(x)
-        if len(flat) <= _FEW_TO_ADD:
-            self._x = _kernels().linear_residual(flat, linear.weight, linear.bias, self._x, gate)
+        if self._is_few(_FEW_TO_ADD):
+            self._x = _kernels().linear_residual(
+                flat, linear.weight, linear.bias, self._x, gate, other=self._other(linear)
+            )
         else:
-            self._branch = linear(flat), gate
+            self._branch = self._product(flat, linear), gate
 
     def normed(self, norm: "_Norm") -> Tensor:
         return self._normed(norm).view(self._shape)
+
+    @property
+    def _has_two_kinds(self) -> bool:
+        start, stop = self._added
+        return start < stop
+
+    def _is_few(self, most: int) -> bool:
+        """Whether the fused kernels are for so many tokens; `most` where all have the same weights."""
+        return len(self._x) <= (_FEW_OF_TWO_KINDS if self._has_two_kinds else most)
+
+    def _other(self, linear: "_Linear") -> Any:
+        """What the fused kernels are told of the merged weight."""
+        if not self._has_two_kinds:
+            return None
+        return _kernels().OtherWeight(linear.merged, self._shape[1], *self._added)
+
+    def _product(self, x: Tensor, linear: "_Linear", product: "_Product" = F.linear) -> Tensor:
+        """The library's: one over all tokens, or one over those of each kind."""
+        if not self._has_two_kinds or linear.merged is None:
+            return product(x, linear.weight, linear.bias)
+        rows, size = self._shape[:2]
+        start, stop = self._added
+        parts = [
+            product(x.view(rows, size, -1)[:, first:last].flatten(0, 1), weight, linear.bias)
+            for first, last, weight in (
+                (0, start, linear.weight),
+                (start, stop, linear.merged),
+                (stop, size, linear.weight),
+            )
+            if first < last
+        ]
+        return torch.cat([part.view(rows, -1, part.shape[-1]) for part in parts], 1).flatten(0, 1)
 
     def _normed(self, norm: "_Norm") -> Tensor:
         if self._branch is None:
@@ -173,11 +227,27 @@ def _flat(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
-def _gelu_linear(x: Tensor, linear: nn.Linear) -> Tensor:
+_Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # of tokens, a weight and a bias
+
+
+def _gelu_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """GELU of a product; on a GPU the product's kernel ends with it, in the tanh form."""
-    if x.is_cuda and linear.bias is not None:
-        return torch._addmm_activation(linear.bias, x, linear.weight.t(), use_gelu=True)
-    return F.gelu(linear(x), approximate="tanh")
+    if x.is_cuda and bias is not None:
+        return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
+    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """A linear layer; `merged` is its weight with the additions in it, in passes to which they apply."""
+
+    weight: Tensor
+    bias: Tensor | None
+    merged: Tensor | None
+
+    @classmethod
+    def of(cls, linear: nn.Linear, merged: Tensor | None) -> "_Linear":
+        return cls(linear.weight, linear.bias, merged)
 
 
 @dataclass(frozen=True)
@@ -271,6 +341,43 @@ def _norms(network: "Transformer", cache: KVCache) -> _Norms:
         ]
         _ADAPTIVE[cache] = adapted, _Norm.of(network.final_norm, *network.final_modulation(constant).chunk(2))
     return _ADAPTIVE[cache]
+
+
+_Merged = dict[str, Tensor]  # of a layer, by the names of its linear layers
+_MERGED: "WeakKeyDictionary[Transformer, tuple[object, list[_Merged]]]" = WeakKeyDictionary()
+
+
+def _merged(network: "Transformer") -> list[_Merged]:
+    """The weights with the additions in them, kept beside the network for as long as it lives.
+
+    When its weights are seen to change they are made anew, in place, since CUDA graphs read them where they
+    lie. A change that is not seen makes drafts worse until the next that is, and no text wrong.
+    """
+    key, known = network.weights_key, _MERGED.get(network)
+    if known is None or known[0] != key:
+        # Made for good, so not as tensors of an inference mode that may be on: those cannot be written again.
+        with torch.inference_mode(False), torch.no_grad():
+            fresh = (_merge(cast("Layer", layer)) for layer in network.layers)  # one at a time in memory
+            before: list[_Merged] = [{} for _ in network.layers] if known is None else known[1]
+            _MERGED[network] = key, [_keep(*pair) for pair in zip(before, fresh, strict=True)]
+    return _MERGED[network][1]
+
+
+def _merge(layer: "Layer") -> _Merged:
+    return {
+        name: cast("Addition", addition).merged(getattr(layer, name).weight)
+        for name, addition in layer.additions.items()
+    }
+
+
+def _keep(before: _Merged, fresh: _Merged) -> _Merged:
+    """Fresh weights where those before them lie, if there are any on that device and of that type."""
+
+    def fits(name: str) -> bool:
+        old, new = before.get(name), fresh[name]
+        return old is not None and (old.device, old.dtype) == (new.device, new.dtype)
+
+    return {name: before[name].copy_(x) if fits(name) else x for name, x in fresh.items()}
 
 
 @lru_cache(maxsize=1)

@@ -8,7 +8,7 @@ small frozen value, so renderings are cached on it.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -297,6 +297,13 @@ class BlockCopies(Layout):
         return torch.where(position < 2 * n, position, position % n)
 
 
+def inside(span: Span, read: Span) -> Span:
+    """The part of a span of positions that is read, counted from the first that is; it may be empty, and end
+    before it begins."""
+    start, stop = read
+    return max(span[0], start) - start, min(span[1], stop) - start
+
+
 def _block(position: Tensor, block_size: int) -> Tensor:
     """position // block_size, by a shift where it can be."""
     if block_size & (block_size - 1):
@@ -321,7 +328,7 @@ class _DraftingTables(NamedTuple):
     places: Tensor  # (size,) where each sits in the text, counted so too
 
 
-@lru_cache(maxsize=64)
+@cache  # and never dropped: a recorded pass reads it where it lies
 def _drafting(layout: Drafting, device: torch.device) -> _DraftingTables:
     clean, n = layout.clean, layout.masks
     allowed = torch.zeros(layout.size, layout.size, dtype=torch.bool)

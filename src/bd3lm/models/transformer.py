@@ -8,7 +8,7 @@ caller may compute logits for just the positions it needs.
 
 import math
 from collections.abc import Collection, Sequence
-from typing import cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from bd3lm.models.decoding import can_decode, decode
 from bd3lm.models.devices import require_room
 from bd3lm.models.draft_loss import Aim, DraftLoss, weighted_draft_loss
 from bd3lm.models.dropout import Dropout, draw_seeds
-from bd3lm.models.layouts import Layout, Span
+from bd3lm.models.layouts import Layout, Span, inside
 from bd3lm.models.network import Network
 from bd3lm.models.rotary import Rotation, rotate, rotated_parts, rotation, split_heads
 
@@ -52,6 +52,7 @@ class Transformer(Network):
         if config.tied:
             self.output.weight = self.embedding.weight
         self._trunk = self._run_trunk
+        self._trainings = 0
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -146,10 +147,22 @@ class Transformer(Network):
     @property
     def graph_key(self) -> object:
         """Where the weights are, and the kernels. Weights are read in place, except by adaptive norms, which
-        are computed once per cache."""
+        are computed once per cache, and by additions, which are merged into weights beside the network's."""
         if self.config.adaln:
             return None
-        return self.attention_backend, [each.data_ptr() for each in self.parameters()]
+        merged = self.weights_key if self.config.additions else None
+        return self.attention_backend, [each.data_ptr() for each in self.parameters()], merged
+
+    @property
+    def weights_key(self) -> object:
+        """What is another one after a change of the weights: where they are, torch's counts of changes, which
+        fused optimizers bypass, and how often training has begun."""
+        counts = [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in self.parameters()]
+        return self._trainings, counts
+
+    def train(self, mode: bool = True) -> Self:
+        self._trainings += mode
+        return super().train(mode)
 
     @property
     def device(self) -> torch.device:
@@ -437,7 +450,7 @@ class Layer(nn.Module):
             return x
         gate, shift, scale, gate_mlp = (_at(m, read) for m in after)
         seed, seed_mlp = seeds or (None, None)
-        adding = _inside(adding, read)
+        adding = inside(adding, read)
         attended = attend(query, key, value, mask).transpose(1, 2).flatten(2)
         x = x + _gated(self.dropout(self._linear("attention_out", attended, adding), seed), gate)
         normed = _modulate(self.mlp_norm(x), shift, scale)
@@ -492,7 +505,7 @@ class Layer(nn.Module):
         query_bias, other_bias = (None, None) if self.qkv.bias is None else self.qkv.bias.split(sizes)
         shown, addition = normed[:, start:stop], self._addition("qkv")
         query = F.linear(shown, query_weight, query_bias)
-        query = added(query, shown, addition, _inside(adding, read), 0, 1)
+        query = added(query, shown, addition, inside(adding, read), 0, 1)
         both = added(F.linear(normed, other_weight, other_bias), normed, addition, adding, 1, 3)
         query = query.unflatten(-1, (self.heads, -1))
         key, value = (part.unflatten(-1, (self.kv_heads, -1)) for part in both.chunk(2, dim=-1))
@@ -520,12 +533,6 @@ def _norm(config: TransformerConfig, width: int) -> nn.LayerNorm | nn.RMSNorm:
     if config.norm == "rms":
         return nn.RMSNorm(width, eps=config.norm_eps)
     return nn.LayerNorm(width, eps=config.norm_eps, bias=False)
-
-
-def _inside(span: Span, read: Span) -> Span:
-    """The part of a span of positions that is read, counted from the first that is."""
-    start, stop = read
-    return max(span[0], start) - start, min(span[1], stop) - start
 
 
 def _modulate(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:

@@ -21,6 +21,7 @@ from bd3lm.sampling.events import (
     TokenRevealed,
 )
 from bd3lm.sampling.fills import Fills, FillWeights, Weights, followed_to
+from bd3lm.sampling.guided import Guide, GuidedWriter, GuideState
 from bd3lm.sampling.loop import sample, write
 from bd3lm.sampling.posterior import PosteriorWriter
 from bd3lm.sampling.replay import without_replays
@@ -62,6 +63,9 @@ __all__ = [
     "FillWeights",
     "Fills",
     "FirstHitting",
+    "Guide",
+    "GuideState",
+    "GuidedWriter",
     "Handle",
     "MostConfident",
     "Pass",

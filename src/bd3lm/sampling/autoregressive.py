@@ -92,11 +92,14 @@ class AutoregressiveWriter(Writer):
 
     def _next(self, rows: Rows, cache: KVCache, positions: Tensor, masked: Tensor) -> Tensor:
         """Read the tokens before these positions (rows, 1), and write those that are masked."""
-        last = rows.text.gather(1, (positions - 1).clamp_min(0))
-        last = torch.where(positions > 0, last, self.mask_id)
-        state = self.model(last, layout=Causal(1), cache=cache)
+        state = self.model(self._last(rows, positions), layout=Causal(1), cache=cache)
         cache.advance(1)
         return self._draw(rows, state, positions, masked)
+
+    def _last(self, rows: Rows, positions: Tensor) -> Tensor:
+        """The tokens before these positions, or the mask."""
+        last = rows.text.gather(1, (positions - 1).clamp_min(0))
+        return torch.where(positions > 0, last, self.mask_id)
 
     def _draw(self, rows: Rows, state: Tensor, positions: Tensor, masked: Tensor) -> Tensor:
         tokens = rows.sharpening.draw_logits(

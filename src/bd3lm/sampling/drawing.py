@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -226,7 +226,7 @@ def or_mask(tokens: Tensor, log_p: Tensor, mask_id: int) -> Tensor:
     return torch.where(log_p[..., int(mask_id == 0)].isnan(), mask_id, tokens)
 
 
-@lru_cache(maxsize=64)
+@cache  # and never dropped: a recorded pass reads it where it lies
 def _constant(number: int, device: torch.device) -> Tensor:
     """A number on a device, made once: a pass of few tokens notices every launch."""
     return torch.full((1,), number, device=device)

@@ -10,8 +10,9 @@ from bd3lm.diffusion import is_whole
 from bd3lm.sampling.drawing import Sharpening
 from bd3lm.sampling.stopping import Stopping
 
-if TYPE_CHECKING:  # which knows requests
+if TYPE_CHECKING:  # which know requests
     from bd3lm.sampling.fills import Fills
+    from bd3lm.sampling.guided import Guide
 
 
 def equal_values(one: Any, other: object) -> bool:
@@ -39,6 +40,8 @@ class Request:
     stopping: Stopping = field(default=Stopping(), kw_only=True)
     fills: "Fills | None" = field(default=None, kw_only=True)
     """Of a template whose gaps have text after them: several fills are drawn, and one is told."""
+    guide: "Guide | None" = field(default=None, kw_only=True, compare=False)
+    """What is written must be allowed by it."""
 
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other)

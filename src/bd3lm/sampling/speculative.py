@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -271,7 +271,7 @@ class SpeculativeWriter(AutoregressiveWriter):
         return positions, tokens[..., 0], free & (positions < state[_STOP].unsqueeze(1))
 
 
-@lru_cache(maxsize=64)
+@cache  # and never dropped: a recorded pass reads it where it lies
 def _columns(tree: Tree, most: Tree, device: torch.device) -> Tensor:
     columns = [most.draft(place, candidate) - 1 for place, candidate in tree.order]
     with torch.inference_mode(False):

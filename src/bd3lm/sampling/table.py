@@ -227,9 +227,11 @@ class Table:
             self.seats[place] = None
         if places and self.whole is not None:
             self.whole.rest(places)
+            self.writer.ended(self.whole, places)
         if self._entering is not None and any(seat.index in indices for seat in self._entering[0]):
             # Rows that were begun together are read together: those that stay begin again.
             kept = [seat for seat in self._entering[0] if seat.index not in indices]
+            self.writer.ended(self._entering[1], range(len(self._entering[0])))
             self._entering = None
             self.waiting.extendleft(reversed(kept))
 
@@ -336,6 +338,7 @@ class Table:
         tally = rows.extras.get(TALLY)
         drafts = [((), ())] * len(ended) if tally is None else tally[ended].tolist()
         rows.rest(ended)
+        self.writer.ended(rows, ended)
         return {
             place: (text, Cost(*spent, *map(tuple, drafted)))
             for place, text, spent, drafted in zip(ended, texts.unbind(), passes, drafts, strict=True)

@@ -7,7 +7,7 @@ distribution q of its place.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -71,7 +71,7 @@ class TreeTables(NamedTuple):
     candidates: Tensor  # (drafts,)
 
 
-@lru_cache(maxsize=64)
+@cache  # and never dropped: a recorded pass reads it where it lies
 def _tables(tree: Tree, device: torch.device) -> TreeTables:
     paths = [[0]]
     for index, parent in enumerate(tree.parents):

@@ -80,6 +80,10 @@ class Writer(ABC):
             records=self.model.recordable,
         )
 
+    def ended(self, rows: Rows, places: Sequence[int]) -> None:
+        """Nothing more is written in these rows: their texts are finished, or nobody wants them."""
+        return
+
     def open(self, requests: Sequence[Request], *, width: int) -> Rows:
         """Rows ready for their first piece."""
         rows = self.begin(requests, width=width)

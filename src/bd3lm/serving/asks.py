@@ -18,7 +18,6 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
         "logit_bias": "tokens cannot be made likelier or less likely here",
         "logprobs": "probabilities are not told here; bd3lm score measures texts",
         "top_logprobs": "probabilities are not told here; bd3lm score measures texts",
-        "response_format": "texts are not held to a format here",
         "tools": "models here call no tools",
         "tool_choice": "models here call no tools",
         "functions": "models here call no tools",
@@ -63,6 +62,34 @@ class StreamOptions(_Asked):
     """End with a chunk that counts tokens and passes."""
 
 
+class JsonSchema(_Asked):
+    name: Text = "schema"
+    description: Text | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(None, description="Taken, and not used: a schema is always followed.")
+
+
+class AsText(_Asked):
+    type: Literal["text"]
+
+
+class AsJson(_Asked):
+    type: Literal["json_object"]
+
+
+class AsSchema(_Asked):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class AsRegex(_Asked):
+    type: Literal["regex"]
+    regex: Annotated[Text, StringConstraints(min_length=1, max_length=10_000)]
+
+
+Format = Annotated[AsText | AsJson | AsSchema | AsRegex, Field(discriminator="type")]
+
+
 class Ask(_Asked):
     """What both kinds of requests have."""
 
@@ -90,10 +117,13 @@ class Ask(_Asked):
     stream_options: StreamOptions | None = None
     events: bool = Field(
         False,
-        description="Ours, with stream: tell all that happens to the text, as `events` of each choice: tokens as "
-        "they are revealed, drafts, blocks. Text is told at the end.",
+        description="Ours, with stream: tell all that happens to the text, as `events` of each choice: "
+        "blocks, tokens as they are revealed, drafts. Text is told at the end.",
     )
     user: Text | None = Field(None, description="Taken, and not used: OpenAI's clients may send it.")
+    response_format: Format | None = Field(
+        None, description="Hold the text to JSON, a JSON schema or, ours, a regular expression; causal law."
+    )
     top_k: int | None = Field(
         None, ge=1, lt=2**31, description="Ours: draw from so many of the likeliest tokens."
     )
@@ -125,7 +155,17 @@ class Ask(_Asked):
             for name in ("temperature", "top_p", "top_k", "unmasking", "speculation")
             if getattr(self, name) is not None
         }
-        return said | ({"stop": self.stops} if self.stops else {})
+        return said | ({"stop": self.stops} if self.stops else {}) | self._grammar()
+
+    def _grammar(self) -> dict[str, Any]:
+        match self.response_format:
+            case AsJson():
+                return {"json_schema": {"type": "object"}}
+            case AsSchema(json_schema=asked):
+                return {"json_schema": asked.schema_}
+            case AsRegex(regex=regex):
+                return {"regex": regex}
+        return {}
 
 
 class CompletionAsk(Ask):

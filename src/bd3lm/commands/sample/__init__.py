@@ -93,6 +93,10 @@ class Sample(Command):
     """How guesses are verified. rejection accepts more of them, and writes another text of the same law."""
     candidates: int = 1
     """Guesses of each token."""
+    regex: Annotated[str | None, named("REGEX")] = None
+    """Write only what this regular expression matches, token after token (bd3lm[serve])."""
+    json_schema: OptionalFile = None
+    """Write JSON that follows the schema in this file, token after token (bd3lm[serve])."""
     stop_at_eos: bool = True
     """End a text at the end token."""
     eos_id: OptionalInt = None
@@ -195,6 +199,8 @@ class Sample(Command):
             unmasking=unmasking_rule(self.unmasking, method),
             projection=self.projection,
             speculation=speculation_of(self.speculation, self.scheme, self.candidates),
+            regex=self.regex,
+            json_schema=None if self.json_schema is None else self.json_schema.read_text("utf-8"),
             stop_at_eos=self.stop_at_eos,
             eos_id=self.eos_id,
             stop=self.stop,

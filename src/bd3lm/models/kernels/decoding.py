@@ -19,6 +19,7 @@ from bd3lm.models.kernels.overlap import overlap, start, wait
 from bd3lm.models.kernels.ring import RingRule, attend_ring, ring_rule, rotations
 
 __all__ = [
+    "OtherWeight",
     "RingRule",
     "add_norm",
     "attend_ring",
@@ -67,6 +68,16 @@ def linear_tiles(tokens: int, features: int, depth: int, dtype: torch.dtype) -> 
     )
 
 
+@dataclass(frozen=True)
+class OtherWeight:
+    """A weight that takes the place of another at the tokens first..last − 1 of every `size`."""
+
+    weight: Tensor
+    size: int
+    first: int
+    last: int
+
+
 def norm_linear(
     x: Tensor,
     norm_weight: Tensor,
@@ -77,6 +88,7 @@ def norm_linear(
     rms: bool = False,
     activation: Activation | None = None,
     eps: float = 1e-5,
+    other: OtherWeight | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
     """norm(x) · weightᵀ + bias, then perhaps an activation: (M, K) to (M, N), rounded at each step.
@@ -92,6 +104,7 @@ def norm_linear(
         rms=rms,
         activation=activation,
         eps=eps,
+        other=other,
         tiles=tiles,
     )
 
@@ -103,10 +116,11 @@ def linear_residual(
     residual: Tensor,
     gate: Tensor | None = None,
     *,
+    other: OtherWeight | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
     """residual + gate · (a · weightᵀ + bias), of (M, K) and (M, N), rounded at each step."""
-    return _launch_linear(a, weight, bias, residual=residual, gate=gate, tiles=tiles)
+    return _launch_linear(a, weight, bias, residual=residual, gate=gate, other=other, tiles=tiles)
 
 
 def add_norm(
@@ -163,6 +177,7 @@ def _launch_linear(
     rms: bool = False,
     activation: Activation | None = None,
     eps: float = 0.0,
+    other: OtherWeight | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
     (tokens, depth), features = x.shape, weight.shape[0]
@@ -171,17 +186,27 @@ def _launch_linear(
         features //= 2
         cut = replace(cut, features=max(cut.features // 2, 8))
     out = torch.empty(tokens, features, device=x.device, dtype=x.dtype)
-    _linear[(triton.cdiv(features, cut.features), triton.cdiv(tokens, cut.tokens))](
+    if other is None:
+        tiles_of_tokens, size, first, last = triton.cdiv(tokens, cut.tokens), 0, 0, 0
+    else:  # a tile is all of one kind
+        size, first, last = other.size, other.first, other.last
+        others = tokens // size * (last - first)
+        tiles_of_tokens = triton.cdiv(tokens - others, cut.tokens) + triton.cdiv(others, cut.tokens)
+    _linear[(triton.cdiv(features, cut.features), tiles_of_tokens)](
         x,
         norm_weight,
         norm_bias,
         weight,
+        None if other is None else other.weight,
         bias,
         gate,
         residual,
         out,
         tokens,
         features,
+        size,
+        first,
+        last,
         eps,
         RMS=rms,
         ACTIVATION=_ACTIVATIONS[activation],
@@ -196,18 +221,23 @@ def _launch_linear(
     return out
 
 
-@triton.jit(do_not_specialize=["tokens"])  # one binary for all numbers of them
+# One binary for all numbers of tokens, and of those that have another weight.
+@triton.jit(do_not_specialize=["tokens", "size", "first", "last"])
 def _linear(
     x,
     norm_weight,
     norm_bias,
     weight,
+    other_weight,
     bias,
     gate,
     residual,
     out,
     tokens,
     features,
+    size,
+    first,
+    last,
     eps,
     RMS: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -221,7 +251,11 @@ def _linear(
     """One tile of the product. What is known before `wait` is loaded there, the rest at once after it."""
     start(OVERLAP)
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
-    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    if other_weight is None:
+        token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    else:
+        token, is_other = _tokens_of_a_kind(tl.program_id(1), tokens, size, first, last, TOKENS)
+        weight = tl.where(is_other, other_weight, weight)
     inside = (token < tokens)[:, None] & (feature < features)[None, :]
     place = token[:, None] * features + feature[None, :]
     # The first part of the depth, which for all but deep products is all of it.
@@ -285,6 +319,21 @@ def _linear(
     if residual is not None:
         y = (before + y.to(tl.float32)).to(out.dtype.element_ty)
     tl.store(out + place, y, mask=inside)
+
+
+@triton.jit
+def _tokens_of_a_kind(tile, tokens, size, first, last, TOKENS: tl.constexpr):
+    """Those of a tile, and whether they are first..last − 1 of every `size`: the tiles of all others come
+    before. What pads a tile lies past the last token."""
+    others = last - first
+    tiles = tl.cdiv(tokens // size * (size - others), TOKENS)
+    is_other = tile >= tiles
+    index = tl.where(is_other, tile - tiles, tile) * TOKENS + tl.arange(0, TOKENS)
+    of_a_row = tl.where(is_other, others, size - others)
+    row = index // of_a_row
+    place = index % of_a_row
+    place = tl.where(is_other, first + place, tl.where(place < first, place, place + others))
+    return tl.where(row < tokens // size, row * size + place, tokens), is_other
 
 
 @triton.jit

@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -10,7 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 from bd3lm.models.kernels.overlap import overlap, start, wait
-from bd3lm.models.layouts import Bidirectional, BlockCausal, BlockDecoding, Causal, Layout, Span
+from bd3lm.models.layouts import (
+    Bidirectional,
+    BlockCausal,
+    BlockCopies,
+    BlockDecoding,
+    Causal,
+    Drafting,
+    Layout,
+    Span,
+)
 from bd3lm.models.rotary import RotaryScaling, Rotation, frequencies
 
 _PROGRAMS = 132  # about as many as a card has multiprocessors; fewer are split over the text
@@ -18,13 +28,23 @@ _LEAST_TEXT = 64  # positions that are worth a program of their own
 
 
 def rotations(
-    ends: Tensor, segment: int, *, head_dim: int, base: float, scaling: RotaryScaling | None = None
+    ends: Tensor,
+    segment: int,
+    *,
+    head_dim: int,
+    base: float,
+    scaling: RotaryScaling | None = None,
+    places: Tensor | None = None,
 ) -> Rotation:
-    """cos and sin (rows, segment, head_dim / 2) of the positions from each end on, as `rotary.rotation`."""
+    """cos and sin (rows, segment, head_dim / 2) of the positions from each end on, as `rotary.rotation`.
+
+    With `places` (segment,) the positions do not follow one another, but lie so far from each end.
+    """
     shape = (ends.shape[0], segment, head_dim // 2)
     cos, sin = (torch.empty(shape, device=ends.device, dtype=torch.float32) for _ in range(2))
     _rotate[(ends.shape[0], segment)](
         ends,
+        places,
         None if scaling is None else _frequencies(head_dim, base, scaling, ends.device),
         cos,
         sin,
@@ -43,14 +63,17 @@ def _frequencies(head_dim: int, base: float, scaling: RotaryScaling, device: tor
 
 
 @triton.jit
-def _rotate(ends, slopes, cos, sin, SLOPE: tl.constexpr, HALF: tl.constexpr, OVERLAP: tl.constexpr):
+def _rotate(ends, places, slopes, cos, sin, SLOPE: tl.constexpr, HALF: tl.constexpr, OVERLAP: tl.constexpr):
     """One token. In double precision, which the angles of a long text need; an argument would be single."""
     start(OVERLAP)
     row, token = tl.program_id(0), tl.program_id(1)
     index = tl.arange(0, HALF)
     place = (row * tl.num_programs(1) + token) * HALF + index
+    after = token
+    if places is not None:
+        after = tl.load(places + token)
     wait(OVERLAP)
-    position = (tl.load(ends + row) + token).to(tl.float64)
+    position = (tl.load(ends + row) + after).to(tl.float64)
     if slopes is not None:
         angle = position * tl.load(slopes + index)
     else:
@@ -64,17 +87,41 @@ class RingRule:
     """Who sees whom in a pass through a ring, in numbers.
 
     A token sees the groups of `block_size` of the pass up to its own, but the first `causal` tokens only
-    what is not after them; of the text, the `window` positions before its group.
+    what is not after them; of the text, the `window` positions before its group. Passes of a layout that is
+    `listed` follow no such rule: there each pair of tokens is looked up.
     """
 
     window: int
     segment_capacity: int
     block_size: int
     causal: int
+    listed: Layout | None = None
 
     @property
     def capacity(self) -> int:
         return self.window + self.segment_capacity
+
+    def listing(self, device: torch.device) -> "Listing | None":
+        return None if self.listed is None else _listing(self.listed, self.window, device)
+
+
+class Listing(NamedTuple):
+    """What `KVCache.mask` says of a pass, token by token."""
+
+    allowed: Tensor  # (size, size), 1 where a token sees another of the pass, and else 0
+    groups: Tensor  # (size,) where the group of each begins, counted from the end of the text
+    places: Tensor  # (size,) where each sits, counted so too
+
+
+@cache  # for good, and not the latest alone: CUDA graphs read it where it lies
+def _listing(layout: Layout, window: int, device: torch.device) -> Listing:
+    token = torch.arange(layout.size, device="cpu")
+    groups, places = layout.group_start(token), layout.text_positions()
+    # A group that begins further from the text than the window is long has lost the first tokens of the pass.
+    allowed = layout.dense() & (token >= groups.unsqueeze(1) - window)
+    return Listing(
+        allowed.to(device, torch.uint8), groups.to(device, torch.int32), places.to(device, torch.int32)
+    )
 
 
 def ring_rule(layout: Layout, window: int, segment_capacity: int) -> RingRule | None:
@@ -90,6 +137,8 @@ def ring_rule(layout: Layout, window: int, segment_capacity: int) -> RingRule | 
         block_size = layout.block_size
         if layout.causal_clean:
             causal = layout.length if layout.keys_only else layout.length - layout.block_size
+    elif type(layout) in (Drafting, BlockCopies):
+        return RingRule(window, segment_capacity, 1, 0, listed=layout)
     else:
         return None
     return RingRule(window, segment_capacity, block_size, causal)
@@ -149,6 +198,9 @@ def attend_ring(
             f"the ring must have {rule.capacity} slots and the pass up to {rule.segment_capacity} tokens for "
             f"{rule}, got {capacity} slots and {segment} tokens"
         )
+    if rule.listed is not None and segment != rule.listed.size:
+        raise ValueError(f"the pass must have the {rule.listed.size} tokens of {rule}, got {segment}")
+    allowed, group_starts, places = rule.listing(qkv.device) or (None, None, None)
     reads = read[1] - read[0]
     queries = reads * groups
     cut = tiles or ring_tiles(rows * kv_heads, queries, capacity, head_dim, qkv.dtype)
@@ -170,6 +222,9 @@ def attend_ring(
         values,
         starts,
         ends,
+        allowed,
+        group_starts,
+        places,
         out,
         partial,
         rule.window,
@@ -218,6 +273,9 @@ def _attend(
     values,
     starts,
     ends,
+    allowed,
+    group_starts,
+    places,
     out,
     partial,
     window,
@@ -242,7 +300,8 @@ def _attend(
     Other programs may write the ring meanwhile, which disturbs nobody. A query sees positions p of the text
     with end − window ≤ p < end; written are w with end ≤ w < end + segment. So 0 < w − p < segment + window
     ≤ capacity, and two positions share a slot only if they lie a multiple of the capacity apart. The pass's
-    own keys and values are taken from `qkv`, never from the ring.
+    own keys and values are taken from `qkv`, never from the ring. A `Listing` is written by no such kernel,
+    so it is not waited for.
     """
     start(OVERLAP)
     KV_HEADS: tl.constexpr = HEADS // GROUPS
@@ -264,7 +323,14 @@ def _attend(
     head = kv_head * GROUPS + place % GROUPS
     # Queries that pad the tile are of the last position, so that every softmax is over something.
     query = tl.minimum(FIRST + place // GROUPS, tl.maximum(FIRST + READS, 1) - 1)
-    group = query // BLOCK * BLOCK
+    if allowed is None:
+        group = query // BLOCK * BLOCK
+        text_place = query
+        first_group = (FIRST + tile * QUERIES // GROUPS) // BLOCK * BLOCK
+    else:
+        group = tl.load(group_starts + query)
+        text_place = tl.load(places + query)
+        first_group = tl.min(group, 0)
     wait(OVERLAP)
     # All positions are counted from the end of the text from here on.
     end = tl.load(ends + row)
@@ -287,14 +353,18 @@ def _attend(
             tl.store(keys + slot, k, mask=there[:, None])
             tl.store(values + slot, v, mask=there[:, None])
         if READS > 0:
-            latest = tl.where(query < CAUSAL, query, group + (BLOCK - 1))[:, None]
-            seen = there[None, :] & (key[None, :] <= latest) & (key[None, :] >= group[:, None] - window)
+            if allowed is None:
+                latest = tl.where(query < CAUSAL, query, group + (BLOCK - 1))[:, None]
+                seen = there[None, :] & (key[None, :] <= latest) & (key[None, :] >= group[:, None] - window)
+            else:
+                pair = query[:, None] * SEGMENT + token[None, :]
+                seen = there[None, :] & (tl.load(allowed + pair) != 0)
             # Where the text begins inside the pass, the tokens before it see each other and are seen by none.
-            seen = seen & ((key[None, :] >= first) | (query[:, None] < first))
+            seen = seen & ((key[None, :] >= first) | (text_place[:, None] < first))
             largest, total, mixture = _take(q, k, v, seen, largest, total, mixture, SCALE)
 
     if READS > 0:
-        oldest = tl.maximum(first, (FIRST + tile * QUERIES // GROUPS) // BLOCK * BLOCK - window)
+        oldest = tl.maximum(first, first_group - window)
         visible = tl.maximum(-oldest, 0)
         share = tl.cdiv(tl.cdiv(visible, SPLITS), TEXT) * TEXT
         for begin in range(split * share, tl.minimum((split + 1) * share, visible), TEXT):

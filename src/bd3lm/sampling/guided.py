@@ -1,0 +1,100 @@
+"""Token after token, each of which a guide allows: texts that follow a grammar.
+
+What a guide allows next depends on the token before, which the host has to be told. So the device is asked
+after every pass, and the next one is told what each row may write.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import count
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bd3lm.models import Causal, Denoiser, KVCache
+from bd3lm.sampling.autoregressive import AutoregressiveWriter
+from bd3lm.sampling.request import Request
+from bd3lm.sampling.rows import Reveal, Rows
+
+_NUMBER = "guide"  # (rows,) of the state of each row
+
+
+class GuideState(Protocol):
+    """Where a text stands in its grammar."""
+
+    def allowed(self) -> Tensor:
+        """Which tokens may come next, (vocabulary,) on the host; the end token where the text may end."""
+
+    def take(self, token: int) -> None:
+        """This one came."""
+
+
+class Guide(Protocol):
+    """A grammar, for the tokens of a vocabulary."""
+
+    def begin(self) -> GuideState: ...
+
+
+class GuidedWriter(AutoregressiveWriter):
+    """Draws tokens from the network's distribution over those that the guide of a request allows.
+
+    The distribution is sharpened after that: a nucleus is one of allowed tokens.
+    """
+
+    def __init__(self, model: Denoiser, *, mask_id: int, context: int, score_first: bool = False) -> None:
+        super().__init__(model, mask_id=mask_id, context=context, score_first=score_first)
+        if not self.cached:
+            raise ValueError("a guided text needs a network that keeps keys and values")
+        self._numbers = count(1)
+        self._states: dict[int, GuideState] = {}
+
+    def check(self, request: Request) -> None:
+        super().check(request)
+        if request.guide is None:
+            raise ValueError("guide must be given")
+        if bool((request.given == self.mask_id).any()):
+            raise ValueError("a template must not be guided: a grammar is of what follows a prompt")
+
+    def begin(self, requests: Sequence[Request], *, width: int) -> Rows:
+        rows = super().begin(requests, width=width)
+        numbers = []
+        for request in requests:
+            if request.guide is None:
+                raise ValueError("guide must be given")
+            numbers.append(next(self._numbers))
+            self._states[numbers[-1]] = request.guide.begin()
+        rows.extras = {_NUMBER: torch.tensor(numbers, device=rows.device)}
+        return rows
+
+    def ended(self, rows: Rows, places: Sequence[int]) -> None:
+        for number in rows.extras[_NUMBER][list(places)].tolist():
+            self._states.pop(number, None)
+
+    def write(self, rows: Rows) -> Iterator[Reveal]:
+        if rows.cache is None:
+            raise RuntimeError("remember comes before write")
+        masked, positions = rows.masked(rows.start, 1)
+        states = [self._states.get(number) for number in rows.extras[_NUMBER].tolist()]
+        free = torch.ones(self.model.vocab_size, dtype=torch.bool)
+        allowed = torch.stack([free if state is None else state.allowed() for state in states]).unsqueeze(1)
+        tokens = rows.replay("guided", partial(self._guided, rows, rows.cache), positions, masked, allowed)
+        rows.evaluations += masked.squeeze(1)
+        rows.fill_passes += ~masked.squeeze(1)
+        yield Reveal(positions, tokens, masked)
+        written = zip(states, masked.squeeze(1).tolist(), tokens.squeeze(1).tolist(), strict=True)
+        for state, is_written, token in written:
+            if state is not None and is_written and token != self.mask_id:  # which tells of NaN
+                state.take(token)
+        rows.start += 1
+
+    def _guided(
+        self, rows: Rows, cache: KVCache, positions: Tensor, masked: Tensor, allowed: Tensor
+    ) -> Tensor:
+        state = self.model(self._last(rows, positions), layout=Causal(1), cache=cache)
+        cache.advance(1)
+        logits = self.model.head(state)
+        logits = logits.masked_fill(~allowed, -torch.inf)
+        tokens = rows.sharpening.draw_logits(logits, self.mask_id, rows.noise_seeds, positions, repeat=0)
+        rows.write(positions, tokens, where=masked)
+        return tokens
