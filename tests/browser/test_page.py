@@ -229,6 +229,19 @@ def test_a_part_of_a_text_is_written_anew(opened: Opened, server: Server) -> Non
     assert stage(page) == readable(told["choices"][0]["text"])
     assert counted(page, "passes") == str(told["usage"]["passes"])
     assert counted(page, "tokens") == "3"
+    # By mouse: the three that were written.
+    boxes = [page.locator("[data-pane=a] .token").nth(place).bounding_box() for place in (4, 7)]
+    assert boxes[0] is not None
+    assert boxes[1] is not None
+    page.mouse.move(boxes[0]["x"] + 1, boxes[0]["y"] + 8)
+    page.mouse.down()
+    page.mouse.move(boxes[1]["x"] + 1, boxes[1]["y"] + 8, steps=5)
+    page.mouse.up()
+    assert page.input_value("[data-pane=a] .refill-count") == "3"
+    page.fill("[data-pane=a] .refill-count", "4")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#write:visible")
+    assert page.input_value("#prompt") == "one{4} three"
     # By keys: the first token of the text, and two more.
     page.focus("[data-pane=a] .stage")
     for key in ("Home", "Shift+ArrowRight", "Shift+ArrowRight"):

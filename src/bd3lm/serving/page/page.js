@@ -49,12 +49,14 @@ const panes = [createPane("A"), createPane("B")];
 const isComparing = () => compare.checked && modeNow() !== "chat";
 const panesNow = () => (isComparing() ? panes : panes.slice(0, 1));
 
-const setField = (pane, name, value) => {
-  const field = pane.fields[name];
+/** Set a field to what an address says, as far as that can be. */
+const fill = (field, value) => {
+  if (field.type === "number" && !Number.isFinite(Number(value))) return;
   field.value = value;
-  // A select that has no such option is left without any.
-  if (field.value !== String(value)) field.selectedIndex = 0;
+  if (field.selectedIndex === -1) field.selectedIndex = 0; // no such option
 };
+
+const setField = (pane, name, value) => fill(pane.fields[name], value);
 
 /** The settings that do something under the law of a pane. */
 const meansOf = (pane) => model?.means?.[pane.fields.law.value] ?? [];
@@ -362,7 +364,7 @@ const readAddress = () => {
   const mode = found.get("mode");
   if (mode in WORDS) setMode(mode);
   for (const [name, field] of Object.entries(SHARED)) {
-    if (found.has(name)) field.value = found.get(name);
+    if (found.has(name)) fill(field, found.get(name));
   }
   compare.checked = found.get("compare") === "1";
   if (mode !== null) {

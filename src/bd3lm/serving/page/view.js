@@ -69,7 +69,6 @@ export const createView = (root, { name, onRefill } = {}) => {
     while (elements.length <= place) {
       const made = element("span", "token");
       made.dataset.place = elements.length;
-      made.tabIndex = -1;
       elements.push(made);
       stage.append(made);
     }
@@ -287,6 +286,7 @@ export const createView = (root, { name, onRefill } = {}) => {
     if (to < first) return;
     const from = picked && isExtending ? picked.anchor : Math.max(current, first);
     mark(to);
+    elements[to].tabIndex = -1; // only now: chromium selects nothing from a token on that can have the focus
     elements[to].focus();
     if (isExtending) select(from, to);
     else getSelection().removeAllRanges();
@@ -303,6 +303,9 @@ export const createView = (root, { name, onRefill } = {}) => {
   stage.addEventListener("focusin", (event) => {
     const place = placeOf(event.target);
     if (place !== null) mark(place);
+  });
+  stage.addEventListener("focusout", (event) => {
+    if (event.target !== stage) event.target.removeAttribute("tabindex");
   });
   stage.addEventListener("keydown", (event) => {
     const move = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
