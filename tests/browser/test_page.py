@@ -237,6 +237,7 @@ def test_a_part_of_a_text_is_written_anew(opened: Opened, server: Server) -> Non
     page.mouse.down()
     page.mouse.move(boxes[1]["x"] + 1, boxes[1]["y"] + 8, steps=5)
     page.mouse.up()
+    page.wait_for_timeout(200)  # a browser tells of selections a little later
     assert page.input_value("[data-pane=a] .refill-count") == "3"
     page.fill("[data-pane=a] .refill-count", "4")
     page.keyboard.press("Enter")

@@ -115,7 +115,8 @@ export const pieceAt = (film, place, piece) => {
 /** The tokens of a run that has the text: where there is one for each byte, characters stand at their last. */
 const spread = (text, count) => {
   const parts = Array.from({ length: count }, () => "");
-  const ends = [...text].map((sign) => new TextEncoder().encode(sign).length);
+  // The sign of what is no character stands for one byte.
+  const ends = [...text].map((sign) => (sign === HALF ? 1 : new TextEncoder().encode(sign).length));
   const bytes = ends.reduce((sum, length) => sum + length, 0);
   let at = -1;
   [...text].forEach((sign, i) => {
