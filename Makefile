@@ -20,6 +20,7 @@ PYTEST_ARGS ?=
 TEST_THREADS ?= 1
 
 BIN := $(VENV)/bin
+AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo)
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Each process begins with a half of the tests in their order, so that most files set up once, and takes from the
 # other when it is done: some slow tests take minutes.
@@ -30,7 +31,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test test-slow test-research results demo check format clean clean-venv FORCE
+.PHONY: help test test-slow test-browser test-research results demo check format clean clean-venv FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +44,12 @@ test-slow: $(VENV)/.test ## only the tests marked slow
 	@$(PYTEST) -m slow --slow $(PYTEST_ARGS) || { \
 		status=$$?; \
 		if [ $$status -eq 5 ]; then echo "No slow tests to run."; else exit $$status; fi; }
+
+test-browser: $(VENV)/.browser ## the tests of the server's page, in chromium
+	@command -v chromium > /dev/null || { \
+		echo "Installing chromium ..."; \
+		$(AS_ROOT) apt-get update -qq && $(AS_ROOT) apt-get install -qq -y --no-install-recommends chromium; }
+	@$(PYTEST) -m browser --browser tests/browser $(PYTEST_ARGS)
 
 test-research: $(VENV)/.test ## the tests of what is in research/, the slow ones too
 	@$(PYTEST) --slow research/tests $(PYTEST_ARGS)
@@ -105,6 +112,11 @@ $(VENV)/.test: $(SELF_INPUTS)
 	@echo "Installing bd3lm and what its tests need ..."
 	@$(INSTALL_SELF) -e ".[test]"
 	@touch $(VENV)/.core $@
+
+$(VENV)/.browser: $(SELF_INPUTS)
+	@echo "Installing bd3lm and what the tests of its page need ..."
+	@$(INSTALL_SELF) -e ".[browser]"
+	@touch $(VENV)/.core $(VENV)/.test $@
 
 $(VENV)/.dev: $(SELF_INPUTS)
 	@echo "Installing bd3lm, what its tests need and the linters ..."

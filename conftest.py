@@ -1,4 +1,4 @@
-"""What every test shares: the options --slow and --gpu, one thread a process, hypothesis without chance."""
+"""What every test shares: options as --slow and --gpu, one thread a process, hypothesis without chance."""
 
 import os
 from collections import Counter
@@ -11,6 +11,7 @@ from hypothesis import settings
 OPTIONAL = {
     "slow": "takes more than a few seconds",
     "gpu": "needs a CUDA device",
+    "browser": "drives chromium",
 }
 
 settings.register_profile("bd3lm", deadline=None, derandomize=True, database=None, max_examples=50)

@@ -22,6 +22,7 @@ from bd3lm.serving.asks import NOT_HERE, Ask, ChatAsk, CompletionAsk
 from bd3lm.serving.engine import ClientGone, Full, Gone, Group, RemoteEngine
 from bd3lm.serving.link import Line
 from bd3lm.serving.metrics import Metrics
+from bd3lm.serving.page import page_file
 
 _ABOUT = (
     "Texts of one model, by OpenAI's routes. Fields that would do nothing are refused. Fields marked as ours "
@@ -110,6 +111,15 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
         prompt = {"messages": [{"role": each.role, "content": each.text} for each in ask.messages]}
         most = ask.max_tokens or ask.max_completion_tokens
         return await _Answer(engine, metrics, request, ask, "chat").given([_line(ask, prompt, most)])
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        """The page on which a text is seen while it is written. It holds no text, and needs no key."""
+        return page_file("index.html")
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def part_of_page(name: str) -> Response:
+        return page_file(name)
 
     @app.get("/health")
     async def health() -> Response:

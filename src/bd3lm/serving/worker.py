@@ -7,6 +7,7 @@ all lines that wait are taken, so that requests join and leave there.
 
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 from bd3lm.data.chat import Message, conversation
 from bd3lm.lm import Gap, Generation, LanguageModel
 from bd3lm.lm.engine import TextEngine
+from bd3lm.lm.generation import build_writer
 from bd3lm.lm.prompts import Prompt
+from bd3lm.methods import Law, Settings
 from bd3lm.parsing import parse
 from bd3lm.sampling import (
     BlockFinished,
@@ -24,6 +27,7 @@ from bd3lm.sampling import (
     Extended,
     Failed,
     Handle,
+    Speculation,
     Started,
     Stopped,
     TokenHidden,
@@ -36,6 +40,8 @@ from bd3lm.serving.link import Line, receive, send
 from bd3lm.serving.telling import Telling
 
 _CHARACTERS = 64  # of a token, on average, at most; a longer prompt is refused before it is tokenized
+_TRIED: dict[str, Any] = {"speculation": Speculation(drafts=1), "alternatives": 1}
+"""Settings that not all models have, with a value for which those are refused that have not."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +137,25 @@ class Worker:
             "method": method.title,
             "laws": list(method.laws),
             "law": self.model.law,
+            "means": {law: self._means(law) for law in method.laws},
             "chats": self.tokenizer.chat_template is not None,
             "parameters": sum(each.numel() for each in self.model.network.parameters()),
             "device": str(self.model.device),
             "dtype": str(self.model.network.dtype).removeprefix("torch."),
         }
+
+    def _means(self, law: Law) -> list[str]:
+        """Which of our settings do something for texts of a law; the others are refused."""
+        config = self.model.record.under(law)
+        found = []
+        with suppress(ValueError):
+            config.method.with_lean(config.method.order_lean)
+            found.append("lean")
+        for name, value in _TRIED.items():
+            with suppress(ValueError):
+                build_writer(self.model.network, config, Settings(**{name: value}))
+                found.append(name)
+        return found
 
     def __len__(self) -> int:
         return len(self._by_number)

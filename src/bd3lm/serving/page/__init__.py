@@ -1,0 +1,35 @@
+"""The page of a server, on which a text is seen while it is written: files of this folder, and no others."""
+
+from importlib.resources import files
+from types import MappingProxyType
+
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+_KINDS = MappingProxyType(
+    {
+        ".html": "text/html; charset=utf-8",
+        ".js": "text/javascript; charset=utf-8",
+        ".css": "text/css; charset=utf-8",
+        ".svg": "image/svg+xml",
+    }
+)
+_HEADERS = MappingProxyType(
+    {
+        "cache-control": "no-cache",  # a newer version is seen at once
+        # Texts are only ever shown. Should one be taken for code after all, nothing runs it.
+        "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'",
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+    }
+)
+
+
+def page_file(name: str) -> Response:
+    """A file of the page, as a browser takes it."""
+    found = next((each for each in files(__name__).iterdir() if each.name == name), None)
+    kind = next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), None)
+    if found is None or kind is None:
+        raise HTTPException(404, f"the page has no file {name}")
+    return Response(found.read_bytes(), headers={**_HEADERS, "content-type": kind})

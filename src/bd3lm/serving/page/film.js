@@ -1,0 +1,170 @@
+// A text being written, as the steps that the server tells (docs/serving.md), and what is to be seen at each of its
+// moments. Nothing here knows of the page.
+//
+// A film with drafts goes by passes, each of which ends with its drafts, be there any or none. Any other film goes by
+// steps: a token, or a block of several that is begun.
+
+export const SETTLED = 3; // moments until a token that was written looks like the others
+
+export const createFilm = () => ({ given: [], steps: [], ended: false, mended: new Map() });
+
+export const addSteps = (film, steps) => {
+  for (const step of steps) {
+    if (step[0] === "given") Object.assign(film, { given: step[1], steps: [] });
+    else film.steps.push(step);
+  }
+};
+
+/** The film is whole: what stands after the end of the text was written in vain. */
+export const endFilm = (film, length) => {
+  const reached = film.steps.reduce((most, step) => (step[0] === "block" ? Math.max(most, step[2]) : most), 0);
+  if (length !== null && Math.max(reached, film.given.length) > length) film.steps.push(["cut", length]);
+  film.ended = true;
+};
+
+export const hasDrafts = (film) => film.steps.some(([kind]) => kind === "draft");
+
+const isSeen = ([kind, start, stop]) =>
+  kind === "show" || kind === "hide" || (kind === "block" && stop - start > 1);
+
+/** How many steps are done when there is something to see. */
+export const momentsOf = (film) => {
+  const { steps, ended } = film;
+  const isEnd = hasDrafts(film) ? ([kind]) => kind === "draft" : isSeen;
+  const moments = [0, ...steps.flatMap((step, i) => (isEnd(step) ? [i + 1] : []))];
+  // What follows the last pass of a finished text belongs to it.
+  if (ended && moments.length > 1) moments.pop();
+  if (moments.at(-1) < steps.length) moments.push(steps.length);
+  return moments;
+};
+
+const maskSince = (since) => ({ piece: null, since });
+
+/** What stands at each position at a moment, what is drafted, and which block is written. */
+export const stateAt = (film, moments, end) => {
+  const tokens = film.given.map((piece) =>
+    piece === null ? maskSince(-SETTLED) : { piece, since: -SETTLED, isGiven: true },
+  );
+  const blocks = [];
+  const ranks = new Map(); // of a block's start: how many of its tokens are there
+  let drafts = new Map();
+  let now = [0, 0];
+  let shown = 0;
+  let moment = 0;
+  for (let i = 0; i < moments[end]; i += 1) {
+    const [kind, place, value, logP, others] = film.steps[i];
+    while (moments[moment + 1] <= i) moment += 1;
+    if (kind === "block") {
+      now = [place, value];
+      blocks.push(now);
+      while (tokens.length < value) tokens.push(maskSince(moment));
+    } else if (kind === "show") {
+      shown += 1;
+      const [start, stop] = now;
+      const rank = ranks.get(start) ?? 0;
+      ranks.set(start, rank + 1);
+      const wasDrafted = drafts.get(place) === value;
+      tokens[place] = { piece: value, since: moment, order: shown, rank, size: stop - start, wasDrafted, logP, others };
+    } else if (kind === "hide") {
+      tokens[place] = maskSince(moment);
+    } else if (kind === "draft") {
+      drafts = new Map(place);
+    } else if (kind === "cut") {
+      tokens.length = place;
+      drafts = new Map();
+      now = [0, 0];
+    }
+  }
+  const open = [...drafts].filter(([place]) => (tokens[place]?.piece ?? null) === null);
+  return { tokens, blocks, now, shown, drafts: new Map(open) };
+};
+
+/** Of the drafts before a moment, the places of those that it has not: they were wrong, or guessed anew. */
+export const wrongDrafts = (before, after) =>
+  [...before.drafts].flatMap(([place, piece]) => {
+    const found = after.tokens[place]?.piece ?? after.drafts.get(place);
+    return found === piece ? [] : [place];
+  });
+
+/** How many tokens were written, in how many passes: as far as it is known before the server has counted. */
+export const countsOf = (film) => {
+  const moments = momentsOf(film);
+  const { tokens } = stateAt(film, moments, moments.length - 1);
+  const written = tokens.filter((token) => token.piece !== null && !token.isGiven).length;
+  const kind = hasDrafts(film) ? "draft" : "show";
+  return { written, passes: film.steps.filter((step) => step[0] === kind).length };
+};
+
+/** Every token's part of the text. */
+export const piecesOf = (film) => {
+  const moments = momentsOf(film);
+  const { tokens } = stateAt(film, moments, moments.length - 1);
+  return tokens.map((token, place) => pieceAt(film, place, token.piece ?? ""));
+};
+
+// --- characters of several tokens ---
+
+const HALF = "\ufffd";
+
+/** What is shown for a token at a place: a character of several tokens stands with the last of them. */
+export const pieceAt = (film, place, piece) => {
+  const [from, text] = film.mended.get(place) ?? [];
+  return from === piece ? text : piece;
+};
+
+/** The tokens of a run that has the text: where there is one for each byte, characters stand at their last. */
+const spread = (text, count) => {
+  const parts = Array.from({ length: count }, () => "");
+  // The sign of what is no character stands for one byte.
+  const ends = [...text].map((sign) => (sign === HALF ? 1 : new TextEncoder().encode(sign).length));
+  const bytes = ends.reduce((sum, length) => sum + length, 0);
+  let at = -1;
+  [...text].forEach((sign, i) => {
+    at = bytes === count ? at + ends[i] : count - 1;
+    parts[at] += sign;
+  });
+  return parts;
+};
+
+/**
+ * Tokens that are parts of characters become readable once the text is known. `text` is that of all tokens from
+ * `first` on; where it does not go with them, all stays as it is.
+ */
+export const mend = (film, pieces, first, text) => {
+  const found = new Map();
+  const isPart = (piece, isLater) => piece.includes(HALF) || (isLater && piece === "");
+  let at = 0;
+  let place = first;
+  while (place < pieces.length) {
+    let after = place;
+    while (after < pieces.length && isPart(pieces[after], after > place)) after += 1;
+    if (after === place) {
+      if (!text.startsWith(pieces[place], at)) return;
+      at += pieces[place].length;
+      place += 1;
+      continue;
+    }
+    const end = after < pieces.length ? text.indexOf(pieces[after], at) : text.length;
+    if (end < 0) return;
+    spread(text.slice(at, end), after - place).forEach((part, i) => found.set(place + i, [pieces[place + i], part]));
+    at = end;
+    place = after;
+  }
+  film.mended = found;
+};
+
+// --- signs ---
+
+const KEPT = "\n\t\u200c\u200d"; // joiners too: some scripts, and some emoji, need them
+
+const sign = (character) => {
+  const code = character.codePointAt(0);
+  if (KEPT.includes(character)) return character;
+  if (code < 0x20) return String.fromCodePoint(0x2400 + code); // the pictures of control characters: ␀, ␛
+  if (code === 0x7f) return "␡";
+  if (code < 0xa0) return `\\x${code.toString(16)}`;
+  return code >= 0xd800 && code < 0xe000 ? HALF : ""; // of those that turn text around nothing is seen
+};
+
+/** Text as signs that can be seen: control characters shown, invisible ones that turn text around left out. */
+export const readable = (text) => text.replaceAll("\r\n", "\n").replace(/\p{Cc}|\p{Cf}|\p{Cs}/gu, sign);

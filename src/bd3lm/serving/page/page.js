@@ -1,0 +1,453 @@
+// The page of a server: what is asked, and what becomes of it. The address holds all settings, so that a link shares
+// them; nothing is asked before somebody presses the button.
+
+import { readable } from "./film.js";
+import { chunks, hasKey, keepKey, model as askModel } from "./server.js";
+import { createView } from "./view.js";
+
+const find = (id) => document.getElementById(id);
+const [prompt, seed, maxTokens, fills, compare] = ["prompt", "seed", "max_tokens", "fills", "compare"].map(find);
+const LONGEST_LINK = 6000; // characters of a prompt that an address still holds
+
+let model = null;
+let running = null; // ends what is written
+let messages = []; // of a conversation
+let turns = []; // their views
+const prompts = { write: prompt.value, fill: "The river{6}in the north of the town.", chat: "" };
+let shownMode = "write";
+
+const modeNow = () => document.querySelector("input[name=mode]:checked").value;
+
+const setHidden = (id, isHidden) => {
+  find(id).hidden = isHidden;
+};
+
+const complain = (error) => {
+  setHidden("error", error === null);
+  find("error").textContent = error === null ? "" : readable(error.message);
+};
+
+// --- panes ---
+
+const viewIn = (place, options) => {
+  place.append(find("view-template").content.cloneNode(true));
+  return createView(place, options);
+};
+
+const createPane = (name) => {
+  const root = find("pane-template").content.firstElementChild.cloneNode(true);
+  root.querySelector(".pane-name").textContent = name;
+  root.setAttribute("aria-label", `Text ${name}`);
+  root.dataset.pane = name.toLowerCase();
+  find("panes").append(root);
+  const view = viewIn(root.querySelector(".view"), { name, onRefill: (...parts) => refill(parts) });
+  const fields = Object.fromEntries([...root.querySelectorAll("[data-name]")].map((each) => [each.dataset.name, each]));
+  return { name, root, view, fields };
+};
+
+const panes = [createPane("A"), createPane("B")];
+const isComparing = () => compare.checked && modeNow() !== "chat";
+const panesNow = () => (isComparing() ? panes : panes.slice(0, 1));
+
+/** Set a field to what an address says, as far as that can be. */
+const fill = (field, value) => {
+  if (field.type === "number" && !Number.isFinite(Number(value))) return;
+  field.value = value;
+  if (field.selectedIndex === -1) field.selectedIndex = 0; // no such option
+};
+
+const setField = (pane, name, value) => fill(pane.fields[name], value);
+
+/** The settings that do something under the law of a pane. */
+const meansOf = (pane) => model?.means?.[pane.fields.law.value] ?? [];
+
+/** Only what means something for the model is shown. */
+const showFields = (pane) => {
+  const means = meansOf(pane);
+  const isMeant = {
+    law: (model?.laws.length ?? 0) > 1,
+    lean: means.includes("lean"),
+    speculation: means.includes("speculation"),
+  };
+  for (const [name, isShown] of Object.entries(isMeant)) {
+    pane.root.querySelector(`[data-field=${name}]`).hidden = !isShown;
+  }
+};
+
+const numberOf = (field) => (field.value.trim() === "" ? undefined : Number(field.value));
+
+/** The settings of a pane that are shown and filled in; the others are the model's own. */
+const settingsOf = (pane) => {
+  const found = {};
+  for (const [name, field] of Object.entries(pane.fields)) {
+    const isShown = !field.closest("[data-field]")?.hidden;
+    const isWord = name === "law" || ["off", "auto"].includes(field.value);
+    const value = field.value.trim() !== "" && isWord ? field.value : numberOf(field);
+    if (isShown && value !== undefined) found[name] = value;
+  }
+  return found;
+};
+
+/** Two settings worth comparing: without and with speculation, where the model has it. */
+const contrast = () => {
+  const [a, b] = panes;
+  for (const name of Object.keys(a.fields)) b.fields[name].value = a.fields[name].value;
+  const law = model.laws.find((each) => each === "causal" && model.means[each].includes("speculation"));
+  if (law !== undefined) panes.forEach((pane) => setField(pane, "law", law));
+  if (meansOf(a).includes("speculation")) {
+    setField(a, "speculation", "off");
+    setField(b, "speculation", "3");
+  }
+};
+
+// --- asking ---
+
+const ALTERNATIVES = 5; // what else the model thought of, where it can tell
+
+const askedOf = (pane, mode) => {
+  const shared = { seed: Number(seed.value), ...settingsOf(pane) };
+  if (meansOf(pane).includes("alternatives")) shared.alternatives = ALTERNATIVES;
+  if (mode === "chat") return { messages, max_tokens: numberOf(maxTokens), ...shared };
+  if (mode === "fill") return { template: prompt.value, fills: numberOf(fills), ...shared };
+  return { prompt: prompt.value, max_tokens: numberOf(maxTokens), ...shared };
+};
+
+const read = async (view, mode, body, signal) => {
+  const path = mode === "chat" ? "v1/chat/completions" : "v1/completions";
+  const before = { write: body.prompt, fill: "", chat: null }[mode];
+  let text = "";
+  let usage = null;
+  for await (const chunk of chunks(path, body, signal)) {
+    usage = chunk.usage ?? usage;
+    for (const choice of chunk.choices) {
+      text += choice.delta ? (choice.delta.content ?? "") : choice.text;
+      if (choice.events?.length > 0) view.add(choice.events, mode === "write" ? body.prompt : null);
+    }
+  }
+  view.finish({ text, before, usage });
+  return { text, usage };
+};
+
+/** Have a text written where it is seen; null where it was not finished. */
+const writeInto = async (view, mode, body, signal) => {
+  view.start({ isAnswer: mode === "chat" });
+  try {
+    return await read(view, mode, body, signal);
+  } catch (error) {
+    if (error.name === "AbortError") {
+      view.fail("Stopped.");
+    } else {
+      view.fail("Not written.");
+      if (error.status === 401) askForKey();
+      complain(error);
+    }
+    return null;
+  }
+};
+
+const setRunning = (controller) => {
+  running = controller;
+  setHidden("stop", controller === null);
+  setHidden("write", controller !== null);
+};
+
+const stop = () => running?.abort();
+
+const write = async () => {
+  if (running) return;
+  if (seed.value.trim() === "") newSeed();
+  complain(null);
+  keepAddress();
+  const controller = new AbortController();
+  const hadFocus = document.activeElement === find("write");
+  setRunning(controller);
+  if (hadFocus) find("stop").focus();
+  try {
+    if (modeNow() === "chat") await sayInChat(controller.signal);
+    else await writeTexts(controller.signal);
+  } finally {
+    const isOnStop = document.activeElement === find("stop");
+    setRunning(null);
+    if (isOnStop) find("write").focus();
+  }
+};
+
+const writeTexts = async (signal) => {
+  const mode = modeNow();
+  const shown = panesNow();
+  find("verdict").textContent = "Writing both …";
+  const found = await Promise.all(shown.map((pane) => writeInto(pane.view, mode, askedOf(pane, mode), signal)));
+  if (shown.length === 1) return;
+  find("verdict").textContent = found.includes(null) ? "Not both are finished." : verdictOf(found);
+};
+
+const verdictOf = ([a, b]) => {
+  const passes =
+    a.usage.passes === b.usage.passes
+      ? `in ${a.usage.passes} passes each`
+      : `in ${a.usage.passes} passes and in ${b.usage.passes}`;
+  if (a.text === b.text) return `The texts are the same, ${passes}.`;
+  const signs = [...a.text];
+  const others = [...b.text];
+  const same = signs.findIndex((sign, i) => sign !== others[i]);
+  const where = same < 0 ? signs.length : same;
+  return `The texts differ${where > 0 ? `, after ${where} characters that are the same` : ""}; ${passes}.`;
+};
+
+// --- conversation ---
+
+const bubble = (who, className) => {
+  const made = document.createElement("article");
+  made.className = `bubble ${className}`;
+  const title = document.createElement("h2");
+  title.textContent = who;
+  made.append(title);
+  find("conversation").append(made);
+  return made;
+};
+
+const sayInChat = async (signal) => {
+  const said = prompt.value;
+  if (said.trim() === "") return;
+  const asked = bubble("You", "card from-you");
+  const words = document.createElement("p");
+  words.textContent = readable(said);
+  asked.append(words);
+  const answer = bubble(model.name, "card from-model");
+  const place = document.createElement("div");
+  answer.append(place);
+  const view = viewIn(place, { name: `answer ${turns.length + 1}` });
+  turns.push(view);
+  messages.push({ role: "user", content: said });
+  prompt.value = "";
+  const found = await writeInto(view, "chat", askedOf(panes[0], "chat"), signal);
+  if (found !== null) {
+    messages.push({ role: "assistant", content: found.text });
+    return;
+  }
+  // What was not answered is no part of the conversation, and may be said again.
+  messages.pop();
+  if (prompt.value === "") prompt.value = said;
+};
+
+const forget = () => {
+  stop();
+  messages = [];
+  turns = [];
+  find("conversation").replaceChildren();
+  prompt.focus();
+};
+
+// --- gaps ---
+
+const escaped = (text) => text.replaceAll("{", "{{").replaceAll("}", "}}");
+
+const setMode = (mode) => {
+  const field = document.querySelector(`input[name=mode][value=${mode}]`);
+  if (field.closest("label").hidden) return;
+  field.checked = true;
+  showMode();
+};
+
+/** Put a gap where the cursor is, or in place of what is selected; it takes the space before it, as tokens do. */
+const makeGap = () => {
+  const { value, selectionStart, selectionEnd } = prompt;
+  const isTemplate = modeNow() === "fill";
+  const same = isTemplate ? (text) => text : escaped;
+  const before = same(value.slice(0, selectionStart)).replace(/ $/, "");
+  const template = `${before}{${find("gap-count").value}}${same(value.slice(selectionEnd))}`;
+  if (!isTemplate) setMode("fill");
+  prompt.value = template;
+  prompt.focus();
+  const cursor = template.length - same(value.slice(selectionEnd)).length;
+  prompt.setSelectionRange(cursor, cursor);
+  keepAddress();
+};
+
+const refill = ([before, count, after]) => {
+  setMode("fill");
+  prompt.value = `${escaped(before)}{${count}}${escaped(after)}`;
+  write();
+};
+
+// --- what is shown ---
+
+const WORDS = {
+  write: ["Prompt", "Write"],
+  fill: ["Text with gaps: {6} is one of six tokens, {{ and }} are braces", "Fill"],
+  chat: ["Message", "Send"],
+};
+
+const showMode = () => {
+  const mode = modeNow();
+  if (mode !== shownMode) {
+    prompts[shownMode] = prompt.value;
+    prompt.value = prompts[mode];
+    shownMode = mode;
+  }
+  const [label, button] = WORDS[mode];
+  find("prompt-label").textContent = label;
+  find("write").textContent = button;
+  setHidden("gap", mode === "chat");
+  setHidden("max-tokens-field", mode === "fill");
+  setHidden("fills-field", mode !== "fill");
+  setHidden("compare-field", mode === "chat");
+  setHidden("conversation", mode !== "chat");
+  setHidden("forget", mode !== "chat");
+  setHidden("comparison", !isComparing());
+  document.body.dataset.mode = mode;
+  find("panes").classList.toggle("two", isComparing());
+  panes[1].root.hidden = !isComparing();
+  panes.forEach(showFields);
+};
+
+const newSeed = () => {
+  seed.value = Math.floor(Math.random() * 1_000_000);
+};
+
+const short = (count) => {
+  if (count >= 1e9) return `${(count / 1e9).toFixed(1)} B`;
+  return count >= 1e6 ? `${(count / 1e6).toFixed(1)} M` : count.toLocaleString("en");
+};
+
+const showModel = () => {
+  const { name, method, parameters, dtype, device } = model;
+  const facts = [name, method, `${short(parameters)} parameters`, `${dtype} on ${device}`];
+  find("model").textContent = readable(facts.join(" · "));
+  document.title = `${readable(name)} · bd3lm`;
+  setHidden("mode-chat", !model.chats);
+  for (const { fields } of panes) {
+    fields.law.replaceChildren(...model.laws.map((law) => new Option(law, law, law === model.law, law === model.law)));
+  }
+};
+
+const askForKey = () => {
+  document.body.dataset.locked = "yes";
+  setHidden("key", false);
+  find("key-value").focus();
+};
+
+const load = async () => {
+  try {
+    model = await askModel();
+  } catch (error) {
+    const isFirst = error.status === 401 && !hasKey();
+    if (error.status === 401) askForKey();
+    complain(isFirst ? null : error); // nobody has done anything wrong yet
+    return;
+  }
+  complain(null);
+  delete document.body.dataset.locked;
+  setHidden("key", true);
+  showModel();
+  readAddress();
+};
+
+// --- the address ---
+
+const SHARED = { prompt, seed, max_tokens: maxTokens, fills };
+
+const keepAddress = () => {
+  const found = new URLSearchParams({ mode: modeNow() });
+  for (const [name, field] of Object.entries(SHARED)) {
+    if (field.value !== "" && field.value.length <= LONGEST_LINK) found.set(name, field.value);
+  }
+  if (compare.checked) found.set("compare", "1");
+  for (const pane of panesNow()) {
+    for (const [name, value] of Object.entries(settingsOf(pane))) found.set(`${pane.root.dataset.pane}.${name}`, value);
+  }
+  history.replaceState(null, "", `#${found}`);
+};
+
+const readAddress = () => {
+  const found = new URLSearchParams(location.hash.slice(1));
+  const mode = found.get("mode");
+  if (mode in WORDS) setMode(mode);
+  for (const [name, field] of Object.entries(SHARED)) {
+    if (found.has(name)) fill(field, found.get(name));
+  }
+  compare.checked = found.get("compare") === "1";
+  if (mode !== null) {
+    for (const pane of panes) {
+      for (const name of Object.keys(pane.fields)) {
+        const value = found.get(`${pane.root.dataset.pane}.${name}`);
+        if (value !== null) setField(pane, name, value);
+        else if (name !== "law") setField(pane, name, "");
+      }
+    }
+  }
+  showMode();
+};
+
+const share = async () => {
+  keepAddress();
+  const button = find("share");
+  try {
+    await navigator.clipboard.writeText(location.href);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "See the address bar"; // browsers let pages copy only on safe connections
+  }
+  setTimeout(() => {
+    button.textContent = "Copy link";
+  }, 2000);
+};
+
+// --- what people do ---
+
+const isField = (target) => target.closest?.("input, textarea, select, button, a, .stage") ?? null;
+
+/** Keys that reach no field play all texts that are seen. */
+const onKey = (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const onOwn = event.target.closest?.(".transport .play");
+  if (isField(event.target) && !onOwn) return;
+  const views = modeNow() === "chat" ? turns.slice(-1) : panesNow().map((pane) => pane.view);
+  const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (move !== undefined) views.forEach((view) => view.stepBy(move));
+  else if (event.key === " " && !onOwn) views.forEach((view) => view.toggle());
+  else return;
+  event.preventDefault();
+};
+
+const onPromptKey = (event) => {
+  const isSend = event.key === "Enter" && (event.ctrlKey || event.metaKey || (modeNow() === "chat" && !event.shiftKey));
+  if (!isSend || event.isComposing) return;
+  event.preventDefault();
+  find("ask").requestSubmit();
+};
+
+find("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  write();
+});
+find("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepKey(find("key-value").value);
+  load();
+});
+find("stop").addEventListener("click", stop);
+find("forget").addEventListener("click", forget);
+find("share").addEventListener("click", share);
+find("make-gap").addEventListener("click", makeGap);
+find("new-seed").addEventListener("click", () => {
+  newSeed();
+  keepAddress();
+});
+find("play-both").addEventListener("click", () => panes.forEach((pane) => pane.view.play(0)));
+find("modes").addEventListener("change", showMode);
+compare.addEventListener("change", () => {
+  if (compare.checked) contrast();
+  showMode();
+});
+find("panes").addEventListener("change", () => {
+  panes.forEach(showFields);
+  keepAddress();
+});
+find("ask").addEventListener("change", keepAddress);
+prompt.addEventListener("keydown", onPromptKey);
+addEventListener("keydown", onKey);
+addEventListener("hashchange", readAddress);
+
+showMode();
+load();
