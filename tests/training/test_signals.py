@@ -13,6 +13,12 @@ from bd3lm.io.signals import Terminated, stop_behind
 from bd3lm.training.signals import stop_requests
 
 
+@pytest.fixture(autouse=True)
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is raised here is not what stops a later test."""
+    monkeypatch.setattr("bd3lm.io.signals._raised", [])
+
+
 @pytest.mark.parametrize(
     ("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)]
 )

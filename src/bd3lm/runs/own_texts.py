@@ -133,7 +133,7 @@ class Author:
         tokenizer, template = self.model.tokenizer, self._template
         if tokenizer is None or template is None:
             return list(texts)
-        found = {text: user_message(template, text, tokenizer) for text in dict.fromkeys(texts)}
+        found = {text: user_message(template, text.strip(), tokenizer) for text in dict.fromkeys(texts)}
         return [found[text] for text in texts]
 
     @cached_property

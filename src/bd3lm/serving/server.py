@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from bd3lm.io.terminal import say
 from bd3lm.serving.app import build_app
 from bd3lm.serving.engine import RemoteEngine
 from bd3lm.serving.limits import Limits
@@ -23,7 +24,7 @@ def serve(
     origins: Sequence[str] = (),
     limits: Limits | None = None,
     log: bool = False,
-    notes: Callable[[str], None] = print,
+    notes: Callable[[str], None] = say,
 ) -> None:
     """Serve a model until a signal ends it. Requests that run by then have `limits.grace` seconds.
 
