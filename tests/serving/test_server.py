@@ -447,7 +447,7 @@ COMPLETIONS = [
     ({"temperature": "hot"}, 400, "temperature", "got 'hot'"),
     ({"top_p": 0}, 400, "top_p", "got 0"),
     ({"n": 100}, 400, "n", "prompts times n must be at most 32 here, got 100"),
-    ({"logit_bias": {}}, 400, "logit_bias", "logit_bias is no field of this server: "),
+    ({"logit_bias": {"5": 1}}, 400, "logit_bias", "logit_bias is no field of this server: "),
     ({"logprobs": 21}, 400, "logprobs", "less than or equal to 20, got 21"),
     ({"logprobs": True}, 400, "logprobs", "got True"),
     ({"logprobs": 2, "echo": True}, 400, "logprobs", "echo and logprobs may not be given together"),
@@ -671,3 +671,92 @@ def test_a_crowd_of_clients_gets_its_texts_and_leaves_nothing_behind() -> None:
         lm = LanguageModel.from_pretrained("box", device="cpu")
         assert compared(lm, load.done, 20) == 20
         assert memory(server) < before + 100  # MiB
+
+
+def test_one_request_does_not_stop_the_others(server: Server) -> None:
+    """What would take all memory, or all time, is refused before it does."""
+    hopeless: list[tuple[dict[str, Any], str]] = [
+        ({"template": "a{99999999999999999999}b"}, "a text may have 512 tokens here"),
+        ({"prompt": "ab", "suffix": "c", "max_tokens": 2**31 - 1}, "a text may have 512 tokens here"),
+        ({"prompt": [97] * 20_000}, "a text may have 512 tokens here"),
+        ({"template": "x" * 50_000 + "{3}"}, "prompt must have at most 32,768 characters here"),
+        (
+            {"prompt": "a", "suffix": "b", "fills": 64, "n": 32},
+            "prompts times n times fills must be at most 512",
+        ),
+        ({"prompt": [""] * 5_000}, "must hold at most 1,024 entries, and has 5,000"),
+        (
+            grammar({"type": "integer", "multipleOf": 9_999_991}),
+            "multipleOf must be at most 10,000",
+        ),
+        (grammar({"$ref": "#"}), "json_schema cannot be used"),
+        (
+            grammar({"allOf": [{"anyOf": [{"const": i}, {"pattern": f"a{{{i}}}.*"}]} for i in range(23)]}),
+            "json_schema cannot be used",
+        ),
+    ]
+    for body, said in hopeless:
+        began = time.monotonic()
+        answer = server.post(**body)
+        assert answer.status_code == 400, (body, answer.text[:200])
+        assert said in answer.json()["error"]["message"]
+        assert time.monotonic() - began < 10
+    with server.http as http:
+        assert _counts(http)["bd3lm_engine_starts"] == 1
+
+
+def grammar(schema: dict[str, Any]) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    return {"prompt": "a", "max_tokens": 8, "response_format": form}
+
+
+def test_fields_that_ask_for_nothing_are_as_if_they_were_not_there(client: openai.OpenAI) -> None:
+    """Many clients send them with every request."""
+    plain = client.completions.create(model="small", prompt="ab", max_tokens=8, seed=1)
+    nothing: dict[str, Any] = {
+        "n": None,
+        "stream": None,
+        "logit_bias": {},
+        "best_of": 1,
+        "presence_penalty": 0,
+    }
+    found = client.completions.create(
+        model="small", prompt="ab", max_tokens=8, seed=1, frequency_penalty=0, extra_body=nothing
+    )
+    assert found.choices[0].text == plain.choices[0].text
+    with pytest.raises(openai.BadRequestError, match="presence_penalty is no field of this server"):
+        client.completions.create(model="small", prompt="ab", presence_penalty=0.5)
+    for messages in (
+        [{"role": "developer", "content": "brief"}, {"role": "user", "content": "a"}],
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None},
+            {"role": "user", "content": "b"},
+        ],
+    ):
+        asked: Any = {"model": "small", "messages": messages, "max_tokens": 4, "extra_body": {"tools": []}}
+        assert client.chat.completions.create(**asked).choices[0].finish_reason in ("length", "stop")
+
+
+@pytest.mark.slow
+def test_who_reads_nothing_is_let_go_of(folder: Path) -> None:
+    """A client that takes no part of an answer holds no text for longer than a request may take."""
+    with serving(folder, "--most-seconds", "2", "--most-tokens", "4000") as server:
+        body = {
+            "prompt": "ab",
+            "max_tokens": 3900,
+            "n": 4,
+            "stream": True,
+            "events": True,
+            "alternatives": 20,
+        }
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as wire:
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            content = json.dumps(body).encode()
+            wire.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\n\r\n" % len(content) + content
+            )
+            server.until(10, lambda: server.texts() > 0)
+            server.until(20, lambda: server.texts() == 0)

@@ -20,7 +20,7 @@ from bd3lm.cli.mistakes import command_named, given_twice, in_one_line, mistyped
 from bd3lm.cli.waiting import loading_told
 from bd3lm.commands import every_command
 from bd3lm.commands.shared.command import Command
-from bd3lm.io.signals import line_and_status, stop_behind
+from bd3lm.io.signals import forget_stops, line_and_status, stop_behind
 from bd3lm.io.terminal import one_entry, say
 from bd3lm.kinds import load_plugin
 
@@ -59,6 +59,7 @@ def _nobody_reads() -> bool:
 
 
 def _main(words: list[str]) -> int:
+    forget_stops()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if words == ["--version"]:

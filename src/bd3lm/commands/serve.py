@@ -26,7 +26,7 @@ class Serve(Command):
     """A run, model folder, GGUF file or hub id; by default box, the model that comes with bd3lm."""
     name: Annotated[str | None, named("NAME")] = None
     """What clients call the model; by default the last part of MODEL."""
-    host: str = "127.0.0.1"
+    host: Annotated[str, named("ADDRESS")] = "127.0.0.1"
     """Where to listen; 0.0.0.0 is every address of this machine."""
     port: int = 8000
     law: LawFlag = None
@@ -66,6 +66,11 @@ class Serve(Command):
         from bd3lm.serving.server import serve
         from bd3lm.serving.worker import Served
 
+        key = os.environ.get(_KEY)
+        if key is not None and (not key.strip() or not key.isascii()):
+            raise ValueError(
+                f"{_KEY} must be a key of ASCII characters, or not be set, got an empty or another one"
+            )
         limits = Limits(
             seats=self.seats,
             queue=self.queue,
@@ -89,7 +94,7 @@ class Serve(Command):
             served,
             host=self.host,
             port=self.port,
-            key=os.environ.get(_KEY) or None,
+            key=key,
             origins=self.cors,
             limits=limits,
             log=self.log,

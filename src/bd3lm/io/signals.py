@@ -55,6 +55,11 @@ def signals_raise() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def forget_stops() -> None:
+    """What was raised before is not what stops a command that begins now."""
+    _raised.clear()
+
+
 def raise_stop(number: int, frame: FrameType | None) -> None:
     """Raise what the signal stands for; where that might abort the process, or would be dropped, the signal
     comes again soon."""

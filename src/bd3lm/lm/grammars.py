@@ -1,6 +1,7 @@
 """Grammars for texts: a regular expression or a JSON schema, over the tokens of a model (llguidance)."""
 
 import json
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +14,13 @@ from bd3lm.io.extras import require
 from bd3lm.methods import Settings
 
 _LONGEST = 100_000  # characters of a grammar
+_LIMITS = {  # of what the library spends, a fifth to a half of its own: a stranger's grammar must end soon
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 100_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 100_000,
+}
+_LARGEST_MULTIPLE = 10_000  # digits of a multipleOf, as a number: seconds and memory grow with it
 
 
 def guide_of(settings: Settings, tokenizer: Tokenizer | None, vocab_size: int) -> "TextGuide | None":
@@ -36,6 +44,7 @@ class TextGuide:
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, end: int, regex: str | None, json_schema: str | None
     ) -> None:
+        self._limits: Any = None
         self._library = require("llguidance", "serve", "a regex or a JSON schema for texts")
         name, said = ("json_schema", json_schema) if regex is None else ("regex", regex)
         if said is None:
@@ -47,6 +56,7 @@ class TextGuide:
         matcher = self._library.LLMatcher
         try:
             if regex is None:
+                _check_multiples(json.loads(said))
                 # Without blanks: a model that is free to write any number of them may write nothing else.
                 self._grammar = matcher.grammar_from_json_schema(
                     said, overrides={"whitespace_flexible": False}
@@ -56,27 +66,52 @@ class TextGuide:
             why = matcher.validate_grammar(self._grammar, self._tokens)
         except ValueError as error:
             why = str(error)
+        self._limits = self._library.LLParserLimits(**_LIMITS)
+        why = why or self.begin().trouble()
         if why:
             raise ValueError(f"{name} cannot be used: {' '.join(why.split())[:300]}")
 
     def begin(self) -> "_State":
-        return _State(self._library.LLMatcher(self._tokens, self._grammar), self._vocab_size)
+        matcher = self._library.LLMatcher(self._tokens, self._grammar, limits=self._limits)
+        return _State(matcher, self._vocab_size)
 
 
 class _State:
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
 
+    def trouble(self) -> str:
+        """What is wrong before anything is written: what no text can follow, or what takes too long."""
+        self.allowed()
+        return str(self._matcher.get_error() or "no text follows it") if self._matcher.is_error() else ""
+
     def allowed(self) -> Tensor:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(bool)
-        if not allowed.any():
-            raise RuntimeError(f"a grammar allows nothing more: {self._matcher.get_error()}")
+        if self._matcher.is_error():  # after which the library would allow the end token
+            allowed[:] = False
         return torch.from_numpy(allowed)
 
     def take(self, token: int) -> None:
-        if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
-            raise RuntimeError(f"a grammar refused a token that it had allowed: {self._matcher.get_error()}")
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token)  # where it fails, nothing is allowed any more
+
+
+def _check_multiples(schema: Any) -> None:
+    """Refuse multiples of a number with many digits, of which the library makes an automaton."""
+    todo = [schema]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, dict):
+            number = each.get("multipleOf")
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                digits = Decimal(str(number)).normalize().as_tuple()
+                size = int("".join(map(str, digits.digits))) * 10 ** max(int(digits.exponent), 0)
+                if size > _LARGEST_MULTIPLE:
+                    raise ValueError(f"multipleOf must be at most {_LARGEST_MULTIPLE:,}, got {number}")
+            todo += each.values()
+        elif isinstance(each, list):
+            todo += each
 
 
 @lru_cache(maxsize=4)

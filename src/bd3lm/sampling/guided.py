@@ -96,7 +96,8 @@ class GuidedWriter(AutoregressiveWriter):
         state = self.model(self._last(rows, positions), layout=Causal(1), cache=cache)
         cache.advance(1)
         logits = self.model.head(state)
-        kept = logits.masked_fill(~allowed, -torch.inf)
+        # Where nothing is allowed any more, nothing has a probability, and the text fails.
+        kept = logits.masked_fill(~allowed, -torch.inf).masked_fill(~allowed.any(-1, keepdim=True), torch.nan)
         tokens = rows.sharpening.draw_logits(kept, self.mask_id, rows.noise_seeds, positions, repeat=0)
         rows.write(positions, tokens, where=masked)
         # Those of the model itself, which knows no grammar.

@@ -371,7 +371,7 @@ class Table:
             return Failed(
                 seat.index,
                 f"text {seat.index} cannot be written: the model's probabilities are not finite; its weights "
-                "may hold NaN",
+                "may hold NaN, or a grammar allows nothing more",
             )
         return Stopped(seat.index, seat.finished(tokens, cost, ending))
 

@@ -1,9 +1,10 @@
 """The routes: what clients ask becomes texts of the engine, and what becomes of these an answer."""
 
+import asyncio
 import hmac
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,6 +29,11 @@ _ABOUT = (
     "Texts of one model, by OpenAI's routes. Fields that would do nothing are refused. Fields marked as ours "
     "are extra keys: pass them as extra_body in OpenAI's Python client."
 )
+
+
+_PATIENCE = 60.0  # seconds for the next part of a request, or until a client takes the next part of an answer
+_FILLS = 16  # of each text that a request may have
+_SLACK = 10.0  # seconds that an answer may take to be sent, beyond those that a text may take
 
 
 class Refused(Exception):
@@ -65,8 +71,9 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
     _say_errors(app)
 
     async def allowed(request: Request) -> None:
-        said = request.headers.get("authorization", "")
-        if key is not None and not hmac.compare_digest(said.encode(), f"Bearer {key}".encode()):
+        kind, _, said = request.headers.get("authorization", "").partition(" ")
+        is_key = key is not None and hmac.compare_digest(said.strip().encode(), key.encode())
+        if key is not None and not (is_key and kind.lower() == "bearer"):
             raise Refused(
                 "the key must be the server's, as Authorization: Bearer KEY", 401, code="invalid_api_key"
             )
@@ -108,7 +115,7 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
             raise Refused("only one of max_tokens and max_completion_tokens may be given", param="max_tokens")
         if ask.top_logprobs is not None and not ask.logprobs:
             raise Refused("top_logprobs needs logprobs, beside which they are told", param="top_logprobs")
-        prompt = {"messages": [{"role": each.role, "content": each.text} for each in ask.messages]}
+        prompt = {"messages": [{"role": each.speaker, "content": each.text} for each in ask.messages]}
         most = ask.max_tokens or ask.max_completion_tokens
         return await _Answer(engine, metrics, request, ask, "chat").given([_line(ask, prompt, most)])
 
@@ -224,6 +231,13 @@ class _Answer:
         """Write n texts for each prompt."""
         _check_model(self.engine, self.ask.model)
         number = len(prompts) * self.ask.n
+        fills = getattr(self.ask, "fills", None) or 1
+        if number * fills > _FILLS * self.engine.limits.texts:
+            raise Refused(
+                f"prompts times n times fills must be at most {_FILLS * self.engine.limits.texts} here, got "
+                f"{number * fills}",
+                param="fills",
+            )
         if number > self.engine.limits.texts:
             raise Refused(
                 f"prompts times n must be at most {self.engine.limits.texts} here, got {number}", param="n"
@@ -256,7 +270,8 @@ class _Answer:
             group.leave()
             raise
         if self.ask.stream:
-            return StreamingResponse(
+            return _Timed(
+                self.engine.limits.seconds + _SLACK,
                 self._streamed(group, told, begun),
                 media_type="text/event-stream",
                 headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
@@ -329,7 +344,7 @@ class _Answer:
 
     async def _streamed(
         self, group: Group, told: AsyncIterator[tuple[int, Line]], begun: Sequence[Line]
-    ) -> AsyncIterator[str]:
+    ) -> AsyncGenerator[str, None]:
         try:
             for index, line in enumerate(begun):
                 if self.head.is_chat:
@@ -443,6 +458,26 @@ def _first_problem(error: RequestValidationError) -> tuple[str | None, str]:
     return name or None, f"{name or 'the body'}: {problem['msg'].removeprefix('Value error, ')}{got}"
 
 
+class _Timed(StreamingResponse):
+    """A stream that ends, whoever reads it: a client that takes nothing more is let go of."""
+
+    def __init__(self, seconds: float, content: AsyncGenerator[str, None], **options: Any) -> None:
+        super().__init__(content, **options)
+        self._seconds, self._content = seconds, content
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def patient(message: Message) -> None:
+            await asyncio.wait_for(send(message), _PATIENCE)
+
+        try:
+            async with asyncio.timeout(self._seconds):
+                await super().__call__(scope, receive, patient)
+        except TimeoutError:
+            return  # the answer is not whole, at which the connection is closed
+        finally:
+            await self._content.aclose()
+
+
 class _Counted:
     """Counts answers by their status."""
 
@@ -478,7 +513,14 @@ class _BodyLimit:
             await self.app(scope, receive, send)
             return
         while more:
-            message = await receive()
+            try:
+                message = await asyncio.wait_for(receive(), _PATIENCE)
+            except TimeoutError:
+                message_of = "the body of a request must come within a minute"
+                await JSONResponse(answers.error(message_of, 408), 408, headers={"connection": "close"})(
+                    scope, receive, send
+                )
+                return
             if message["type"] != "http.request":
                 return  # the client has gone
             body += message.get("body", b"")

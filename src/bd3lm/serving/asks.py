@@ -7,9 +7,20 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StringConstraints,
+    model_validator,
+)
 
 from bd3lm.limits import MOST_ALTERNATIVES
+
+_MOST_PROMPTS, _MOST_IDS = 1024, 200_000
 
 NOT_HERE: Mapping[str, str] = MappingProxyType(
     {
@@ -59,6 +70,42 @@ class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "best_of": (1,),
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "repetition_penalty": (1,),
+        "logit_bias": ({},),
+        "tools": ([],),
+        "functions": ([],),
+        "store": (False,),
+        "min_p": (0,),
+    }
+)
+"""Values of fields that are not here which ask for nothing: many clients send them with every request."""
+
+
+def _without_nothing(body: Any) -> Any:
+    """A request without fields that ask for nothing: null is as if it were not there."""
+    if not isinstance(body, dict):
+        return body
+    return {
+        name: value
+        for name, value in body.items()
+        if value is not None and not any(value == each for each in _NEUTRAL.get(name, ()))
+    }
+
+
+def _few(value: Any) -> Any:
+    """Before each is looked at: what is wrong with a million prompts takes seconds to say."""
+    if isinstance(value, list):
+        most = _MOST_IDS if value and isinstance(value[0], int) else _MOST_PROMPTS
+        if len(value) > most:
+            raise ValueError(f"must hold at most {most:,} entries, and has {len(value):,}")
+    return value
+
+
 class StreamOptions(_Asked):
     include_usage: bool = False
     """End with a chunk that counts tokens and passes."""
@@ -94,6 +141,11 @@ Format = Annotated[AsText | AsJson | AsSchema | AsRegex, Field(discriminator="ty
 
 class Ask(_Asked):
     """What both kinds of requests have."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lean(cls, body: Any) -> Any:
+        return _without_nothing(body)
 
     model: Text | None = Field(None, description="The model's name, as /v1/models has it.")
     temperature: float | None = Field(
@@ -186,9 +238,9 @@ class Ask(_Asked):
 class CompletionAsk(Ask):
     """Continue a text, or fill the gaps of one."""
 
-    prompt: Text | _Ids | Annotated[list[Text | _Ids], Field(min_length=1)] = Field(
-        "", description="A text or token ids, or several of these."
-    )
+    prompt: Annotated[
+        Text | _Ids | Annotated[list[Text | _Ids], Field(min_length=1)], BeforeValidator(_few)
+    ] = Field("", description="A text or token ids, or several of these.")
     max_tokens: int = Field(16, ge=1, lt=2**31, description="Tokens at most after the prompt.")
     echo: bool = Field(False, description="Tell the prompt too, before what follows it.")
     suffix: Text | None = Field(
@@ -202,7 +254,7 @@ class CompletionAsk(Ask):
     fills: int | None = Field(
         None,
         ge=1,
-        le=256,
+        le=64,
         description="Ours: how many fills of gaps with text after them are drawn, one of which is drawn in "
         "turn by what follows.",
     )
@@ -227,15 +279,20 @@ class Part(_Asked):
 
 
 class ChatMessage(_Asked):
-    role: Literal["system", "user", "assistant"]
-    content: Text | list[Part]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[Part] | None
     name: Text | None = Field(None, description="Taken, and not used.")
 
     @property
     def text(self) -> str:
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text for part in self.content)
+        return "".join(part.text for part in self.content or ())
+
+    @property
+    def speaker(self) -> str:
+        """OpenAI's newer name of a system's message is taken as the older."""
+        return "system" if self.role == "developer" else self.role
 
 
 class ChatAsk(Ask):

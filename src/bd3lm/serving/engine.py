@@ -126,11 +126,13 @@ class RemoteEngine:
         """Let go of everything; texts under way are lost."""
         self._closing = True
         self._outbox.put(None)
-        if self._watching is not None:
-            self._watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watching
-        self._end_process()
+        try:
+            if self._watching is not None:
+                self._watching.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._watching
+        finally:
+            self._end_process()
 
     def _end_process(self) -> None:
         if self._process is not None:
@@ -150,8 +152,9 @@ class RemoteEngine:
                 first.set_exception(Unusable(why))
                 return
             self.state.model, self.state.why = None, f"{why}; it is started again"
-            self._notes(self.state.why)
             self._lose(why)
+            with contextlib.suppress(OSError, ValueError):  # nobody may read what is noted
+                self._notes(self.state.why)
             wait = 1.0 if time.monotonic() - began > _QUICK else min(2 * wait, _LONGEST_WAIT)
             await asyncio.sleep(wait)
 

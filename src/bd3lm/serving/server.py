@@ -1,6 +1,7 @@
 """A server from its start to its end: an address, the engine, and what signals do."""
 
 import asyncio
+import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -100,4 +101,5 @@ class _Server(uvicorn.Server):
             self.force_exit = True  # asked twice
             return
         self.should_exit = True
-        self._notes("stopping: requests that run are answered first")
+        with contextlib.suppress(OSError, ValueError):  # nobody may read it
+            self._notes("stopping: requests that run are answered first")

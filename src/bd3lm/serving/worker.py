@@ -6,6 +6,7 @@ all lines that wait are taken, so that requests join and leave there.
 """
 
 import signal
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -92,7 +93,10 @@ def work(connection: Connection, served: Served, limits: Limits) -> None:
                 worker.take(receive(connection))  # which waits
             while connection.poll():
                 worker.take(receive(connection))
-            worker.step()
+            try:
+                worker.step()
+            except Exception as error:
+                worker.lose(error)
             if worker.told:
                 send(connection, worker.said())
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -173,10 +177,27 @@ class Worker:
                     self._write(line)
                 except ValueError as error:
                     self.told.append({"is": "refused", "text": line["text"], "why": str(error)})
+                except Exception as error:  # which must not be another text's end
+                    traceback.print_exc()
+                    why = f"the text cannot be written: {type(error).__name__}"
+                    self.told.append({"is": "failed", "text": line["text"], "why": why})
             elif line["do"] == "end":
                 raise EOFError
             else:
                 self._leave(line["text"])
+
+    def lose(self, error: Exception) -> None:
+        """Let go of all texts: nobody knows which one is to blame, and the model is still there. Errors of a
+        device are not survived."""
+        if self.model.device.type == "cuda":
+            raise error
+        traceback.print_exc()
+        why = f"the texts under way were lost: {type(error).__name__}"
+        self.told += [{"is": "failed", "text": number, "why": why} for number in self._by_number]
+        self._by_number.clear()
+        self._by_index.clear()
+        self.engine.close()
+        self.engine = TextEngine(self.model, seats=self.limits.seats)
 
     def step(self) -> None:
         """Write a piece of every text."""
@@ -244,6 +265,15 @@ class Worker:
         if isinstance(prompt, str):
             self._check_characters(len(prompt))
             return prompt
+        tokens = sum(
+            part["gap"] if isinstance(part, dict) else 1 for part in prompt if not isinstance(part, str)
+        )
+        if tokens > self.limits.tokens:  # before a gap of so many is made
+            raise ValueError(
+                f"a text may have {self.limits.tokens:,} tokens here, and its gaps and ids alone are "
+                f"{tokens:,}"
+            )
+        self._check_characters(sum(len(part) for part in prompt if isinstance(part, str)))
         if any(isinstance(part, dict) for part in prompt):
             return [Gap(part["gap"]) if isinstance(part, dict) else part for part in prompt]
         if not prompt:
