@@ -1,7 +1,7 @@
 """What every training objective shares: the batch it takes and the per-token loss it gives."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -19,11 +19,16 @@ class TokenBatch:
     A position that is not `scored` is either given (the first token of a text, a prompt: always visible) or
     `absent` (past the end of a text: always masked, never seen). By default the first token of each row is
     given, for every method alike, so that perplexities are over the same tokens.
+
+    With `documents` a row holds several texts one after another, which do not see each other: tokens of one
+    text have the same number, and numbers grow along a row. Then what stands behind a scored token in its
+    block may be `absent` too: what is predicted does not see it, and later blocks of its text do.
     """
 
     tokens: Tensor  # (rows, length) int64
     scored: Tensor  # (rows, length) bool
     absent: Tensor | None = None  # (rows, length) bool
+    documents: Tensor | None = None  # (rows, length) int64
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.tokens.shape[0] < 1 or self.tokens.shape[1] < 1:
@@ -36,11 +41,22 @@ class TokenBatch:
                 )
         if self.tokens.dtype != torch.long:
             raise ValueError(f"tokens must be int64, got {self.tokens.dtype}")
-        if self.absent is None or self.tokens.device.type != "cpu":
+        if self.documents is not None and (
+            self.documents.shape != self.tokens.shape or self.documents.dtype != torch.long
+        ):
+            raise ValueError(
+                f"documents must be an int64 tensor of shape {tuple(self.tokens.shape)}, got "
+                f"{self.documents.dtype} of shape {tuple(self.documents.shape)}"
+            )
+        if self.tokens.device.type != "cpu":
+            return
+        if self.documents is not None and (self.documents[:, 1:] < self.documents[:, :-1]).any():
+            raise ValueError("documents must not fall along a row: a text is in one piece")
+        if self.absent is None:
             return
         if (self.scored & self.absent).any():
             raise ValueError("a token cannot be both scored and absent")
-        if (self.absent[:, :-1] & ~self.absent[:, 1:]).any():
+        if self.documents is None and (self.absent[:, :-1] & ~self.absent[:, 1:]).any():
             raise ValueError("absent must be the end of a row: a token after it would see it")
 
     @classmethod
@@ -76,12 +92,14 @@ class TokenBatch:
         return cls(tokens=tokens, scored=~given & ~absent, absent=absent)
 
     def to(self, device: torch.device | str) -> "TokenBatch":
-        absent = None if self.absent is None else send(self.absent, device)
-        return TokenBatch(send(self.tokens, device), send(self.scored, device), absent)
+        return self._each(lambda tensor: send(tensor, device))
 
     def __getitem__(self, rows: slice) -> "TokenBatch":
-        absent = None if self.absent is None else self.absent[rows]
-        return TokenBatch(tokens=self.tokens[rows], scored=self.scored[rows], absent=absent)
+        return self._each(lambda tensor: tensor[rows])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "TokenBatch":
+        absent, documents = (None if each is None else change(each) for each in (self.absent, self.documents))
+        return TokenBatch(change(self.tokens), change(self.scored), absent, documents)
 
 
 @dataclass(frozen=True)
