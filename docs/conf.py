@@ -12,7 +12,15 @@ author = "bd3lm contributors"
 copyright = author  # the name that Sphinx reads
 version = release = bd3lm.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "docstrings", "rooms", "mathml", "links"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "docstrings",
+    "rooms",
+    "mathml",
+    "links",
+]
 exclude_patterns = ["_ext", "_static"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 
@@ -31,6 +39,7 @@ add_module_names = False
 
 html_theme = "furo"
 html_title = "bd3lm"
+html_favicon = "../src/bd3lm/serving/page/icon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False

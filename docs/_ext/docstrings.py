@@ -6,11 +6,14 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sphinx.application import Sphinx
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
-_INLINE = re.compile(r"``(?P<double>[^`]+)``|`(?P<code>[^`]+)`|(?P<strong>\*\*\w[^*]*\*\*)|(?P<weak>\*\w[^*\s]*\*)")
+_INLINE = re.compile(
+    r"``(?P<double>[^`]+)``|`(?P<code>[^`]+)`|(?P<strong>\*\*\w[^*]*\*\*)|(?P<weak>\*\w[^*\s]*\*)"
+)
 _NAME = re.compile(r"[A-Za-z_][\w.]*(\(\))?")
 _ITEM = re.compile(r"(- |\d+\. )")
 
@@ -35,12 +38,7 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
     """Runs of lines of one kind: paragraphs, items of a list with what hangs under them, indented blocks."""
     block: list[str] = []
     for line in lines:
-        starts_item = bool(_ITEM.match(line))
-        in_text = bool(block) and not block[0].startswith((" ", "\t", ">>>"))
-        if block and (not line.strip() or (starts_item and in_text)):
-            yield block
-            block = []
-        elif block and block[0].startswith((" ", "\t")) != line.startswith((" ", "\t")) and not _ITEM.match(block[0]):
+        if block and _ends(block[0], line):
             yield block
             block = []
         if line.strip():
@@ -49,24 +47,34 @@ def _blocks(lines: list[str]) -> Iterator[list[str]]:
         yield block
 
 
+def _ends(first: str, line: str) -> bool:
+    """Whether a line is no part of the block that another begins."""
+    if not line.strip():
+        return True
+    if first.startswith(">>>"):
+        return False
+    if first.startswith(" "):
+        return not line.startswith(" ")
+    if _ITEM.match(line):
+        return True
+    return line.startswith(" ") and not _ITEM.match(first)
+
+
 def _list(block: list[str]) -> list[str]:
-    mark = _ITEM.match(block[0])
-    assert mark is not None
-    hang = " " * mark.end()
-    first, *rest = _text([block[0][mark.end() :], *(line.strip() for line in block[1:])])
-    return [mark.group() + first, *(hang + line for line in rest)]
+    mark, text = _ITEM.match(block[0])[0], [_ITEM.sub("", block[0], count=1), *block[1:]]  # type: ignore[index]
+    return [mark + line for line in _text(text)]
 
 
 def _text(block: list[str]) -> list[str]:
-    """One paragraph. Code may go on over the end of a line, so its lines are joined first."""
+    """One paragraph in one line: code may go on over the end of a line."""
     text, made, at = " ".join(line.strip() for line in block), "", 0
     for found in _INLINE.finditer(text):
         made += _escaped(text[at : found.start()])
         at = found.end()
         code = found["double"] or found["code"]
-        # What follows markup without a blank (`counts`' law) would undo it, but for an escaped blank.
-        before = "" if not made or made[-1].isspace() else "\\ "
-        after = "" if at == len(text) or text[at].isspace() else "\\ "
+        # A letter that touches markup would undo it, but for an escaped blank between them.
+        before = "" if not made or not made[-1].isalnum() else "\\ "
+        after = "" if at == len(text) or not text[at].isalnum() else "\\ "
         made += before + (_code(code) if code else found.group()) + after
     made += _escaped(text[at:])
     return [made]
@@ -82,10 +90,10 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\*`|]|_(?=\W|$))", r"\\\1", text)
 
 
-def _process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+def _process(app: "Sphinx", what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     lines[:] = as_restructured_text(lines)
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
+def setup(app: "Sphinx") -> dict[str, bool]:
     app.connect("autodoc-process-docstring", _process)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,4 +1,4 @@
-"""Links of the pages: files that stand elsewhere on the site, and code that the API pages have; where code breaks."""
+"""Links of the pages: to files that are elsewhere on the site, from code to the API; where code breaks."""
 
 import re
 from typing import Any
@@ -23,15 +23,24 @@ class LinkedCode(SphinxTransform):
 
     def apply(self, **_: Any) -> None:
         for code in list(self.document.findall(nodes.literal)):
-            if re.fullmatch(r"bd3lm(\.\w+)+", code.astext()) and not isinstance(code.parent, nodes.reference | pending_xref):
+            if re.fullmatch(r"bd3lm(\.\w+)+", code.astext()) and not isinstance(
+                code.parent, nodes.reference | pending_xref
+            ):
                 link = pending_xref(
-                    "", refdomain="py", reftype="obj", reftarget=code.astext(), refdoc=self.env.docname, refwarn=False
+                    "",
+                    refdomain="py",
+                    reftype="obj",
+                    reftarget=code.astext(),
+                    refdoc=self.env.docname,
+                    refwarn=False,
                 )
                 code.replace_self(link)
                 link += code
 
 
-def _breakable(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object) -> None:
+def _breakable(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object
+) -> None:
     """Let long names in code break where a reader would: after a slash, a dot, a colon or an underscore."""
     context["body"] = re.sub(
         r'(?<=<span class="pre">)[^<]{20,}(?=</span>)',

@@ -1,4 +1,4 @@
-"""Mathematics as MathML, made when the site is built: every browser of today draws it, and nothing is fetched."""
+"""Mathematics as MathML, made when the site is built: browsers draw it themselves, and nothing is fetched."""
 
 import re
 
@@ -17,7 +17,9 @@ def _visit(self: HTML5Translator, node: nodes.math | nodes.math_block, display: 
     if "\\" in made or "<mi>&</mi>" in made:  # what it does not know it passes on
         _log.warning("latex2mathml does not understand all of this: %s", node.astext(), location=node)
     made = re.sub("(<mi>(?:log|max|min)</mi>)(?=<m[isu])", r'\1<mspace width="0.167em"/>', made)
-    made = made.replace("<mrow><mo>&#x0003C;</mo>", '<mrow><mo lspace="0" rspace="0">&#x0003C;</mo>')  # x^{<b}
+    made = made.replace(
+        "<mrow><mo>&#x0003C;</mo>", '<mrow><mo lspace="0" rspace="0">&#x0003C;</mo>'
+    )  # x^{<b}
     made = made.replace("&#x029F5;", "&#x02216;")  # the sign for set differences that fonts have
     self.body.append(made if display == "inline" else f'<div class="math">{made}</div>')
     raise nodes.SkipNode

@@ -1,7 +1,7 @@
 """`.. room:: bd3lm.sampling`: what a room makes public, by the files that own it.
 
-A room is told of by its `__all__`. Its names stand under the first line of their file's docstring, so that a new
-name appears on its page without a change to it. What is public without being named there is listed below the
+The names of a room's `__all__` stand under the first lines of their files' docstrings, so that a new name
+appears on its page without a change to it. What is public without being named there is listed below the
 directive, by its full name.
 """
 
@@ -11,7 +11,7 @@ import re
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, ClassVar, NamedTuple, get_args, get_origin
 
 from docstrings import as_restructured_text
 from docutils import nodes
@@ -54,13 +54,15 @@ class Named(NamedTuple):
 class Room(SphinxDirective):
     required_arguments = 1
     has_content = True
-    option_spec = {"without": directives.unchanged}
+    option_spec: ClassVar = {"without": directives.unchanged}
 
     def run(self) -> list[nodes.Node]:
         room = import_module(self.arguments[0])
         without = self.options.get("without", "").split()
         named = [_public(room, name) for name in getattr(room, "__all__", ()) if name not in without]
-        named = [each for each in named if not _elsewhere(each, room)] + [_full(path) for path in self.content]
+        named = [each for each in named if not _elsewhere(each, room)] + [
+            _full(path) for path in self.content
+        ]
         owners = sorted({each.owner.__name__ for each in named} - {room.__name__})
         for module in (room.__name__, *owners):
             self.env.note_dependency(inspect.getsourcefile(import_module(module)) or "")
@@ -71,7 +73,9 @@ class Room(SphinxDirective):
             if owner != room.__name__:
                 title = _doc(import_module(owner)).split("\n\n")[0].replace("\n", " ").rstrip(".")
                 lines += ["", *_text(title), "-" * 2 * len(title), ""]
-            for each in sorted((each for each in named if each.owner.__name__ == owner), key=lambda each: each.line):
+            for each in sorted(
+                (each for each in named if each.owner.__name__ == owner), key=lambda each: each.line
+            ):
                 lines += [*_entry(each), ""]
         return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
 
@@ -111,9 +115,11 @@ def _imports(module: ModuleType) -> dict[str, tuple[str, str]]:
 
 
 def _elsewhere(named: Named, room: ModuleType) -> bool:
-    """Whether a name is another room's, by which it stands on that room's page; the package itself shows all."""
+    """Whether a name is on the page of another room, whose it is; the page of the package itself has all."""
     other = ".".join(named.owner.__name__.split(".")[:2])
-    return room.__name__ not in ("bd3lm", other) and named.name_there in getattr(import_module(other), "__all__", ())
+    return room.__name__ not in ("bd3lm", other) and named.name_there in getattr(
+        import_module(other), "__all__", ()
+    )
 
 
 def _doc(module: ModuleType) -> str:
@@ -139,18 +145,21 @@ def _entry(named: Named) -> list[str]:
             for each, held in vars(value).items()
             if inspect.isclass(held) and not held.__qualname__.startswith(value.__qualname__)
         ]
-        options = ["   :members:", "   :show-inheritance:", f"   :exclude-members: {', '.join(others)}"]
+        options = ["   :members:", f"   :exclude-members: {', '.join(others)}"]
+        if any(base.__module__.startswith("bd3lm") for base in value.__bases__):
+            options.append("   :show-inheritance:")
         return [f".. autoclass:: {named.path}", *options]
     if inspect.isroutine(value):
         return [f".. autofunction:: {named.path}"]
+    module, _, name = named.path.rpartition(".")
     canonical = f"{named.owner.__name__}.{named.name_there}"
     if get_origin(value) is not None:
-        head = [f".. py:type:: {named.path}", f"   :canonical: {_alias(value)}"]
+        head = [f".. py:type:: {name}", f"   :canonical: {_alias(value)}"]
     else:
         shown = repr(value)
-        head = [f".. py:data:: {named.path}", f"   :canonical: {canonical}"]
+        head = [f".. py:data:: {name}", f"   :canonical: {canonical}"]
         head += [f"   :value: {shown}"] if len(shown) < 80 else []
-    return [*head, "", *(f"   {line}" for line in as_restructured_text(named.lines))]
+    return [*head, f"   :module: {module}", "", *(f"   {line}" for line in as_restructured_text(named.lines))]
 
 
 def _alias(value: Any) -> str:
