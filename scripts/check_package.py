@@ -4,8 +4,8 @@
 
 builds the sdist, and the wheel from it, into the new or empty folder OUT. Both must pass `twine check`, and
 hold what they should and no more. For each Python the wheel is installed into an empty environment with the
-versions of constraints.txt; there `bd3lm` must write a text with no repository around it and, where the kernel allows
-that, without a network. A Python that is not on this machine is left out, and that is said.
+versions of constraints.txt. There `bd3lm` must write a text with no repository around it and, where the kernel
+allows that, without a network. A Python that is not on this machine is left out, and that is said.
 """
 
 import argparse
@@ -112,7 +112,7 @@ def check_installed(wheel: Path, python: str, torch: str) -> None:
         if PROMPT not in text or len(text.strip()) < 2 * len(PROMPT):
             sys.exit(f"bd3lm sample wrote no text in an empty environment: {text!r}")
         how = "without a network" if alone else "with a network, since none can be taken away here"
-        print(f"{python}: {version} runs {how} ({time.monotonic() - started:.0f} s)")
+        print(f"{python}: {version} runs {how} ({time.monotonic() - started:.0f} s)", flush=True)
 
 
 def lets_unshare() -> bool:
@@ -136,7 +136,10 @@ def main() -> None:
     check_wheel(wheel)
     check_sdist(sdist)
     for archive in (wheel, sdist):
-        print(f"{archive.name}: {archive.stat().st_size / 2**20:.1f} MiB, whole, and `twine check` passes")
+        print(
+            f"{archive.name}: {archive.stat().st_size / 2**20:.1f} MiB, whole, and `twine check` passes",
+            flush=True,
+        )
     for name in asked.python:
         python = interpreter(name)
         if python is None:
