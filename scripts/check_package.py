@@ -4,8 +4,8 @@
 
 builds the sdist, and the wheel from it, into the new or empty folder OUT. Both must pass `twine check`, and
 hold what they should and no more. For each Python the wheel is installed into an empty environment with the
-versions of constraints.txt. There `bd3lm` must write a text with no repository around it and, where the kernel
-allows that, without a network. A Python that is not on this machine is left out, and that is said.
+versions of constraints.txt. There `bd3lm` must write a text with no repository around it and, if the kernel
+allows it, without a network. A Python that is not on this machine is left out, and that is said.
 """
 
 import argparse
