@@ -2,10 +2,13 @@
 
 import importlib.util
 import re
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import bd3lm
 
 ROOT = Path(__file__).parents[1]
 
@@ -91,3 +94,18 @@ def test_the_front_page_shows_what_the_readme_runs() -> None:
     shown = re.findall(r"```python\n.*?```", index, flags=re.DOTALL)
     assert shown
     assert all(block in readme for block in shown)
+
+
+def test_every_room_with_public_names_has_a_page_of_the_api() -> None:
+    package = ROOT / "src" / "bd3lm"
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.rst"))
+    shown = set(re.findall(r"^\.\. room:: ([\w.]+)$", pages, flags=re.MULTILINE))
+    rooms = [
+        each.parent.name for each in package.glob("*/__init__.py") if "__all__" in each.read_text("utf-8")
+    ]
+    assert len(rooms) >= 12
+    for room in rooms:
+        names = set(import_module(f"bd3lm.{room}").__all__)
+        if f"bd3lm.{room}" not in shown:  # as those of bd3lm.lm, which are on the page of the package itself
+            names -= {*bd3lm.__all__, *re.findall(rf"^   bd3lm\.{room}\.(\w+)$", pages, flags=re.MULTILINE)}
+            assert not names, f"docs/api shows nothing of bd3lm.{room}: {', '.join(sorted(names))}"
