@@ -41,10 +41,10 @@ class LinkedCode(SphinxTransform):
 def _breakable(
     app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object
 ) -> None:
-    """Let long names in code break where a reader would: after a slash, a dot, a colon or an underscore."""
+    """Let long names in code break where a reader would: after a slash, dot, colon, underscore or hyphen."""
     context["body"] = re.sub(
         r'(?<=<span class="pre">)[^<]{20,}(?=</span>)',
-        lambda found: re.sub(r"([/.:_])(?=[^/.:_])", r"\1<wbr>", found.group()),
+        lambda found: re.sub(r"([/.:_-])(?=[^/.:_-])", r"\1<wbr>", found.group()),
         context.get("body", ""),
     )
 
