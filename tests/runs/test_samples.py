@@ -8,12 +8,15 @@ import pytest
 import torch
 
 import bd3lm
+from bd3lm.data import byte_tokenizer, prepare
 from bd3lm.lm import LanguageModel
 from bd3lm.lm.prompts import text_seeds
 from bd3lm.runs.folders import SAMPLES_FILE
 from bd3lm.runs.plan import plan_run
+from bd3lm.runs.recipe import recipe_from_dict
 from bd3lm.runs.train import train_stages
 from bd3lm.training import Tracker
+from tests.data_room.documents import ListCorpus, random_texts
 from tests.tiny_recipes import BLOCK, merge, plain, prepared, tiny_recipe
 from tests.training.processes import run_processes
 from tests.training.tiny import Crash, checkpoint, crash_at, rows
@@ -92,11 +95,11 @@ def test_training_is_the_same_to_the_bit(method, data, tmp_path, monkeypatch):
     """Also where what writes takes random numbers that are everybody's."""
     write = LanguageModel.generate
 
-    def greedy(self, *arguments, **options):
+    def write_at_random(self, *arguments, **options):
         torch.rand(3)
         return write(self, *arguments, **options)
 
-    monkeypatch.setattr(LanguageModel, "generate", greedy)
+    monkeypatch.setattr(LanguageModel, "generate", write_at_random)
     states = {}
     for name, changes in (("without", {}), ("with", TEXTS)):
         torch.manual_seed(5)
@@ -183,19 +186,15 @@ def test_what_cannot_be_written_is_refused_before_anything_is_trained(data, tmp_
 
 
 def test_texts_need_something_to_validate_on(tmp_path):
-    from bd3lm.data import byte_tokenizer, prepare
-    from tests.data_room.documents import small_corpus
-
-    shards = prepare(small_corpus(train=8, valid=0), byte_tokenizer(), tmp_path / "shards", progress=False)
+    corpus = ListCorpus({"train": random_texts(8)})
+    shards = prepare(corpus, byte_tokenizer(), tmp_path / "shards", progress=False)
     with pytest.raises(ValueError, match=r"the variance trackers and sample texts need a sequence"):
         plan_run(tiny_recipe(shards.folder, TEXTS), tmp_path / "run")
 
 
 def in_processes(parallel: str, data: str, out: str) -> list[str]:
-    """What a rank of a run with texts saw: the validators of one rank alone write."""
+    """A rank of a run that writes texts."""
     recipe = merge(plain(Path(data), BLOCK, TEXTS), {"parallel": parallel, "train": {"precision": "fp32"}})
-    from bd3lm.runs.recipe import recipe_from_dict
-
     stages = [("run", recipe_from_dict(recipe, where="the test's recipe"))]
     [run] = train_stages(stages, Path(out), device="cpu")
     return [str(run.trainer.step)]

@@ -15,7 +15,7 @@ import wandb
 
 from bd3lm.training import SampleText, TensorBoardLog, Tracker, WandbLog
 from tests.training.tiny import COUNTS, Crash, Watcher, crash_at, rows, tiny_trainer
-from tests.training.wandb_files import sessions
+from tests.training.wandb_files import Offline, sessions
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ("train_nats", "learning_rate", "gradient_norm", "valid_nats", "valid_perplexity")
@@ -64,6 +64,12 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[An
 
 def wandb_log(folder: Path) -> WandbLog:
     return WandbLog(project="tests", name="tiny", folder=folder)
+
+
+def left(folder: Path) -> list[Offline]:
+    """What W&B has of a folder when the process ends: its own writes to the end by then."""
+    wandb.teardown()
+    return sessions(folder)
 
 
 def events(folder: Path) -> Any:
@@ -147,7 +153,7 @@ def test_tensorboard_of_a_run_that_died_while_it_validated(tmp_path):
 
 def test_wandb_keeps_what_metrics_csv_has_and_asks_nobody(tmp_path, offline):
     with_texts(tmp_path, wandb_log(tmp_path)).run()
-    [found] = sessions(tmp_path)
+    [found] = left(tmp_path)
     assert found.config["recipe"] == "tiny"
     assert found.exit_code == 0
     for name in FIGURES:
@@ -173,7 +179,7 @@ def test_wandb_of_a_resumed_run_is_the_same_run(tmp_path, offline):
     again = tiny_trainer(tmp_path, COUNTS, wandb_log(tmp_path))
     assert again.resume()
     again.run()
-    crashed, resumed = sessions(tmp_path)
+    crashed, resumed = left(tmp_path)
     assert crashed.run == resumed.run != ""
     assert (crashed.exit_code, resumed.exit_code) == (1, 0)
     assert [each["_step"] for each in crashed.history] == [1, 2, 3, 4, 5, 6, 7]
@@ -183,7 +189,7 @@ def test_wandb_of_a_resumed_run_is_the_same_run(tmp_path, offline):
     ]
     other = tmp_path / "other"
     tiny_trainer(other, COUNTS, wandb_log(other), steps=1, validate=False).run()
-    assert sessions(other)[0].run != crashed.run
+    assert left(other)[0].run != crashed.run
     assert offline == []
 
 
@@ -195,7 +201,7 @@ from tests.training.tiny import COUNTS, Watcher, tiny_trainer
 folder = Path(sys.argv[1])
 def kill(trainer):
     if trainer.step == 7:
-        time.sleep(0.5)  # W&B's own process takes what it is sent in its time
+        time.sleep(2.0)  # W&B writes what it has every 15 seconds, here every half
         os.kill(os.getpid(), signal.SIGKILL)
 logs = [WandbLog(project="tests", name="tiny", folder=folder), TensorBoardLog(folder / "tensorboard")]
 tiny_trainer(folder, COUNTS, *logs, Watcher(kill)).run()
@@ -203,7 +209,8 @@ tiny_trainer(folder, COUNTS, *logs, Watcher(kill)).run()
 
 
 @pytest.mark.slow
-def test_a_killed_run_leaves_records_that_can_be_read(tmp_path, offline):
+def test_a_killed_run_leaves_records_that_can_be_read(tmp_path, offline, monkeypatch):
+    monkeypatch.setenv("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "0.5")
     done = subprocess.run(
         [sys.executable, "-c", _KILLED, str(tmp_path)],
         cwd=ROOT,
@@ -212,7 +219,7 @@ def test_a_killed_run_leaves_records_that_can_be_read(tmp_path, offline):
         timeout=200,
     )
     assert done.returncode == -9, done.stderr.decode()
-    [found] = sessions(tmp_path)
+    [found] = left(tmp_path)
     steps = [each["_step"] for each in found.history]
     assert steps == list(range(1, len(steps) + 1))  # the last row is open until the next step's
     assert len(steps) >= 6
@@ -240,7 +247,7 @@ def test_a_server_that_is_not_there_leaves_the_run_for_later(tmp_path, offline, 
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("W&B")]
     assert len(said) == 1
     assert said[0].startswith("W&B cannot be reached; this run is kept for `wandb sync`: ")
-    [found] = sessions(tmp_path)
+    [found] = left(tmp_path)
     assert [each["_step"] for each in found.history] == [1, 2]
     assert len(rows(tmp_path)) == 2
     assert offline  # it did try
