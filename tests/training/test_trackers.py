@@ -2,20 +2,18 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
-import wandb
 
 from bd3lm.training import SampleText, TensorBoardLog, Tracker, WandbLog
 from tests.training.tiny import COUNTS, Crash, Watcher, crash_at, rows, tiny_trainer
-from tests.training.wandb_files import Offline, sessions
+from tests.training.tracker_files import events, left, offline
+
+__all__ = ["offline"]  # a fixture
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ("train_nats", "learning_rate", "gradient_norm", "valid_nats", "valid_perplexity")
@@ -25,60 +23,8 @@ TEXTS = (
 )
 
 
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
-    """W&B without a login, where every way to a network ends at a port that counts who comes."""
-    came: list[Any] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(0.1)
-        address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        is_done = False
-
-        def count() -> None:
-            while not is_done:
-                try:
-                    connection, who = server.accept()
-                except TimeoutError:
-                    continue
-                came.append(who)
-                connection.close()
-
-        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
-            monkeypatch.setenv(name, address)
-        for name in ("NO_PROXY", "no_proxy", "WANDB_API_KEY"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("WANDB_BASE_URL", address)
-        monkeypatch.setenv("WANDB_MODE", "offline")
-        monkeypatch.setenv("HOME", str(tmp_path / "home"))
-        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-        listener = Thread(target=count, daemon=True)
-        listener.start()
-        wandb.teardown()  # it reads the environment once a process
-        try:
-            yield came
-        finally:
-            wandb.teardown()
-            is_done = True
-            listener.join()
-
-
 def wandb_log(folder: Path) -> WandbLog:
     return WandbLog(project="tests", name="tiny", folder=folder)
-
-
-def left(folder: Path) -> list[Offline]:
-    """What W&B has of a folder when the process ends: its own writes to the end by then."""
-    wandb.teardown()
-    return sessions(folder)
-
-
-def events(folder: Path) -> Any:
-    """What TensorBoard itself shows of a folder."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
-    found.Reload()
-    return found
 
 
 def logged(folder: Path, name: str) -> list[tuple[int, float]]:
