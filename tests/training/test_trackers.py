@@ -80,9 +80,6 @@ def test_tensorboard_of_a_resumed_run_has_every_step_once(tmp_path):
 
 
 def test_tensorboard_of_a_run_that_died_while_it_validated(tmp_path):
-    def die(trainer: Any) -> dict[str, float]:
-        raise Crash
-
     first = tiny_trainer(tmp_path, COUNTS, TensorBoardLog(tmp_path / "tensorboard"), checkpoint_every=3)
     first.callbacks.append(crash_at(3))  # after the row of the validation, before the checkpoint knows of it
     with pytest.raises(Crash):
