@@ -56,6 +56,23 @@ def test_what_is_said_and_meant(said: Any, meant: Shape) -> None:
     assert parse(Drawing, plain(drawing), where="it") == drawing
 
 
+@dataclass(frozen=True, kw_only=True)
+class Star(Shape):
+    """It got a second field when files knew the first alone."""
+
+    kind = "star"
+    unsaid = frozenset({"turned"})
+    rays: int = 5
+    turned: bool = False
+
+
+def test_a_field_that_came_later_is_saved_where_it_says_something() -> None:
+    assert plain(Star()) == {"kind": "star", "rays": 5}
+    assert plain(Star(turned=True)) == {"kind": "star", "rays": 5, "turned": True}
+    for star in (Star(), Star(turned=True)):
+        assert parse(Drawing, {"shape": plain(star)}, where="it") == Drawing(shape=star)
+
+
 def test_a_member_without_fields_is_saved_as_its_kind() -> None:
     assert plain(Drawing(shape=Dot(), others=(Ring(),))) == {
         "shape": "dot",

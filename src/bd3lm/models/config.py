@@ -109,8 +109,8 @@ class TransformerConfig(NetworkConfig):
     additions: int = 0
     """Rank of low-rank additions to all linear layers of a layer; 0 stands for none."""
     additions_at: Literal["masks", "all"] = "masks"
-    """Whether additions apply to the masks that a pass's layout names, beside a law that stays as it is, or at
-    every position of every pass, as tuning by LoRA does."""
+    """Whether additions apply at the masks that a pass's layout names, which leaves the law of the text as it
+    is, or at every position of every pass, as in LoRA."""
     adaln: bool = False
     """Adaptive layer norms. Without time_conditioning they see a constant, as in the published weights."""
     time_conditioning: bool = False

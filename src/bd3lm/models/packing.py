@@ -16,10 +16,9 @@ from bd3lm.models.layouts import MASK_GRANULARITY, Layout, Span
 class Packed(Layout):
     """Another layout, within each of the texts that a row holds one after another.
 
-    A position may attend to another if the `inner` layout allows it and both are of one text; positions in the
-    text are counted from 0 in each. `documents` (rows, length) has a number for the text of each token, which
-    grows along a row. So each text is read as if it were alone in its row, and for that it must begin where
-    a block does.
+    A position may attend to another if the `inner` layout allows it and both are of one text. In each text
+    positions are counted from 0. So it is read as if it were alone, and for that it must begin where a block
+    does. `documents` (rows, length) has a number for the text of each token, which grows along a row.
 
     It holds tensors, so it is equal to itself alone, and what is rendered of it is kept as long as it lives.
     """
@@ -89,6 +88,7 @@ class Packed(Layout):
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         """As of any layout, with a dimension for the rows before the others."""
+        query, key = torch.broadcast_tensors(query, key)
         return self.inner.allows(query, key) & (self._owner[:, query] == self._owner[:, key])
 
     def group_start(self, query: Tensor) -> Tensor:
