@@ -66,7 +66,7 @@ def turns(block: int, *, score_first: bool = False) -> list[Turn]:
         start = 0
         for size in sizes:
             answers = {4: [(1, 3)], 8: [(2, 5)]}.get(size, [(1, 3), (6, size - 3)])
-            for begin, end in answers[-1:] if block > 4 else answers:
+            for begin, end in [(2, size - (size > 8))] if block > 4 else answers:
                 first = 0 if score_first and begin < 3 else begin
                 stop = min(-(-end // block) * block, size)
                 found.append(Turn(row, start, start + first, start + end, start + stop))
@@ -166,6 +166,10 @@ CASES = {
         block_loss(2, Counts(), causal_clean=True, next_token=0.5, algorithm="two_pass"), block=2
     ),
     "previous token": Case(block_loss(4, Counts(complementary=True), previous_token=True)),
+    "previous token from the first": Case(block_loss(4, Counts(), previous_token=True), score_first=True),
+    "one block, previous token, from the first": Case(
+        block_loss(24, Times(), previous_token=True), block=24, score_first=True
+    ),
     "previous token in blocks of 1": Case(block_loss(1, Counts(), previous_token=True), block=1),
     "previous token in two passes": Case(
         block_loss(2, Counts(), previous_token=True, causal_clean=True, algorithm="two_pass"), block=2
@@ -181,6 +185,12 @@ CASES = {
     ),
     "drafts": Case(
         lambda model, _: Drafting(mask_id=mask_of(model), masks=4), network=DRAFTER, families=("Qwen3",)
+    ),
+    "drafts, first tokens scored": Case(  # which nothing drafts
+        lambda model, _: Drafting(mask_id=mask_of(model), masks=4),
+        network=DRAFTER,
+        families=("Qwen3",),
+        score_first=True,
     ),
     "SEDD": Case(lambda model, _: ScoreEntropy(process=absorbing(model), mask_id=MASK), 24, families=INSIDE),
     "SEDD in blocks": Case(
