@@ -271,11 +271,10 @@ def test_a_compiled_trunk_is_not_compiled_again_for_other_texts(monkeypatch):
     model, other, counter = network_of("GPT", 1), network_of("GPT", 1), CompileCounter()
     model.attention_backend = "flex"
     monkeypatch.setattr(model, "_trunk", torch.compile(model._run_trunk, dynamic=False, backend=counter))
-    inner = BlockDiffusion(LENGTH, 4)
-    tokens = random_ids(model, inner.size)
+    tokens = random_ids(model, 2 * LENGTH)
     with torch.no_grad():
         for shift in range(3):
-            layout = Packed(inner, DOCUMENTS.roll(shift, 0))
+            layout = Packed(BlockDiffusion(LENGTH, 4), DOCUMENTS.roll(shift, 0))
             expected = other(tokens, layout=layout)  # not compiled, under the dense mask
             found = model(tokens, layout=layout)  # a compiled GELU is computed in single precision
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

@@ -43,7 +43,7 @@ class LanguageModelConfig:
             yield f"mask_id must be {predicted}, the vector that the network has for it, got {self.mask_id}"
         network, method = self.network, self.method
         if network.adds_everywhere and method.trains_beside:
-            yield f"network.additions_at must be masks for method.kind {method.kind}, whose law must not change"
+            yield f"network.additions_at must be masks for method.kind {method.kind}, whose law stays"
         if network.learns_beside and not network.adds_everywhere and not method.trains_beside:
             yield (
                 f"network.additions must be 0 for method.kind {method.kind}, which trains all weights, or "
