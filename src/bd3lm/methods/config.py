@@ -61,6 +61,11 @@ class LanguageModelConfig:
         return Frame.of(self.network, self.mask_id)
 
     @property
+    def trains_beside(self) -> bool:
+        """Whether only what the network has beside its weights is trained."""
+        return self.method.trains_beside or self.network.adds_everywhere
+
+    @property
     def title(self) -> str:
         """What tables call the model."""
         return self.method.title_for(self.network.context)
