@@ -22,7 +22,7 @@ from bd3lm.data import (
 )
 from bd3lm.data.shards import META_FILE
 from bd3lm.diffusion import derive_seed
-from bd3lm.interop.weights import Shape, parameter_shapes
+from bd3lm.interop.weights import Shape, build, parameter_shapes
 from bd3lm.io.console import Console
 from bd3lm.io.terminal import say
 from bd3lm.methods import Frame, LanguageModelConfig
@@ -74,16 +74,24 @@ class Run:
         return self.shards.tokenizer
 
     def export(self) -> Path:
-        """Write the EMA weights, config and tokenizer to out/model, in this project's format."""
-        engine = self.trainer.engine
+        """Write the EMA weights, config and tokenizer to out/model, in this project's format; additions at
+        every position are in the weights."""
+        engine, config = self.trainer.engine, self.config
+        released = self.trainer.ema.tensors()
+        if config.network.adds_everywhere:  # which were frozen, and are no average
+            released = {**dict(self.trainer.network.named_parameters()), **released}
         average = {}
-        for name, tensor in self.trainer.ema.tensors().items():
+        for name, tensor in released.items():
             gathered = whole(tensor)  # by all processes, one tensor at a time; one of them keeps it
             if engine.is_main:
                 average[name] = gathered
         folder = self.out / interop.RUN_MODEL
         if engine.is_main:
-            interop.save_tensors(average, self.config, folder)
+            if config.network.adds_everywhere:
+                network = build(config.network, average, device="cpu", dtype=None, where="the run").merged()
+                interop.save(network, replace(config, network=network.config), folder)
+            else:
+                interop.save_tensors(average, config, folder)
             self.tokenizer.save(folder)
         engine.barrier()
         return folder
@@ -142,7 +150,7 @@ class Plan:
             reading = _Reading.of(recipe, shards, engine)
         config, shards = reading.config, reading.shards
         # A run that has a checkpoint goes on from it, and needs what it started from only if it adds to it.
-        going_on = self.store.latest() is not None and not recipe.method.trains_beside
+        going_on = self.store.latest() is not None and not config.trains_beside
         start_from = None if going_on else recipe.start_from
         if start_from is not None and recipe.method.trains_beside:
             config = _beside(config, start_from)
@@ -193,6 +201,8 @@ def plan_run(
         raise ValueError(
             f"method.kind {recipe.method.kind} adds to a model: give --from MODEL, or start_from"
         )
+    if recipe.start_from is None and _shape(recipe, _Tokens(2, 1)).adds_everywhere:
+        raise ValueError("network.additions_at all adds to a model: give --from MODEL, or start_from")
     rank_rows(recipe.train, engine)
     check_trackers(recipe, engine)
     store = open_store(recipe, out)
@@ -219,9 +229,10 @@ def plan_run(
 
 def _require_room(recipe: Recipe, engine: Engine) -> None:
     """Refuse a network whose weights, gradients and both moments cannot be held, before any is made."""
-    numbers = _shape(recipe, _Tokens(2, 1)).parameters  # the vocabulary is known later, and matters less
+    shape = _shape(recipe, _Tokens(2, 1))  # the vocabulary is known later, and matters less
+    numbers, beside = shape.parameters, recipe.method.trains_beside or shape.adds_everywhere
     share = numbers // engine.world if engine.parallel == "fsdp" else numbers
-    bytes_of_each = _BYTES_OF_A_FROZEN_WEIGHT if recipe.method.trains_beside else _BYTES_OF_A_WEIGHT
+    bytes_of_each = _BYTES_OF_A_FROZEN_WEIGHT if beside else _BYTES_OF_A_WEIGHT
     require_room(share * bytes_of_each, engine.device, what=f"training a network of {numbers:,} parameters")
 
 
@@ -289,7 +300,7 @@ def _network(
             network.start_as(initialised_as)
     if start_from is not None:
         _start_from(network, start_from, shards)
-    if recipe.method.trains_beside:
+    if config.trains_beside:
         network.learn_beside()
     return network
 
