@@ -104,19 +104,18 @@ class Typed:
         self.word = ""
 
     def _more_of_word(self, piece: str) -> None:
-        width, size, before = self.console.width, cell_len(piece), cell_len(self.word)
-        start = self.column - before
-        if self.column + size > width and 0 < start and before + size <= width:
+        start = self.column - cell_len(self.word)  # below 0 where the word is longer than a line
+        more = piece
+        if start > 0 and self.column + cell_len(piece) > self.console.width:
             if self.word:
                 self._take_back_to(start)
-            self._write("\n" + self.word + piece)
-            self.column = before + size
-        else:
-            self._write(piece)
-            self.column += size
-            if self.column > width:  # the terminal broke it
-                self.column = self.column % width or width
+            self._write("\n")
+            more, self.column = self.word + piece, 0
+        self._write(more)
         self.word += piece
+        for sign in more:  # as a terminal breaks what does not fit
+            wide = cell_len(sign)
+            self.column = wide if self.column + wide > self.console.width else self.column + wide
 
     def _take_back_to(self, column: int) -> None:
         self.console.control(

@@ -102,9 +102,14 @@ def read_history(file: Path) -> list[str]:
     return read_text(path, most=_MOST_BYTES).split("\n")[:-1][-_MOST_HISTORY:]
 
 
-def read_message(lines: Lines) -> str:
-    """The next message or command: a line, or several, each but the last ending in a backslash."""
-    found = [lines.read(_PROMPT)]
+def read_first(lines: Lines) -> str:
+    """The first line of the next message."""
+    return lines.read(_PROMPT)
+
+
+def read_rest(first: str, lines: Lines) -> str:
+    """The whole message, or command: a line, or several, each but the last ending in a backslash."""
+    found = [first]
     while _goes_on(found[-1]):
         found[-1] = found[-1][:-1]
         try:

@@ -10,7 +10,7 @@ from rich.text import Text
 from bd3lm.commands.chat.answers import Answerer
 from bd3lm.commands.chat.conversation import Conversation, check_template, check_text
 from bd3lm.commands.chat.display import Piped, Show, Typed, Watched
-from bd3lm.commands.chat.lines import PASTE_END, Lines, read_message, read_pasted
+from bd3lm.commands.chat.lines import PASTE_END, Lines, read_first, read_pasted, read_rest
 from bd3lm.commands.shared.command import unwrapped
 from bd3lm.commands.shared.writing import summary
 from bd3lm.io.console import Console
@@ -95,9 +95,9 @@ class Session:
         was_stopped = False
         while not self._ended:
             try:
-                said = read_message(self.lines)
+                first = read_first(self.lines)
                 was_stopped = False
-                self._take(said)
+                self._take(read_rest(first, self.lines))
             except EOFError:
                 if self.lines.is_live:
                     self.console.print()  # after the prompt
@@ -189,7 +189,7 @@ class Session:
         return Typed(self.console)
 
     def _note(self, line: str, style: str = "dim") -> None:
-        self.notes.print(Text(line, style=style), soft_wrap=True)
+        self.notes.print(Text(line, style=style), soft_wrap=not self.notes.is_terminal)
 
     # --- commands ---
 
