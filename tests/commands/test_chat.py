@@ -760,6 +760,25 @@ sys.exit(status)
     )
 
 
+def test_a_model_without_a_tokenizer_is_told_so(tmp_path: Path, monkeypatch, capsys) -> None:
+    folder = saved(of_bytes(tokenizer=None), tmp_path / "model")
+    piped(monkeypatch, b"hi\n")
+    said = "the model was saved without a tokenizer; name one with --tokenizer"
+    assert said in fails(capsys, "chat", str(folder), "--chat-template", "plain")
+
+
+def test_another_law_writes_with_an_engine_of_its_own_and_settings_keep_theirs() -> None:
+    joint = small_model(CONTEXT)
+    seen = chat(joint, "/set law block", "a", "/set law default", "/undo", "a")
+    assert seen.exchanges == [("a", by_hand(joint, ["a"]))]
+    engine = seen.session.answerer.engine
+    seen.session.answerer.choose(replace(seen.session.answerer.choices, temperature=0.5))
+    assert seen.session.answerer.engine is engine
+    with pytest.raises(ValueError, match="lean is for the block law"):
+        seen.session.answerer.choose(replace(seen.session.answerer.choices, lean=1.0))
+    assert seen.session.answerer.choices.lean is None
+
+
 def test_with_the_plain_template_any_model_can_be_asked(tmp_path: Path, monkeypatch, capsys) -> None:
     model = of_bytes(context=CONTEXT)
     folder = saved(model, tmp_path / "model")
@@ -832,6 +851,38 @@ class Terminal:
 
 
 @pytest.mark.slow
+def test_a_program_can_wait_for_each_answer(tmp_path: Path) -> None:
+    """And one that reads no more is no failure."""
+    model = model_of(end_logit=-1e3)
+    with torch.no_grad():
+        model.network.output.bias[ord("\n")] = -1e3
+    folder, turns = saved(model, tmp_path / "model"), list[str]()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bd3lm", "chat", str(folder), "--device", "cpu", "--max-new-tokens", "24"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    for message in ("a", "b"):
+        process.stdin.write(f"{message}\n")
+        process.stdin.flush()
+        answer = process.stdout.readline().removesuffix("\n")
+        assert answer == by_hand(model, [*turns, message])
+        turns += [message, answer]
+    process.stdout.close()
+    process.stdin.write("c\n")
+    process.stdin.close()
+    noted = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(60), [line for line in noted.splitlines() if "cut off" not in line]) == (141, [])
+
+
+@pytest.mark.slow
 def test_at_a_terminal(tmp_path: Path) -> None:
     """Typing, editing, the arrow keys, Ctrl-C in an answer and at the prompt, and a history that is kept."""
     model = model_of(8192, end_logit=-1e3)
@@ -875,6 +926,7 @@ def test_at_a_terminal(tmp_path: Path) -> None:
         kept[1][1][:1000]
     )
     assert kept[1][1]
+    assert history.stat().st_mode & 0o777 == 0o600
     lines = history.read_text().splitlines()
     assert [lines[0], lines[1], lines[-1]] == ["earlier", "Hello", "tell me more"]
 

@@ -1,5 +1,6 @@
 """`bd3lm chat`: talk to a model in a terminal, or from a script."""
 
+import os
 import sys
 from dataclasses import dataclass, fields
 from pathlib import PurePath
@@ -33,6 +34,8 @@ from bd3lm.commands.shared.flags import (
 
 if TYPE_CHECKING:
     from bd3lm.commands.sample import Sample
+
+_NO_TOKENIZER = "the model was saved without a tokenizer; name one with --tokenizer"
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Chat(Command):
         from bd3lm.commands.shared.models import check_models, one_model
         from bd3lm.data.templates import named_template
         from bd3lm.data.tokenizer_files import saved_template
+        from bd3lm.data.tokenizers import TOKENIZER_FILE
 
         choices = self._choices()
         check_ways(choices)
@@ -100,8 +104,11 @@ class Chat(Command):
         lines = TypedLines(self.history) if is_live else PipedLines()
         source = one_model(self.model)
         path = interop.resolve(source)
-        if template is None and self.tokenizer is None and path.is_dir() and saved_template(path) is None:
-            raise ValueError(_no_template(self.model))
+        if self.tokenizer is None and path.is_dir():
+            if not os.path.lexists(path / TOKENIZER_FILE):
+                raise ValueError(_NO_TOKENIZER)
+            if template is None and saved_template(path) is None:
+                raise ValueError(_no_template(self.model))
 
         import torch  # what is above needs none, and whoever mistyped something need not wait for it
 
@@ -122,7 +129,7 @@ class Chat(Command):
             tokenizer=self.tokenizer,
         )
         if model.tokenizer is None:
-            raise ValueError("the model was saved without a tokenizer; name one with --tokenizer")
+            raise ValueError(_NO_TOKENIZER)
         template = model.tokenizer.chat_template if template is None else template
         if template is None:
             raise ValueError(_no_template(self.model))

@@ -37,21 +37,31 @@ class Answerer:
         self.model, self.tokenizer, self.stops = model, tokenizer, tuple(stops)
         self.done: list[Generation] = []
         self.seconds = 0.0
+        self.choices = choices
+        self.variant = self._under(choices)
+        self.engine = TextEngine(self.variant, seats=1)
         self.choose(choices)
 
     def choose(self, choices: "Sample") -> None:
         """Take other settings, if they can be: what is wrong with them is said, and the old ones stay."""
         check_ways(choices)
         check_numbers(choices)
-        model = self.model if choices.law is None else self.model.with_law(choices.law)
-        if choices.lean is not None:
-            model = model.with_lean(choices.lean)
-        engine = TextEngine(model, seats=1)
-        settings = choices.settings_for(model.config.method)
+        variant, engine = self.variant, self.engine
+        if (choices.law, choices.lean) != (self.choices.law, self.choices.lean):
+            variant = self._under(choices)
+            engine = TextEngine(variant, seats=1)  # else what it has recorded on a GPU is of use
+        settings = choices.settings_for(variant.config.method)
         settings = replace(settings, stop=(*settings.stop, *self.stops))
-        first = next(token for token in range(2) if token != model.config.mask_id)
+        first = next(token for token in range(2) if token != variant.config.mask_id)
         engine.submit([first], settings, max_new_tokens=1).abort()  # which refuses what cannot be
-        self.choices, self.settings, self.engine, self.variant = choices, settings, engine, model
+        if engine is not self.engine:
+            self.engine.close()
+        self.choices, self.settings, self.engine, self.variant = choices, settings, engine, variant
+
+    def _under(self, choices: "Sample") -> LanguageModel:
+        """The model in the law and with the lean that are asked for."""
+        model = self.model if choices.law is None else self.model.with_law(choices.law)
+        return model if choices.lean is None else model.with_lean(choices.lean)
 
     def most_new(self, given: int) -> int:
         """How many tokens an answer may have after so many: as many as the context has room for."""

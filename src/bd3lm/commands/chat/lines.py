@@ -71,10 +71,10 @@ class TypedLines:
             import readline
 
             self._readline = readline
-        self._history = history
-        if history is None or self._readline is None:
+        self._history = None if history is None else local_path(history)
+        if self._history is None or self._readline is None:
             return
-        for line in read_history(history):
+        for line in read_history(self._history):
             self._readline.add_history(line)
 
     def read(self, prompt: str) -> str:
@@ -90,11 +90,11 @@ class TypedLines:
         lines = [self._readline.get_history_item(place + 1) or "" for place in range(first, number)]
         kept = "".join(f"{' '.join(line.splitlines())}\n" for line in lines)
         write_atomically(self._history, as_utf8(kept))
+        self._history.chmod(0o600)  # as shells have theirs
 
 
-def read_history(file: Path) -> list[str]:
+def read_history(path: Path) -> list[str]:
     """The last lines of a history, of which there may be none yet."""
-    path = local_path(file)
     if not path.exists():
         if not path.parent.is_dir():
             raise ValueError(f"--history must be in an existing folder, and {path.parent} is none")
