@@ -84,17 +84,17 @@ class Answerer:
         forget_stops()
         try:
             with show, fitting_threads(self.variant, alone=True):
-                return self._written(handle, telling, show)
+                answer = self._written(handle, telling, show)
+            self.seconds += time.perf_counter() - begun
+            return answer
         except (Exception, KeyboardInterrupt) as error:
-            self.engine.close()  # which may have been stopped anywhere
+            # The old one may have been stopped while it held a lock, so it is left and not closed.
             self.engine = TextEngine(self.variant, seats=1)
             stop = stop_behind(error)
             if stop is None or isinstance(stop, Terminated) or not may_stop:
                 raise
             forget_stops()
             return Answer(telling.told, None)
-        finally:
-            self.seconds += time.perf_counter() - begun
 
     def _written(self, handle: Handle, telling: Telling, show: Show) -> Answer:
         settled = _Settled(handle)
