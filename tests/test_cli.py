@@ -78,7 +78,7 @@ def test_no_command_shows_them_all(capsys):
         ),
         (
             "xyzzy --help",
-            "bd3lm has no command 'xyzzy'. Its commands are train, adapt, data, sample, serve, presets, ",
+            "bd3lm has no command 'xyzzy'. Its commands are train, adapt, data, sample, chat, serve, ",
         ),
         (
             "data prepre a b",

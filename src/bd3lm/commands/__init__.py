@@ -15,6 +15,7 @@ COMMANDS = (
     "adapt",
     "data",
     "sample",
+    "chat",
     "serve",
     "presets",
     "eval",

@@ -22,9 +22,8 @@ from bd3lm.data import (
 )
 from bd3lm.data.shards import META_FILE
 from bd3lm.diffusion import derive_seed
-from bd3lm.interop.weights import Shape, parameter_shapes
+from bd3lm.interop.weights import Shape, build, parameter_shapes
 from bd3lm.io.console import Console
-from bd3lm.io.extras import require
 from bd3lm.io.terminal import say
 from bd3lm.methods import Frame, LanguageModelConfig
 from bd3lm.models import Network, NetworkConfig
@@ -36,8 +35,8 @@ from bd3lm.runs.memory import TrainingMemory, training_memory
 from bd3lm.runs.merging import CHECKPOINT
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
 from bd3lm.runs.sections import BUILTIN, DataRecipe, check_data
+from bd3lm.runs.tracking import check_trackers, make_trackers, sample_texts
 from bd3lm.training import (
-    Callback,
     CheckpointStore,
     ClipSearchValidator,
     CsvLog,
@@ -47,10 +46,8 @@ from bd3lm.training import (
     LikelihoodValidator,
     NelboVarianceValidator,
     ProgressBar,
-    TensorBoardLog,
     Trainer,
     Validator,
-    WandbLog,
 )
 from bd3lm.training.distributed import whole
 from bd3lm.training.trainer import rank_rows
@@ -77,16 +74,24 @@ class Run:
         return self.shards.tokenizer
 
     def export(self) -> Path:
-        """Write the EMA weights, config and tokenizer to out/model, in this project's format."""
-        engine = self.trainer.engine
+        """Write the EMA weights, config and tokenizer to out/model, in this project's format; additions at
+        every position are in the weights."""
+        engine, config = self.trainer.engine, self.config
+        released = self.trainer.ema.tensors()
+        if config.network.adds_everywhere:  # which were frozen, and are no average
+            released = {**dict(self.trainer.network.named_parameters()), **released}
         average = {}
-        for name, tensor in self.trainer.ema.tensors().items():
+        for name, tensor in released.items():
             gathered = whole(tensor)  # by all processes, one tensor at a time; one of them keeps it
             if engine.is_main:
                 average[name] = gathered
         folder = self.out / interop.RUN_MODEL
         if engine.is_main:
-            interop.save_tensors(average, self.config, folder)
+            if config.network.adds_everywhere:
+                network = build(config.network, average, device="cpu", dtype=None, where="the run").merged()
+                interop.save(network, replace(config, network=network.config), folder)
+            else:
+                interop.save_tensors(average, config, folder)
             self.tokenizer.save(folder)
         engine.barrier()
         return folder
@@ -145,10 +150,12 @@ class Plan:
             reading = _Reading.of(recipe, shards, engine)
         config, shards = reading.config, reading.shards
         # A run that has a checkpoint goes on from it, and needs what it started from only if it adds to it.
-        going_on = self.store.latest() is not None and not recipe.method.trains_beside
+        going_on = self.store.latest() is not None and not config.trains_beside
         start_from = None if going_on else recipe.start_from
         if start_from is not None and recipe.method.trains_beside:
             config = _beside(config, start_from)
+        trackers = make_trackers(recipe, self.out)
+        samples = sample_texts(recipe, config, shards.tokenizer, self.out, trackers)
         trainer = Trainer(
             network=_network(recipe, config, shards, start_from),
             objective=reading.objective,
@@ -158,8 +165,12 @@ class Plan:
             engine=engine,
             store=self.store,
             score_first=recipe.method.score_first,
-            validators=reading.validators,
-            callbacks=_callbacks(recipe, self.out, console, label),
+            validators=[*reading.validators, *samples],
+            callbacks=[
+                CsvLog(self.out / METRICS_FILE),
+                *trackers,  # one that cannot work says so before there is a bar
+                ProgressBar(console, description=label),
+            ],
             run_state={
                 "recipe": recipe_to_dict(recipe),
                 "data_fingerprint": shards.fingerprint,
@@ -190,8 +201,10 @@ def plan_run(
         raise ValueError(
             f"method.kind {recipe.method.kind} adds to a model: give --from MODEL, or start_from"
         )
+    if recipe.start_from is None and _shape(recipe, _Tokens(2, 1)).adds_everywhere:
+        raise ValueError("network.additions_at all adds to a model: give --from MODEL, or start_from")
     rank_rows(recipe.train, engine)
-    _check_trackers(recipe, engine)
+    check_trackers(recipe, engine)
     store = open_store(recipe, out)
     _require_room(recipe, engine)
     shards = None if recipe.data.path == BUILTIN else open_shards(recipe.data.path)
@@ -206,7 +219,9 @@ def plan_run(
             recipe.start_from,
         )
     if shards is not None:
-        return Plan(recipe, out, engine, store, _Reading.of(recipe, shards, engine))
+        reading = _Reading.of(recipe, shards, engine)
+        sample_texts(recipe, reading.config, shards.tokenizer, out)  # which finds out whether prompts fit
+        return Plan(recipe, out, engine, store, reading)
     # The tokenizer of built-in text is trained later. Its size is known, and its mask the last token.
     _objective(recipe, _config(recipe, _Tokens.builtin(recipe.data)))
     return Plan(recipe, out, engine, store, None)
@@ -214,19 +229,11 @@ def plan_run(
 
 def _require_room(recipe: Recipe, engine: Engine) -> None:
     """Refuse a network whose weights, gradients and both moments cannot be held, before any is made."""
-    numbers = _shape(recipe, _Tokens(2, 1)).parameters  # the vocabulary is known later, and matters less
+    shape = _shape(recipe, _Tokens(2, 1))  # the vocabulary is known later, and matters less
+    numbers, beside = shape.parameters, recipe.method.trains_beside or shape.adds_everywhere
     share = numbers // engine.world if engine.parallel == "fsdp" else numbers
-    bytes_of_each = _BYTES_OF_A_FROZEN_WEIGHT if recipe.method.trains_beside else _BYTES_OF_A_WEIGHT
+    bytes_of_each = _BYTES_OF_A_FROZEN_WEIGHT if beside else _BYTES_OF_A_WEIGHT
     require_room(share * bytes_of_each, engine.device, what=f"training a network of {numbers:,} parameters")
-
-
-def _check_trackers(recipe: Recipe, engine: Engine) -> None:
-    if recipe.trackers.gradient_variance_batches and engine.world > 1:
-        raise ValueError("trackers.gradient_variance_batches needs a run of one process")
-    if recipe.trackers.tensorboard:
-        require("tensorboard", "tensorboard", "trackers.tensorboard")
-    if recipe.trackers.wandb_project:
-        require("wandb", "wandb", "trackers.wandb_project")
 
 
 def open_store(recipe: Recipe, out: Path) -> CheckpointStore:
@@ -293,7 +300,7 @@ def _network(
             network.start_as(initialised_as)
     if start_from is not None:
         _start_from(network, start_from, shards)
-    if recipe.method.trains_beside:
+    if config.trains_beside:
         network.learn_beside()
     return network
 
@@ -502,10 +509,11 @@ def _validators(
 ) -> list[Validator]:
     seed, trackers, search = recipe.train.seed, recipe.trackers, recipe.objective.search
     if not len(held_out.batches):
-        if search is not None or trackers.gradient_variance_batches or trackers.nelbo_variance_batches:
+        measured = trackers.gradient_variance_batches or trackers.nelbo_variance_batches
+        if search is not None or measured or trackers.sample_texts:
             raise ValueError(
-                f"{nothing_held_out}, and the clip search and the variance trackers need a sequence to "
-                "validate on; prepare the data with --held-out"
+                f"{nothing_held_out}, and the clip search, the variance trackers and sample texts need a "
+                "sequence to validate on; prepare the data with --held-out"
             )
         return []
     judge = recipe.method.validation(recipe.objective, config.frame)
@@ -517,12 +525,3 @@ def _validators(
     if trackers.gradient_variance_batches:
         validators.append(GradientVarianceValidator(held_out, trackers.gradient_variance_batches))
     return validators
-
-
-def _callbacks(recipe: Recipe, out: Path, console: Console | None, label: str) -> list[Callback]:
-    callbacks: list[Callback] = [CsvLog(out / METRICS_FILE), ProgressBar(console, description=label)]
-    if recipe.trackers.tensorboard:
-        callbacks.append(TensorBoardLog(out / "tensorboard"))
-    if recipe.trackers.wandb_project:
-        callbacks.append(WandbLog(project=recipe.trackers.wandb_project, name=out.name, folder=out))
-    return callbacks
