@@ -195,6 +195,20 @@ def _send_soon(number: int) -> None:
     again.start()
 
 
+@contextmanager
+def unheard(*numbers: signal.Signals) -> Iterator[None]:
+    """Let signals wait: processes that are started in here never hear of them. Ctrl-C reaches all there are,
+    and one that is still importing what it needs would answer with a traceback."""
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # which would let signals through when it is first needed
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def stop_behind(error: BaseException) -> KeyboardInterrupt | None:
     """What stopped the process, where an error is only what became of that on its way: torch, interrupted
     while it enters something, raises a RuntimeError when it leaves, and while it looks at what it is given, a
