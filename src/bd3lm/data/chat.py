@@ -1,27 +1,29 @@
 """A conversation as the tokens that a model's chat template makes of it.
 
-A template is a program that came with a model. It runs in Jinja's sandbox, cannot change what it is given,
-and is stopped where it makes more than a conversation needs. Special tokens are made by the template alone:
-what stands in a message is text, whatever it looks like.
+A template is a program that came with a model. It runs in a process of its own (`template.py`), which ends
+where it takes more than a conversation needs. Special tokens are made by the template alone: what stands in
+a message is text, whatever it looks like.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
-
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
 
 from bd3lm.data.tokenizers import Tokenizer
 
 _MOST_TEMPLATE = 1_000_000  # characters; long ones have thirty thousand
-_MOST_TEXT = 1_000_000  # characters of any text that is put together
-_MOST_STEPS = 100_000  # numbers that all ranges together have
+_MOST_TEXT = 1_000_000  # characters of what it writes
+_MOST_SECONDS = 2  # of computing; they take milliseconds
+_MOST_BYTES = 2**29
+_MOST_WAITING = 60.0  # seconds, on a machine that is busy with others
+_PROGRAM = Path(__file__).with_name("template.py")
 _ROLES = ("system", "user", "assistant")
 
 
@@ -101,25 +103,34 @@ def _rendered(template: str, signs: Sequence[str], messages: Sequence[Message], 
         "bos_token": names.get(tokenizer.bos_id, ""),
         "eos_token": names.get(tokenizer.eos_id, ""),
     }
+    answer = _run(template, json.dumps(said))
+    if "error" in answer:
+        raise ValueError(f"the chat template of the model cannot be used: {answer['error']}")
+    return answer["text"]
+
+
+@lru_cache(maxsize=32)
+def _run(template: str, said: str) -> dict[str, str]:
+    """What a template writes, or why it writes nothing. It sees signs, so that few of these runs differ."""
+    limits = {"seconds": _MOST_SECONDS, "bytes": _MOST_BYTES, "characters": _MOST_TEXT}
+    asked: dict[str, Any] = {"template": template, "said": json.loads(said), **limits}
     try:
-        text, length = [], 0
-        for piece in _Sandbox().from_string(template).generate(said):
-            text.append(piece)
-            length += len(piece)
-            _check_length(length)
-    except (
-        TemplateError,
-        ArithmeticError,
-        LookupError,
-        TypeError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ) as error:
-        raise ValueError(
-            f"the chat template of the model cannot be used: {error or type(error).__name__}"
-        ) from None
-    return "".join(text)
+        done = subprocess.run(
+            [sys.executable, "-P", str(_PROGRAM)],
+            input=json.dumps(asked).encode(),
+            capture_output=True,
+            timeout=_MOST_WAITING,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"it takes longer than {_MOST_WAITING:.0f} s"}
+    if done.returncode == -signal.SIGXCPU:
+        return {"error": f"it computes for more than {_MOST_SECONDS} s"}
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return {"error": f"its process ended with {done.returncode}{''.join(f': {line}' for line in last)}"}
+    answer: dict[str, str] = json.loads(done.stdout)
+    return answer
 
 
 def _specials(tokenizer: Tokenizer) -> dict[str, int]:
@@ -137,98 +148,3 @@ def _pieces(text: str, specials: dict[str, int]) -> Iterator[str | int]:
     for part in re.split(f"({'|'.join(map(re.escape, longest_first))})", text):
         if part:
             yield specials.get(part, part)
-
-
-def _check_length(length: int) -> None:
-    if length > _MOST_TEXT:
-        raise ValueError(f"it makes a text of more than {_MOST_TEXT:,} characters")
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's, with what chat templates call, and with limits on what they multiply, add and count."""
-
-    intercepted_binops = frozenset({"*", "**", "+", "%"})
-
-    def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-        )
-        self.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-        for name in ("join", "replace"):
-            self.filters[name] = _checked(self.filters[name])
-        for name in ("center", "indent", "wordwrap", "format"):  # which make long texts of short ones
-            del self.filters[name]
-        self.globals = {
-            "range": self._range,
-            "dict": dict,
-            "namespace": self.globals["namespace"],
-            "raise_exception": _refuse,
-        }
-        self._steps = 0
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+" and all(hasattr(each, "__len__") for each in (left, right)):
-            _check_length(len(left) + len(right))
-        elif operator in ("*", "**", "%") and not all(_is_small(each) for each in (left, right)):
-            raise ValueError(f"it has {operator} of what are no small numbers")
-        return super().call_binop(context, operator, left, right)
-
-    def call(self, context: Any, called: Any, *given: Any, **named: Any) -> Any:
-        found = super().call(context, called, *given, **named)
-        if isinstance(found, str):
-            _check_length(len(found))
-        return found
-
-    def _range(self, *bounds: int) -> Iterator[int]:
-        for each in range(*bounds):
-            self._steps += 1
-            if self._steps > _MOST_STEPS:
-                raise ValueError(f"it counts further than {_MOST_STEPS:,}")
-            yield each
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """With a + for every ~, so that one limit holds for both."""
-        found: nodes.Template = _Additions().visit(super()._parse(source, name, filename))
-        return found
-
-
-class _Additions(NodeTransformer):
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
-        self.generic_visit(node)
-        found: nodes.Expr | None = None
-        for each in node.nodes:
-            text = nodes.Filter(each, "string", [], [], None, None, lineno=node.lineno)
-            found = text if found is None else nodes.Add(found, text, lineno=node.lineno)
-        assert found is not None
-        return found
-
-
-class _Generation(Extension):
-    """The tag that says which part of a text an assistant wrote: of no concern here."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Any) -> list[nodes.Node]:
-        next(parser.stream)
-        found: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return found
-
-
-def _checked(work: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that gives texts, none of them too long."""
-
-    @wraps(work)
-    def checked(*given: Any, **named: Any) -> Any:
-        found = work(*given, **named)
-        _check_length(len(found))
-        return found
-
-    return checked
-
-
-def _is_small(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) <= 1_000_000
-
-
-def _refuse(message: str) -> None:
-    raise ValueError(str(message))

@@ -47,6 +47,7 @@ from bd3lm.io.files import (
     AtomicFile,
     full_disk_explained,
     local_path,
+    make_folder,
     only_writer,
     remove_leftovers,
     write_atomically,
@@ -116,7 +117,7 @@ def prepare(
         after=(tokenizer.eos_id,) if eos_between_documents and tokenizer.eos_id is not None else (),
         holds_ids=corpus.holds_ids,
     )
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with only_writer(out) as alone, full_disk_explained(out):
         if alone:
             remove_leftovers(out)

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import multiprocessing
 import queue
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from bd3lm.io.signals import unheard
 from bd3lm.serving.limits import Limits
 from bd3lm.serving.link import Line, receive, send
 from bd3lm.serving.worker import Served, work
@@ -165,7 +167,12 @@ class RemoteEngine:
         process = context.Process(
             target=self._work, args=(theirs, self.served, self.limits), name="bd3lm-engine", daemon=True
         )
-        await asyncio.to_thread(process.start)
+
+        def start() -> None:
+            with unheard(signal.SIGINT, signal.SIGTERM):  # which are this process's to answer
+                process.start()
+
+        await asyncio.to_thread(start)
         self._process = process
         self.state.starts += 1
         theirs.close()

@@ -1,5 +1,6 @@
 """What one client, or all of them together, may ask of a server."""
 
+import math
 from dataclasses import dataclass, fields
 
 
@@ -27,5 +28,5 @@ class Limits:
             value = getattr(self, field.name)
             if not value > 0 and field.name != "grace":
                 raise ValueError(f"{field.name} must be more than 0, got {value}")
-        if self.grace < 0:
-            raise ValueError(f"grace must not be negative, got {self.grace}")
+        if not (self.grace >= 0 and math.isfinite(self.grace)):
+            raise ValueError(f"grace must be a number of seconds from 0 on, got {self.grace}")

@@ -5,7 +5,6 @@ is `begun`, `refused`, has `more` text, is `done` or `failed`; events for those 
 all lines that wait are taken, so that requests join and leave there.
 """
 
-import signal
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -78,13 +77,10 @@ class _Text:
 
 def work(connection: Connection, served: Served, limits: Limits) -> None:
     """Serve until the other side is gone."""
-    # Ctrl-C and a stopped service are told to every process: the server's own lets running texts end first.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     try:
         worker = Worker(_loaded(served), limits)
-    except (ValueError, OSError) as error:
-        send(connection, [{"is": "unusable", "why": str(error)}])
+    except (ValueError, OSError, ImportError, MemoryError) as error:
+        send(connection, [{"is": "unusable", "why": str(error) or "out of memory"}])
         return
     send(connection, [worker.hello()])
     try:
