@@ -60,6 +60,9 @@ class AutoregressiveWriter(Writer):
                 f"{request.given.tolist()[:1] or 'none'}"
             )
 
+    def unread(self, request: Request) -> int:
+        return request.prompt_length(self.mask_id) if self.cached else 0
+
     def remember(self, rows: Rows) -> Iterator[None]:
         """Read all inputs but the last, which the first pass reads."""
         if not self.cached:

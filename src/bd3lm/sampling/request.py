@@ -62,6 +62,11 @@ class Request:
                 f"got {self.length!r}"
             )
 
+    def prompt_length(self, mask_id: int) -> int:
+        """How many tokens are given before the first that is to be written."""
+        gaps = (self.given == mask_id).nonzero()
+        return int(gaps[0]) if len(gaps) else len(self.given)
+
     def is_full(self, mask_id: int) -> bool:
         """Whether nothing is left to write."""
         return len(self.given) == self.length and not bool((self.given == mask_id).any())
