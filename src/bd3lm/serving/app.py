@@ -21,6 +21,7 @@ from bd3lm.parsing import template_parts
 from bd3lm.serving import answers
 from bd3lm.serving.asks import NOT_HERE, Ask, ChatAsk, CompletionAsk
 from bd3lm.serving.engine import ClientGone, Full, Gone, Group, RemoteEngine
+from bd3lm.serving.limits import PATIENCE
 from bd3lm.serving.link import Line
 from bd3lm.serving.metrics import Metrics
 from bd3lm.serving.page import page_file
@@ -31,7 +32,6 @@ _ABOUT = (
 )
 
 
-_PATIENCE = 60.0  # seconds for the next part of a request, or until a client takes the next part of an answer
 _FILLS = 16  # of each text that a request may have
 _SLACK = 10.0  # seconds that an answer may take to be sent, beyond those that a text may take
 
@@ -467,7 +467,7 @@ class _Timed(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def patient(message: Message) -> None:
-            await asyncio.wait_for(send(message), _PATIENCE)
+            await asyncio.wait_for(send(message), PATIENCE)
 
         try:
             async with asyncio.timeout(self._seconds):
@@ -508,13 +508,13 @@ class _BodyLimit:
         if declared.isdigit() and int(declared) > self.most:
             await self._refuse(scope, receive, send)
             return
-        body, more = b"", True
+        body, more = bytearray(), True
         if scope["method"] not in ("POST", "PUT", "PATCH"):
             await self.app(scope, receive, send)
             return
         while more:
             try:
-                message = await asyncio.wait_for(receive(), _PATIENCE)
+                message = await asyncio.wait_for(receive(), PATIENCE)
             except TimeoutError:
                 message_of = "the body of a request must come within a minute"
                 await JSONResponse(answers.error(message_of, 408), 408, headers={"connection": "close"})(
@@ -535,7 +535,7 @@ class _BodyLimit:
             if told:
                 return await receive()
             told = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
 
         await self.app(scope, replay, send)
 

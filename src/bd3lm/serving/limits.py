@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, fields
 
+PATIENCE = 60.0
+"""Seconds for the next part of a request, or until a client takes the next part of an answer."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:

@@ -6,13 +6,15 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bd3lm.io.terminal import say
 from bd3lm.serving.app import build_app
 from bd3lm.serving.engine import RemoteEngine
-from bd3lm.serving.limits import Limits
+from bd3lm.serving.limits import PATIENCE, Limits
 from bd3lm.serving.worker import Served
 
 
@@ -69,11 +71,42 @@ async def _serve(
             access_log=log,
             timeout_graceful_shutdown=max(round(limits.grace), 1),
             server_header=False,
+            http=Connection,
             h11_max_incomplete_event_size=64 * 1024,
         )
         await _Server(config, notes).serve(sockets=[listening])
     finally:
         await engine.close()
+
+
+class Connection(H11Protocol):
+    """Lets go of a client whose request does not begin to come, or whose head does not end."""
+
+    patience: ClassVar[float] = PATIENCE
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._wait_no_more()
+
+    def _wait(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:  # its body is the business of the app
+            self._wait_no_more()
+        elif self._waiting is None and not self.transport.is_closing():
+            self._waiting = self.loop.call_later(self.patience, self.transport.close)
+
+    def _wait_no_more(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
 
 class _Server(uvicorn.Server):
