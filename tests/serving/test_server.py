@@ -466,7 +466,7 @@ COMPLETIONS = [
     ({"speculation": 300}, 400, "speculation", ""),
     ({"template": "no gap", "prompt": ""}, 400, "template", "template must hold a gap"),
     ({"suffix": "x", "prompt": [97]}, 400, "suffix", "suffix needs prompts that are texts"),
-    ({"prompt": "x" * 90_000}, 400, None, "prompt must have at most 32,768 characters here, got 90,000"),
+    ({"prompt": "x" * 90_000}, 400, "prompt", "prompt must have at most 32,768 characters here, got 90,000"),
     ({"prompt": "x" * 200_000}, 413, None, "a request must hold at most 100,000 bytes here"),
 ]
 
@@ -515,6 +515,15 @@ BODIES = [
     b'{"prompt": "\\ud83d"}',
     b'{"prompt": "\\u0000", "max_tokens": 1}',
     b'{"prompt": [[[]]]}',
+    b'{"prompt": "ab", "stop": ["a", "\\ud800"]}',
+    b'{"prompt": "ab", "max_tokens": 1e30}',
+    b'{"prompt": "ab", "\\ud800": 1}',
+    b'{"prompt": ["ab", 1]}',
+    b'{"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}',
+    b'{"prompt": "ab", "response_format": {"type": "json_schema", "json_schema": {"schema": '
+    + b'{"items": ' * 5000
+    + b"{}"
+    + b"}" * 5003,
     b'{"prompt": "a", "prompt": 1}',
     b'{"prompt": "ab", "stop": ' + json.dumps(["x"] * 500).encode() + b"}",
 ]
@@ -527,6 +536,10 @@ def test_no_body_is_answered_by_an_error_of_the_server(server: Server) -> None:
                 answer = http.post(route, content=body, headers={"content-type": "application/json"})
                 assert answer.status_code in (200, 400, 413), (body[:60], answer.text)
                 assert answer.status_code == 200 or "error" in answer.json()
+                # What is said is about the request, and not about the program.
+                assert not re.search(
+                    r"0x[0-9a-f]{6}|\w\[|\(\)", answer.json().get("error", {}).get("message", "")
+                )
         assert http.get("/nothing").json()["error"]["type"] == "invalid_request_error"
         assert http.get("/v1/completions").status_code == 405
 
@@ -679,7 +692,10 @@ def test_one_request_does_not_stop_the_others(server: Server) -> None:
         ({"template": "a{99999999999999999999}b"}, "a text may have 512 tokens here"),
         ({"prompt": "ab", "suffix": "c", "max_tokens": 2**31 - 1}, "a text may have 512 tokens here"),
         ({"prompt": [97] * 20_000}, "a text may have 512 tokens here"),
-        ({"template": "x" * 50_000 + "{3}"}, "prompt must have at most 32,768 characters here"),
+        ({"template": "x" * 50_000 + "{3}"}, "template must have at most 32,768 characters here"),
+        ({"template": "{1}a" * 20_000}, "template must have at most 32,768 characters here"),
+        ({"prompt": ["a", "x" * 50_000]}, "prompt must have at most 32,768 characters here"),
+        ({"prompt": "x" * 20_000, "suffix": "x" * 20_000}, "characters here, got 40,000"),
         (
             {"prompt": "a", "suffix": "b", "fills": 64, "n": 32},
             "prompts times n times fills must be at most 512",

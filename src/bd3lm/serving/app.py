@@ -21,7 +21,7 @@ from bd3lm.parsing import template_parts
 from bd3lm.serving import answers
 from bd3lm.serving.asks import NOT_HERE, Ask, ChatAsk, CompletionAsk
 from bd3lm.serving.engine import ClientGone, Full, Gone, Group, RemoteEngine
-from bd3lm.serving.limits import PATIENCE
+from bd3lm.serving.limits import PATIENCE, Limits
 from bd3lm.serving.link import Line
 from bd3lm.serving.metrics import Metrics
 from bd3lm.serving.page import page_file
@@ -32,6 +32,9 @@ _ABOUT = (
 )
 
 
+_UNREADABLE = (
+    "the body must be JSON in UTF-8, and neither nested hundreds deep nor hold numbers of thousands of digits"
+)
 _FILLS = 16  # of each text that a request may have
 _SLACK = 10.0  # seconds that an answer may take to be sent, beyond those that a text may take
 
@@ -106,7 +109,7 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
     @app.post("/v1/completions", dependencies=guarded, responses=wrong)
     async def completions(ask: CompletionAsk, request: Request) -> Response:
         """Continue a text, or fill the gaps of one."""
-        return await _Answer(engine, metrics, request, ask, "completion").given(_completions(ask))
+        return await _Answer(engine, metrics, request, ask, "completion").given(_completions(ask, limits))
 
     @app.post("/v1/chat/completions", dependencies=guarded, responses=wrong)
     async def chat(ask: ChatAsk, request: Request) -> Response:
@@ -115,6 +118,7 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
             raise Refused("only one of max_tokens and max_completion_tokens may be given", param="max_tokens")
         if ask.top_logprobs is not None and not ask.logprobs:
             raise Refused("top_logprobs needs logprobs, beside which they are told", param="top_logprobs")
+        _check_characters([each.text for each in ask.messages], "messages", limits)
         prompt = {"messages": [{"role": each.speaker, "content": each.text} for each in ask.messages]}
         most = ask.max_tokens or ask.max_completion_tokens
         return await _Answer(engine, metrics, request, ask, "chat").given([_line(ask, prompt, most)])
@@ -160,7 +164,16 @@ def _line(ask: Ask, prompt: Any, max_new_tokens: int | None) -> Line:
     }
 
 
-def _completions(ask: CompletionAsk) -> list[Line]:
+def _check_characters(texts: Sequence[str], field: str, limits: Limits) -> None:
+    """Refuse what is too long before it is looked at: all others would wait for that."""
+    number = sum(map(len, texts))
+    if number > limits.characters:
+        raise Refused(
+            f"{field} must have at most {limits.characters:,} characters here, got {number:,}", param=field
+        )
+
+
+def _completions(ask: CompletionAsk, limits: Limits) -> list[Line]:
     """A line for each prompt."""
     if ask.logprobs is not None and ask.echo:
         raise Refused(
@@ -171,6 +184,7 @@ def _completions(ask: CompletionAsk) -> list[Line]:
     if ask.template is not None:
         if ask.prompt != "" or ask.suffix is not None or ask.echo:
             raise Refused("template stands alone: prompt, suffix and echo may not be given", param="template")
+        _check_characters([ask.template], "template", limits)
         try:
             parts = template_parts(ask.template, "template")
         except ValueError as error:
@@ -182,6 +196,8 @@ def _completions(ask: CompletionAsk) -> list[Line]:
     prompts: list[Any] = (
         [ask.prompt] if isinstance(ask.prompt, str) or isinstance(ask.prompt[0], int) else list(ask.prompt)
     )
+    for prompt in prompts:
+        _check_characters([each for each in (prompt, ask.suffix) if isinstance(each, str)], "prompt", limits)
     if ask.suffix is None:
         return [_line(ask, prompt, ask.max_tokens) | {"echo": ask.echo} for prompt in prompts]
     if not all(isinstance(prompt, str) for prompt in prompts):
@@ -431,9 +447,10 @@ def _say_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        return JSONResponse(
-            answers.error(str(error.detail), error.status_code), error.status_code, headers=error.headers
-        )
+        # Of a body that makes Python's reader give up, FastAPI says no more than this.
+        is_body = error.detail == "There was an error parsing the body"
+        why = _UNREADABLE if is_body else str(error.detail)
+        return JSONResponse(answers.error(why, error.status_code), error.status_code, headers=error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -445,7 +462,9 @@ def _first_problem(error: RequestValidationError) -> tuple[str | None, str]:
     """The field, and what is wrong with it; of several what a field is not, before what it is."""
     problems = error.errors()
     problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
-    path = [str(each) for each in problem["loc"] if each != "body"]
+    # Among the names of fields stand those of what a field may be.
+    path = [str(each) for each in problem["loc"] if str(each).isidentifier() or isinstance(each, int)]
+    path = [each for each in path if each not in ("body", "str", "int", "float", "bool", "list", "dict")]
     name = ".".join(path)
     if problem["type"] == "json_invalid":
         return None, f"the body must be JSON: {problem.get('ctx', {}).get('error', problem['msg'])}"

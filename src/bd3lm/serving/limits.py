@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 
+_CHARACTERS = 64  # of a token, on average, at most
 PATIENCE = 60.0
 """Seconds for the next part of a request, or until a client takes the next part of an answer."""
 
@@ -32,3 +33,8 @@ class Limits:
                 raise ValueError(f"{field.name} must be more than 0, got {value}")
         if self.grace < 0:
             raise ValueError(f"grace must not be negative, got {self.grace}")
+
+    @property
+    def characters(self) -> int:
+        """Of a text, so that what is far too long is refused before anybody reads it."""
+        return _CHARACTERS * self.tokens
