@@ -302,6 +302,30 @@ def named(lm: LanguageModel, token: int) -> str:
     return lm.tokenizer.decode([token]) or lm.tokenizer.decode([token], skip_special=False)
 
 
+def test_tokens_are_made_likelier_and_kept_out(client: openai.OpenAI, lm: LanguageModel) -> None:
+    """By ids; what is told of tokens is the model's own."""
+    plain = client.completions.create(model="small", prompt="ab", max_tokens=40, seed=1)
+    often = max(set(plain.choices[0].text.encode()), key=plain.choices[0].text.encode().count)
+    bias = {str(often): -100.0, "120": 3.0}
+    asked: dict[str, Any] = {"prompt": "ab", "max_tokens": 40, "seed": 1, "logit_bias": bias, "n": 4}
+    found = client.completions.create(model="small", **asked, logprobs=0)
+    expected = lm.generate(
+        "ab", count=4, seed=1, max_new_tokens=40, logit_bias={often: -100, 120: 3}, alternatives=0
+    )
+    assert [choice.text for choice in found.choices] == [text.completion for text in expected]
+    for choice, text in zip(found.choices, expected, strict=True):
+        assert often not in text.tokens[2:]
+        (known,) = lm.log_likelihood([text.tokens], given=[text.sample.given])
+        assert choice.logprobs is not None
+        assert sum(choice.logprobs.token_logprobs or ()) == pytest.approx(known.log_p, abs=1e-3)
+    streamed = client.completions.create(model="small", **asked, stream=True)
+    texts = [""] * 4
+    for chunk in streamed:
+        for piece in chunk.choices:
+            texts[piece.index] += piece.text
+    assert texts == [text.completion for text in expected]
+
+
 def test_tokens_of_an_answer_are_told_with_their_bytes(client: openai.OpenAI, lm: LanguageModel) -> None:
     messages: Any = [{"role": "user", "content": "why?"}]
     asked: dict[str, Any] = {
@@ -447,7 +471,11 @@ COMPLETIONS = [
     ({"temperature": "hot"}, 400, "temperature", "got 'hot'"),
     ({"top_p": 0}, 400, "top_p", "got 0"),
     ({"n": 100}, 400, "n", "prompts times n must be at most 32 here, got 100"),
-    ({"logit_bias": {"5": 1}}, 400, "logit_bias", "logit_bias is no field of this server: "),
+    ({"logit_bias": {"5": 101}}, 400, "logit_bias", "less than or equal to 100, got 101"),
+    ({"logit_bias": {"a": 1}}, 400, "logit_bias", "got 'a'"),
+    ({"logit_bias": {"1000": 1}}, 400, None, "logit_bias must be of token ids below"),
+    ({"logit_bias": {"5": 1}, "law": "block"}, 400, None, "a joint model takes it under its causal law"),
+    ({"logit_bias": {"5": 1}, "speculation": 2}, 400, None, "speculation must be off with logit_bias"),
     ({"logprobs": 21}, 400, "logprobs", "less than or equal to 20, got 21"),
     ({"logprobs": True}, 400, "logprobs", "got True"),
     ({"logprobs": 2, "echo": True}, 400, "logprobs", "echo and logprobs may not be given together"),

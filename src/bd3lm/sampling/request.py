@@ -42,6 +42,8 @@ class Request:
     """Of a template whose gaps have text after them: several fills are drawn, and one is told."""
     guide: "Guide | None" = field(default=None, kw_only=True, compare=False)
     """What is written must be allowed by it."""
+    logit_bias: tuple[tuple[int, float], ...] = field(default=(), kw_only=True)
+    """Tokens, and what is added to their logits before one is drawn."""
 
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other)

@@ -211,6 +211,8 @@ class Worker:
         settings: dict[str, Any] = dict(line["settings"])
         if "unmasking" in settings:
             settings["unmasking"] = parse(UnmaskingRule, settings["unmasking"], where="unmasking")
+        if "logit_bias" in settings:
+            settings["logit_bias"] = dict(settings["logit_bias"])
         tell = line["tell"]
         handle = self.engine.submit(
             self._given(line),
