@@ -16,10 +16,16 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fastapi.testclient import TestClient
 
 from bd3lm.data.chat import Message, conversation
 from bd3lm.data.tokenizers import END
 from bd3lm.lm import Gap, LanguageModel
+from bd3lm.serving import Limits
+from bd3lm.serving.app import build_app
+from bd3lm.serving.engine import RemoteEngine
+from bd3lm.serving.worker import Served
+from tests.lm import BYTES
 from tests.serving import TEMPLATE, Server, serving, small_model
 from tests.serving.load import Load, compared, memory
 
@@ -664,6 +670,65 @@ def test_a_server_that_is_stopped_answers_what_runs(folder: Path) -> None:
     assert server.process.returncode == 0
     assert "stopping: requests that run are answered first" in said + noted
     assert "Traceback" not in noted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [1, 2])
+def test_who_is_not_done_when_a_server_stops_is_told(folder: Path, signals: int) -> None:
+    """After the grace period, or after the second signal. Nobody waits for half a request."""
+    grace = {1: "1.5", 2: "60"}[signals]
+    with serving(folder, "--grace", grace) as server:
+        body = {
+            "prompt": "ab",
+            "max_tokens": 4000,
+            "n": 8,
+            "law": "causal",
+            "logit_bias": {str(BYTES.eos_id): -100},
+        }
+
+        async def asked() -> list[httpx.Response]:
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+                streams = [
+                    asyncio.create_task(http.post("/v1/completions", json=body | {"stream": is_stream}))
+                    for is_stream in (True, False)
+                ]
+                while await asyncio.to_thread(server.texts) < 16:
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(0.5)
+                for _ in range(signals):
+                    server.process.send_signal(signal.SIGTERM)
+                    await asyncio.sleep(0.3)
+                return await asyncio.gather(*streams)
+
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as half:
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 50\r\n\r\n{")
+            began = time.monotonic()
+            streamed, whole = asyncio.run(asked())
+        assert time.monotonic() - began < 20
+        last = json.loads(streamed.text.strip().split("\n\n")[-1].removeprefix("data: "))
+        assert (streamed.status_code, whole.status_code) == (200, 503)
+        for told in (last, whole.json()):
+            assert told["error"]["message"].startswith("the server is stopped")
+            assert told["error"]["type"] == "server_error"
+        said, noted = server.process.communicate(timeout=60)
+    assert server.process.returncode == 0
+    assert "Traceback" not in said + noted
+
+
+def test_pages_of_other_origins_may_ask_only_where_they_are_named() -> None:
+    engine = RemoteEngine(Served("none", "none"), Limits(), notes=print)
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    for origins in ([], ["https://example.org"]):
+        client = TestClient(build_app(engine, origins=origins))
+        for origin in ("https://example.org", "https://example.com", "null"):
+            found = client.options("/v1/completions", headers=asks | {"origin": origin}).headers
+            allowed = found.get("access-control-allow-origin")
+            assert allowed == (origin if origin in origins else None)
+            assert client.get("/health", headers={"origin": origin}).headers.get(
+                "access-control-allow-origin"
+            ) == (origin if origin in origins else None)
+            assert "access-control-allow-credentials" not in found
 
 
 @pytest.mark.slow

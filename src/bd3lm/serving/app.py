@@ -71,6 +71,7 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
         app.add_middleware(
             CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"]
         )
+    app.add_middleware(_CutOff)
     _say_errors(app)
 
     async def allowed(request: Request) -> None:
@@ -495,6 +496,29 @@ class _Timed(StreamingResponse):
             return  # the answer is not whole, at which the connection is closed
         finally:
             await self._content.aclose()
+
+
+class _CutOff:
+    """Tells a client so whose request a server that stops does not wait for any longer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            if not has_begun:
+                await JSONResponse(answers.error("the server is stopped", 503), 503)(scope, receive, send)
 
 
 class _Counted:

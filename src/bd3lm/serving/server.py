@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ from bd3lm.serving.app import build_app
 from bd3lm.serving.engine import RemoteEngine
 from bd3lm.serving.limits import PATIENCE, Limits
 from bd3lm.serving.worker import Served
+
+_SLACK = 3  # seconds to tell those whose texts are not finished after the grace period
 
 
 def serve(
@@ -69,12 +72,12 @@ async def _serve(
             build_app(engine, key=key, origins=origins),
             log_level="info" if log else "warning",
             access_log=log,
-            timeout_graceful_shutdown=max(round(limits.grace), 1),
+            timeout_graceful_shutdown=math.ceil(limits.grace) + _SLACK,
             server_header=False,
             http=Connection,
             h11_max_incomplete_event_size=64 * 1024,
         )
-        await _Server(config, notes).serve(sockets=[listening])
+        await _Server(config, engine, notes).serve(sockets=[listening])
     finally:
         await engine.close()
 
@@ -112,9 +115,9 @@ class Connection(H11Protocol):
 class _Server(uvicorn.Server):
     """Ends at a signal, as it was asked to, and not by it: a service that was stopped has not failed."""
 
-    def __init__(self, config: uvicorn.Config, notes: Callable[[str], None]) -> None:
+    def __init__(self, config: uvicorn.Config, engine: RemoteEngine, notes: Callable[[str], None]) -> None:
         super().__init__(config)
-        self._notes = notes
+        self._engine, self._notes = engine, notes
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -130,9 +133,19 @@ class _Server(uvicorn.Server):
                 signal.signal(number, before[number])
 
     def _stop(self) -> None:
-        if self.should_exit:
-            self.force_exit = True  # asked twice
+        loop = asyncio.get_running_loop()
+        if self.should_exit:  # asked twice
+            self._engine.give_up("the server is stopped")
+            loop.call_later(1.0, self._end_at_once)  # whoever waited has been told by then
             return
         self.should_exit = True
+        loop.call_later(
+            self._engine.limits.grace,
+            self._engine.give_up,
+            "the server is stopped, and the text was not finished",
+        )
         with contextlib.suppress(OSError, ValueError):  # nobody may read it
             self._notes("stopping: requests that run are answered first")
+
+    def _end_at_once(self) -> None:
+        self.force_exit = True
