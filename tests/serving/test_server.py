@@ -553,6 +553,11 @@ BODIES = [
     b'{"prompt": "ab", "max_tokens": 1e30}',
     b'{"prompt": "ab", "\\ud800": 1}',
     b'{"prompt": ["ab", 1]}',
+    '{"\u00b8": {}, "n": 2140}'.encode(),
+    b'{"' + b"a" * 50_000 + b'": 1}',
+    b'{"": 1}',
+    b'{"prompt": "ab", "logit_bias": {"\\ud800": 1, "": 2}}',
+    b'{"prompt": "ab", "law": "causal", "logit_bias": {"4294967295": 1}}',
     b'{"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}',
     b'{"prompt": "ab", "response_format": {"type": "json_schema", "json_schema": {"schema": '
     + b'{"items": ' * 5000

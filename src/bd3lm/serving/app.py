@@ -463,13 +463,18 @@ def _first_problem(error: RequestValidationError) -> tuple[str | None, str]:
     """The field, and what is wrong with it; of several what a field is not, before what it is."""
     problems = error.errors()
     problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
+    is_extra = problem["type"] == "extra_forbidden"
+    place = list(problem["loc"])
+    said = [str(place.pop())[:80]] if is_extra else []  # a client's own word, whatever it is
     # Among the names of fields stand those of what a field may be.
-    path = [str(each) for each in problem["loc"] if str(each).isidentifier() or isinstance(each, int)]
-    path = [each for each in path if each not in ("body", "str", "int", "float", "bool", "list", "dict")]
+    path = [str(each) for each in place if str(each).isidentifier() or isinstance(each, int)]
+    path = [
+        each for each in path if each not in ("body", "str", "int", "float", "bool", "list", "dict")
+    ] + said
     name = ".".join(path)
     if problem["type"] == "json_invalid":
         return None, f"the body must be JSON: {problem.get('ctx', {}).get('error', problem['msg'])}"
-    if problem["type"] == "extra_forbidden":
+    if is_extra:
         return (
             name,
             f"{name} is no field of this server: {NOT_HERE.get(path[-1], 'see /docs for those it has')}",
