@@ -1,6 +1,5 @@
 """The routes: what clients ask becomes texts of the engine, and what becomes of these an answer."""
 
-import asyncio
 import hmac
 import secrets
 import time
@@ -10,10 +9,9 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bd3lm
 from bd3lm.lm.prompts import text_seeds
@@ -21,9 +19,10 @@ from bd3lm.parsing import template_parts
 from bd3lm.serving import answers
 from bd3lm.serving.asks import NOT_HERE, Ask, ChatAsk, CompletionAsk
 from bd3lm.serving.engine import ClientGone, Full, Gone, Group, RemoteEngine
-from bd3lm.serving.limits import PATIENCE, Limits
+from bd3lm.serving.limits import Limits
 from bd3lm.serving.link import Line
 from bd3lm.serving.metrics import Metrics
+from bd3lm.serving.middleware import BodyLimit, Counted, CutOff, Timed
 from bd3lm.serving.page import page_file
 
 _ABOUT = (
@@ -65,13 +64,13 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
 
     app = FastAPI(title="bd3lm", version=bd3lm.__version__, description=_ABOUT, lifespan=life)
     app.state.engine, app.state.metrics = engine, metrics
-    app.add_middleware(_BodyLimit, most=limits.body)
-    app.add_middleware(_Counted, metrics=metrics)
+    app.add_middleware(BodyLimit, most=limits.body)
+    app.add_middleware(Counted, metrics=metrics)
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"]
         )
-    app.add_middleware(_CutOff)
+    app.add_middleware(CutOff)
     _say_errors(app)
 
     async def allowed(request: Request) -> None:
@@ -287,7 +286,7 @@ class _Answer:
             group.leave()
             raise
         if self.ask.stream:
-            return _Timed(
+            return Timed(
                 self.engine.limits.seconds + _SLACK,
                 self._streamed(group, told, begun),
                 media_type="text/event-stream",
@@ -481,114 +480,3 @@ def _first_problem(error: RequestValidationError) -> tuple[str | None, str]:
         )
     got = "" if problem["type"] == "missing" else f", got {problem.get('input')!r:.80}"
     return name or None, f"{name or 'the body'}: {problem['msg'].removeprefix('Value error, ')}{got}"
-
-
-class _Timed(StreamingResponse):
-    """A stream that ends, whoever reads it: a client that takes nothing more is let go of."""
-
-    def __init__(self, seconds: float, content: AsyncGenerator[str, None], **options: Any) -> None:
-        super().__init__(content, **options)
-        self._seconds, self._content = seconds, content
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def patient(message: Message) -> None:
-            await asyncio.wait_for(send(message), PATIENCE)
-
-        try:
-            async with asyncio.timeout(self._seconds):
-                await super().__call__(scope, receive, patient)
-        except TimeoutError:
-            return  # the answer is not whole, at which the connection is closed
-        finally:
-            await self._content.aclose()
-
-
-class _CutOff:
-    """Tells a client so whose request a server that stops does not wait for any longer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
-
-        async def noting(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
-        try:
-            await self.app(scope, receive, noting)
-        except asyncio.CancelledError:
-            if scope["type"] != "http":
-                raise
-            if not has_begun:
-                await JSONResponse(answers.error("the server is stopped", 503), 503)(scope, receive, send)
-
-
-class _Counted:
-    """Counts answers by their status."""
-
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def counting(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self.metrics.answers.labels(message["status"]).inc()
-            await send(message)
-
-        is_text = scope["type"] == "http" and scope["method"] == "POST"
-        await self.app(scope, receive, counting if is_text else send)
-
-
-class _BodyLimit:
-    """Reads no more of a request than it may hold."""
-
-    def __init__(self, app: ASGIApp, *, most: int) -> None:
-        self.app, self.most = app, most
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self.most:
-            await self._refuse(scope, receive, send)
-            return
-        body, more = bytearray(), True
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
-            await self.app(scope, receive, send)
-            return
-        while more:
-            try:
-                message = await asyncio.wait_for(receive(), PATIENCE)
-            except TimeoutError:
-                message_of = "the body of a request must come within a minute"
-                await JSONResponse(answers.error(message_of, 408), 408, headers={"connection": "close"})(
-                    scope, receive, send
-                )
-                return
-            if message["type"] != "http.request":
-                return  # the client has gone
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self.most:
-                await self._refuse(scope, receive, send)
-                return
-        told = False
-
-        async def replay() -> Message:
-            nonlocal told
-            if told:
-                return await receive()
-            told = True
-            return {"type": "http.request", "body": bytes(body), "more_body": False}
-
-        await self.app(scope, replay, send)
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message = f"a request must hold at most {self.most:,} bytes here"
-        await JSONResponse(answers.error(message, 413), 413, headers={"connection": "close"})(
-            scope, receive, send
-        )
