@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from bd3lm.lm import LanguageModel
+from tests.lm import BYTES
 from tests.serving import Server, serving, small_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -87,7 +88,8 @@ async def asked_by_many(server: Server, then: Any) -> list[tuple[int | None, dic
     """What clients hear whose texts are under way when something happens: a status, and what came last."""
 
     async def ask(http: httpx.AsyncClient, number: int) -> tuple[int | None, dict[str, Any]]:
-        body = {"prompt": "ab", "max_tokens": 3000, "seed": number, "stream": number % 2 == 0}
+        endless = {"law": "causal", "logit_bias": {str(BYTES.eos_id): -100}}
+        body = {"prompt": "ab", "max_tokens": 3000, "seed": number, "stream": number % 2 == 0, **endless}
         try:
             answer = await http.post("/v1/completions", json=body)
         except httpx.TransportError:
