@@ -16,6 +16,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INSTALL_ARGS ?= torch==2.13.0
 PYTEST_JOBS ?= 2
+PORT ?= 8000
 PYTEST_ARGS ?=
 # Which Pythons `make package` installs the wheel for; each takes a minute or two.
 PACKAGE_PYTHONS ?= $(BIN)/python
@@ -34,7 +35,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test test-slow test-browser test-research results demo docs package check format clean clean-venv FORCE
+.PHONY: help test test-slow test-browser test-research results demo serve docs package check format clean clean-venv FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +63,9 @@ results: $(VENV)/.core ## docs/results.md and the README's table, with their plo
 
 demo: $(VENV)/.core ## the demonstration, `bd3lm demo`
 	@$(BIN)/bd3lm demo
+
+serve: $(VENV)/.serve ## the model in the box behind HTTP, with a page to see it write: 127.0.0.1, PORT=8000
+	@$(BIN)/bd3lm serve --port $(PORT)
 
 # Only what was read anew is sure to show all its warnings, and an API page changes with the code that it is about.
 docs: $(VENV)/.docs ## the site, in build/site; warnings and broken links are errors
@@ -121,6 +125,11 @@ $(VENV)/.core: $(SELF_INPUTS)
 	@echo "Installing bd3lm and what it needs ..."
 	@$(INSTALL_SELF) -e .
 	@touch $@
+
+$(VENV)/.serve: $(SELF_INPUTS)
+	@echo "Installing bd3lm and what its server needs ..."
+	@$(INSTALL_SELF) -e ".[serve]"
+	@touch $(VENV)/.core $@
 
 $(VENV)/.test: $(SELF_INPUTS)
 	@echo "Installing bd3lm and what its tests need ..."

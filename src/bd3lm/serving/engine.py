@@ -233,6 +233,11 @@ class RemoteEngine:
             group.open.discard(line["text"])
         group.lines.put_nowait((index, line))
 
+    def give_up(self, why: str) -> None:
+        """Let go of all texts; whoever waits for one is told why."""
+        self._outbox.put([{"do": "leave", "text": number} for number in self._groups])
+        self._lose(why)
+
     def _lose(self, why: str) -> None:
         self.state.running = self.state.waiting = 0
         for number in list(self._groups):
