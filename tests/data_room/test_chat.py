@@ -98,6 +98,45 @@ def test_the_names_of_special_tokens_are_told(tokenizer):
         ("{% for i in range(9999) %}{{ 'a' * 1 }}{% endfor %}", "no small numbers"),
         ("{% for i in range(99999) %}aaaaaaaaaaaaaaaaaaaaaaaaa{% endfor %}", "more than 1,000,000"),
         ("a" * 1_000_001, "at most 1,000,000 characters"),
+        ("{{ 'a'.ljust(10000000000) }}", "a number above 1,000,000"),
+        ("{{ 1 .to_bytes(10000000000, 'big') }}", "a number above 1,000,000"),
+        ("{{ {} | tojson(indent=10000000000) }}", "a number above 1,000,000"),
+        ("{{ '{:>9999999999}'.format(1) }}", "calls format, which is not allowed"),
+        ("{{ 'a' | batch(10000000000, 'x') | list }}", "No filter named 'batch'"),
+        ("{{ (('a' * 1) ~ '') ** 2 }}", "no small numbers"),
+        ("{{ 9 ** 999999 }}", "a power above 64"),
+        (
+            "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+            "{{ n.x }}",
+            "a text of more than 1,000,000 characters",
+        ),
+        (
+            "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+            "{{ n.x | tojson }}",
+            "a text of more than 1,000,000 characters",
+        ),
+        (
+            "{% set n = namespace(x='a,') %}{% for i in range(12) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+            "{{ n.x.split(',') | join(n.x) }}",
+            "a text of more than 1,000,000 characters",
+        ),
+        (
+            "{% set x = 'abcdefghij' %}" + "".join(f"{{% for a{i} in x %}}" for i in range(8)) + "y"
+            "{% endfor %}" * 8,
+            "goes round its loops more than 1,000,000 times",
+        ),
+        (
+            "{% for a in [1, 2] recursive %}{{ loop([1, 2]) }}{{ loop([1, 2]) }}{% endfor %}",
+            "",
+        ),
+        ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", ""),
+        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
+        ("{{ self.__init__.__globals__ }}", "unsafe"),
+        ("{{ messages[0].__class__.__base__.__subclasses__() }}", "unsafe"),
+        ("{{ raise_exception.__globals__['json'] }}", "unsafe"),
+        ("{{ range.__self__._compiled }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{% set x = messages[0] %}{% set x.role = 'system' %}", "cannot"),
     ],
 )
 def test_a_template_that_is_none_or_does_too_much_is_one_line(template, said, tokenizer):
