@@ -4,6 +4,7 @@ A folder holds, for each split,
 
     train-00000.bin           token ids, raw little-endian uint16 or uint32, whichever the vocabulary needs
     train-00000.lengths.npy   the length in tokens of each document of that shard, without its BOS and EOS
+    train-00000.answers       of conversations: a bit for each token, 1 where it is of an answer
 
 then the tokenizer (tokenizer.json, tokenizer_config.json) and meta.json: the counts and the sha256 of every
 shard, and the fingerprints of the tokenizer and of the source. A shard ends where a document ends. meta.json
@@ -46,6 +47,18 @@ _LONG = 2.0  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
+class Chat:
+    """How conversations became tokens."""
+
+    template: str | None
+    """sha256 of the chat template; None for texts and their continuations."""
+    answers: Literal["all", "last"]
+    """Which answers of a conversation are learned."""
+    begin: bool
+    """Whether texts begin with BOS; a template writes its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inputs:
     """All that decides the tokens: equal inputs give equal shards, byte for byte."""
 
@@ -60,6 +73,8 @@ class Inputs:
     bos_before_documents: bool
     splits: tuple[str, ...]
     shard_tokens: int
+    chat: Chat | None = None
+    """None where documents are texts."""
 
     def __post_init__(self) -> None:
         if not self.splits or len(set(self.splits)) < len(self.splits):
@@ -72,6 +87,8 @@ class Inputs:
             self.bos_before_documents and self.bos_id is None
         ):
             raise ValueError("eos_id and bos_id must be there where documents begin or end with them")
+        if self.chat is not None and self.around_documents:
+            raise ValueError("a conversation must hold all of its tokens, got more around it")
 
     @property
     def around_documents(self) -> int:
@@ -81,8 +98,8 @@ class Inputs:
     def differences(self, other: "Inputs") -> list[str]:
         """What `other` has that differs, for people; a source may change its name."""
         ours, theirs = (vars(inputs) for inputs in (self, other))
-        changed = [key for key in ours if key != "source" and ours[key] != theirs[key]]
-        return [
+        changed = [key for key in ours if key not in ("source", "chat") and ours[key] != theirs[key]]
+        return _chat_differences(self.chat, other.chat) + [
             self._other_source(other)
             if key == "source_fingerprint"
             else f"{key} {_short(ours[key])!r}, not {_short(theirs[key])!r}"
@@ -96,6 +113,19 @@ class Inputs:
         return f"source {self.source!r}, not {other.source!r}"
 
 
+def _chat_differences(ours: Chat | None, theirs: Chat | None) -> list[str]:
+    if ours == theirs:
+        return []
+    if ours is None or theirs is None:
+        return [f"{'text' if ours is None else 'conversations'}, not {'text' if theirs is None else 'those'}"]
+    found = [
+        f"{name} {before!r}, not {after!r}"
+        for name in ("answers", "begin")
+        if (before := getattr(ours, name)) != (after := getattr(theirs, name))
+    ]
+    return [*found, "another chat template"] if ours.template != theirs.template else found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shard:
     """One file of tokens: whole documents."""
@@ -105,12 +135,20 @@ class Shard:
     tokens: Count
     text_bytes: Count  # of their UTF-8 text: what bits per byte are counted against
     sha256: str
+    answers_sha256: str | None = None
+    """Of the bits beside it that say which tokens are of answers; None where documents are texts."""
 
     def __post_init__(self) -> None:
         if not _BARE_NAME.fullmatch(self.file):
             raise ValueError(f"file must be the bare name of a .bin file beside it, got {self.file!r:.80}")
-        if not _DIGEST.fullmatch(self.sha256):
-            raise ValueError(f"sha256 must be 64 hexadecimal digits, got {self.sha256!r:.80}")
+        for name in ("sha256", "answers_sha256"):
+            digest = getattr(self, name)
+            if not _DIGEST.fullmatch(digest if digest is not None or name == "sha256" else "0" * 64):
+                raise ValueError(f"{name} must be 64 hexadecimal digits, got {digest!r:.80}")
+
+    @property
+    def answers_file(self) -> str:
+        return str(Path(self.file).with_suffix(".answers"))
 
     @property
     def lengths_file(self) -> str:
@@ -164,6 +202,11 @@ class Meta:
         for file, times in named.most_common(1):
             if times > 1:
                 raise ValueError(f"file must differ from shard to shard, got {file!r} {times} times")
+        has_answers = {
+            each.answers_sha256 is not None for split in self.splits.values() for each in split.shards
+        }
+        if has_answers - {self.inputs.chat is not None}:
+            raise ValueError("answers_sha256 must be there for conversations, and for nothing else")
 
     @property
     def complete(self) -> bool:
@@ -187,10 +230,19 @@ class Meta:
             ) from None
 
     def write(self, folder: Path) -> None:
-        write_atomically(folder / META_FILE, _META.dump_json(self, indent=2) + b"\n")
+        write_atomically(folder / META_FILE, _dumped(self, indent=2) + b"\n")
 
 
 _META = TypeAdapter(Meta)
+
+
+def _dumped(meta: Meta, *, indent: int | None = None) -> bytes:
+    """A folder of texts says nothing of answers, as before there were any: its fingerprint stays."""
+    of_chats: dict[str, Any] = {
+        "inputs": {"chat"},
+        "splits": {"__all__": {"shards": {"__all__": {"answers_sha256"}}}},
+    }
+    return _META.dump_json(meta, indent=indent, exclude=of_chats if meta.inputs.chat is None else None)
 
 
 def _short(value: Any) -> Any:
@@ -245,7 +297,7 @@ class TokenShards:
     def fingerprint(self) -> str:
         """sha256 of what was put in and what came out: the same for the same tokens from the same source."""
         meta = replace(self.meta, inputs=replace(self.meta.inputs, source=""))
-        return hashlib.sha256(_META.dump_json(meta)).hexdigest()
+        return hashlib.sha256(_dumped(meta)).hexdigest()
 
     def require_tokenizer(self, tokenizer: Tokenizer | str) -> None:
         """Refuse a tokenizer, or a fingerprint of one, that did not make these shards."""
@@ -265,6 +317,22 @@ class TokenShards:
 
     def read(self, split: str, start: int, stop: int) -> NDArray[Any]:
         """Tokens start..stop of a split, across the borders of shards."""
+        return self._across(split, start, stop, self._read, np.dtype(on_disk(self.meta.dtype)))
+
+    def answers(self, split: str, start: int, stop: int) -> NDArray[np.bool_]:
+        """Which of these tokens are of answers, in conversations."""
+        if self.meta.inputs.chat is None:
+            raise ValueError(f"the shards in {self.folder} hold texts, in which nothing is an answer")
+        return self._across(split, start, stop, self._read_answers, np.dtype(np.bool_))
+
+    def _across(
+        self,
+        split: str,
+        start: int,
+        stop: int,
+        read: Callable[[Shard, int, int], NDArray[Any]],
+        kind: "np.dtype[Any]",
+    ) -> NDArray[Any]:
         total = self.split(split).tokens
         if not 0 <= start <= stop <= total:
             raise IndexError(f"tokens {start}..{stop} are not within the {total} of split {split!r}")
@@ -274,11 +342,11 @@ class TokenShards:
         while start < stop:
             end = min(stop, int(starts[i + 1]))
             shard = self.meta.splits[split].shards[i]
-            pieces.append(self._read(shard, start - int(starts[i]), end - int(starts[i])))
+            pieces.append(read(shard, start - int(starts[i]), end - int(starts[i])))
             start, i = end, i + 1
         if len(pieces) == 1:
             return pieces[0]
-        return np.concatenate(pieces) if pieces else np.empty(0, on_disk(self.meta.dtype))
+        return np.concatenate(pieces) if pieces else np.empty(0, kind)
 
     def lengths(self, split: str) -> NDArray[np.uint32]:
         """How many tokens the text of each document has, in order."""
@@ -294,6 +362,22 @@ class TokenShards:
                     say(f"checking that the shards in {self.folder} are whole; a later start need not")
                     said = True
                 self._opened(shard)
+                if self.meta.inputs.chat is not None:
+                    self._opened_answers(shard)
+
+    def _read_answers(self, shard: Shard, start: int, stop: int) -> NDArray[np.bool_]:
+        file, first = self._opened_answers(shard), start // 8
+        try:
+            data = file.read(first, -(-stop // 8))
+        except ValueError as error:
+            raise _restorable(error) from None
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+        return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
+
+    def _opened_answers(self, shard: Shard) -> VerifiedFile:
+        if shard.answers_file not in self._open:
+            self._open[shard.answers_file] = open_answers(self.folder, shard)
+        return self._open[shard.answers_file]
 
     def _read(self, shard: Shard, start: int, stop: int) -> NDArray[Any]:
         kind, file = on_disk(self.meta.dtype), self._opened(shard)
@@ -327,6 +411,18 @@ def open_shard(folder: Path, shard: Shard, meta: Meta, *, anew: bool = False) ->
         )
     except FileNotFoundError:
         raise FileNotFoundError(f"shard {path} is missing: prepare the folder again to restore it") from None
+    except ValueError as error:
+        raise _restorable(error) from None
+
+
+def open_answers(folder: Path, shard: Shard, *, anew: bool = False) -> VerifiedFile:
+    """Which tokens of a shard are of answers, a bit each."""
+    path = folder / shard.answers_file
+    try:
+        size = -(-shard.tokens // 8)
+        return VerifiedFile(path, size=size, digest=shard.answers_sha256 or "", anew=anew)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing: prepare the folder again to restore it") from None
     except ValueError as error:
         raise _restorable(error) from None
 

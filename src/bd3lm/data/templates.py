@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 PLAIN = (
-    "{% for message in messages %}"
+    "{{ bos_token }}{% for message in messages %}"
     "{{ {'system': 'System', 'user': 'User', 'assistant': 'Assistant'}[message['role']] + ':\n' }}"
     "{{ message['content'] | trim }}{{ eos_token if message['role'] == 'assistant' }}{{ '\n\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}"
@@ -59,9 +59,7 @@ def rendered(
     }
     sandbox = _Sandbox(room=4 * sum(len(message["content"]) for message in messages))
     try:
-        program: Template = Template.from_code(
-            sandbox, _compiled(template), sandbox.make_globals(None), None
-        )
+        program: Template = Template.from_code(sandbox, _compiled(template), sandbox.make_globals(None), None)
         text, length = [], 0
         for piece in program.generate(said):
             text.append(piece)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
+from bd3lm.data.packed import Packing
 from bd3lm.diffusion import ClipSearch, Counts, MaskingRule, Times, check_lean
 from bd3lm.evaluation import (
     Drafts,
@@ -282,6 +283,9 @@ class BlockDiffusionMethod(Method):
         """How much the order leans in which texts are written: that of the unmasking rule, where it can."""
         rule = settings.unmasking
         return self.lean if rule is None or not rule.can_lean else getattr(rule, "lean", self.lean)
+
+    def packing(self, context: int) -> Packing:
+        return Packing(unit=self.piece(context), in_blocks=True)
 
     def piece(self, context: int) -> int:
         return context if self.block_size is None else self.block_size

@@ -1,7 +1,7 @@
 """From a recipe to a run: a plan, which has been checked as a whole, and what it builds."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,9 @@ import torch
 from bd3lm import interop
 from bd3lm.data import (
     BatchStream,
-    OrderedBatches,
     PydocCorpus,
     Tokenizer,
     TokenShards,
-    WrappedTokens,
     prepare,
     train_bpe,
 )
@@ -36,6 +34,12 @@ from bd3lm.runs.memory import TrainingMemory, training_memory
 from bd3lm.runs.merging import CHECKPOINT
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
 from bd3lm.runs.sections import BUILTIN, DataRecipe, check_data
+from bd3lm.runs.texts import (
+    held_out_batches,
+    say_what_is_left_out,
+    sequences_of,
+    why_nothing_is_held_out,
+)
 from bd3lm.training import (
     Callback,
     CheckpointStore,
@@ -110,13 +114,16 @@ class _Reading:
         shards.check(partial(say, to=sys.stderr) if engine.is_main else lambda line: None)
         config = _config(recipe, _Tokens.of(shards))
         objective = _objective(recipe, config)
-        held_out = HeldOut(held_out_batches(recipe.data, shards), recipe.method.score_first)
-        nothing = why_nothing_is_held_out(recipe.data, shards)
+        held_out = HeldOut(held_out_batches(recipe.data, shards, recipe.method))
+        nothing = why_nothing_is_held_out(recipe.data, shards, recipe.method)
+        stream = _stream(recipe, shards)
+        if engine.is_main:
+            say_what_is_left_out(stream.sequences)
         return cls(
             shards,
             config,
             objective,
-            _stream(recipe, shards),
+            stream,
             held_out,
             _validators(recipe, config, held_out, nothing),
             nothing,
@@ -157,7 +164,6 @@ class Plan:
             optimizer=recipe.optimizer,
             engine=engine,
             store=self.store,
-            score_first=recipe.method.score_first,
             validators=reading.validators,
             callbacks=_callbacks(recipe, self.out, console, label),
             run_state={
@@ -237,7 +243,7 @@ def open_store(recipe: Recipe, out: Path) -> CheckpointStore:
 
 
 def _stream(recipe: Recipe, shards: TokenShards) -> BatchStream:
-    train = WrappedTokens(shards, "train", recipe.data.context, bos_eos=recipe.data.bos_eos)
+    train = sequences_of(recipe.data, shards, "train", recipe.method)
     return BatchStream(
         train, rows=recipe.train.global_batch, seed=recipe.train.seed, skip=recipe.data.skip or 0
     )
@@ -470,31 +476,6 @@ def _require_same_network(theirs: Mapping[str, Shape], ours: Mapping[str, Shape]
 
 def _tied(shapes: Mapping[str, Shape]) -> str:
     return "untied" if _HEAD in shapes else "tied"
-
-
-def held_out_batches(recipe: DataRecipe, shards: TokenShards) -> Sequence[torch.Tensor]:
-    """The held-out sequences of some data, in batches; none where nothing was held out."""
-    split = _held_out_split(shards)
-    if split is None:
-        return ()
-    sequences = WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)
-    return OrderedBatches(sequences, rows=recipe.validation_batch, limit=recipe.validation_sequences)
-
-
-def why_nothing_is_held_out(recipe: DataRecipe, shards: TokenShards) -> str | None:
-    """Why `held_out_batches` has none: no text was held out, or too little; None where it has some."""
-    split = _held_out_split(shards)
-    if split is None:
-        return f"the data in {shards.folder} has no valid or test split"
-    if len(WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)):
-        return None
-    frame = " less BOS and EOS" if recipe.bos_eos else ""
-    tokens = shards.split(split).tokens
-    return f"the {split} split has {tokens:,} tokens, less than one context of {recipe.context:,}{frame}"
-
-
-def _held_out_split(shards: TokenShards) -> str | None:
-    return next((name for name in ("valid", "test") if name in shards.splits), None)
 
 
 def _validators(

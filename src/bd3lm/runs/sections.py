@@ -22,6 +22,8 @@ class DataRecipe:
     """Sequences of the order to begin after. By default a stage begins where the one before it stopped."""
     builtin_vocabulary: int = 1024
     """Size of the BPE trained for the built-in corpus."""
+    skip_long: bool = False
+    """Leave out conversations that are longer than the context."""
     validation_sequences: int | None = None
     """How many held-out sequences to validate on; by default all."""
     validation_batch: int = 16
