@@ -9,7 +9,7 @@ import torch
 from bd3lm.diffusion import ClippedTimes, Times
 from bd3lm.evaluation import gradient_variance, loss_sums
 from bd3lm.models import BlockReading
-from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
+from bd3lm.objectives import BlockDiffusionLoss
 from bd3lm.training import Engine, GradientVarianceValidator, LikelihoodValidator
 from tests.training.tiny import AR, COUNTS, HELD_OUT, MASK, held_out, network, rows, sentences, tiny_trainer
 

@@ -301,6 +301,10 @@ class Method(Kinded, ABC, family="method"):
             f"{self.title}"
         )
 
+    def tuned_by(self, frame: Frame) -> Any:
+        """How it is trained on conversations where nothing else is said: an object of its `Training`."""
+        return self.Training()
+
     # --- how texts are scored ---
 
     def scoring_unit(self, context: int) -> int:

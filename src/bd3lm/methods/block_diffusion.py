@@ -28,6 +28,7 @@ from bd3lm.objectives.denoising import Algorithm
 from bd3lm.sampling import FillWeights, FirstHitting, Speculation, SpeculativeBlockWriter, Writer
 from bd3lm.sampling.speculative_blocks import check_speculation
 
+_NEXT_TOKEN = 4.0  # what a joint model is tuned with
 _LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
 
 
@@ -286,6 +287,11 @@ class BlockDiffusionMethod(Method):
 
     def packing(self, context: int) -> Packing:
         return Packing(unit=self.piece(context), in_blocks=True)
+
+    def tuned_by(self, frame: Frame) -> BlockDiffusionTraining:
+        """As the recommended presets: both copies of complementary masks, each masked token with weight 1."""
+        masking = Times() if frame.told_noise else Counts(complementary=True, weight="flat")
+        return BlockDiffusionTraining(masking=masking, next_token=_NEXT_TOKEN if self.joint else 0.0)
 
     def piece(self, context: int) -> int:
         return context if self.block_size is None else self.block_size

@@ -65,6 +65,9 @@ class DrafterMethod(AutoregressiveMethod):
         """Groups of masks begin where a conversation does. What fills the last is never drafted."""
         return Packing(unit=self.masks)
 
+    def tuned_by(self, frame: Frame) -> DrafterTraining:
+        return DrafterTraining(aim="overlap")
+
     def drafts(self, frame: Frame, masks: int | None = None) -> Drafts:
         number = self.masks if masks is None else masks
         if not 1 <= number < frame.context:

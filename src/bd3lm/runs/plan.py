@@ -341,7 +341,7 @@ def _objective(recipe: Recipe, config: LanguageModelConfig) -> Objective:
 
 def _shape(recipe: Recipe, tokens: _Tokens) -> NetworkConfig:
     """The network for some data: it predicts all of its tokens, or all but a mask that it reads apart."""
-    context = recipe.data.context
+    context = recipe.data.reads
     shape = recipe.network.config(vocab_size=tokens.number, context=context)
     apart = shape.input_vocab_size - tokens.number
     if apart and tokens.mask_id != tokens.number - 1:
@@ -364,17 +364,18 @@ def with_network_of_start(recipe: Recipe) -> Recipe:
     path = interop.resolve(source)
     config = interop.config_of(path)
     theirs = config.network
-    if recipe.data.context > theirs.context:
+    if recipe.data.reads > theirs.context:
+        name = "data.context" if recipe.data.most_context is None else "data.most_context"
         raise ValueError(
-            f"data.context must be at most the {theirs.context:,} of {source}, from which the network is "
-            f"taken, got {recipe.data.context:,}"
+            f"{name} must be at most the {theirs.context:,} of {source}, from which the network is "
+            f"taken, got {recipe.data.reads:,}"
         )
     if recipe.data.path != BUILTIN:
         shards = open_shards(recipe.data.path)
         _require_same_tokenizer(path, config, source, shards)
         theirs = _reading(theirs, _Tokens.of(shards), source)
     recipe = replace(recipe, network=recipe.network.from_checkpoint(theirs))
-    ours = recipe.network.config(vocab_size=theirs.vocab_size, context=recipe.data.context)
+    ours = recipe.network.config(vocab_size=theirs.vocab_size, context=recipe.data.reads)
     raise_problems(recipe.conflicts(Frame.of(ours, mask_id=ours.input_vocab_size - 1)))
     return recipe
 
@@ -391,7 +392,7 @@ def memory_of(recipe: Recipe, source: str) -> TrainingMemory:
     """The memory that it takes to train by a recipe, starting from a model."""
     theirs = interop.config_of(source)
     found = _started(recipe, source, reads=False)
-    network = found.network.config(vocab_size=theirs.network.vocab_size, context=found.data.context)
+    network = found.network.config(vocab_size=theirs.network.vocab_size, context=found.data.reads)
     return training_memory(LanguageModelConfig(network=network, method=found.method, mask_id=theirs.mask_id))
 
 
