@@ -118,14 +118,20 @@ class _Script:
                 if is_wanted:
                     raise ValueError(
                         f"the chat template writes what stands before message {place}, an answer, otherwise "
-                        "while the answer is asked for than afterwards; train on last answers only, whose "
-                        "end is not rewritten (--answers last)"
+                        "while the answer is asked for than afterwards; train on last answers only "
+                        "(--answers last)"
                         if answers == "all"
                         else f"the chat template asks for message {place}, the last answer, with other words "
                         "than it writes before it"
                     )
                 continue
             end = self._end(whole, len(asked), asked, between, place, ending)
+            is_whole = self._messages[place].content.strip() in whole[len(asked) : end]
+            if is_wanted and not is_whole and place != places[-1]:
+                raise ValueError(
+                    f"the chat template writes message {place}, an answer, in other words once it is past, as "
+                    "those do that drop thoughts; train on last answers only (--answers last)"
+                )
             found += [_Part(whole[done : len(asked)], False), _Part(whole[len(asked) : end], is_wanted)]
             done = end
         return found if not ask else [*found, _Part(whole[done:], False)]
