@@ -1,4 +1,4 @@
-"""Chat templates in the style of some families, with what an assistant wrote marked as `transformers` asks."""
+"""Chat templates in the style of some families, with answers marked as `transformers` asks for it."""
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -38,7 +38,8 @@ ZEPHYR = (
 FAMILIES = {"ChatML": CHATML, "Llama 3": LLAMA_3, "Mistral": MISTRAL, "Gemma": GEMMA, "Zephyr": ZEPHYR}
 
 THINKING = (
-    "{% set last = messages | length - 1 %}{% for message in messages %}{% set content = message['content'] %}"
+    "{% set last = messages | length - 1 %}{% for message in messages %}"
+    "{% set content = message['content'] %}"
     "{% if message['role'] == 'assistant' and '</think>' in content and loop.index0 < last %}"
     "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + content + '<|im_end|>\n' }}"

@@ -68,10 +68,13 @@ class PackedConversations(Sequences):
         long = np.flatnonzero(sizes > context)
         if len(long) and not skip_long:
             first = int(long[0])
+            others = {0: "", 1: ", and so has 1 more"}.get(
+                len(long) - 1, f", and so have {len(long) - 1:,} more"
+            )
             raise ValueError(
                 f"conversation {first + 1:,} of split {split!r} has {lengths[first]:,} tokens, more than the "
-                f"context of {context:,}, and so have {len(long) - 1:,} others: give a longer context, or "
-                "leave them out with --data.skip_long true"
+                f"context of {context:,}{others}: give a longer context, or leave out what does not fit with "
+                "--data.skip_long true"
             )
         self.skipped = len(long)
         """How many conversations are too long, and left out."""

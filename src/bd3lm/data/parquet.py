@@ -71,13 +71,15 @@ def parquet_values(path: Path, fields: Collection[str], max_document: int) -> It
         if not wanted:
             yield from (dict.fromkeys(names) for _ in range(file.metadata.num_rows))
             return
-        for batch in stored_once.iter_batches(batch_size=_BATCH_VALUES, columns=wanted):
-            if _characters(batch) <= max_document:  # then no row has more
-                rows = batch.to_pylist()
-            else:
-                rows = _one_by_one(path, batch, first, max_document)
-            yield from (dict.fromkeys(names) | row for row in rows)
-            first += batch.num_rows
+        for group in range(file.num_row_groups):
+            where = {"row_groups": [group], "columns": wanted}
+            for batch in stored_once.iter_batches(batch_size=_BATCH_VALUES, **where):
+                if _characters(batch) <= max_document:  # then no row has more
+                    rows = batch.to_pylist()
+                else:
+                    rows = _one_by_one(path, batch, first, max_document)
+                yield from (dict.fromkeys(names) | row for row in rows)
+                first += batch.num_rows
 
 
 def _one_by_one(path: Path, batch: Any, first: int, max_document: int) -> Iterator[dict[str, Any]]:
