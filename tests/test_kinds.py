@@ -56,6 +56,32 @@ def test_what_is_said_and_meant(said: Any, meant: Shape) -> None:
     assert parse(Drawing, plain(drawing), where="it") == drawing
 
 
+class Grown(Kinded, family="grown"):
+    """Another family."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree(Grown):
+    """It got a second field when files knew the first alone."""
+
+    kind = "tree"
+    unsaid = frozenset({"bare"})
+    rings: int = 5
+    bare: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Garden:
+    tree: Grown
+
+
+def test_a_field_that_came_later_is_saved_where_it_says_something() -> None:
+    assert plain(Tree()) == {"kind": "tree", "rings": 5}
+    assert plain(Tree(bare=True)) == {"kind": "tree", "rings": 5, "bare": True}
+    for tree in (Tree(), Tree(bare=True)):
+        assert parse(Garden, plain(Garden(tree=tree)), where="it") == Garden(tree=tree)
+
+
 def test_a_member_without_fields_is_saved_as_its_kind() -> None:
     assert plain(Drawing(shape=Dot(), others=(Ring(),))) == {
         "shape": "dot",

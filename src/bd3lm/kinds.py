@@ -36,6 +36,9 @@ class Kinded:
     """What errors call the family."""
     learned: ClassVar[frozenset[str]] = frozenset()
     """Fields that a member fills in as it goes: no file says them, and none keeps them."""
+    unsaid: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a file leaves out where they have their default: those that came after files were written,
+    which stay as they are."""
     group: ClassVar[str]
     """The entry points of installed packages that name modules with members."""
     _members: ClassVar[dict[str, type[Any]]]
@@ -102,7 +105,12 @@ def plain(value: Any) -> Any:
             )
         if not is_dataclass(value):
             raise ValueError(f"{type(value).__qualname__} must be a dataclass to be saved, got {value!r}")
-        said = [each.name for each in fields(value) if each.name not in value.learned]
+        said = [
+            each.name
+            for each in fields(value)
+            if each.name not in value.learned
+            and not (each.name in value.unsaid and getattr(value, each.name) == each.default)
+        ]
         held = {name: plain(getattr(value, name)) for name in said}
         return {"kind": value.kind, **held} if held else value.kind
     if is_dataclass(value) and not isinstance(value, type):

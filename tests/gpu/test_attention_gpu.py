@@ -14,7 +14,7 @@ from bd3lm.diffusion import Counts, Purpose, Times, counter_uniform
 from bd3lm.evaluation import exact_likelihood
 from bd3lm.models import Bidirectional, BlockCausal, BlockDiffusion, Causal, Layout, Transformer
 from bd3lm.models.attention import attend, render
-from bd3lm.objectives import BlockDiffusionLoss, TokenBatch, TokenLoss
+from bd3lm.objectives import BlockDiffusionLoss, Objective, TokenBatch, TokenLoss
 from tests.oracles.networks import CLEAN, MASK, blocks_of, logits_of, tiny_transformer
 
 pytestmark = [
@@ -110,16 +110,15 @@ def test_many_layouts_in_one_process_stay_compiled():
 
 
 def loss_and_gradients(
-    model: Transformer, objective: BlockDiffusionLoss, batch: TokenBatch, *, autocast: bool = False
+    model: Transformer, objective: Objective, batch: TokenBatch, *, autocast: bool = False
 ) -> tuple[TokenLoss, dict[str, Tensor]]:
     """On the model's device, with draws made on the CPU."""
     device = model.embedding.weight.device
     draws = objective.draw(*batch.tokens.shape, generator=torch.Generator().manual_seed(0), device="cpu")
-    absent = None if batch.absent is None else batch.absent.to(device)
-    batch = TokenBatch(tokens=batch.tokens.to(device), scored=batch.scored.to(device), absent=absent)
+    batch = batch.to(device)
     model.zero_grad()
     with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-        loss = objective.loss(model, batch, draws.to(device))
+        loss = objective.loss(model, batch, None if draws is None else draws.to(device))
     loss.mean().backward()
     return loss, {name: p.grad.clone() for name, p in model.named_parameters()}
 

@@ -10,7 +10,13 @@ from safetensors.torch import load_file
 
 from bd3lm import interop
 from bd3lm.interop import beside
-from bd3lm.methods import AutoregressiveMethod, Base, DrafterMethod, LanguageModelConfig
+from bd3lm.methods import (
+    AutoregressiveMethod,
+    Base,
+    BlockDiffusionMethod,
+    DrafterMethod,
+    LanguageModelConfig,
+)
 from bd3lm.models import BlockDiffusion, Transformer
 from tests.oracles.networks import tiny_transformer
 
@@ -144,3 +150,11 @@ def test_a_drafter_needs_additions_and_only_a_drafter_has_them():
         LanguageModelConfig(network=plain, method=DrafterMethod(), mask_id=2)
     with pytest.raises(ValueError, match=r"network\.additions must be 0 for method\.kind autoregressive"):
         LanguageModelConfig(network=beside_it, method=AutoregressiveMethod(), mask_id=2)
+
+
+def test_additions_at_every_position_are_for_any_method_but_a_drafter():
+    tuned = tiny_transformer(additions=2, additions_at="all").config
+    for method in (AutoregressiveMethod(), BlockDiffusionMethod(block_size=4)):
+        assert LanguageModelConfig(network=tuned, method=method, mask_id=2).network == tuned
+    with pytest.raises(ValueError, match=r"network\.additions_at must be masks for method\.kind drafter"):
+        LanguageModelConfig(network=tuned, method=DrafterMethod(), mask_id=2)

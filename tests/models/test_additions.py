@@ -1,12 +1,14 @@
 """Additions apply where a layout says, and nowhere else: as if the network had other weights there."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bd3lm.models import BlockDiffusion, Causal, KVTape, Transformer
+from bd3lm.kinds import plain as plain_values
+from bd3lm.models import BlockCausal, BlockDecoding, BlockDiffusion, Causal, KVTape, Transformer, decoding
 from bd3lm.models.additions import Addition
 from tests.oracles.networks import logits_of, tiny_transformer
 
@@ -101,3 +103,120 @@ def test_impossible_ranks_are_refused():
     for rank in (-1, 17):
         with pytest.raises(ValueError, match=f"additions must be a rank up to hidden 16, .* got {rank}"):
             with_additions("GPT", rank)
+
+
+# --- at every position ---
+
+SHAPES = FAMILIES | {"tied": {"tied": True, "adaln": True}, "no mask apart": {"mask_vector": False}}
+
+
+def everywhere(family: str, **config: object) -> Transformer:
+    shape = {"additions": 3, "additions_at": "all", "mask_vector": True} | SHAPES[family] | config
+    return tiny_transformer(4, **shape)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", SHAPES)
+def test_everywhere_they_are_other_weights_and_merged_they_are_gone(family):
+    """In every pass, whatever its layout names: read in part, with a tape, with a cache."""
+    model = everywhere(family)
+    plain = model.merged()
+    assert plain.config == replace(model.config, additions=0, additions_at="masks")
+    assert not any(".additions." in name for name, _ in plain.named_parameters())
+    assert (plain.output.weight is plain.embedding.weight) == model.config.tied
+    without = Transformer(plain.config).double().eval()
+    without.load_state_dict({n: w for n, w in model.state_dict().items() if ".additions." not in n})
+    generator = torch.Generator().manual_seed(1)
+    for layout in (
+        Causal(8),
+        BlockDiffusion(8, 4, causal_clean=True),
+        BlockDiffusion(8, 4, read_clean=True, adds=True),
+        BlockDecoding(8, 4),
+    ):
+        tokens = torch.randint(0, model.config.input_vocab_size, (2, layout.size), generator=generator)
+        found = logits_of(model, tokens, layout)
+        torch.testing.assert_close(found, logits_of(plain, tokens, layout), rtol=0, atol=1e-12)
+        assert (found - logits_of(without, tokens, layout)).abs().amax(-1).min() > 1e-3  # at every position
+    caches = [each.new_cache(2, segment=4) for each in (model, plain)]
+    for start in range(0, 8, 4):
+        passes = []
+        for each, cache in zip((model, plain), caches, strict=True):
+            passes.append(logits_of(each, tokens[:, start : start + 4], BlockCausal(4, 4), cache=cache))
+            cache.advance(4)
+        torch.testing.assert_close(*passes, rtol=0, atol=1e-12)
+    tapes = [KVTape(), KVTape()]
+    for each, tape in zip((model, plain), tapes, strict=True):
+        each(tokens, layout=Causal(8, keys_only=True), cache=tape)
+    for one, other in zip(tapes[0].layers, tapes[1].layers, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_merging_leaves_the_network_as_it_is_and_shares_nothing_with_it():
+    model = everywhere("Llama", tied=True).half().train()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    draws = torch.random.get_rng_state()
+    plain = model.merged()
+    assert torch.equal(torch.random.get_rng_state(), draws)
+    assert plain.dtype == torch.float16
+    assert plain.training
+    assert all(parameter.requires_grad for parameter in plain.parameters())
+    for parameter in plain.parameters():
+        parameter.zero_()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name])
+
+
+def test_what_has_nothing_to_merge_is_itself():
+    for model in (with_additions("GPT"), tiny_transformer(4), everywhere("GPT").merged()):
+        assert model.merged() is model
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_beside_frozen_weights_they_and_the_mask_learn_what_merged_weights_would(family):
+    """The gradient of B and A is the merged weight's, brought down; nothing else learns."""
+    model = everywhere(family)
+    plain = model.merged()
+    model.learn_beside()
+    layout = BlockDiffusion(8, 4)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, model.config.input_vocab_size, (2, 16), generator=generator)
+    tokens[:, ::3] = model.config.input_vocab_size - 1
+    for each in (model, plain):
+        each(tokens, layout=layout).square().sum().backward()
+    learned = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert learned == {name for name, _ in model.named_parameters() if model._is_beside(name)}
+    if model.mask_vector is not None:
+        torch.testing.assert_close(model.mask_vector.grad, plain.mask_vector.grad)
+    for layer, other in zip(model.layers, plain.layers, strict=True):
+        for name, addition in layer.additions.items():
+            gradient = getattr(other, name).weight.grad.split(addition.parts)
+            downs, ups = addition.down.split(addition.rank), addition.up.split(addition.parts)
+            for_up = torch.cat([each @ down.T for each, down in zip(gradient, downs, strict=True)])
+            for_down = torch.cat([up.T @ each for each, up in zip(gradient, ups, strict=True)])
+            torch.testing.assert_close(addition.up.grad, for_up)
+            torch.testing.assert_close(addition.down.grad, for_down)
+
+
+def test_where_they_apply_is_said_where_there_are_some():
+    with pytest.raises(ValueError, match="additions_at must be 'masks' or 'all', got 'some'"):
+        tiny_transformer(additions=2, additions_at="some")
+    with pytest.raises(
+        ValueError, match="additions_at must be 'masks' where there are no additions, got 'al"
+    ):
+        tiny_transformer(additions_at="all")
+    said = plain_values(everywhere("GPT").config), plain_values(with_additions("GPT").config)
+    assert [each.get("additions_at") for each in said] == ["all", None]
+
+
+def test_the_fused_kernels_leave_them_to_the_plain_path(monkeypatch):
+    """Until they are merged, so that weights that change unseen can make no text wrong."""
+    kernels = SimpleNamespace(supports=lambda config, dtype: True, ring_rule=lambda *_: "causal")
+    monkeypatch.setattr(decoding, "_kernels", lambda: kernels)
+    monkeypatch.setattr(decoding, "runs_kernels", lambda device: True)
+    tokens = torch.zeros(1, 1, dtype=torch.long)
+    with torch.no_grad():
+        for model, taken in ((everywhere("GPT"), False), (everywhere("GPT").merged(), True)):
+            model.float()
+            cache = model.new_cache(1, segment=1)
+            assert decoding.can_decode(model, tokens, Causal(1), cache) == taken

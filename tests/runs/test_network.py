@@ -99,7 +99,7 @@ def test_what_is_not_given_is_not_shown_and_comes_back() -> None:
         ),
         (
             {"size": "checkpoint", "layers": 2},
-            "beside which only additions and dropout may be given, got layers",
+            "beside which only additions, additions_at, dropout may be given, got layers",
         ),
         ({"vocab_size": 5}, "network.vocab_size: unknown key"),
     ],

@@ -75,6 +75,7 @@ REFERENCE = [
     Row("network.rotary_scaling", None, "models/dit.py, Rotary"),
     Row("network.mask_vector", False, "models/dit.py: the mask is a row of the embedding"),
     Row("network.additions", 0, "models/dit.py: all weights are trained"),
+    Row("network.additions_at", "masks", "models/dit.py: there are none"),
 ]
 # Without timestep conditioning the paper's network is a transformer (1026).
 UNCONDITIONED = [

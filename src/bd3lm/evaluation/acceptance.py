@@ -66,6 +66,8 @@ class Drafts(DraftReading):
             raise ValueError(
                 "drafts need a network that hands keys and values to a store, got one that keeps none"
             )
+        if batch.documents is not None:
+            raise ValueError("documents must be None: how often drafts are accepted is known text by text")
         scored = send(batch.scored, model.device)
         length = scored.shape[1] // self.masks * self.masks
         if not length:

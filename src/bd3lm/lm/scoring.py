@@ -129,6 +129,7 @@ def _each_draw(
         tokens=batch.tokens.expand(draws, -1),
         scored=batch.scored.expand(draws, -1),
         absent=None if batch.absent is None else batch.absent.expand(draws, -1),
+        documents=None if batch.documents is None else batch.documents.expand(draws, -1),
     )
     device = batch.tokens.device
     generator = torch.Generator(device).manual_seed(int(seed))

@@ -41,8 +41,14 @@ class LanguageModelConfig:
             yield f"mask_id must lie in 0..{known - 1}, got {self.mask_id}"
         elif known > predicted and self.mask_id != predicted:
             yield f"mask_id must be {predicted}, the vector that the network has for it, got {self.mask_id}"
-        if self.network.learns_beside and not self.method.trains_beside:
-            yield f"network.additions must be 0 for method.kind {self.method.kind}, which trains all weights"
+        network, method = self.network, self.method
+        if network.adds_everywhere and method.trains_beside:
+            yield f"network.additions_at must be masks for method.kind {method.kind}, whose law stays"
+        if network.learns_beside and not network.adds_everywhere and not method.trains_beside:
+            yield (
+                f"network.additions must be 0 for method.kind {method.kind}, which trains all weights, or "
+                "network.additions_at all, with which it trains additions at every position"
+            )
         yield from self.method.conflicts(self.frame)
 
     def under(self, law: Law) -> "LanguageModelConfig":

@@ -17,6 +17,7 @@ from bd3lm.models.layouts import (
     Layout,
 )
 from bd3lm.models.network import CacheShape, Network, NetworkConfig
+from bd3lm.models.packing import Packed, document_begins, packed
 from bd3lm.models.protocol import Denoiser, embed_with_previous, require_evaluation_mode
 from bd3lm.models.reading import BlockReading, DraftReading
 from bd3lm.models.transformer import Transformer
@@ -46,11 +47,14 @@ __all__ = [
     "Network",
     "NetworkConfig",
     "NoStore",
+    "Packed",
     "Transformer",
     "TransformerConfig",
     "attend",
     "check_targets",
+    "document_begins",
     "embed_with_previous",
+    "packed",
     "pick_device",
     "render",
     "require_evaluation_mode",

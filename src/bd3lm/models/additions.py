@@ -1,7 +1,8 @@
 """Low-rank additions to linear layers, for some positions of a pass: what a frozen network learns beside it.
 
 Which positions they apply to is said by a pass's layout, by their role, and never by token ids. All other
-positions are computed as if there were none, to the last bit.
+positions are computed as if there were none, to the last bit. With `additions_at="all"` they apply to every
+position of every pass, whatever its layout, and can be merged into the weights.
 """
 
 from collections.abc import Sequence

@@ -50,7 +50,8 @@ def render(layout: Layout, queries: Span, device: torch.device, backend: Backend
         fine = queries[1] - queries[0] >= _SHORT and _has_fine_tiles(device)
         granularity = _FINE if fine else MASK_GRANULARITY
         return AttentionMask(blocks=layout.block_mask(queries, device, granularity=granularity), fine=fine)
-    return AttentionMask(dense=layout.dense(queries, device))
+    dense = layout.dense(queries, device)
+    return AttentionMask(dense=dense if layout.rows is None else dense.unsqueeze(1))  # one for all heads
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Tensor:

@@ -33,6 +33,13 @@ def check_fills(layout: Layout, tokens: Tensor) -> None:
     """Refuse tokens whose number differs from the layout's positions."""
     if tokens.shape[1] != layout.size:
         raise ValueError(f"tokens must have {layout.size} positions for {layout}, got {tokens.shape[1]}")
+    check_rows(layout, tokens)
+
+
+def check_rows(layout: Layout, tokens: Tensor) -> None:
+    """Refuse tokens whose rows are not those of a layout that differs between them."""
+    if layout.rows not in (None, tokens.shape[0]):
+        raise ValueError(f"tokens must have {layout.rows} rows for {layout}, got {tokens.shape[0]}")
 
 
 class NoStore:
@@ -79,7 +86,8 @@ class KVReplay:
                 f"tokens and tape must fill the {layout.size} positions of {layout}, "
                 f"got {segment} tokens and {recorded} recorded"
             )
-        return layout.text_positions(tokens.device)[:segment]
+        check_rows(layout, tokens)
+        return layout.text_positions(tokens.device)[..., :segment]
 
     def mask(self, layout: Layout, queries: Span, device: torch.device, backend: Backend) -> AttentionMask:
         return render(layout, queries, device, backend)
@@ -179,6 +187,10 @@ class KVCache:
     def check_pass(self, layout: Layout, tokens: Tensor) -> None:
         """Refuse a pass that this cache has no room for."""
         check_fills(layout, tokens)
+        if layout.rows is not None:
+            raise ValueError(
+                f"layout must be of one text a row, which is all that a cache holds, got {layout}"
+            )
         if layout.size != layout.length:
             raise ValueError(
                 f"layout must be of one text, whose positions follow the cached ones, got {layout}"

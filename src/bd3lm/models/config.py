@@ -74,7 +74,8 @@ class TransformerConfig(NetworkConfig):
         }
     )
     default_size = "small"
-    may_differ = frozenset({"dropout", "additions"})
+    may_differ = frozenset({"dropout", "additions", "additions_at"})
+    unsaid = frozenset({"additions_at"})
     initialisations = ("gpt2", "identity")
 
     layers: int = 12
@@ -106,8 +107,10 @@ class TransformerConfig(NetworkConfig):
     """Read one more token id, after the vocabulary, as a vector of its own. The head cannot predict it, so
     what an autoregressive checkpoint predicts stays what it was."""
     additions: int = 0
-    """Rank of low-rank additions to all linear layers of a layer, which apply at the positions that a pass's
-    layout names; 0 stands for none."""
+    """Rank of low-rank additions to all linear layers of a layer; 0 stands for none."""
+    additions_at: Literal["masks", "all"] = "masks"
+    """Whether additions apply at the masks that a pass's layout names, which leaves the law of the text as it
+    is, or at every position of every pass, as in LoRA."""
     adaln: bool = False
     """Adaptive layer norms. Without time_conditioning they see a constant, as in the published weights."""
     time_conditioning: bool = False
@@ -138,6 +141,10 @@ class TransformerConfig(NetworkConfig):
                 return  # what follows computes with them
         if not 0 <= self.additions <= self.hidden:
             yield f"additions must be a rank up to hidden {self.hidden}, or 0 for none, got {self.additions}"
+        if self.additions_at not in ("masks", "all"):
+            yield f"additions_at must be 'masks' or 'all', got {self.additions_at!r}"
+        elif self.additions_at == "all" and not self.additions:
+            yield "additions_at must be 'masks' where there are no additions, got 'all' and additions 0"
         if self.head_dim % 2:
             yield f"head_dim must be even (rotary positions rotate pairs), got {self.head_dim}"
         if self.heads % self.kv_heads:
@@ -182,6 +189,10 @@ class TransformerConfig(NetworkConfig):
     @property
     def learns_beside(self) -> bool:
         return self.additions > 0
+
+    @property
+    def adds_everywhere(self) -> bool:
+        return self.additions > 0 and self.additions_at == "all"
 
     @property
     def groups(self) -> int:

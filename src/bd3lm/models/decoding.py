@@ -45,6 +45,7 @@ def can_decode(network: "Transformer", tokens: Tensor, layout: Layout, cache: KV
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cuda")
         and not network.uses_noise
+        and not network.config.adds_everywhere  # `Transformer.merged` has none, and nothing else to read
         and network.attention_backend == "auto"
         and network.embedding.weight.dtype in _DTYPES
         and cache.keys.dtype == network.embedding.weight.dtype

@@ -49,6 +49,17 @@ class Layout(ABC):
         """The positions at which a network's low-rank additions apply, where it has any."""
         return 0, 0
 
+    @property
+    def rows(self) -> int | None:
+        """How many rows it is for; None for any, which are all alike."""
+        return None
+
+    @property
+    def unit(self) -> int | None:
+        """A text cut at multiples of this is two texts that may be read side by side (`Packed`); None if the
+        layout is not of one text from its first token on."""
+        return 1
+
     @abstractmethod
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         """Whether the query position may attend to the key position; index tensors that broadcast."""
@@ -62,11 +73,11 @@ class Layout(ABC):
         return torch.zeros_like(query)
 
     def text_positions(self, device: torch.device | str = "cpu") -> Tensor:
-        """Where each position of the pass sits in the text."""
+        """Where each position of the pass sits in its text: (size,), or (rows, size) where rows differ."""
         return torch.arange(self.size, device=device) % self.length
 
     def dense(self, queries: Span | None = None, device: torch.device | str = "cpu") -> Tensor:
-        """The rule as a bool mask (queries, size)."""
+        """The rule as a bool mask (queries, size), or (rows, queries, size) where rows differ."""
         return _dense(self, queries or (0, self.size), torch.device(device))
 
     def block_mask(
@@ -108,6 +119,10 @@ class BlockCausal(Layout):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_block_size(self.length, self.block_size)
+
+    @property
+    def unit(self) -> int:
+        return _unit(self.length, self.block_size)
 
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         return _block(key, self.block_size) <= _block(query, self.block_size)
@@ -175,6 +190,10 @@ class BlockDiffusion(Layout):
     def added(self) -> Span:
         return 0, self.noisy if self.adds else 0
 
+    @property
+    def unit(self) -> int:
+        return _unit(self.length, self.block_size)
+
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         """Kernels compute it for every pair, so all but four operations are on queries or keys alone."""
         clean = query >= self.noisy
@@ -231,6 +250,10 @@ class Drafting(Layout):
     def added(self) -> Span:
         return self.clean, self.size
 
+    @property
+    def unit(self) -> None:
+        return None
+
     def behind(self) -> list[list[int]]:
         """For each clean position those that it follows, from the last token on, and itself."""
         paths = [[0]]
@@ -279,6 +302,10 @@ class BlockCopies(Layout):
     def read(self) -> Span:
         return self.block_size, self.size
 
+    @property
+    def unit(self) -> None:
+        return None
+
     def allows(self, query: Tensor, key: Tensor) -> Tensor:
         n = self.block_size
         same = _block(query, n) == _block(key, n)
@@ -315,6 +342,11 @@ def check_block_size(length: int, block_size: int) -> None:
     """Refuse a block size that does not divide the length."""
     if block_size < 1 or length % block_size:
         raise ValueError(f"block_size must be a positive divisor of the length {length}, got {block_size}")
+
+
+def _unit(length: int, block_size: int) -> int:
+    """Where blocks begin; nowhere else is anything cut, so one block may be cut anywhere."""
+    return block_size if block_size < length else 1
 
 
 # Masks made under inference_mode could not be saved for a later backward pass, hence inference_mode(False).

@@ -75,6 +75,12 @@ class NetworkConfig(Kinded, ABC, family="network"):
         """Whether it has additions that learn while its weights stay as they are."""
         return False
 
+    @property
+    def adds_everywhere(self) -> bool:
+        """Whether its additions apply at every position: then any method can train them, and `merged` puts
+        them into the weights."""
+        return False
+
     def with_mask_apart(self) -> "NetworkConfig":
         """The same network with a vector of its own for a mask whose id comes after its vocabulary."""
         raise ValueError(
@@ -271,6 +277,11 @@ class Network(nn.Module, ABC):
     def learn_beside(self) -> None:
         """Freeze all but what the network has beside its weights."""
         raise ValueError(f"a network of kind {self.config.kind} has no additions that could learn alone")
+
+    def merged(self) -> "Network":
+        """The same network with additions that apply everywhere put into its weights: one that only has
+        weights, which computes the same and is as fast as any. A network without such additions is itself."""
+        return self
 
     # --- first weights ---
 

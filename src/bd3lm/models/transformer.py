@@ -8,6 +8,7 @@ caller may compute logits for just the positions it needs.
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Self, cast
 
 import torch
@@ -102,8 +103,27 @@ class Transformer(Network):
         return name == "mask_vector" or ".additions." in name
 
     def learn_beside(self) -> None:
+        """The mask's vector learns whether it is new or not: it is one vector, and a run that is resumed need
+        not know how it began."""
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(self._is_beside(name))
+
+    def merged(self) -> "Transformer":
+        if not self.config.adds_everywhere:
+            return self
+        with torch.device("meta"):
+            plain = Transformer(replace(self.config, additions=0, additions_at="masks"))
+        with torch.no_grad():
+            weights = {name: x.clone() for name, x in self.state_dict().items() if ".additions." not in name}
+            for index, layer in enumerate(self._layers):
+                for name, addition in layer.additions.items():
+                    weight = getattr(layer, name).weight
+                    weights[f"layers.{index}.{name}.weight"] = cast("Addition", addition).merged(weight)
+        plain.load_state_dict(weights, assign=True)
+        if self.config.tied:  # assigning made two parameters of one
+            plain.output.weight = plain.embedding.weight
+        plain.attention_backend = self.attention_backend
+        return plain.train(self.training)
 
     @property
     def may_lack(self) -> frozenset[str]:
@@ -226,9 +246,8 @@ class Transformer(Network):
         x = self.to_stream(tokens)
         rope = self._rotation(positions, x.dtype)
         conditioning = self._conditioning(noise, tokens, x.dtype)
-        return self._trunk(
-            x, rope, mask, last_mask, store, read, layout.added, conditioning, self._dropout_seeds()
-        )
+        adding = every if self.config.adds_everywhere else layout.added
+        return self._trunk(x, rope, mask, last_mask, store, read, adding, conditioning, self._dropout_seeds())
 
     def to_stream(self, tokens: Tensor) -> Tensor:
         """What the first layer reads of checked ids, or of vectors that stand for them."""

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional as F
 
 from bd3lm.diffusion import Draws, LevelSampler
-from bd3lm.models import Causal, Denoiser, send
+from bd3lm.models import Causal, Denoiser, packed, send
 from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, check_scored
 
 
@@ -15,7 +14,7 @@ class Autoregressive(Objective):
     """−log p(x^ℓ | x^{<ℓ}), by next-token prediction.
 
     The mask token, which autoregression has no use for, is never predicted, so that likelihoods are over
-    the same vocabulary as block diffusion's. With `score_first` it stands before the text and the first
+    the same vocabulary as block diffusion's. With `score_first` it stands before each text and the first
     token is predicted from it; otherwise the first token is given.
 
     `random_batch` is the paper's case study (section 4.2): each sequence draws t ~ U(0, 1] and keeps the loss
@@ -53,13 +52,17 @@ class Autoregressive(Objective):
             if draws is None:
                 raise ValueError("draws must be given: random_batch keeps tokens at random")
             scored = scored & (draws.tokens <= draws.levels)
-        if not self.score_first and tokens.device.type == "cpu" and scored[:, 0].any():
+        begins = batch.begins
+        if not self.score_first and tokens.device.type == "cpu" and (scored & begins).any():
             raise ValueError("the first token can be scored only with score_first=True")
-        tokens, scored = send(tokens, model.device), send(scored, model.device)
-        # Without score_first the last output is read too, and weighs nothing: whole tiles are faster.
-        inputs = F.pad(tokens[:, :-1], (1, 0), value=self.mask_id) if self.score_first else tokens
-        targets, weights = (tokens, scored) if self.score_first else (tokens.roll(-1, 1), scored.roll(-1, 1))
-        states = model(inputs, layout=Causal(inputs.shape[1])).flatten(0, 1)
+        tokens, scored, begins = (send(each, model.device) for each in (tokens, scored, begins))
+        # Without score_first a text's last output is read too, and weighs nothing: whole tiles are faster.
+        if self.score_first:
+            inputs, targets, weights = tokens.roll(1, 1).masked_fill(begins, self.mask_id), tokens, scored
+        else:
+            inputs, targets, weights = tokens, tokens.roll(-1, 1), (scored & ~begins).roll(-1, 1)
+        layout = packed(Causal(inputs.shape[1]), batch.documents, model.device)
+        states = model(inputs, layout=layout).flatten(0, 1)
         weight = weights.to(torch.promote_types(states.dtype, torch.float32))
         total, nats = model.cross_entropy(states, targets.flatten(), weight.flatten(), excluded=self.mask_id)
         nats = (nats.view_as(weight) * weight).masked_fill(weight == 0, 0.0)

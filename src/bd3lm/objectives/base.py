@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import ClipSearch, Draws, derive_seed, subs_at_masks
-from bd3lm.models import Denoiser, check_targets, send
+from bd3lm.models import Denoiser, check_targets, document_begins, send
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,13 @@ class TokenBatch:
             return cls(tokens=tokens, scored=(~given).expand(rows, length))
         absent = position >= lengths.unsqueeze(1)
         return cls(tokens=tokens, scored=~given & ~absent, absent=absent)
+
+    @property
+    def begins(self) -> Tensor:
+        """Whether each token is the first of its text, (rows, length)."""
+        if self.documents is not None:
+            return document_begins(self.documents)
+        return (torch.arange(self.tokens.shape[1], device=self.tokens.device) == 0).expand_as(self.tokens)
 
     def to(self, device: torch.device | str) -> "TokenBatch":
         return self._each(lambda tensor: send(tensor, device))

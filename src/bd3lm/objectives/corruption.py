@@ -17,7 +17,7 @@ from bd3lm.diffusion import (
     blocks_in,
     conditioning_noise,
 )
-from bd3lm.models import Bidirectional, BlockDiffusion, Denoiser, send
+from bd3lm.models import Bidirectional, BlockDiffusion, Denoiser, packed, send
 from bd3lm.objectives.base import Objective, TokenBatch, check_scored
 from bd3lm.objectives.places import Places
 
@@ -105,31 +105,33 @@ class CorruptionObjective(Objective):
         unseen = masked if batch.absent is None else masked | batch.absent
         noisy = torch.where(unseen, self.mask_id, batch.tokens)
         places = Places.of(masked, model.device)
-        return self.logits(model, batch.tokens, noisy, masks.mask_rate, places), places
+        return self.logits(model, batch, noisy, masks.mask_rate, places), places
 
     def logits(
-        self, model: Denoiser, clean: Tensor, noisy: Tensor, mask_rate: Tensor, asked: Places
+        self, model: Denoiser, batch: TokenBatch, noisy: Tensor, mask_rate: Tensor, asked: Places
     ) -> Tensor:
         """Logits (asked tokens, V) of the noisy blocks of texts, at mask rates (rows, blocks)."""
-        logits = model.head(asked.pick(self._states(model, clean, noisy, mask_rate)))
+        logits = model.head(asked.pick(self._states(model, batch, noisy, mask_rate)))
         if logits.shape[-1] != self.process.vocab_size:
             raise ValueError(
                 f"process must be over the network's {logits.shape[-1]} tokens, got {self.process.vocab_size}"
             )
         return logits
 
-    def _states(self, model: Denoiser, clean: Tensor, noisy: Tensor, mask_rate: Tensor) -> Tensor:
+    def _states(self, model: Denoiser, batch: TokenBatch, noisy: Tensor, mask_rate: Tensor) -> Tensor:
         """Hidden states of the noisy tokens (rows, length, width)."""
         noise = send(conditioning_noise(mask_rate), model.device) if model.uses_noise else None
         length, blocks = noisy.shape[1], mask_rate.shape[1]
         noisy = send(noisy, model.device)
         if blocks == 1:  # it sees no clean text, and all of it has one noise level
             noise = None if noise is None else noise.squeeze(1)
-            return model(noisy, layout=Bidirectional(length), noise=noise)
+            whole = packed(Bidirectional(length), batch.documents, model.device)
+            return model(noisy, layout=whole, noise=noise)
         if noise is not None:  # the clean text has none
             noise = F.pad(per_token(noise, length), (0, length))
-        layout = BlockDiffusion(length, length // blocks)
-        return model(torch.cat((noisy, send(clean, model.device)), dim=1), layout=layout, noise=noise)
+        layout = packed(BlockDiffusion(length, length // blocks), batch.documents, model.device)
+        clean = send(batch.tokens, model.device)
+        return model(torch.cat((noisy, clean), dim=1), layout=layout, noise=noise)
 
 
 def per_token(per_block: Tensor, length: int) -> Tensor:

@@ -65,7 +65,7 @@ class D3PM(CorruptionObjective):
         corrupted = self.process.corrupt_at(batch.tokens, per_token(rate_t, length), draws.tokens)
         noisy = torch.where(batch.scored, corrupted, batch.tokens)
         scored = Places.of(batch.scored, model.device)
-        log_p = d3pm(self.logits(model, batch.tokens, noisy, rate_t, scored), self.mask_id)
+        log_p = d3pm(self.logits(model, batch, noisy, rate_t, scored), self.mask_id)
         x_t, x_0 = scored.pick(noisy), scored.pick(batch.tokens)
         alpha_s, alpha_t, first = (
             scored.pick(per_token(each, length)) for each in (1.0 - rate_s, 1.0 - rate_t, j == 1)

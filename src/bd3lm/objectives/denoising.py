@@ -21,7 +21,9 @@ from bd3lm.models import (
     Causal,
     Denoiser,
     KVTape,
+    Layout,
     embed_with_previous,
+    packed,
     send,
 )
 from bd3lm.objectives.base import TokenBatch, check_scored, token_nats
@@ -45,6 +47,7 @@ class BlockDenoiser:
         check_scored(batch, reading.mask_id)
         self.model, self.batch, self.reading, self.next_token = model, batch, reading, next_token
         self.blocks = blocks_in(batch.tokens.shape[1], reading.block_size)
+        self._layouts: dict[tuple[Layout, int], Layout] = {}
         self._clean_states: Tensor | None = None
         self._tape: KVTape | None = None
         if algorithm == "two_pass" and model.cache_shape is None:
@@ -92,11 +95,12 @@ class BlockDenoiser:
     def next_token_nats(self, weight: float) -> tuple[Tensor, Tensor]:
         """weight·Σ −log p(x^ℓ | x^{<ℓ}) over scored tokens, by the causal clean text of the last pass.
 
-        The sum is differentiable; its terms (rows, length), weighted too, are not. The first token has none.
+        The sum is differentiable; its terms (rows, length), weighted too, are not. The first token of a text
+        has none.
         """
         if self._clean_states is None:
             raise RuntimeError("next_token_nats needs next_token=True and a pass before it")
-        tokens, scored = self._clean, send(self.batch.scored, self.model.device)
+        tokens, scored = self._clean, send(self.batch.scored & ~self.batch.begins, self.model.device)
         states = self._clean_states[:, :-1].flatten(0, 1)
         weights = weight * scored[:, 1:].flatten().to(torch.promote_types(states.dtype, torch.float32))
         total, nats = self.model.cross_entropy(
@@ -111,15 +115,17 @@ class BlockDenoiser:
         shown = self._shown(noisy)
         if self.blocks == 1 and not self.next_token:  # it sees no clean text: copies are just more rows
             repeated = None if noise is None else noise.repeat_interleave(copies, dim=0)
-            states = self.model(shown.flatten(0, 1), layout=Bidirectional(length), noise=repeated)
+            layout = self._within_texts(Bidirectional(length), copies)
+            states = self.model(shown.flatten(0, 1), layout=layout, noise=repeated)
             return states.unflatten(0, (rows, copies))
-        layout = BlockDiffusion(
+        inner = BlockDiffusion(
             length,
             self.reading.block_size,
             copies=copies,
             causal_clean=self.reading.causal_clean,
             read_clean=self.next_token and self._tape is None,
         )
+        layout = self._within_texts(inner)
         shown = shown.flatten(1, 2)
         repeated = None if noise is None else noise.repeat(1, copies)
         if self._tape is None:
@@ -127,10 +133,20 @@ class BlockDenoiser:
             with_clean = None if repeated is None else F.pad(repeated, (0, length))  # the clean text has none
             states = self.model(torch.cat((shown, clean), dim=1), layout=layout, noise=with_clean)
             if self.next_token:
-                states, self._clean_states = states.split((layout.noisy, length), dim=1)
+                states, self._clean_states = states.split((inner.noisy, length), dim=1)
         else:
             states = self.model(shown, layout=layout, noise=repeated, cache=self._tape.replay())
         return states.unflatten(1, (copies, length))
+
+    def _within_texts(self, layout: Layout, copies: int = 1) -> Layout:
+        """The layout within each text of the batch, kept for further passes; copies are more rows."""
+        documents = self.batch.documents
+        if documents is None:
+            return layout
+        if (layout, copies) not in self._layouts:
+            repeated = documents.repeat_interleave(copies, dim=0)
+            self._layouts[layout, copies] = packed(layout, repeated, self.model.device)
+        return self._layouts[layout, copies]
 
     @cached_property
     def _clean(self) -> Tensor:
@@ -140,11 +156,12 @@ class BlockDenoiser:
         """Noisy tokens (rows, copies, length) as the network is given them: ids, or vectors for them."""
         if not self.reading.previous_token:
             return noisy
-        blank = self.reading.mask_id  # which stands before the text
-        of_text = F.pad(self._clean[:, :-1], (1, 0), value=blank).unsqueeze(1)
-        of_block = F.pad(noisy[..., :-1], (1, 0), value=blank)
-        begins = torch.arange(noisy.shape[-1], device=noisy.device) % self.reading.block_size == 0
-        return embed_with_previous(self.model, noisy, torch.where(begins, of_text, of_block), blank=blank)
+        blank = self.reading.mask_id  # which stands before a text
+        begins = send(self.batch.begins, self.model.device)
+        of_text = self._clean.roll(1, 1).masked_fill(begins, blank).unsqueeze(1)
+        of_block = noisy.roll(1, -1).masked_fill(begins.unsqueeze(1), blank)
+        new_block = torch.arange(noisy.shape[-1], device=noisy.device) % self.reading.block_size == 0
+        return embed_with_previous(self.model, noisy, torch.where(new_block, of_text, of_block), blank=blank)
 
     def _record_clean(self) -> KVTape:
         """∅, K^{1:B}, V^{1:B} ← x_θ(x): the first pass of Algorithm 1."""
@@ -158,7 +175,7 @@ class BlockDenoiser:
             else BlockCausal(length, self.reading.block_size, keys_only=keys_only)
         )
         noise = torch.zeros_like(clean, dtype=torch.float32) if self.model.uses_noise else None
-        states = self.model(clean, layout=layout, noise=noise, cache=tape)
+        states = self.model(clean, layout=self._within_texts(layout), noise=noise, cache=tape)
         self._clean_states = states if self.next_token else None
         return tape
 

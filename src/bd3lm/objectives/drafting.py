@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bd3lm.diffusion import Draws
-from bd3lm.models import AIMS, Aim, BlockDiffusion, Causal, Denoiser, KVTape, send
+from bd3lm.models import AIMS, Aim, BlockDiffusion, Causal, Denoiser, KVTape, packed, send
 from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, check_scored
 
 
@@ -50,7 +50,7 @@ class Drafting(Objective):
 
     def loss(self, model: Denoiser, batch: TokenBatch, draws: Draws | None = None) -> TokenLoss:
         check_scored(batch, self.mask_id)
-        tokens, scored = send(batch.tokens, model.device), send(batch.scored, model.device)
+        tokens, scored = (send(each, model.device) for each in (batch.tokens, batch.scored & ~batch.begins))
         length = tokens.shape[1]
         if model.cache_shape is None:
             raise ValueError(
@@ -60,13 +60,14 @@ class Drafting(Objective):
             raise ValueError(f"tokens must be a multiple of {self.masks}, the masks of a group, got {length}")
         tape = KVTape()
         with torch.no_grad():
-            verifying = model(tokens, layout=Causal(length), cache=tape)
-        layout = BlockDiffusion(length, self.masks, causal_clean=True, adds=True)
+            causal = packed(Causal(length), batch.documents, model.device)
+            verifying = model(tokens, layout=causal, cache=tape)
+        drafting = BlockDiffusion(length, self.masks, causal_clean=True, adds=True)
+        layout = packed(drafting, batch.documents, model.device)
         masks = torch.full_like(tokens, self.mask_id)
         states = model(masks, layout=layout, cache=tape.replay())
-        # The last mask's token is not in the batch; it is computed too, since whole tiles are faster.
+        # The token of a text's last mask is not in the text; it is computed too, as whole tiles are faster.
         targets, follows = tokens.roll(-1, 1), scored.roll(-1, 1)
-        follows = follows & (torch.arange(length, device=tokens.device) < length - 1)
         weight = follows.to(torch.promote_types(states.dtype, torch.float32))
         found = model.draft_loss(
             states.flatten(0, 1),

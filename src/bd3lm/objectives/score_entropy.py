@@ -61,7 +61,7 @@ class ScoreEntropy(CorruptionObjective):
         corrupted = self.process.corrupt_at(batch.tokens, rate_of_token, draws.tokens)
         noisy = torch.where(batch.scored, corrupted, batch.tokens)
         scored = Places.of(batch.scored, model.device)
-        logits = self.logits(model, batch.tokens, noisy, mask_rate, scored)
+        logits = self.logits(model, batch, noisy, mask_rate, scored)
         x_t, x_0, rate = map(scored.pick, (noisy, batch.tokens, rate_of_token))
         log_score = sedd(logits, x_t, 1.0 - rate, scale_by_noise=False)
         entropy = scored.spread(uniform_score_entropy(log_score, x_t, x_0, rate))

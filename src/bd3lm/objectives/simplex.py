@@ -16,7 +16,7 @@ from bd3lm.diffusion import (
     conditioning_noise,
     derive_seed,
 )
-from bd3lm.models import Bidirectional, BlockDiffusion, Denoiser, send
+from bd3lm.models import Bidirectional, BlockDiffusion, Denoiser, packed, send
 from bd3lm.objectives.base import Objective, TokenBatch, TokenLoss, check_scored, token_nats
 from bd3lm.objectives.places import Places
 
@@ -103,11 +103,15 @@ class SimplexDiffusionLoss(Objective):
         noisy = self._noisy(model, tokens, kept, draws)
         mask = model.embed(tokens.new_full((), self.mask_id))  # a new_tensor would wait for the device
         noisy = torch.where(absent.unsqueeze(-1), mask, noisy)
+        documents = batch.documents
+        if documents is not None and whole > length:  # what the last block lacks is its text's
+            documents = torch.cat((documents, documents[:, -1:].expand(-1, whole - length)), dim=1)
         if whole == self.block_size:
-            return model(noisy, layout=Bidirectional(whole), noise=noise)
+            return model(noisy, layout=packed(Bidirectional(whole), documents, model.device), noise=noise)
         inputs = torch.cat((noisy, model.embed(tokens)), dim=1)
         noise = None if noise is None else F.pad(noise, (0, whole))  # the clean text has none
-        return model(inputs, layout=BlockDiffusion(whole, self.block_size), noise=noise)
+        layout = packed(BlockDiffusion(whole, self.block_size), documents, model.device)
+        return model(inputs, layout=layout, noise=noise)
 
     def _noisy(self, model: Denoiser, tokens: Tensor, alpha_bar: Tensor, draws: Draws) -> Tensor:
         """Embeddings of softmax(w̃_t), a row at a time: of a row's noise nothing is kept. The probabilities

@@ -40,7 +40,7 @@ class NetworkRecipe:
         if self.is_checkpoints and beside:
             raise ValueError(
                 f"size {CHECKPOINT} takes the shape from the checkpoint, beside which only "
-                f"{' and '.join(sorted(free)) or 'nothing'} may be given, got {', '.join(beside)}"
+                f"{', '.join(sorted(free)) or 'nothing'} may be given, got {', '.join(beside)}"
             )
 
     @property

@@ -299,7 +299,7 @@ def _network(
             network.start_as(initialised_as)
     if start_from is not None:
         _start_from(network, start_from, shards)
-    if recipe.method.trains_beside:
+    if recipe.method.trains_beside or config.network.adds_everywhere:
         network.learn_beside()
     return network
 
