@@ -175,7 +175,7 @@ def test_one_that_is_too_long_is_named_or_left_out(tmp_path: Path) -> None:
     corpus = ConversationCorpus(written(tmp_path / "chats.jsonl", rows), held_out=0)
     shards = prepare(corpus, BYTES, tmp_path / "out", chat=ChatFormat(template=PLAIN))
     tokens = shards.lengths("train")[7]
-    said = f"conversation 8 of split 'train' has {tokens} tokens, more than the context of 100, and so has 1 more"
+    said = f"conversation 8 of split 'train' has {tokens} tokens, more than the context of 100, and so has 1"
     with pytest.raises(ValueError, match=said):
         PackedConversations(shards, "train", 100)
     packed = PackedConversations(shards, "train", 100, skip_long=True)

@@ -129,8 +129,8 @@ class _Script:
             is_whole = self._messages[place].content.strip() in whole[len(asked) : end]
             if is_wanted and not is_whole and place != places[-1]:
                 raise ValueError(
-                    f"the chat template writes message {place}, an answer, in other words once it is past, as "
-                    "those do that drop thoughts; train on last answers only (--answers last)"
+                    f"the chat template writes message {place}, an answer, in other words once it is past, "
+                    "as those do that drop thoughts; train on last answers only (--answers last)"
                 )
             found += [_Part(whole[done : len(asked)], False), _Part(whole[len(asked) : end], is_wanted)]
             done = end

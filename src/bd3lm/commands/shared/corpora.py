@@ -135,6 +135,8 @@ def open_sequences(
         _check_tokenizer(subject, shards, name)
         _check_eos(shards, eos_between_documents, name)
         split = split or next((each for each in HELD_OUT if each in shards.splits), shards.splits[0])
+        if context is None and shards.meta.inputs.chat is not None and subject.recipe is not None:
+            context = subject.recipe.data.context  # what conversations were packed into
         context = _length(subject, context)
         bos_eos = bos_eos or (subject.recipe is not None and subject.recipe.data.bos_eos)
         rows = _rows(subject, shards, split, context, bos_eos)

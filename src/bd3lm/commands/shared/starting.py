@@ -110,9 +110,11 @@ def _say_what_it_is(run: "Run", out: Path) -> None:
         law += f", and has the {others[0]} law too"
     say(law)
     chat = run.shards.meta.inputs.chat
-    if chat is not None and chat.template is not None:
-        say(f"next: bd3lm serve {out}, which answers in conversations")
-    else:
-        say(f"next: bd3lm sample {out}")
+    if chat is not None:
+        say(f"next: bd3lm eval {out}, the perplexity of answers that were held out")
+        if chat.template is not None:
+            say(f"      bd3lm serve {out}, which answers in conversations")
+        return
+    say(f"next: bd3lm sample {out}")
     if run.config.base is not None or len(method.laws) > 1:
         say(f"      bd3lm acceptance {out}, how often its drafts are accepted")
