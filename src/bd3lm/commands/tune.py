@@ -133,6 +133,10 @@ class Tune(Command):
     def _check(self) -> None:
         """Refuse what is known to be wrong before torch is loaded."""
         from bd3lm.runs.folders import check_not_begun
+        from bd3lm.runs.merging import ONLY
+        from bd3lm.runs.outline import check_outline
+        from bd3lm.runs.presets import Stage
+        from bd3lm.runs.tuning import outline
 
         if self.steps is not None and self.epochs is not None:
             raise ValueError("--steps and --epochs both say how long, got both: give one of them")
@@ -152,6 +156,7 @@ class Tune(Command):
         check_template(self.chat_template)
         if not self.resume and not self.show:
             check_not_begun(self._folder)
+        check_outline([Stage(ONLY, outline())], self.overrides, where="tune", reads_data=False)
 
     def _check_data(self, data: Path) -> None:
         if self.files:

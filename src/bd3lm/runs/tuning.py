@@ -63,6 +63,11 @@ class Reading:
         return -(-wanted // self.unit) * self.unit
 
 
+def outline() -> dict[str, Any]:
+    """As much of the recipe as is known before the model is looked at, to check flags over it."""
+    return merge(_COMMON, {"method": "autoregressive", "train": {"steps": 1}})
+
+
 def tuning_recipe(
     model: "LanguageModelConfig", source: str, *, data: str, context: int, steps: int, skip_long: bool
 ) -> dict[str, Any]:
