@@ -1,5 +1,6 @@
 """`bd3lm tune`: from conversations to a model that answers as they do, through the command."""
 
+import json
 import os
 import random
 import signal
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from bd3lm.cli import main
 from bd3lm.data import TokenShards
 from bd3lm.data.chat import user_message
 from bd3lm.data.templates import PLAIN
 from bd3lm.interop import load
+from bd3lm.interop.beside import digest
 from bd3lm.lm import LanguageModel
 from bd3lm.runs.plan import plan_run
 from bd3lm.training import Trainer
@@ -95,6 +98,44 @@ def test_each_kind_of_model_stays_what_it_is_and_learns(kind, models, file, tmp_
     assert main(["eval", str(out)]) == 0
 
 
+@pytest.mark.parametrize("kind", ["ar", "block", "joint"])
+def test_additions_are_saved_alone_and_merged_into_their_model(kind, models, file, tmp_path, capsys):
+    """In PEFT's layout, beside the name and hash of the model: what is loaded is a model like any other."""
+    words = [file, *PLAINLY, "--rank", "4", *FEW]
+    assert tune(models[kind], *words, "--out", tmp_path / "run") == 0
+    assert "to the bit" not in capsys.readouterr().out
+    folder = tmp_path / "run" / "model"
+    names = {each.name for each in folder.iterdir()}
+    assert names >= {"adapter_config.json", "adapter_model.safetensors", "config.json", "tokenizer.json"}
+    assert "model.safetensors" not in names
+    said = json.loads((folder / "config.json").read_text())
+    assert (said["network"]["additions"], said["network"]["additions_at"]) == (4, "all")
+    assert said["base"] == {"source": str(models[kind]), "sha256": digest(models[kind] / "model")}
+    (network, config), (base, before) = load(tmp_path / "run"), load(models[kind])
+    assert config.network == network.config == replace(before.network, dropout=0.0)
+    assert (config.method, config.base) == (before.method, None)
+    added = {name.split(".lora_")[0] for name in load_file(folder / "adapter_model.safetensors")}
+    changed = [
+        name
+        for (name, one), other in zip(base.named_parameters(), network.parameters(), strict=True)
+        if not torch.equal(one, other)
+    ]
+    assert len(changed) == 4  # the matrices of its one layer: q, k and v are one
+    assert len(added) == 6
+    for name in changed:
+        difference = network.get_parameter(name) - base.get_parameter(name)
+        assert torch.linalg.matrix_rank(difference.detach(), rtol=1e-3) <= (12 if "qkv" in name else 4)
+    assert main(["eval", str(tmp_path / "run")]) == 0
+    assert tune(tmp_path / "run", *words, "--out", tmp_path / "again") == 0  # additions to a merged model
+    assert load(tmp_path / "again")[1] == config
+    (models[kind] / "model").rename(tmp_path / "moved")
+    try:
+        assert tune(tmp_path / "run", *words, "--out", tmp_path / "third") == 1
+    finally:
+        (tmp_path / "moved").rename(models[kind] / "model")
+    assert "model.safetensors" in {each.name for each in (models[kind] / "model").iterdir()}
+
+
 def test_steps_are_what_reads_each_conversation_three_times(models, file, tmp_path, capsys):
     words = ["--out", tmp_path / "run", "--device", "cpu", "--train.global_batch", "2"]
     assert tune(models["ar"], file, *PLAINLY, *words, "--show") == 0
@@ -164,16 +205,16 @@ def interrupt_at(patch: pytest.MonkeyPatch, step: int) -> None:
     patch.setattr(Trainer, "train_step", interrupted)
 
 
-@pytest.mark.parametrize("by_its_recipe", [True, False])
-def test_what_goes_on_is_what_was_not_interrupted(by_its_recipe, models, file, tmp_path, monkeypatch):
-    words = [models["block"], file, *PLAINLY, *FEW, "--out"]
+@pytest.mark.parametrize(("by_its_recipe", "rank"), [(True, ()), (False, ()), (True, ("--rank", "4"))])
+def test_what_goes_on_is_what_was_not_interrupted(by_its_recipe, rank, models, file, tmp_path, monkeypatch):
+    words = [models["block"], file, *PLAINLY, *FEW, *rank, "--out"]
     assert tune(*words, tmp_path / "whole") == 0
     with monkeypatch.context() as patch:
         interrupt_at(patch, 2)
         assert tune(*words, tmp_path / "parts") == 130
     on = ["--out", tmp_path / "parts", "--device", "cpu"] if by_its_recipe else [*words, tmp_path / "parts"]
     assert tune(*on, "--resume") == 0
-    model = Path("model", "model.safetensors")
+    model = Path("model", "adapter_model.safetensors" if rank else "model.safetensors")
     assert (tmp_path / "parts" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
 
 
@@ -274,6 +315,9 @@ def test_bad_templates_are_one_line_and_nothing_is_written(template, said, model
         (["{ar}", "none.jsonl"], "there is no file or folder none.jsonl"),
         (["{ar}", "{file}", "--steps", "2", "--epochs", "2"], "--steps and --epochs both say how long"),
         (["{ar}", "{file}", "--steps", "0"], "--steps must be at least 1, got 0"),
+        (["{ar}", "{file}", "--rank", "0"], "--rank must be at least 1, got 0"),
+        (["{drafter}", "{file}", *PLAINLY, "--rank", "2"], "--rank is for models whose weights learn, and "),
+        (["{ar}", "{file}", *PLAINLY, "--rank", "17"], "additions must be a rank up to hidden 16, or 0"),
         (["{ar}", "{file}", "--epochs", "0"], "--epochs must be above 0 and at most 10,000, got 0"),
         (
             ["{ar}", "{file}"],
@@ -304,7 +348,7 @@ def test_bad_templates_are_one_line_and_nothing_is_written(template, said, model
     ids=lambda each: " ".join(each)[:40] if isinstance(each, list) else "",
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(words, said, models, file, shards, tmp_path, capsys):
-    places = {"ar": models["ar"], "file": file, "text": shards}
+    places = {"ar": models["ar"], "drafter": models["drafter"], "file": file, "text": shards}
     given = [word.format(**places) for word in words]
     assert said in fails(capsys, "tune", *given, "--out", str(tmp_path / "run"))
     left = [each.name for each in (tmp_path / "run").iterdir()] if (tmp_path / "run").exists() else []

@@ -52,8 +52,9 @@ class Tune(Command):
     """Train a model on conversations, of which it learns the answers. `--any.field value` sets any field of
     its recipe.
 
-    An autoregressive, a joint and a block model each learn by their own loss, with all their weights; of a
-    drafter only the drafts learn. The chat template is saved with the model.
+    An autoregressive, a joint and a block model each learn by their own loss, with all their weights or, with
+    --rank, by additions to them; of a drafter only the drafts learn. The chat template is saved with the
+    model.
     """
 
     kind = "tune"
@@ -70,6 +71,8 @@ class Tune(Command):
     """Steps of training; by default as many as --epochs says."""
     epochs: OptionalFloat = None
     """How often each conversation is read; 3 by default."""
+    rank: OptionalInt = None
+    """Train low-rank additions to the weights, of this rank, in place of the weights."""
     chat_template: ChatTemplateFlag = None
     answers: AnswersFlag = "all"
     held_out: Annotated[int | float | None, named("SHARE|INT")] = None
@@ -142,6 +145,8 @@ class Tune(Command):
             raise ValueError("--steps and --epochs both say how long, got both: give one of them")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"--steps must be at least 1, got {self.steps}")
+        if self.rank is not None and self.rank < 1:
+            raise ValueError(f"--rank must be at least 1, got {self.rank}")
         if self.epochs is not None and not 0.0 < self.epochs <= 10_000:
             raise ValueError(f"--epochs must be above 0 and at most 10,000, got {self.epochs:g}")
         if self.data is not None:
@@ -203,7 +208,13 @@ class Tune(Command):
         check_overrides(overrides, hint=_MODEL, text="files of conversations")
         data = str(self.data or self._folder / "data")
         recipe = tuning_recipe(
-            config, source, data=data, context=context, steps=steps, skip_long=self.skip_long
+            config,
+            source,
+            data=data,
+            context=context,
+            steps=steps,
+            rank=self.rank,
+            skip_long=self.skip_long,
         )
         stages = resolve_recipes({ONLY: recipe}, overrides, where="tune")
         for _, each in stages:

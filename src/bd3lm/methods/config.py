@@ -61,6 +61,11 @@ class LanguageModelConfig:
         return Frame.of(self.network, self.mask_id)
 
     @property
+    def only_adds(self) -> bool:
+        """Whether what is trained, and saved, is only what the network has beside the weights of another."""
+        return self.method.trains_beside or self.network.adds_everywhere
+
+    @property
     def title(self) -> str:
         """What tables call the model."""
         return self.method.title_for(self.network.context)

@@ -48,7 +48,7 @@ def training_memory(config: LanguageModelConfig) -> TrainingMemory:
     """That of a model whose weights all learn, or only what it has beside them, as its method has it."""
     sizes = {name: math.prod(shape) for name, shape in parameter_shapes(config.network).items()}
     total = sum(sizes.values())
-    beside = parameter_names(config) if config.method.trains_beside else sizes.keys()
+    beside = parameter_names(config) if config.only_adds else sizes.keys()
     learned = sum(sizes[name] for name in beside)
     return TrainingMemory(frozen=total - learned, learned=learned)
 

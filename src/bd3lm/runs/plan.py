@@ -152,9 +152,9 @@ class Plan:
             reading = _Reading.of(recipe, shards, engine)
         config, shards = reading.config, reading.shards
         # A run that has a checkpoint goes on from it, and needs what it started from only if it adds to it.
-        going_on = self.store.latest() is not None and not recipe.method.trains_beside
+        going_on = self.store.latest() is not None and not config.only_adds
         start_from = None if going_on else recipe.start_from
-        if start_from is not None and recipe.method.trains_beside:
+        if start_from is not None and config.only_adds:
             config = _beside(config, start_from)
         trainer = Trainer(
             network=_network(recipe, config, shards, start_from),
@@ -192,10 +192,11 @@ def plan_run(
     A stage that starts from the model of `before` must have its network and its tokenizer.
     """
     engine, recipe = engine or Engine(), with_network_of_start(recipe)
-    if recipe.method.trains_beside and recipe.start_from is None:
-        raise ValueError(
-            f"method.kind {recipe.method.kind} adds to a model: give --from MODEL, or start_from"
+    if _only_adds(recipe) and recipe.start_from is None:
+        what = (
+            f"method.kind {recipe.method.kind}" if recipe.method.trains_beside else "network.additions_at all"
         )
+        raise ValueError(f"{what} adds to a model: give --from MODEL, or start_from")
     rank_rows(recipe.train, engine)
     _check_trackers(recipe, engine)
     store = open_store(recipe, out)
@@ -218,11 +219,16 @@ def plan_run(
     return Plan(recipe, out, engine, store, None)
 
 
+def _only_adds(recipe: Recipe) -> bool:
+    """Whether a run trains only what a network has beside the weights of another."""
+    return recipe.method.trains_beside or _shape(recipe, _Tokens(2, 1)).adds_everywhere
+
+
 def _require_room(recipe: Recipe, engine: Engine) -> None:
     """Refuse a network whose weights, gradients and both moments cannot be held, before any is made."""
     numbers = _shape(recipe, _Tokens(2, 1)).parameters  # the vocabulary is known later, and matters less
     share = numbers // engine.world if engine.parallel == "fsdp" else numbers
-    bytes_of_each = _BYTES_OF_A_FROZEN_WEIGHT if recipe.method.trains_beside else _BYTES_OF_A_WEIGHT
+    bytes_of_each = _BYTES_OF_A_FROZEN_WEIGHT if _only_adds(recipe) else _BYTES_OF_A_WEIGHT
     require_room(share * bytes_of_each, engine.device, what=f"training a network of {numbers:,} parameters")
 
 
@@ -299,7 +305,7 @@ def _network(
             network.start_as(initialised_as)
     if start_from is not None:
         _start_from(network, start_from, shards)
-    if recipe.method.trains_beside or config.network.adds_everywhere:
+    if config.only_adds:
         network.learn_beside()
     return network
 

@@ -69,14 +69,26 @@ def outline() -> dict[str, Any]:
 
 
 def tuning_recipe(
-    model: "LanguageModelConfig", source: str, *, data: str, context: int, steps: int, skip_long: bool
+    model: "LanguageModelConfig",
+    source: str,
+    *,
+    data: str,
+    context: int,
+    steps: int,
+    rank: int | None = None,
+    skip_long: bool = False,
 ) -> dict[str, Any]:
-    """The recipe, for data whose conversations fit in the context."""
-    rate = _RATE_OF_ADDITIONS if model.method.trains_beside else _RATE
+    """The recipe, for data whose conversations fit in the context: for all weights, or for additions of a
+    rank to them."""
+    if rank is not None and model.method.trains_beside:
+        raise ValueError(f"--rank is for models whose weights learn, and {source} is {model.title}")
+    rate = _RATE if rank is None and not model.method.trains_beside else _RATE_OF_ADDITIONS
+    beside = {} if rank is None else {"network": {"additions": rank, "additions_at": "all"}}
     looked = max(10, min(250, steps // 4))
     most = {"most_context": model.network.context} if context < model.network.context else {}
     return merge(
         _COMMON,
+        beside,
         {
             "data": {"path": data, "context": context, "skip_long": skip_long, **most},
             "method": plain(model.method),

@@ -104,8 +104,9 @@ def _say_what_it_is(run: "Run", out: Path) -> None:
     method = run.config.method
     say(f"wrote {run.out / 'model'}")
     law = f"it writes under the {method.default_law} law"
-    if run.config.base is not None:
-        law += f", which is that of {run.config.base.source} to the bit"
+    base = run.config.base
+    if base is not None and method.trains_beside:
+        law += f", which is that of {base.source} to the bit"
     elif others := [each for each in method.laws if each != method.default_law]:
         law += f", and has the {others[0]} law too"
     say(law)
@@ -116,5 +117,5 @@ def _say_what_it_is(run: "Run", out: Path) -> None:
             say(f"      bd3lm serve {out}, which answers in conversations")
         return
     say(f"next: bd3lm sample {out}")
-    if run.config.base is not None or len(method.laws) > 1:
+    if method.trains_beside or len(method.laws) > 1:
         say(f"      bd3lm acceptance {out}, how often its drafts are accepted")
