@@ -96,6 +96,9 @@ def test_each_kind_of_model_stays_what_it_is_and_learns(kind, models, file, tmp_
     assert model.tokenizer is not None
     assert model.tokenizer.chat_template == PLAIN
     assert main(["eval", str(out)]) == 0
+    if kind in ("joint", "drafter"):
+        assert main(["acceptance", str(out), "--temperature", "1"]) == 0
+        assert f"      bd3lm acceptance {out}, how often its drafts" in said
 
 
 @pytest.mark.parametrize("kind", ["ar", "block", "joint"])

@@ -143,6 +143,18 @@ def test_behind_an_answer_its_block_is_hidden(shards: TokenShards, packing: Pack
     assert lost == 0 or packing.unit > 4  # an answer and the next do not fit in a small block
 
 
+def test_each_alone_is_a_text_with_its_answers(shards: TokenShards) -> None:
+    rows = PackedConversations(shards, "train", CONTEXT, alone=True)
+    said = conversations(shards)
+    assert len(rows) == len(said)
+    batch = rows.batch(range(len(rows)))
+    assert batch.documents is None
+    assert batch.absent is None
+    for place, (ids, learned) in enumerate(said):
+        assert batch.tokens[place].tolist() == ids + [BYTES.eos_id] * (CONTEXT - len(ids))
+        assert batch.scored[place].tolist() == learned + [False] * (CONTEXT - len(ids))
+
+
 def test_hiding_keeps_the_longest_answer_of_a_block() -> None:
     scored = np.array([*map(int, "01100111 00110110 00000000 11111111".replace(" ", ""))], np.bool_)
     absent = np.zeros_like(scored)

@@ -49,8 +49,11 @@ class PackedConversations(Sequences):
         *,
         packing: Packing | None = None,
         skip_long: bool = False,
+        alone: bool = False,
     ) -> None:
-        """One that is longer than the context is an error, or is left out with `skip_long`."""
+        """One that is longer than the context is an error, or is left out with `skip_long`. With `alone` each
+        has a sequence of its own, and what stands behind it there is neither hidden nor predicted: for what
+        reads a text from left to right, and knows of one only."""
         self.shards, self.split, self.context = shards, split, context
         self.packing = packing or Packing()
         unit = self.packing.unit
@@ -78,7 +81,9 @@ class PackedConversations(Sequences):
             )
         self.skipped = len(long)
         """How many conversations are too long, and left out."""
-        self._rows = pack(sizes, context)
+        self._alone = alone
+        fitting = np.flatnonzero(sizes <= context).tolist()
+        self._rows = [(document,) for document in fitting] if alone else pack(sizes, context)
         self.waste = 1 - float(lengths[sizes <= context].sum()) / max(1, len(self._rows) * context)
         """The share of the places that hold no token of a conversation."""
 
@@ -108,6 +113,8 @@ class PackedConversations(Sequences):
                     hide_rests(scored[row, here], absent[row, here], self.packing.unit)
                 documents[row, here] = number
                 documents[row, end:] = number + 1
+        if self._alone:
+            return TokenBatch(torch.from_numpy(tokens), torch.from_numpy(scored))
         return TokenBatch(*map(torch.from_numpy, (tokens, scored, absent, documents)))
 
     def documents(self, place: int) -> tuple[int, ...]:

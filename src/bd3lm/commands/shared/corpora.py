@@ -14,6 +14,7 @@ from bd3lm.data import (
     CORPORA,
     OrderedBatches,
     PackedConversations,
+    Packing,
     Tokenizer,
     TokenShards,
     WrappedTokens,
@@ -109,6 +110,7 @@ def open_sequences(
     bos_eos: bool = False,
     limit: int | None = None,
     context: int | None = None,
+    alone: bool = False,
 ) -> Iterator[Sequences]:
     """The held-out text of a model's own run, or `data`: a folder of token shards, or a corpus as files or by
     name, which is tokenized for the occasion, with EOS after each document unless told otherwise.
@@ -116,6 +118,7 @@ def open_sequences(
     `split` is by default what was held out, else all there is; `field` names what holds the text in JSON
     lines and parquet; `limit` takes the first sequences only; `context` is their length, by default the
     network's.
+    Of conversations the answers are measured, with several of them in a sequence, or with `alone` one.
     A run that was trained on sequences between BOS and EOS is measured on such, whatever the text. A model
     that came without its run does not know how it was trained: `bos_eos` says that it was so.
     """
@@ -139,7 +142,7 @@ def open_sequences(
             context = subject.recipe.data.context  # what conversations were packed into
         context = _length(subject, context)
         bos_eos = bos_eos or (subject.recipe is not None and subject.recipe.data.bos_eos)
-        rows = _rows(subject, shards, split, context, bos_eos)
+        rows = _rows(subject, shards, split, context, bos_eos, alone)
         if not len(rows) and shards.meta.inputs.chat is not None:
             raise ValueError(f"{name} cannot be measured on: {rows.why_empty}")
         if not len(rows):
@@ -155,7 +158,7 @@ def open_sequences(
 
 
 def _rows(
-    subject: "Subject", shards: TokenShards, split: str, context: int, bos_eos: bool
+    subject: "Subject", shards: TokenShards, split: str, context: int, bos_eos: bool, alone: bool
 ) -> WrappedTokens | PackedConversations:
     """Documents end to end, or conversations, of which the answers are measured."""
     method = subject.model.config.method
@@ -164,7 +167,8 @@ def _rows(
     if bos_eos:
         raise ValueError("sequences between BOS and EOS are of text, and the data holds conversations")
     skip_long = subject.recipe is not None and subject.recipe.data.skip_long
-    return PackedConversations(shards, split, context, packing=method.packing(context), skip_long=skip_long)
+    packing = Packing() if alone else method.packing(context)
+    return PackedConversations(shards, split, context, packing=packing, skip_long=skip_long, alone=alone)
 
 
 def _length(subject: "Subject", asked: int | None) -> int:
