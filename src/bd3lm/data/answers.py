@@ -13,8 +13,8 @@ import numpy as np
 from bd3lm.data.chat import Answered, Answers, answered, continuation
 from bd3lm.data.conversations import Said
 from bd3lm.data.encoding import Encoded
+from bd3lm.data.meta import Chat, DType, on_disk
 from bd3lm.data.shapes import Conversation
-from bd3lm.data.shards import Chat, DType, on_disk
 from bd3lm.data.tokenizers import Tokenizer
 
 

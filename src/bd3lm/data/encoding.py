@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bd3lm.data.shards import DType, on_disk
+from bd3lm.data.meta import DType, on_disk
 from bd3lm.data.tokenizers import Tokenizer
 
 BATCH_CHARACTERS = 1 << 19

@@ -31,18 +31,8 @@ from rich.progress import (
 from bd3lm.data.answers import ChatFormat, ConversationEncoder
 from bd3lm.data.corpus import Corpus
 from bd3lm.data.encoding import DocumentEncoder, Encode, Encoded, Encoder, encoding
-from bd3lm.data.shards import (
-    META_FILE,
-    Inputs,
-    Meta,
-    Shard,
-    Split,
-    TokenShards,
-    dtype_for,
-    load_lengths,
-    open_answers,
-    open_shard,
-)
+from bd3lm.data.meta import META_FILE, Inputs, Meta, Shard, Split, dtype_for
+from bd3lm.data.shards import TokenShards, load_lengths, open_answers, open_shard
 from bd3lm.data.tokenizer_files import load_tokenizer
 from bd3lm.data.tokenizers import CONFIG_FILE, Tokenizer
 from bd3lm.io.console import Console

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bd3lm.data.shards import Meta, Shard, load_lengths, open_answers, open_shard
+from bd3lm.data.meta import Meta, Shard
+from bd3lm.data.shards import load_lengths, open_answers, open_shard
 from bd3lm.data.tokenizer_files import saved_tokenizer
 from bd3lm.data.tokenizers import TOKENIZER_FILE
 from bd3lm.io.files import local_path

@@ -18,7 +18,7 @@ from bd3lm.data import (
     prepare,
     train_bpe,
 )
-from bd3lm.data.shards import META_FILE
+from bd3lm.data.meta import META_FILE
 from bd3lm.diffusion import derive_seed
 from bd3lm.interop.weights import Shape, parameter_shapes
 from bd3lm.io.console import Console

@@ -22,7 +22,7 @@ from bd3lm.data import (
     prepare,
 )
 from bd3lm.data.folders import find_files, split_by_name
-from bd3lm.data.shards import META_FILE
+from bd3lm.data.meta import META_FILE
 from bd3lm.io.files import local_path
 from bd3lm.io.reading import DocumentTooLong
 
