@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from bd3lm.data.templates import rendered
+from bd3lm.data.sandbox import rendered
 from bd3lm.data.tokenizers import Tokenizer
 
 Answers = Literal["all", "last"]

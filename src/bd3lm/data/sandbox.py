@@ -17,18 +17,6 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-PLAIN = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ {'system': 'System', 'user': 'User', 'assistant': 'Assistant'}[message['role']] + ':\n' }}"
-    "{{ message['content'] | trim }}{{ eos_token if message['role'] == 'assistant' }}{{ '\n\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}"
-)
-"""For models that come without a template: names and line ends, and the end token behind an answer.
-
-An answer begins on a line of its own: behind a space its first word would be cut into other tokens than a
-model knows it by.
-"""
-
 _MOST_TEMPLATE = 1_000_000  # characters; long ones have thirty thousand
 _MOST_TEXT = 1_000_000  # characters of any text that is put together, beside what the messages hold
 _MOST_STEPS = 100_000  # numbers that all ranges together have
