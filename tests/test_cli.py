@@ -78,7 +78,7 @@ def test_no_command_shows_them_all(capsys):
         ),
         (
             "xyzzy --help",
-            "bd3lm has no command 'xyzzy'. Its commands are train, adapt, tune, data, sample, serve, pres",
+            "bd3lm has no command 'xyzzy'. Its commands are train, adapt, tune, data, sample, chat, ",
         ),
         (
             "data prepre a b",

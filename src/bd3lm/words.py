@@ -134,7 +134,8 @@ _OF_RECIPES: Mapping[str, str] = MappingProxyType(
 
 _OF_COMMANDS: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("generate", "chat", "write", "complete", "infer", "inference", "run"), "sample"),
+        **dict.fromkeys(("generate", "write", "complete", "infer", "inference", "run"), "sample"),
+        **dict.fromkeys(("talk", "converse", "interactive"), "chat"),
         **dict.fromkeys(("evaluate", "test", "perplexity", "ppl", "validate"), "eval"),
         **dict.fromkeys(("fit", "finetune", "fine-tune", "pretrain", "resume"), "train"),
         **dict.fromkeys(("prepare", "tokenize", "preprocess"), "data prepare"),

@@ -243,7 +243,7 @@ def test_a_tuned_model_answers_as_it_was_taught(change, steps, shards, tmp_path,
     asked = [user_message(tokenizer.chat_template, each, tokenizer) for each in questions(100, seed=1)]
     for law in model.record.method.laws:
         found = model.with_law(law).generate(asked, max_new_tokens=24, seed=0)
-        follow = [each.stopped_by == "eos" and each.completion.startswith("ok ") for each in found]
+        follow = [each.stopped_by == "eos" and each.completion.strip().startswith("ok ") for each in found]
         assert sum(follow) >= 90, (law, [each.completion for each in found[:10]])
 
 
@@ -329,7 +329,7 @@ def test_bad_templates_are_one_line_and_nothing_is_written(template, said, model
         (["{ar}", "{file}", "--chat-template", "none"], "chats.jsonl, line 1: needs a chat template"),
         (
             ["{ar}", "{file}", "--chat-template", "no.jinja"],
-            "--chat-template must be a file, plain or none, and",
+            "--chat-template must be plain or a file, and there is no file",
         ),
         (
             ["{ar}", "{file}", "--data", "{text}"],

@@ -1,5 +1,7 @@
 """A drafter is trained beside a model that stays as it is, from the recipe to the released folder."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from bd3lm.runs.plan import plan_run
 from bd3lm.runs.recipe import recipe_from_dict
 from tests.tiny_recipes import plain, prepared, tiny_recipe
 from tests.training.tiny import rows
+from tests.training.tracker_files import events, left, offline
+
+__all__ = ["offline"]  # a fixture
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +100,41 @@ def test_it_goes_on_bit_for_bit(data, base, tmp_path):
     again.trainer.run()
     for name, parameter in whole.trainer.network.named_parameters():
         assert torch.equal(dict(again.trainer.network.named_parameters())[name], parameter), name
+
+
+def test_acceptance_is_logged_by_place_and_texts_are_the_bases(data, base, tmp_path, offline):
+    """In metrics.csv, TensorBoard and W&B alike. A drafter writes as the model that it was made of."""
+    trackers = {"tensorboard": True, "wandb_project": "tests", "sample_texts": 2, "sample_tokens": 12}
+    recipe = drafter(data, base, {"trackers": trackers})
+    recipe = replace(recipe, method=replace(recipe.method, masks=4))
+    run = plan_run(recipe, tmp_path).build()
+    run.trainer.run()
+    places = [f"valid_accepted_{place}" for place in (2, 3, 4, 5)]
+    assert [name for name in rows(tmp_path)[0] if "accepted" in name] == places
+    shown, [kept] = events(tmp_path / "tensorboard"), left(tmp_path)
+    for name in places:
+        expected = [
+            (3, pytest.approx(value(tmp_path, 3, name))),
+            (6, pytest.approx(value(tmp_path, 6, name))),
+        ]
+        assert [(each.step, each.value) for each in shown.Scalars(name)] == expected
+        assert [(each["_step"], each[name]) for each in kept.history if name in each] == expected
+    texts = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    seeds = [each["seed"] for each in texts]
+    written = LanguageModel.from_pretrained(base, device="cpu").generate([""] * 4, seeds=seeds, length=12)
+    assert [each["text"] for each in texts] == [str(each) for each in written]
+    markdown = shown.Tensors("samples/0/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert markdown == "\n".join(f"    {line}" for line in texts[0]["text"].splitlines())
+    tables = tmp_path.glob("wandb/offline-run-*/files/media/table/samples_*.json")
+    assert sorted(row for table in tables for row in json.loads(table.read_text())["data"]) == [
+        [each["step"], each["index"], each["prompt"], each["text"]] for each in texts
+    ]
+    assert offline == []
+
+
+def value(folder: Path, step: int, name: str) -> float:
+    [found] = [float(row[name]) for row in rows(folder) if row["step"] == str(step)]
+    return found
 
 
 def test_a_stage_after_another_adds_to_the_same_base(data, base, tmp_path):

@@ -1,9 +1,7 @@
 """Who watches a run: what is written down, what is shown, and to whom."""
 
 import io
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +9,7 @@ from rich.console import Console
 
 from bd3lm.diffusion import ClippedTimes
 from bd3lm.objectives import Objective
-from bd3lm.training import CsvLog, Engine, LikelihoodValidator, ProgressBar, TensorBoardLog, WandbLog
+from bd3lm.training import CsvLog, LikelihoodValidator, ProgressBar
 from bd3lm.training.callbacks import describe, model_flop_utilisation
 from tests.training.tiny import AR, COUNTS, HELD_OUT, Crash, crash_at, network, tiny_trainer
 
@@ -190,55 +188,6 @@ def test_flop_utilisation(tied, tmp_path, monkeypatch):
     assert model_flop_utilisation(gpu, 1e9) == pytest.approx(6 * counted * 1e9 / (2 * 989e12))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Voodoo 2")
     assert model_flop_utilisation(gpu, 1e9) is None
-
-
-# --- trackers that are options ---
-
-
-def test_trackers_that_are_not_installed_say_how_to_get_them(tmp_path, monkeypatch):
-    for module in ("tensorboard", "wandb"):
-        monkeypatch.setitem(sys.modules, module, None)
-    told = r"trackers.tensorboard needs the package tensorboard: pip install 'bd3lm\[tensorboard\]'"
-    with pytest.raises(ImportError, match=told):
-        TensorBoardLog(tmp_path)
-    told = r"trackers.wandb_project needs the package wandb: pip install 'bd3lm\[wandb\]'"
-    with pytest.raises(ImportError, match=told):
-        WandbLog(project="p", name="n", folder=tmp_path)
-
-
-def test_trackers_are_given_every_figure(tmp_path: Path, monkeypatch):
-    """Stand-ins, since neither is installed here: what is called with what."""
-    calls = []
-
-    class Writer:
-        def __init__(self, folder, *, purge_step):
-            calls.append(("open", folder))
-            assert purge_step == 1
-
-        def add_scalar(self, *scalar):
-            calls.append(scalar)
-
-        def close(self):
-            calls.append(("close",))
-
-    class Run:
-        def log(self, metrics, step):
-            calls.append((metrics, step))
-
-        def finish(self):
-            calls.append(("finish",))
-
-    monkeypatch.setitem(sys.modules, "tensorboard", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: Run()))
-    trainer = tiny_trainer(tmp_path, steps=2, validate=False)
-    trainer.callbacks = [TensorBoardLog(tmp_path), WandbLog(project="p", name="n", folder=tmp_path)]
-    trainer.run()
-    assert calls[0] == ("open", str(tmp_path))
-    assert [call[2] for call in calls if call[0] == "train_nats"] == [1, 2]
-    assert [call[1] for call in calls if isinstance(call[0], dict)] == [1, 2]
-    assert calls[-2:] == [("close",), ("finish",)]
-    assert Engine().is_main
 
 
 def test_a_step_whose_validation_is_due_is_logged_once(tmp_path):

@@ -16,6 +16,7 @@ COMMANDS = (
     "tune",
     "data",
     "sample",
+    "chat",
     "serve",
     "presets",
     "eval",

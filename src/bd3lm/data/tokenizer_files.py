@@ -85,6 +85,17 @@ def saved_tokenizer(folder: str | Path) -> Tokenizer | None:
     return None
 
 
+def saved_template(folder: str | Path) -> str | None:
+    """The chat template beside a model, without its tokenizer, which takes longer to read."""
+    path = local_path(folder)
+
+    def read(name: str) -> str | None:
+        file = path / name
+        return read_text(file, most=_MOST_BYTES) if file.is_file() else None
+
+    return _template(read, read_object(read, CONFIG_FILE, str(path)), path, None)[1]
+
+
 def _folder_of_run(folder: Path) -> Path:
     """The folder of the tokenizer, for a training run that of its model; stages of a run share theirs."""
     if (folder / TOKENIZER_FILE).is_file():
@@ -100,11 +111,18 @@ def _folder_of_run(folder: Path) -> Path:
 
 def _from_files(text: str, read: ReadFile, source: str | Path, vocabulary: int | None) -> Tokenizer:
     config = read_object(read, CONFIG_FILE, str(source))
+    checkpoint, template = _template(read, config, source, vocabulary)
+    return from_json(text, config, source=source, checkpoint=checkpoint, template=template)
+
+
+def _template(
+    read: ReadFile, config: Mapping[str, Any], source: str | Path, vocabulary: int | None
+) -> tuple[Checkpoint | None, str | None]:
+    """The model that a tokenizer is of, and its chat template."""
     checkpoint = None if OWN_KEY in config else find_checkpoint(read, vocabulary, where=str(source))
     # Its own file is asked for only where it can be: of the hub that takes a request.
     beside = read if checkpoint is not None else lambda _: None
-    template = chat_template(config, beside, where=str(source))
-    return from_json(text, config, source=source, checkpoint=checkpoint, template=template)
+    return checkpoint, chat_template(config, beside, where=str(source))
 
 
 def from_json(

@@ -5,7 +5,8 @@ cross-entropy is the NELBO of eq. 8, for any network that ignores time. `counts`
 how many tokens to mask instead.
 
 A token is *maskable* when it is neither given (the first token of a sequence, a prompt) nor absent (past
-the end of a text). n is the number of maskable tokens of a block; a block with n = 0 contributes nothing.
+the end of a text, or behind an answer in its block). n is the number of maskable tokens of a block; a block
+with n = 0 contributes nothing.
 """
 
 import math

@@ -39,7 +39,7 @@ def save(network: Network, config: LanguageModelConfig, folder: str | Path) -> N
 
 def save_tensors(tensors: Mapping[str, Tensor], config: LanguageModelConfig, folder: str | Path) -> None:
     """The same of its parameters by name; of a model that only adds to another, those that it adds."""
-    adds = config.only_adds
+    adds = config.trains_beside
     needed = beside.parameter_names(config) if adds else None
     expected = parameter_shapes(config.network)
     check_shapes(
@@ -80,7 +80,7 @@ def load(
     config = _as_saved(folder)
     if config.method.trains_beside:
         return beside.load(folder, config, load_base, device=device, dtype=dtype), config
-    if config.only_adds:
+    if config.trains_beside:
         tuned = beside.load(folder, config, load_tuned, device=device, dtype=dtype)
         return tuned.merged(), _merged(config)
     path = weights_file(folder)

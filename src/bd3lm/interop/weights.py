@@ -33,6 +33,11 @@ def parameter_shapes(config: NetworkConfig) -> dict[str, Shape]:
     return {name: tuple(parameter.shape) for name, parameter in _skeleton(config).named_parameters()}
 
 
+def beside_names(config: NetworkConfig) -> frozenset[str]:
+    """The parameters that a network has beside its weights."""
+    return _skeleton(config).may_lack
+
+
 class Stored(NamedTuple):
     """A tensor as a file's header tells of it."""
 

@@ -61,8 +61,8 @@ class LanguageModelConfig:
         return Frame.of(self.network, self.mask_id)
 
     @property
-    def only_adds(self) -> bool:
-        """Whether what is trained, and saved, is only what the network has beside the weights of another."""
+    def trains_beside(self) -> bool:
+        """Whether only what the network has beside its weights is trained, and saved."""
         return self.method.trains_beside or self.network.adds_everywhere
 
     @property

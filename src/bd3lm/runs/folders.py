@@ -8,6 +8,8 @@ STAGES_FILE = "stages.yaml"
 """The recipes of all stages of a run with several, by name and in order, including those not begun."""
 METRICS_FILE = "metrics.csv"
 """The log of a stage."""
+SAMPLES_FILE = "samples.jsonl"
+"""The texts that a stage wrote while it trained, where it was asked to."""
 CHECKPOINTS = "checkpoints"
 """The folder of a stage's checkpoints."""
 

@@ -3,8 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from bd3lm.interop.beside import parameter_names
-from bd3lm.interop.weights import parameter_shapes
+from bd3lm.interop.weights import beside_names, parameter_shapes
 from bd3lm.methods import LanguageModelConfig
 
 _BYTES = 4  # of a number, in float32; a GPU computes in bfloat16 from these
@@ -48,8 +47,8 @@ def training_memory(config: LanguageModelConfig) -> TrainingMemory:
     """That of a model whose weights all learn, or only what it has beside them, as its method has it."""
     sizes = {name: math.prod(shape) for name, shape in parameter_shapes(config.network).items()}
     total = sum(sizes.values())
-    beside = parameter_names(config) if config.only_adds else sizes.keys()
-    learned = sum(sizes[name] for name in beside)
+    learning = beside_names(config.network) if config.trains_beside else sizes.keys()
+    learned = sum(sizes[name] for name in learning)
     return TrainingMemory(frozen=total - learned, learned=learned)
 
 

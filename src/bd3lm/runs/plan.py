@@ -22,7 +22,6 @@ from bd3lm.data.meta import META_FILE
 from bd3lm.diffusion import derive_seed
 from bd3lm.interop.weights import Shape, parameter_shapes
 from bd3lm.io.console import Console
-from bd3lm.io.extras import require
 from bd3lm.io.terminal import say
 from bd3lm.methods import Frame, LanguageModelConfig
 from bd3lm.models import Network, NetworkConfig
@@ -40,8 +39,8 @@ from bd3lm.runs.texts import (
     sequences_of,
     why_nothing_is_held_out,
 )
+from bd3lm.runs.tracking import check_trackers, make_trackers, sample_texts
 from bd3lm.training import (
-    Callback,
     CheckpointStore,
     ClipSearchValidator,
     CsvLog,
@@ -51,10 +50,8 @@ from bd3lm.training import (
     LikelihoodValidator,
     NelboVarianceValidator,
     ProgressBar,
-    TensorBoardLog,
     Trainer,
     Validator,
-    WandbLog,
 )
 from bd3lm.training.distributed import whole
 from bd3lm.training.trainer import rank_rows
@@ -81,7 +78,8 @@ class Run:
         return self.shards.tokenizer
 
     def export(self) -> Path:
-        """Write the EMA weights, config and tokenizer to out/model, in this project's format."""
+        """Write the EMA weights, config and tokenizer to out/model, in this project's format: of what only
+        adds to a model, what it adds."""
         engine = self.trainer.engine
         average = {}
         for name, tensor in self.trainer.ema.tensors().items():
@@ -152,10 +150,12 @@ class Plan:
             reading = _Reading.of(recipe, shards, engine)
         config, shards = reading.config, reading.shards
         # A run that has a checkpoint goes on from it, and needs what it started from only if it adds to it.
-        going_on = self.store.latest() is not None and not config.only_adds
+        going_on = self.store.latest() is not None and not config.trains_beside
         start_from = None if going_on else recipe.start_from
-        if start_from is not None and config.only_adds:
+        if start_from is not None and config.trains_beside:
             config = _beside(config, start_from)
+        trackers = make_trackers(recipe, self.out)
+        samples = sample_texts(recipe, config, shards.tokenizer, self.out, trackers)
         trainer = Trainer(
             network=_network(recipe, config, shards, start_from),
             objective=reading.objective,
@@ -164,8 +164,12 @@ class Plan:
             optimizer=recipe.optimizer,
             engine=engine,
             store=self.store,
-            validators=reading.validators,
-            callbacks=_callbacks(recipe, self.out, console, label),
+            validators=[*reading.validators, *samples],
+            callbacks=[
+                CsvLog(self.out / METRICS_FILE),
+                *trackers,  # one that cannot work says so before there is a bar
+                ProgressBar(console, description=label),
+            ],
             run_state={
                 "recipe": recipe_to_dict(recipe),
                 "data_fingerprint": shards.fingerprint,
@@ -198,7 +202,7 @@ def plan_run(
         )
         raise ValueError(f"{what} adds to a model: give --from MODEL, or start_from")
     rank_rows(recipe.train, engine)
-    _check_trackers(recipe, engine)
+    check_trackers(recipe, engine)
     store = open_store(recipe, out)
     _require_room(recipe, engine)
     shards = None if recipe.data.path == BUILTIN else open_shards(recipe.data.path)
@@ -213,7 +217,9 @@ def plan_run(
             recipe.start_from,
         )
     if shards is not None:
-        return Plan(recipe, out, engine, store, _Reading.of(recipe, shards, engine))
+        reading = _Reading.of(recipe, shards, engine)
+        sample_texts(recipe, reading.config, shards.tokenizer, out)  # which finds out whether prompts fit
+        return Plan(recipe, out, engine, store, reading)
     # The tokenizer of built-in text is trained later. Its size is known, and its mask the last token.
     _objective(recipe, _config(recipe, _Tokens.builtin(recipe.data)))
     return Plan(recipe, out, engine, store, None)
@@ -230,15 +236,6 @@ def _require_room(recipe: Recipe, engine: Engine) -> None:
     share = numbers // engine.world if engine.parallel == "fsdp" else numbers
     bytes_of_each = _BYTES_OF_A_FROZEN_WEIGHT if _only_adds(recipe) else _BYTES_OF_A_WEIGHT
     require_room(share * bytes_of_each, engine.device, what=f"training a network of {numbers:,} parameters")
-
-
-def _check_trackers(recipe: Recipe, engine: Engine) -> None:
-    if recipe.trackers.gradient_variance_batches and engine.world > 1:
-        raise ValueError("trackers.gradient_variance_batches needs a run of one process")
-    if recipe.trackers.tensorboard:
-        require("tensorboard", "tensorboard", "trackers.tensorboard")
-    if recipe.trackers.wandb_project:
-        require("wandb", "wandb", "trackers.wandb_project")
 
 
 def open_store(recipe: Recipe, out: Path) -> CheckpointStore:
@@ -305,7 +302,7 @@ def _network(
             network.start_as(initialised_as)
     if start_from is not None:
         _start_from(network, start_from, shards)
-    if config.only_adds:
+    if config.trains_beside:
         network.learn_beside()
     return network
 
@@ -490,10 +487,11 @@ def _validators(
 ) -> list[Validator]:
     seed, trackers, search = recipe.train.seed, recipe.trackers, recipe.objective.search
     if not len(held_out.batches):
-        if search is not None or trackers.gradient_variance_batches or trackers.nelbo_variance_batches:
+        measured = trackers.gradient_variance_batches or trackers.nelbo_variance_batches
+        if search is not None or measured or trackers.sample_texts:
             raise ValueError(
-                f"{nothing_held_out}, and the clip search and the variance trackers need a sequence to "
-                "validate on; prepare the data with --held-out"
+                f"{nothing_held_out}, and the clip search, the variance trackers and sample texts need a "
+                "sequence to validate on; prepare the data with --held-out"
             )
         return []
     judge = recipe.method.validation(recipe.objective, config.frame)
@@ -505,12 +503,3 @@ def _validators(
     if trackers.gradient_variance_batches:
         validators.append(GradientVarianceValidator(held_out, trackers.gradient_variance_batches))
     return validators
-
-
-def _callbacks(recipe: Recipe, out: Path, console: Console | None, label: str) -> list[Callback]:
-    callbacks: list[Callback] = [CsvLog(out / METRICS_FILE), ProgressBar(console, description=label)]
-    if recipe.trackers.tensorboard:
-        callbacks.append(TensorBoardLog(out / "tensorboard"))
-    if recipe.trackers.wandb_project:
-        callbacks.append(WandbLog(project=recipe.trackers.wandb_project, name=out.name, folder=out))
-    return callbacks

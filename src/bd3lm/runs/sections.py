@@ -74,11 +74,29 @@ class TrackerRecipe:
     """Measure the variance of the training loss over blocks on this many held-out batches; 0 does not."""
     gradient_variance_batches: int = 0
     """Measure the gradient's variance over this many batches at validation; 0 does not."""
+    sample_texts: int = 0
+    """Write this many texts at each validation, always of the same seeds, with the averaged weights; 0 writes
+    none."""
+    sample_prompts: tuple[str, ...] = ()
+    """What they begin with, in turn; by default nothing."""
+    sample_tokens: int | None = None
+    """Tokens of each at most, its prompt included; by default 128, or one context where that is less."""
 
     def __post_init__(self) -> None:
         for name in ("nelbo_variance_batches", "gradient_variance_batches"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative (0 measures none), got {getattr(self, name)}")
+        if self.sample_texts < 0:
+            raise ValueError(f"sample_texts must not be negative (0 writes none), got {self.sample_texts}")
+        if self.sample_tokens is not None and self.sample_tokens < 1:
+            raise ValueError(f"sample_tokens must be at least 1, got {self.sample_tokens}")
+        if len(self.sample_prompts) > self.sample_texts:
+            raise ValueError(
+                f"sample_texts must be at least the number of sample_prompts {len(self.sample_prompts)}, "
+                f"got {self.sample_texts}"
+            )
+        if self.sample_tokens is not None and not self.sample_texts:
+            raise ValueError(f"sample_tokens needs sample_texts, got {self.sample_tokens} and 0 texts")
 
 
 def check_data(path: str) -> None:

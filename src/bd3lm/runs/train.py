@@ -10,7 +10,14 @@ from bd3lm import interop
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.console import Console
 from bd3lm.io.files import only_writer, remove_leftovers
-from bd3lm.runs.folders import CHECKPOINTS, METRICS_FILE, RECIPE_FILE, STAGES_FILE, begun_stages
+from bd3lm.runs.folders import (
+    CHECKPOINTS,
+    METRICS_FILE,
+    RECIPE_FILE,
+    SAMPLES_FILE,
+    STAGES_FILE,
+    begun_stages,
+)
 from bd3lm.runs.plan import Plan, Run, open_store, plan_run, with_network_of_start
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
 from bd3lm.runs.stages import read_recipe, save_recipe, save_stages
@@ -112,7 +119,7 @@ def _sweep_up(out: Path, stages: Sequence[str]) -> None:
 
 
 def _sweep_up_folder(folder: Path) -> None:
-    remove_leftovers(folder, of=(RECIPE_FILE, STAGES_FILE, METRICS_FILE))
+    remove_leftovers(folder, of=(RECIPE_FILE, STAGES_FILE, METRICS_FILE, SAMPLES_FILE))
     if (folder / RUN_MODEL).is_dir():
         remove_leftovers(folder / RUN_MODEL)
     CheckpointStore(folder / CHECKPOINTS).sweep_up()

@@ -10,13 +10,14 @@ from bd3lm.training.settings import OptimizerSettings, TrainSettings
 
 if TYPE_CHECKING:
     from bd3lm.models.devices import pick_device
-    from bd3lm.training.callbacks import CsvLog, ProgressBar, TensorBoardLog, WandbLog
+    from bd3lm.training.callbacks import CsvLog, ProgressBar
     from bd3lm.training.checkpoint import CheckpointStore
     from bd3lm.training.clipping import ClipChoice, choose_range, range_moments
     from bd3lm.training.distributed import Engine
     from bd3lm.training.ema import EMA
     from bd3lm.training.log_window import Metrics
     from bd3lm.training.optim import learning_rate
+    from bd3lm.training.trackers import SampleText, TensorBoardLog, Tracker, WandbLog
     from bd3lm.training.trainer import Callback, Trainer, Validator
     from bd3lm.training.validation import (
         ClipSearchValidator,
@@ -41,7 +42,9 @@ __all__ = [
     "NelboVarianceValidator",
     "OptimizerSettings",
     "ProgressBar",
+    "SampleText",
     "TensorBoardLog",
+    "Tracker",
     "TrainSettings",
     "Trainer",
     "Validator",
@@ -54,13 +57,14 @@ __all__ = [
 
 _MODULES = {
     "bd3lm.models.devices": ("pick_device",),
-    "bd3lm.training.callbacks": ("CsvLog", "ProgressBar", "TensorBoardLog", "WandbLog"),
+    "bd3lm.training.callbacks": ("CsvLog", "ProgressBar"),
     "bd3lm.training.checkpoint": ("CheckpointStore",),
     "bd3lm.training.clipping": ("ClipChoice", "choose_range", "range_moments"),
     "bd3lm.training.distributed": ("Engine",),
     "bd3lm.training.ema": ("EMA",),
     "bd3lm.training.log_window": ("Metrics",),
     "bd3lm.training.optim": ("learning_rate",),
+    "bd3lm.training.trackers": ("SampleText", "TensorBoardLog", "Tracker", "WandbLog"),
     "bd3lm.training.trainer": ("Callback", "Trainer", "Validator"),
     "bd3lm.training.validation": (
         "ClipSearchValidator",

@@ -1,4 +1,4 @@
-"""Who watches a run: a CSV file always, a progress bar on a terminal, TensorBoard and W&B when asked."""
+"""Who always watches a run: a CSV file, and a progress bar on a terminal."""
 
 import csv
 import io
@@ -11,9 +11,7 @@ import torch
 from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-from bd3lm.diffusion import derive_seed
 from bd3lm.io.console import Console
-from bd3lm.io.extras import require
 from bd3lm.io.files import write_atomically
 from bd3lm.training.validation import LikelihoodValidator
 
@@ -199,57 +197,3 @@ def model_flop_utilisation(trainer: "Trainer", tokens_per_second: float) -> floa
     network = trainer.network
     parameters = sum(p.numel() for p in network.parameters())
     return 6 * (parameters - network.idle_parameters) * tokens_per_second / (peak * trainer.engine.world)
-
-
-class TensorBoardLog:
-    """Scalars for TensorBoard (extra `tensorboard`)."""
-
-    def __init__(self, folder: Path) -> None:
-        require("tensorboard", "tensorboard", "trackers.tensorboard")  # torch's own module imports it
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._make = SummaryWriter
-        self._folder = str(folder)
-        self._writer: Any = None
-
-    def on_start(self, trainer: "Trainer") -> None:
-        if trainer.engine.is_main:
-            self._writer = self._make(self._folder, purge_step=trainer.step + 1)
-
-    def on_log(self, trainer: "Trainer", metrics: "Metrics") -> None:
-        if self._writer is not None:
-            for name, value in metrics.items():
-                self._writer.add_scalar(name, value, trainer.step)
-
-    def on_end(self, trainer: "Trainer") -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
-class WandbLog:
-    """Scalars for Weights & Biases (extra `wandb`)."""
-
-    def __init__(self, *, project: str, name: str, folder: Path) -> None:
-        self._wandb = require("wandb", "wandb", "trackers.wandb_project")
-        # The id is a function of the folder, so that a resumed run goes on in the same W&B run.
-        identity = f"{derive_seed(project, str(folder.resolve())):x}"
-        self._options = {
-            "project": project,
-            "name": name,
-            "id": identity,
-            "dir": str(folder),
-            "resume": "allow",
-        }
-        self._run: Any = None
-
-    def on_start(self, trainer: "Trainer") -> None:
-        if trainer.engine.is_main:
-            self._run = self._wandb.init(config=trainer.run_state, **self._options)
-
-    def on_log(self, trainer: "Trainer", metrics: "Metrics") -> None:
-        if self._run is not None:
-            self._run.log(metrics, step=trainer.step)
-
-    def on_end(self, trainer: "Trainer") -> None:
-        if self._run is not None:
-            self._run.finish()

@@ -4,23 +4,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional
 
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
+    CandidatesFlag,
+    ConfidenceFlag,
     DeviceFlag,
+    EntropyBoundFlag,
     LawFlag,
     LeanFlag,
     OptionalFile,
     OptionalFloat,
     OptionalInt,
     SamplingDTypeFlag,
+    SchemeFlag,
+    SpeculationFlag,
     StepsFlag,
+    StopFlag,
+    TemperatureFlag,
     TokenizerFlag,
+    TokensPerPassFlag,
+    TopKFlag,
     TopPFlag,
     TopPRuleFlag,
+    UnmaskingFlag,
     named,
 )
 
@@ -64,10 +74,8 @@ class Sample(Command):
     """Tokens at most after each prompt, in place of --length."""
     top_p: TopPFlag = None
     top_p_rule: TopPRuleFlag = "inclusive"
-    temperature: float = 1.0
-    """Below 1 likely tokens become likelier; 0 always takes the likeliest."""
-    top_k: OptionalInt = None
-    """Draw from this many of the likeliest tokens."""
+    temperature: TemperatureFlag = 1.0
+    top_k: TopKFlag = None
     seed: int = 0
     batch_size: int = 32
     """Texts written side by side. It changes speed and memory, not the texts."""
@@ -78,21 +86,13 @@ class Sample(Command):
     """With --steps: ReMDM's eta in [0, 1], the share of the tokens it may mask again that it does."""
     law: LawFlag = None
     lean: LeanFlag = None
-    tokens_per_pass: OptionalInt = None
-    """Reveal this many tokens at once, in the model's order. Faster, but no longer its distribution."""
-    confidence: OptionalFloat = None
-    """Reveal all tokens drawn with at least this probability. Not the model's distribution either."""
-    entropy_bound: OptionalFloat = None
-    """Reveal tokens together as long as their entropies bound the error by this many nats."""
-    unmasking: Annotated[tuple[str, ...], named("KIND [FIELD=VALUE ...]")] = ()
-    """Reveal tokens by a rule of this kind, with these fields; a --plugin may define it."""
-    speculation: Annotated[str | None, named("auto|off|N"), arg(aliases=("--speculate",))] = None
-    """Write several tokens a pass, the same text: guess N ahead, and let the next pass verify them. auto
-    chooses N by what passes cost here. By default auto for a drafter, and off for all others."""
-    scheme: Literal["coupled", "rejection"] = "coupled"
-    """How guesses are verified. rejection accepts more of them, and writes another text of the same law."""
-    candidates: int = 1
-    """Guesses of each token."""
+    tokens_per_pass: TokensPerPassFlag = None
+    confidence: ConfidenceFlag = None
+    entropy_bound: EntropyBoundFlag = None
+    unmasking: UnmaskingFlag = ()
+    speculation: SpeculationFlag = None
+    scheme: SchemeFlag = "coupled"
+    candidates: CandidatesFlag = 1
     regex: Annotated[str | None, named("REGEX")] = None
     """Write only what this regular expression matches, token after token (bd3lm[serve])."""
     json_schema: OptionalFile = None
@@ -101,9 +101,7 @@ class Sample(Command):
     """End a text at the end token."""
     eos_id: OptionalInt = None
     """The end token; by default the tokenizer's."""
-    stop: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="STRING")]] = ()
-    """End a text before this string, where it stands after the prompt. May be given several times, each with
-    one string: a text ends before the first of them."""
+    stop: StopFlag = ()
     entropy_floor: OptionalFloat = None
     """End a text when its last tokens have less entropy than this, in nats; 4 in the paper."""
     entropy_window: int = 256
@@ -173,7 +171,7 @@ class Sample(Command):
         run_sample(
             model,
             texts if self.template is None else [parse_template(text) for text in texts],
-            self._settings(model.config.method),
+            self.settings_for(model.config.method),
             author=Author(str(source), None if self.out is None else weights_digest(path)),
             max_new_tokens=self.max_new_tokens,
             out=self.out,
@@ -182,7 +180,8 @@ class Sample(Command):
         )
         return 0
 
-    def _settings(self, method: "Method") -> "Settings":
+    def settings_for(self, method: "Method") -> "Settings":
+        """What the flags ask of a model of this method."""
         from bd3lm.commands.sample.unmasking import speculation_of, unmasking_rule
         from bd3lm.lm import Settings
 

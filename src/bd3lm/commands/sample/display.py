@@ -28,8 +28,9 @@ class Animation(Display):
 
     watches = True
 
-    def __init__(self, console: Console, tokenizer: Tokenizer, mask_id: int) -> None:
+    def __init__(self, console: Console, tokenizer: Tokenizer, mask_id: int, *, shown_from: int = 0) -> None:
         self.console, self.tokenizer, self.mask_id = console, tokenizer, mask_id
+        self.shown_from = shown_from  # tokens before it are not shown
         self.live = Live(console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True)
         self.tokens: list[int] = []
         self.drafts: dict[int, int] = {}  # by position
@@ -48,7 +49,7 @@ class Animation(Display):
         while self.tokens and self.tokens[-1] == self.mask_id:
             self.tokens.pop()
         if self.tokens:  # stopped, by Ctrl-C or an error
-            self.console.print(self._shown(0, {}), soft_wrap=True)
+            self.console.print(self._shown(self.shown_from, {}), soft_wrap=True)
 
     def event(self, event: Event) -> None:
         match event:
@@ -74,7 +75,7 @@ class Animation(Display):
 
     def _tail(self) -> Text:
         """As many of the last lines as the terminal has room for."""
-        first = max(len(self.tokens) - _SHOWN, 0)
+        first = max(len(self.tokens) - _SHOWN, self.shown_from)
         drafts = {place: token for place, token in self.drafts.items() if place >= first}
         lines = self._shown(first, drafts).wrap(self.console, self.console.width)
         return Text("\n").join(lines[-max(self.console.height - 2, 1) :])

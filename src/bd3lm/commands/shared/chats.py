@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from bd3lm.commands.shared.flags import named
@@ -11,8 +10,7 @@ from bd3lm.io.terminal import say
 if TYPE_CHECKING:
     from bd3lm.data import ConversationCorpus, Tokenizer
 
-PLAIN, NONE = "plain", "none"
-_LARGEST = 4_000_000  # bytes
+NONE = "none"
 
 ChatTemplateFlag = Annotated[
     str | None,
@@ -31,29 +29,19 @@ AnswersFlag = Annotated[
 
 def check_template(asked: str | None) -> None:
     """Refuse a template that is not there."""
-    if asked in (None, PLAIN, NONE):
-        return
-    file = Path(str(asked)).expanduser()
-    if not file.is_file():
-        raise ValueError(f"--chat-template must be a file, plain or none, and there is no file {asked}")
-    if file.stat().st_size > _LARGEST:
-        raise ValueError(f"--chat-template must have at most {_LARGEST:,} bytes, got {file.stat().st_size:,}")
+    from bd3lm.data.templates import named_template
+
+    if asked is not None and asked != NONE:
+        named_template(asked)
 
 
 def template_for(asked: str | None, tokenizer: "Tokenizer") -> str | None:
     """The text of the template that is asked for; None for texts that need none."""
-    from bd3lm.data.templates import PLAIN as TEXT
+    from bd3lm.data.templates import named_template
 
     if asked is None:
         return tokenizer.chat_template
-    if asked == NONE:
-        return None
-    if asked == PLAIN:
-        return TEXT
-    try:
-        return Path(asked).expanduser().read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--chat-template {asked} is not UTF-8 text: {error}") from error
+    return None if asked == NONE else named_template(asked)
 
 
 def say_cut(corpora: "Sequence[ConversationCorpus]") -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from bd3lm.commands.shared.command import flags_of
 from bd3lm.io.files import local_path
@@ -102,6 +102,65 @@ TopPFlag = Annotated[
 TopPRuleFlag = Annotated[
     Literal["inclusive", "exclusive"],
     arg(help="Whether the token that crosses --top-p is kept; the reference implementation leaves it out."),
+]
+TemperatureFlag = Annotated[
+    float, arg(help="Below 1 likely tokens become likelier; 0 always takes the likeliest.")
+]
+TopKFlag = Annotated[int | None, named("INT", help="Draw from this many of the likeliest tokens.")]
+TokensPerPassFlag = Annotated[
+    int | None,
+    named(
+        "INT",
+        help="Reveal this many tokens at once, in the model's order. Faster, but no longer its distribution.",
+    ),
+]
+ConfidenceFlag = Annotated[
+    float | None,
+    named(
+        "FLOAT",
+        help="Reveal all tokens drawn with at least this probability. Not the model's distribution either.",
+    ),
+]
+EntropyBoundFlag = Annotated[
+    float | None,
+    named(
+        "FLOAT",
+        help="Reveal tokens together as long as their entropies bound the error by this many nats.",
+    ),
+]
+UnmaskingFlag = Annotated[
+    tuple[str, ...],
+    named(
+        "KIND [FIELD=VALUE ...]",
+        help="Reveal tokens by a rule of this kind, with these fields; a --plugin may define it.",
+    ),
+]
+SpeculationFlag = Annotated[
+    str | None,
+    named(
+        "auto|off|N",
+        help="Write several tokens a pass, the same text: guess N ahead, and let the next pass verify them. "
+        "auto chooses N by what passes cost here. By default auto for a drafter, and off for all others.",
+    ),
+    arg(aliases=("--speculate",)),
+]
+SchemeFlag = Annotated[
+    Literal["coupled", "rejection"],
+    arg(
+        help="How guesses are verified. rejection accepts more of them, and writes another text of the same "
+        "law."
+    ),
+]
+CandidatesFlag = Annotated[int, arg(help="Guesses of each token.")]
+StopFlag = UseAppendAction[
+    Annotated[
+        tuple[str, ...],
+        arg(
+            metavar="STRING",
+            help="End a text before this string, where it stands after the prompt. May be given several "
+            "times, each with one string: a text ends before the first of them.",
+        ),
+    ]
 ]
 StepsFlag = Annotated[
     int | None,

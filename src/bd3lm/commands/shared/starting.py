@@ -114,7 +114,7 @@ def _say_what_it_is(run: "Run", out: Path) -> None:
     if chat is not None:
         say(f"next: bd3lm eval {out}, the perplexity of answers that were held out")
         if chat.template is not None:
-            say(f"      bd3lm serve {out}, which answers in conversations")
+            say(f"      bd3lm chat {out}")
     else:
         say(f"next: bd3lm sample {out}")
     if method.trains_beside or len(method.laws) > 1:

@@ -151,7 +151,7 @@ def write_texts(
                 watch=watch,
             )
         with ExitStack() as shown:
-            shown.enter_context(_threads(model, alone=min(len(left), settings.batch_size) == 1))
+            shown.enter_context(fitting_threads(model, alone=min(len(left), settings.batch_size) == 1))
             for display in displays:
                 shown.enter_context(display)
             for event in events if left else ():
@@ -210,7 +210,7 @@ def sampling_dtype(asked: str | None, device: str | None) -> str | None:
 
 
 @contextmanager
-def _threads(model: LanguageModel, alone: bool) -> Iterator[None]:
+def fitting_threads(model: LanguageModel, alone: bool) -> Iterator[None]:
     """One thread on a CPU for one text of a small network, unless OMP_NUM_THREADS says how many.
 
     Its matrices are too small to gain from threads, and on busy cores the threads wait for each other: a text

@@ -1,0 +1,133 @@
+"""Messages as they are typed or piped: lines, of which several can make one."""
+
+import sys
+from collections.abc import Generator
+from contextlib import suppress
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, Protocol
+
+from bd3lm.io.files import local_path, read_text, write_atomically
+from bd3lm.io.reading import ENCODING, MAX_DOCUMENT, numbered_lines
+from bd3lm.io.terminal import as_utf8
+
+PASTE_END = "/end"
+_PROMPT, _NEXT = "> ", "| "
+_MOST_HISTORY, _MOST_BYTES = 1000, 10_000_000
+
+
+class Lines(Protocol):
+    """Where lines come from."""
+
+    is_live: bool
+    """Whether somebody sits there, who can say it again."""
+
+    def read(self, prompt: str) -> str:
+        """The next line without its end; EOFError where there is none."""
+
+    def close(self) -> None:
+        """No more is read."""
+
+
+class PipedLines:
+    """Lines of standard input, of whatever length a document may have."""
+
+    is_live = False
+
+    def __init__(self) -> None:
+        if sys.stdin is None:
+            raise ValueError("standard input must be open, or there is nobody to chat with")
+        text = TextIOWrapper(sys.stdin.buffer, encoding=ENCODING, newline="\n")
+        self._lines = self._each(text)
+
+    def _each(self, text: TextIOWrapper) -> Generator[str]:
+        try:
+            for _, line in numbered_lines(text, "standard input", MAX_DOCUMENT):
+                yield line.removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"standard input must be UTF-8 text, and is not: {error}") from None
+        finally:
+            text.detach()  # it would close standard input
+
+    def read(self, prompt: str) -> str:
+        line = next(self._lines, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+class TypedLines:
+    """Lines of a terminal, to be edited and found again as in a shell; kept in a file only where one is
+    named."""
+
+    is_live = True
+
+    def __init__(self, history: Path | None = None) -> None:
+        self._readline: Any = None
+        with suppress(ImportError):  # Windows has none
+            import readline
+
+            self._readline = readline
+        self._history = None if history is None else local_path(history)
+        if self._history is None or self._readline is None:
+            return
+        for line in read_history(self._history):
+            self._readline.add_history(line)
+
+    def read(self, prompt: str) -> str:
+        sys.stdout.flush()
+        return input(prompt)
+
+    def close(self) -> None:
+        """Keep what was typed, where that is asked for."""
+        if self._history is None or self._readline is None:
+            return
+        number = self._readline.get_current_history_length()
+        first = max(number - _MOST_HISTORY, 0)
+        lines = [self._readline.get_history_item(place + 1) or "" for place in range(first, number)]
+        kept = "".join(f"{' '.join(line.splitlines())}\n" for line in lines)
+        write_atomically(self._history, as_utf8(kept))
+        self._history.chmod(0o600)  # as shells have theirs
+
+
+def read_history(path: Path) -> list[str]:
+    """The last lines of a history, of which there may be none yet."""
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise ValueError(f"--history must be in an existing folder, and {path.parent} is none")
+        return []
+    return read_text(path, most=_MOST_BYTES).split("\n")[:-1][-_MOST_HISTORY:]
+
+
+def read_first(lines: Lines) -> str:
+    """The first line of the next message."""
+    return lines.read(_PROMPT)
+
+
+def read_rest(first: str, lines: Lines) -> str:
+    """The whole message, or command: a line, or several, each but the last ending in a backslash."""
+    found = [first]
+    while _goes_on(found[-1]):
+        found[-1] = found[-1][:-1]
+        try:
+            found.append(lines.read(_NEXT))
+        except EOFError:  # there is no more to come of it
+            break
+    return "\n".join(found)
+
+
+def read_pasted(lines: Lines) -> str:
+    """All lines up to one that says /end, or up to the end of input, as they are."""
+    found = []
+    with suppress(EOFError):
+        while (line := lines.read(_NEXT)) != PASTE_END:
+            found.append(line)
+    return "\n".join(found)
+
+
+def _goes_on(line: str) -> bool:
+    """Two backslashes at the end are two backslashes."""
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
