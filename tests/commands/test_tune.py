@@ -228,7 +228,7 @@ def questions(number: int, seed: int) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "steps"), [({}, 200), (BLOCK, 120), (JOINT, 120)], ids=["ar", "block", "joint"]
+    ("change", "steps"), [({}, 200), (BLOCK, 240), (JOINT, 160)], ids=["ar", "block", "joint"]
 )
 def test_a_tuned_model_answers_as_it_was_taught(change, steps, shards, tmp_path, capsys):
     """Answers begin with a word of their own, whatever is asked; and end."""
@@ -243,7 +243,7 @@ def test_a_tuned_model_answers_as_it_was_taught(change, steps, shards, tmp_path,
     asked = [user_message(tokenizer.chat_template, each, tokenizer) for each in questions(100, seed=1)]
     for law in model.record.method.laws:
         found = model.with_law(law).generate(asked, max_new_tokens=24, seed=0)
-        follow = [each.stopped_by == "eos" and each.completion.strip().startswith("ok ") for each in found]
+        follow = [each.stopped_by == "eos" and each.completion.split()[:1] == ["ok"] for each in found]
         assert sum(follow) >= 90, (law, [each.completion for each in found[:10]])
 
 

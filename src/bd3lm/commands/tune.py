@@ -237,7 +237,8 @@ class Tune(Command):
             return stages
         epochs = EPOCHS if self.epochs is None else self.epochs
         steps = steps_of(epochs, sequences, recipe.train.global_batch)
-        say(f"{sequences:,} sequences of {context:,} tokens, read {epochs:g} times: {steps:,} steps")
+        if os.environ.get("RANK", "0") == "0":
+            say(f"{sequences:,} sequences of {context:,} tokens, read {epochs:g} times: {steps:,} steps")
         return self._stages(config, source, context, steps=steps, reads=not self.show)
 
     # --- the conversations ---

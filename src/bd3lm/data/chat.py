@@ -102,6 +102,7 @@ class _Script:
         self._template, self._tokenizer = template, tokenizer
         self._messages = [Message(each.role, _SPECIAL.sub("\ufffd", each.content)) for each in messages]
         self._signs: dict[str, str] = {}
+        self._made: dict[tuple[int, bool], tuple[str, list[str]]] = {}
 
     def parts(self, *, ask: bool, answers: Answers = "all") -> list[_Part]:
         """All of it, cut where answers begin and end; up to the end of the last, or to where the next
@@ -177,6 +178,11 @@ class _Script:
         return start + len(text)
 
     def _written(self, number: int, *, ask: bool) -> tuple[str, list[str]]:
+        if (number, ask) not in self._made:
+            self._made[number, ask] = self._write(number, ask=ask)
+        return self._made[number, ask]
+
+    def _write(self, number: int, *, ask: bool) -> tuple[str, list[str]]:
         """What the template makes of the first messages, and what of it stands between them.
 
         It is run with signs in place of what the messages hold, so that nothing in these can be taken for its
