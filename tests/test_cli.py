@@ -74,11 +74,11 @@ def test_no_command_shows_them_all(capsys):
     [
         (
             "trian",
-            "bd3lm has no command 'trian', did you mean 'train'? Its commands are train, adapt, data, sample",
+            "bd3lm has no command 'trian', did you mean 'train'? Its commands are train, adapt, tune, data, ",
         ),
         (
             "xyzzy --help",
-            "bd3lm has no command 'xyzzy'. Its commands are train, adapt, data, sample, chat, serve, ",
+            "bd3lm has no command 'xyzzy'. Its commands are train, adapt, tune, data, sample, chat, ",
         ),
         (
             "data prepre a b",

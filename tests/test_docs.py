@@ -35,7 +35,16 @@ WITH_COMMANDS = [
     BOX,
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("quickstart", "adapting", "reproduce", "evaluation", "sampling", "scale", "exporting")
+        for name in (
+            "quickstart",
+            "adapting",
+            "tuning",
+            "reproduce",
+            "evaluation",
+            "sampling",
+            "scale",
+            "exporting",
+        )
     ),
 ]
 # In place of the programs that a page calls. Those that call ours write down its words, the rest do nothing.

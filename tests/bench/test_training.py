@@ -66,9 +66,9 @@ def test_a_step_whose_loss_is_not_finite_has_no_speed(broken, monkeypatch):
 def test_random_tokens_are_text_of_every_kind_but_the_mask(timed):
     data = trainer_of(timed, compile=False).data
     wide = _RandomTokens(200, Shape(**SHAPE))
-    assert sorted(wide.batch(0).unique().tolist()) == list(range(10))
-    assert data.batch(0).shape == (3, 8)
-    assert torch.equal(data.batch(5, slice(1, 2)), data.batch(0)[1:2])
+    assert sorted(wide.batch(0).tokens.unique().tolist()) == list(range(10))
+    assert data.batch(0).tokens.shape == (3, 8)
+    assert torch.equal(data.batch(5, slice(1, 2)).tokens, data.batch(0).tokens[1:2])
 
 
 def test_objectives_are_those_of_the_methods():

@@ -25,7 +25,7 @@ from bd3lm.commands.shared.records import kept
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.evaluation import Sampled, corpus_likelihood
 from bd3lm.interop import load
-from bd3lm.objectives import Autoregressive, TokenBatch
+from bd3lm.objectives import Autoregressive
 from bd3lm.reports.numbers import plain, with_error
 from bd3lm.reports.readable import readable
 from bd3lm.runs import presets
@@ -146,7 +146,7 @@ def test_the_table(finished):
 
 def test_the_figures_are_those_of_the_averaged_weights(finished, autoregressive):
     folder, printed = finished
-    batches = [TokenBatch.of(tokens) for tokens in autoregressive.held_out.batches]
+    batches = list(autoregressive.held_out.batches)
     network, config = load(folder / "ar_longer" / "model")
     judge = Autoregressive(mask_id=config.mask_id)
     (found,) = corpus_likelihood(network, Sampled("exact", judge), batches)
@@ -161,7 +161,7 @@ def test_the_unigram_by_hand(autoregressive):
     train = ar.shards.read("train", 0, ar.shards.split("train").tokens).tolist()
     tally = [train.count(token) + 1 for token in range(vocabulary)]
     tally[ar.config.mask_id] = 0
-    scored = [int(token) for tokens in ar.held_out.batches for row in tokens for token in row[1:]]
+    scored = [int(token) for batch in ar.held_out.batches for row in batch.tokens for token in row[1:]]
     product = 1.0
     for token in scored:
         product *= (sum(tally) / tally[token]) ** (1 / len(scored))

@@ -1,12 +1,12 @@
 """Chat templates: programs of strangers, in which nothing but the template makes special tokens."""
 
 import json
-import subprocess
 
 import pytest
 
 from bd3lm.data import Tokenizer, byte_tokenizer
 from bd3lm.data.chat import Message, _specials, conversation, user_message
+from bd3lm.data.sandbox import _process
 from tests.adversary.confined import confined
 
 CHATML = (
@@ -74,13 +74,23 @@ def test_the_names_of_special_tokens_are_told(tokenizer):
         ("{{ messages[0].content }}{{ messages[0].content }}", "once, got message 0 written 2 times"),
         ("{{ messages.append(3) }}", "of 'list' object is unsafe"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
-        ("{{ '%99999999d' % 3 }}", "a text of more than 1,000,000 characters"),
-        ("{{ 'a' | center(10000000) }}", "a text of more than 1,000,000 characters"),
+        ("{{ '%99999999d' % 3 }}", "a text of more than 1,0"),
+        ("{{ 'a' | center(10000000) }}", "a text of more than 1,0"),
         ("{{ raise_exception('a\nb') }}", "cannot be used: a b"),
         ("{{ 1 // 0 }}", "by zero"),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recursion"),
-        ("{% for i in range(99999) %}aaaaaaaaaaaaaaaaaaaaaaaaa{% endfor %}", "more than 1,000,000"),
+        ("{% for i in range(99999) %}aaaaaaaaaaaaaaaaaaaaaaaaa{% endfor %}", "a text of more than 1,0"),
         ("a" * 1_000_001, "at most 1,000,000 characters"),
+        ("{% for a in [1, 2] recursive %}{{ loop([1, 2]) }}{{ loop([1, 2]) }}{% endfor %}", "recursion"),
+        ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
+        ("{{ namespace.__init__.__globals__ }}", "unsafe"),
+        ("{{ self.__init__.__globals__ }}", "unsafe"),
+        ("{{ messages[0].__class__.__base__.__subclasses__() }}", "unsafe"),
+        ("{{ raise_exception.__globals__['json'] }}", "unsafe"),
+        ("{{ range.__self__._compiled }}", "cannot be used: "),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{% set x = messages[0] %}{% set x.role = 'system' %}", "cannot"),
     ],
 )
 def test_a_template_that_is_none_or_does_too_much_is_one_line(template, said, tokenizer):
@@ -95,7 +105,7 @@ _GROWING = "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = 
 _ENDLESS = {
     "texts in texts": f"{{% set s = '{'a' * 1000}' %}}" + "{% for a in s %}" * 4 + "{% endfor %}" * 4,
     "macros": "{% macro f(n) %}{{ f(n - 1) if n }}{{ f(n - 1) if n }}{% endmacro %}{{ f(60) }}",
-    "one large number": "{% for i in range(99999) %}{% set x = 1000000 ** 1000000 %}{% endfor %}",
+    "one large number": "{% for i in range(99999, 199999) %}{% set x = i ** i %}{% endfor %}",
     "ranges": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
 }
 _LARGE = {
@@ -128,18 +138,36 @@ def test_a_template_that_never_ends_or_fills_the_memory_is_one_line(case: str, t
         assert said.endswith(ends[0])
 
 
-def test_a_template_is_run_once_for_messages_that_follow_alike(
+def test_one_process_runs_all_templates_until_one_ends_it(tokenizer: Tokenizer) -> None:
+    template = "{{ messages[0].content }}"
+    user_message(template, "first", tokenizer)
+    running = _process._running
+    assert running is not None
+    found = [tokenizer.decode(user_message(template, text, tokenizer)) for text in ("one", "two", "three")]
+    with pytest.raises(ValueError, match="cannot be used"):
+        user_message("{% for", "hello", tokenizer)
+    assert _process._running is running
+    running.kill()
+    with pytest.raises(ValueError, match="its process ended with status -9"):
+        user_message(template, "four", tokenizer)
+    found.append(tokenizer.decode(user_message(template, "four", tokenizer)))
+    assert found == ["one", "two", "three", "four"]
+    assert _process._running is not running
+
+
+def test_an_answer_that_nobody_waited_for_is_not_the_next_ones(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = []
-    run = subprocess.run
-    monkeypatch.setattr(
-        subprocess, "run", lambda *given, **named: (runs.append(given), run(*given, **named))[1]
-    )
-    template = "{# of this test #}{{ messages[0].content }}"
-    found = [tokenizer.decode(user_message(template, text, tokenizer)) for text in ("one", "two", "three")]
-    assert found == ["one", "two", "three"]
-    assert len(runs) == 1
+    template = "{{ messages[0].content }}"
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bd3lm.data.sandbox.select.select", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            user_message(template, "one", tokenizer)
+    assert tokenizer.decode(user_message(template, "two", tokenizer)) == "two"
 
 
 def test_blocks_of_an_assistant_and_json_are_known(tokenizer):

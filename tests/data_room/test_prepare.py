@@ -17,7 +17,7 @@ import pytest
 from bd3lm.data import Tokenizer, TokenShards, byte_tokenizer, prepare, train_bpe
 from bd3lm.data import encoding as encoding_module
 from bd3lm.data.encoding import Encoder
-from bd3lm.data.shards import Meta
+from bd3lm.data.meta import Meta
 from bd3lm.io.files import AtomicFile
 from tests.data_room.documents import (
     EndlessCorpus,

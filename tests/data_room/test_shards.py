@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bd3lm.data import TokenShards, byte_tokenizer, prepare, train_bpe
-from bd3lm.data.shards import dtype_for, on_disk
+from bd3lm.data.meta import dtype_for, on_disk
 from tests.data_room.documents import ListCorpus, random_texts, small_corpus
 
 BYTES = byte_tokenizer()

@@ -143,9 +143,10 @@ def test_a_stream_goes_on_where_another_stopped(sequences: WrappedTokens) -> Non
 def test_batches_hold_the_sequences(sequences: WrappedTokens) -> None:
     stream = BatchStream(sequences, rows=6, seed=3)
     batch = stream.batch(17)
-    assert batch.shape == (6, 100)
-    assert batch.dtype == torch.int64
-    assert batch.tolist() == sequences[stream.indices(17)].tolist()
+    assert batch.tokens.shape == batch.scored.shape == (6, 100)
+    assert batch.tokens.dtype == torch.int64
+    assert batch.scored.all(0).tolist() == [False] + 99 * [True]
+    assert batch.tokens.tolist() == sequences[stream.indices(17)].tolist()
 
 
 @given(st.integers(0, 10**9), st.integers(1, 40), st.data())
@@ -153,19 +154,19 @@ def test_ranks_and_micro_batches_take_slices(
     sequences: WrappedTokens, step: int, rows: int, data: st.DataObject
 ) -> None:
     stream = BatchStream(sequences, rows=rows, seed=3)
-    whole = stream.batch(step)
-    start = data.draw(st.integers(0, rows))
-    stop = data.draw(st.integers(start, rows))
-    assert torch.equal(stream.batch(step, slice(start, stop)), whole[start:stop])
+    whole = stream.batch(step).tokens
+    start = data.draw(st.integers(0, rows - 1))
+    stop = data.draw(st.integers(start + 1, rows))
+    assert torch.equal(stream.batch(step, slice(start, stop)).tokens, whole[start:stop])
     strided = slice(start, None, 3)
-    assert torch.equal(stream.batch(step, strided), whole[strided])
+    assert torch.equal(stream.batch(step, strided).tokens, whole[strided])
 
 
 def test_the_stream_has_no_state(sequences: WrappedTokens) -> None:
     stream = BatchStream(sequences, rows=4, seed=3)
-    forwards = [stream.batch(step).tolist() for step in range(30)]
+    forwards = [stream.batch(step).tokens.tolist() for step in range(30)]
     again = BatchStream(sequences, rows=4, seed=3)
-    backwards = [again.batch(step).tolist() for step in reversed(range(30))]
+    backwards = [again.batch(step).tokens.tolist() for step in reversed(range(30))]
     assert forwards == backwards[::-1]
 
 
@@ -180,7 +181,7 @@ def test_the_stream_refuses(sequences: WrappedTokens) -> None:
     with pytest.raises(ValueError, match="step must not be negative, got -1"):
         BatchStream(sequences, rows=1, seed=0).batch(-1)
     empty = WrappedTokens(sequences.shards, "valid", 10**6)
-    with pytest.raises(ValueError, match=r"split 'valid' has .* tokens, fewer than one sequence of 1000000"):
+    with pytest.raises(ValueError, match=r"the valid split has .* less than one context of 1,000,000"):
         BatchStream(empty, rows=1, seed=0)
 
 

@@ -1,4 +1,4 @@
-"""A model is tuned by additions at every position, and released with these in its weights."""
+"""A model is tuned by additions at every position, which are released alone and loaded in its weights."""
 
 from pathlib import Path
 from typing import Any

@@ -17,10 +17,10 @@ from bd3lm.commands.shared.subjects import Subject
 from bd3lm.data import Corpus, Tokenizer, load_tokenizer, prepare
 from bd3lm.lm import Settings, load
 from bd3lm.runs.merging import merge
-from bd3lm.runs.plan import held_out_batches
 from bd3lm.runs.presets import PRESETS, preset
 from bd3lm.runs.recipe import recipe_from_dict
 from bd3lm.runs.stages import resolve_stages
+from bd3lm.runs.texts import held_out_batches
 from bd3lm.runs.train import train_stages
 
 CLS, SEP, MASK, A, B, C = 2, 3, 4, 5, 6, 7
@@ -84,8 +84,8 @@ def test_on_lm1b_alone_presets_frame_their_sequences() -> None:
 def test_a_run_validates_and_is_measured_on_the_128_tokens_written_by_hand(run: Path) -> None:
     subject = Subject.open(run, device="cpu")
     assert subject.recipe is not None
-    held_out = held_out_batches(subject.recipe.data, subject.shards())
-    assert [row for batch in held_out for row in batch.tolist()] == BY_HAND
+    held_out = held_out_batches(subject.recipe.data, subject.shards(), subject.recipe.method)
+    assert [row for batch in held_out for row in batch.tokens.tolist()] == BY_HAND
     with open_sequences(subject, None) as text:
         (batch,) = text.batches(subject, 2)
     assert batch.tokens.tolist() == BY_HAND

@@ -267,7 +267,9 @@ UNSAID = {
     "checkpoint.keep_last",
     "data.builtin_vocabulary",
     "data.path",  # which corpus, and in which tokens, another test knows
+    "data.most_context",
     "data.skip",
+    "data.skip_long",
     "data.validation_batch",
     "data.validation_sequences",
     "network.conditioning_dim",

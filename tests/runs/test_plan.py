@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 from bd3lm.data import TokenShards, train_bpe
 from bd3lm.diffusion import Counts
 from bd3lm.interop import load
+from bd3lm.methods import AutoregressiveMethod
 from bd3lm.objectives import BlockDiffusionLoss
-from bd3lm.runs.plan import held_out_batches, plan_run, prepare_builtin, run_data
+from bd3lm.runs.plan import plan_run, prepare_builtin, run_data
 from bd3lm.runs.sections import DataRecipe
+from bd3lm.runs.texts import held_out_batches
 from bd3lm.training import ClipSearchValidator, Engine, GradientVarianceValidator, LikelihoodValidator
 from tests.data_room.documents import random_texts
 from tests.tiny_recipes import BLOCK, prepared, tiny_recipe
@@ -318,14 +320,16 @@ def test_without_held_out_text_there_is_nothing_to_validate(data, tmp_path):
 def test_held_out_batches_are_a_sequence(data):
     """Read from either end and in slices, up to the limit; the last batch is what is left."""
     recipe = DataRecipe(path=str(data), context=16, validation_sequences=7, validation_batch=3)
-    batches = held_out_batches(recipe, TokenShards(data))
-    assert [len(batch) for batch in batches] == [3, 3, 1]
-    assert torch.equal(batches[-1], batches[2])
-    assert [torch.equal(a, batches[i]) for i, a in enumerate(batches[:2])] == [True, True]
+    batches = held_out_batches(recipe, TokenShards(data), AutoregressiveMethod())
+    assert [len(batch.tokens) for batch in batches] == [3, 3, 1]
+    assert torch.equal(batches[-1].tokens, batches[2].tokens)
+    assert [torch.equal(a.tokens, batches[i].tokens) for i, a in enumerate(batches[:2])] == [True, True]
     whole = held_out_batches(
-        replace(recipe, validation_sequences=None, validation_batch=7), TokenShards(data)
+        replace(recipe, validation_sequences=None, validation_batch=7),
+        TokenShards(data),
+        AutoregressiveMethod(),
     )
-    assert torch.equal(torch.cat(list(batches)), whole[0])
+    assert torch.equal(torch.cat([each.tokens for each in batches]), whole[0].tokens)
     for outside in (3, -4):
         with pytest.raises(IndexError):
             batches[outside]

@@ -513,7 +513,7 @@ def test_a_start_that_is_not_there_leaves_nothing_behind(data, tmp_path):
     ids=["too little text", "no data", "an odd batch"],
 )
 def test_a_run_that_cannot_be_leaves_nothing_behind(changes, data, tmp_path):
-    with pytest.raises(ValueError, match=r"fewer than one sequence|nowhere|micro_batch"):
+    with pytest.raises(ValueError, match=r"less than one context|nowhere|micro_batch"):
         train(tmp_path / "out", tiny_recipe(data, changes))
     assert not (tmp_path / "out").exists()
 
@@ -529,7 +529,7 @@ def test_the_data_of_a_later_stage_is_looked_for_before_the_first_is_trained(sta
     ("changes", "message"),
     [
         ({"train": {"micro_batch": 3}}, "micro_batch must divide"),
-        ({"data": {"context": 10**6}}, "fewer than one sequence"),
+        ({"data": {"context": 10**6}}, "less than one context"),
         ({"network": {"hidden": 32}}, "must have the network of this recipe, got .*ar/model"),
     ],
     ids=["an odd batch", "too little text", "another width"],

@@ -8,7 +8,6 @@ import pytest
 from bd3lm.commands.demo.results import unigram_perplexity
 from bd3lm.evaluation import Sampled, corpus_likelihood
 from bd3lm.lm import load
-from bd3lm.objectives import TokenBatch
 from bd3lm.runs.merging import merge
 from bd3lm.runs.plan import Run, plan_run
 from bd3lm.runs.presets import preset
@@ -40,7 +39,7 @@ def test_a_baseline_learns_more_than_the_frequencies_of_tokens(name: str, tmp_pa
     run = run_of(name, tmp_path)
     run.trainer.run()
     network = load(run.export(), device="cpu").network
-    batches = [TokenBatch.of(tokens) for tokens in run.trainer.validators[0].held_out.batches]
+    batches = list(run.trainer.validators[0].held_out.batches)
     judge = run.trainer.validators[0].objective
     (found,) = corpus_likelihood(network, Sampled(name, judge), batches, replicates=DRAWS)
     mean, error = found.nats, found.monte_carlo_error

@@ -8,10 +8,10 @@ import torch
 from bd3lm.diffusion import ClippedTimes, ClipSearch, Counts
 from bd3lm.evaluation import nelbo_variance, variance
 from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
-from bd3lm.training import ClipSearchValidator, HeldOut, choose_range, range_moments
+from bd3lm.training import ClipSearchValidator, choose_range, range_moments
 from tests.oracles.likelihood import every_text
 from tests.oracles.networks import CLEAN, CopyNetwork, blocks_of, tiny_transformer
-from tests.training.tiny import CLIPPED, COUNTS, sentences, tiny_trainer
+from tests.training.tiny import CLIPPED, COUNTS, held_out, sentences, tiny_trainer
 
 MODEL = tiny_transformer(43)
 
@@ -169,22 +169,22 @@ def test_only_a_clipped_range_can_be_searched(tmp_path):
         range_moments(MODEL, other, [(0.0, 1.0)], batch, other.seeded_draws(batch, 0))
     trainer = tiny_trainer(tmp_path, COUNTS)
     with pytest.raises(ValueError, match="objective must have a range of mask rates to search"):
-        ClipSearchValidator(HeldOut([sentences(4, 1)], False))(trainer)
+        ClipSearchValidator(held_out(sentences(4, 1)))(trainer)
 
 
 # --- in a run ---
 
 
 def test_the_validator_chooses_by_all_batches_and_training_goes_on_with_it(tmp_path):
-    held_out = HeldOut([sentences(8, 70), sentences(3, 71), sentences(8, 72)], score_first=False)
+    texts = held_out(sentences(8, 70), sentences(3, 71), sentences(8, 72))
     search = ClipSearch(every=3, batches=2, widths=(0.5, 0.75), step=0.25)
     trainer = tiny_trainer(
         tmp_path, replace(CLIPPED, masking=replace(CLIPPED.masking, weight="flat", search=search))
     )
     trainer.network.eval()
-    validator = ClipSearchValidator(held_out, seed=4)
+    validator = ClipSearchValidator(texts, seed=4)
     metrics = validator(trainer)
-    batches = [TokenBatch.of(tokens) for tokens in held_out.batches[:2]]
+    batches = texts.batches[:2]
     moments = torch.zeros(len(search.ranges()), 3, dtype=torch.float64)
     for index, batch in enumerate(batches):
         draws = CLIPPED.seeded_draws(batch, 4, "clip search", 0, index)

@@ -52,8 +52,8 @@ class Stream:
     def __init__(self, rows: int, seed: int) -> None:
         self.rows, self.seed = rows, seed
 
-    def batch(self, step: int, rows: slice | None = None) -> Tensor:
-        return texts(self.rows, 10_000_019 * (self.seed + 1) + step)[rows or slice(None)]
+    def batch(self, step: int, rows: slice | None = None) -> TokenBatch:
+        return TokenBatch.of(texts(self.rows, 10_000_019 * (self.seed + 1) + step)[rows or slice(None)])
 
 
 def trained(objective: Objective, folder: Path, *, seed: int, steps: int) -> Transformer:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bd3lm.diffusion import Counts, derive_seed
 from bd3lm.models import Transformer
-from bd3lm.objectives import Autoregressive, TokenBatch, TokenLoss
+from bd3lm.objectives import Autoregressive, TokenLoss
 from bd3lm.training import Engine, OptimizerSettings, Trainer, TrainSettings
 from bd3lm.training.log_window import LogWindow
 from tests.training.processes import run_processes
@@ -78,7 +78,7 @@ def test_it_is_the_plain_loop_one_would_write(objective, family, micro_batch, tm
     for step in range(5):
         for group in optimizer.param_groups:
             group["lr"] = 0.02 * min(1.0, step / 3)
-        batch = TokenBatch.of(Sentences().batch(step))
+        batch = Sentences().batch(step)
         chance = torch.Generator().manual_seed(derive_seed(0, "masks", step))
         loss = objective(plain, batch, generator=chance)
         total = loss.minimised
@@ -161,7 +161,7 @@ def test_the_loss_is_divided_by_the_tokens_of_the_global_batch(tmp_path):
     objective = replace(AR, random_batch=True)
     trainer = tiny_trainer(tmp_path, objective, dropout=0.0, micro_batch=1, steps=1, validate=False)
     model = network(dropout=0.0)
-    batch = TokenBatch.of(Sentences().batch(0))
+    batch = Sentences().batch(0)
     loss = objective(model, batch, generator=torch.Generator().manual_seed(derive_seed(0, "masks", 0)))
     per_row = loss.weight.sum(1)
     assert len(set(per_row.tolist())) > 1
@@ -474,7 +474,7 @@ class BadFromStep:
         class Bad(Autoregressive):
             def loss(self, model, batch, draws=None):
                 loss = super().loss(model, batch, draws)
-                if not torch.equal(batch.tokens, data.batch(step)):
+                if not torch.equal(batch.tokens, data.batch(step).tokens):
                     return loss
                 if where == "loss":
                     return replace(loss, nats=loss.nats * math.nan, total=loss.total * math.nan)

@@ -9,9 +9,9 @@ import torch
 from bd3lm.diffusion import ClippedTimes, Times
 from bd3lm.evaluation import gradient_variance, loss_sums
 from bd3lm.models import BlockReading
-from bd3lm.objectives import BlockDiffusionLoss, TokenBatch
-from bd3lm.training import Engine, GradientVarianceValidator, HeldOut, LikelihoodValidator
-from tests.training.tiny import AR, COUNTS, HELD_OUT, MASK, network, rows, sentences, tiny_trainer
+from bd3lm.objectives import BlockDiffusionLoss
+from bd3lm.training import Engine, GradientVarianceValidator, LikelihoodValidator
+from tests.training.tiny import AR, COUNTS, HELD_OUT, MASK, held_out, network, rows, sentences, tiny_trainer
 
 JUDGE = BlockDiffusionLoss(reading=BlockReading(block_size=4, mask_id=MASK), masking=Times())
 
@@ -30,12 +30,12 @@ def test_every_batch_is_dealt_once_and_every_rank_makes_as_many_passes(world, li
     for share in shares:
         for index, batch in share:
             if batch.scored.any():
-                assert torch.equal(batch.tokens, HELD_OUT.batches[index])
+                assert torch.equal(batch.tokens, HELD_OUT.batches[index].tokens)
 
 
 def test_the_first_token_is_scored_when_asked():
     (_, given), (_, scored) = (
-        next(iter(HeldOut([sentences(2, 0)], first).share(rank(0, 1)))) for first in (False, True)
+        next(iter(held_out(sentences(2, 0), score_first=first).share(rank(0, 1)))) for first in (False, True)
     )
     assert not given.scored[:, 0].any()
     assert given.scored[:, 1:].all()
@@ -51,8 +51,7 @@ def test_the_likelihood_is_nats_over_tokens_with_the_averaged_weights(judge, tmp
     with trainer.ema.swapped_in():
         trainer.network.eval()
         sums = torch.zeros(2, dtype=torch.float64)
-        for index, tokens in enumerate(HELD_OUT.batches):
-            batch = TokenBatch.of(tokens)
+        for index, batch in enumerate(HELD_OUT.batches):
             draws = judge.seeded_draws(batch, 7, "validation", index)
             sums += loss_sums(trainer.network, judge, batch, draws)
     assert sums[1] == 17 * 7
@@ -99,7 +98,7 @@ def test_the_gradients_variance_is_of_the_training_objective(tmp_path):
     trainer = tiny_trainer(tmp_path, COUNTS, validate=False, steps=3)
     trainer.validators.append(GradientVarianceValidator(HELD_OUT, batches=2))
     trainer.run()
-    batches = [TokenBatch.of(tokens) for tokens in HELD_OUT.batches[:2]]
+    batches = HELD_OUT.batches[:2]
     with trainer.ema.swapped_in():
         trainer.network.eval()
         expected = gradient_variance(trainer.network, COUNTS, batches, seed=3).variance

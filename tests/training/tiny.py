@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bd3lm.diffusion import ClippedTimes, ClipSearch, LearnedCounts
 from bd3lm.models import BlockReading, Transformer, TransformerConfig
-from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, Objective
+from bd3lm.objectives import Autoregressive, BlockDiffusionLoss, Objective, TokenBatch
 from bd3lm.training import (
     CheckpointStore,
     ClipSearchValidator,
@@ -57,8 +57,9 @@ class Sentences:
     def __init__(self, context: int = CONTEXT, rows: int = ROWS, seed: int = 0) -> None:
         self.context, self.rows, self.seed = context, rows, seed
 
-    def batch(self, step: int, rows: slice | None = None) -> Tensor:
-        return sentences(self.rows, 1000 * self.seed + step + 1, self.context)[rows or slice(None)]
+    def batch(self, step: int, rows: slice | None = None) -> TokenBatch:
+        tokens = sentences(self.rows, 1000 * self.seed + step + 1, self.context)
+        return TokenBatch.of(tokens[rows or slice(None)])
 
 
 class Watcher:
@@ -101,7 +102,11 @@ def signal_at(step: int, number: int) -> Watcher:
     return Watcher(send)
 
 
-HELD_OUT = HeldOut([sentences(6, 10**6), sentences(6, 10**6 + 1), sentences(5, 10**6 + 2)], score_first=False)
+def held_out(*texts: Tensor, score_first: bool = False) -> HeldOut:
+    return HeldOut([TokenBatch.of(each, score_first=score_first) for each in texts])
+
+
+HELD_OUT = held_out(sentences(6, 10**6), sentences(6, 10**6 + 1), sentences(5, 10**6 + 2))
 
 
 def network(*, dropout: float = 0.1, seed: int = 0, family: str = "GPT", **shape: Any) -> Transformer:

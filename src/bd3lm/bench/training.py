@@ -16,7 +16,7 @@ from bd3lm.bench.timing import Timing, time_calls
 from bd3lm.diffusion import Counts, MaskingRule, Times
 from bd3lm.methods import AutoregressiveTraining, BlockDiffusionTraining, Training
 from bd3lm.models import Backend, Transformer
-from bd3lm.objectives import Objective
+from bd3lm.objectives import Objective, TokenBatch
 from bd3lm.training import CheckpointStore, Engine, OptimizerSettings, Trainer, TrainSettings
 
 PROFILED_STEPS = 3
@@ -64,8 +64,8 @@ class _RandomTokens:
         self.context = shape.context
         self._tokens = random_tokens(rows, shape)
 
-    def batch(self, step: int, rows: slice | None = None) -> Tensor:
-        return self._tokens[rows or slice(None)]
+    def batch(self, step: int, rows: slice | None = None) -> TokenBatch:
+        return TokenBatch.of(self._tokens[rows or slice(None)])
 
 
 def random_tokens(rows: int, shape: Shape) -> Tensor:

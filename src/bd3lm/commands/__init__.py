@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 COMMANDS = (
     "train",
     "adapt",
+    "tune",
     "data",
     "sample",
     "chat",

@@ -175,6 +175,7 @@ def measure_drafts(
         bos_eos=flags.bos_eos,
         limit=flags.sequences,
         context=flags.context,
+        alone=True,
     ) as text:
         batches = tracked(
             text.batches(subject, flags.batch_size),

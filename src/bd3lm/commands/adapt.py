@@ -16,13 +16,19 @@ from bd3lm.commands.shared.flags import (
     OptionalInt,
     named,
 )
-from bd3lm.commands.shared.recipes import check_later_stages, show, without_overrides
+from bd3lm.commands.shared.recipes import check_later_stages, without_overrides
+from bd3lm.commands.shared.starting import (
+    check_overrides,
+    go_on,
+    own_tokenizer,
+    show_with_memory,
+    train,
+)
 from bd3lm.io.terminal import say
 from bd3lm.words import advice_in_recipes
 
 if TYPE_CHECKING:
     from bd3lm.data import Corpus, Tokenizer
-    from bd3lm.runs.plan import Run
     from bd3lm.runs.recipe import Recipe
 
 _OWN = ("own_texts", "own_length", "own_prompts", "own_temperature", "own_top_p", "own_batch")
@@ -99,7 +105,7 @@ class Adapt(Command):
 
         check_models([] if self.model is None else [self.model], device=self.device)
         if self.model is None:
-            return self._go_on()
+            return go_on(self, hint=_MODEL)
         self._check()
         prompts = self._own_prompts()
 
@@ -107,47 +113,17 @@ class Adapt(Command):
         stages = self._stages(source)
         tokenizer = self._tokenizer(source)
         if self.show:
-            self._show(stages, source)
+            show_with_memory(stages, source)
             return 0
         if self.text or self.own:
             self._prepare(source, tokenizer, stages, prompts)
         if self.only_text:
             return 0
-        return self._train(stages, self._folder)
+        return train(stages, self._folder, resume=self.resume, device=self.device)
 
     @property
     def _folder(self) -> Path:
         return self.out or Path("runs") / f"adapt-{self.to}"
-
-    def _go_on(self) -> int:
-        """Continue a run by its own recipes."""
-        from bd3lm.runs.folders import begun_stages, is_run
-
-        if not self.resume or self.out is None:
-            raise ValueError(f"MODEL must be given, or --resume and the --out of a run; {_MODEL}")
-        given = [
-            each.name
-            for each in flags_of(type(self))
-            if each.field not in ("resume", "out", "device", "show", "overrides")
-            and getattr(self, each.field) != each.default
-        ]
-        if given:
-            raise ValueError(f"{given[0]} is for a run that begins with its MODEL, and none was given")
-        if not (is_run(self.out) or begun_stages(self.out)):
-            raise ValueError(
-                f"--resume needs a run to continue, and {self.out} holds none: give the whole command again "
-                "if it got no further than its texts"
-            )
-
-        from bd3lm.runs.recipe import parse_overrides  # which brings torch
-        from bd3lm.runs.stages import saved_stages
-
-        stages = saved_stages(self.out, parse_overrides(self.overrides))
-        check_later_stages(stages)
-        if self.show:
-            show(stages)
-            return 0
-        return self._train(stages, self.out)
 
     # --- what is asked for ---
 
@@ -224,10 +200,7 @@ class Adapt(Command):
         from bd3lm.runs.stages import resolve_recipes
 
         overrides = parse_overrides(self.overrides)
-        if "start_from" in overrides:
-            raise ValueError(f"--start_from is MODEL here, {_MODEL}")
-        if "path" in overrides.get("data", {}):
-            raise ValueError("--data.path is --data here, or --text FILE ... or --own")
+        check_overrides(overrides, hint=_MODEL, text="--text FILE ... or --own")
         config = interop.config_of(interop.resolve(source))
         choices = Choices(to=str(self.to), most_context=config.network.context, **self._chosen)
         data = str(self.data or (self._folder / "data" if self.text or self.own else DATA))
@@ -243,25 +216,7 @@ class Adapt(Command):
 
     def _tokenizer(self, source: str) -> "Tokenizer | None":
         """The model's own, which text is prepared with."""
-        from bd3lm import interop
-
-        if not (self.text or self.own):
-            return None
-        path = interop.resolve(source)
-        tokenizer = interop.tokenizer_for(path, interop.config_of(path))
-        if tokenizer is None:
-            raise ValueError(
-                f"{source} was saved without a tokenizer, which --text and --own need: prepare text with the "
-                "right one, and give it as --data"
-            )
-        return tokenizer
-
-    def _show(self, stages: "Sequence[tuple[str, Recipe]]", source: str) -> None:
-        from bd3lm.runs.plan import memory_of
-
-        for name, recipe in stages:
-            say(f"# {name}: at least {memory_of(recipe, source)}")
-        show(stages)
+        return own_tokenizer(source, needed_by="--text and --own need") if self.text or self.own else None
 
     # --- the text ---
 
@@ -327,31 +282,3 @@ class Adapt(Command):
         for _ in tracked(author.write(), "writing texts", total=left, console=Console()):
             pass
         return OwnTexts(file)
-
-    # --- training ---
-
-    def _train(self, stages: "Sequence[tuple[str, Recipe]]", out: Path) -> int:
-        from bd3lm.runs.train import train_stages
-
-        runs = train_stages(stages, out, resume=self.resume, device=self.device)
-        last = runs[-1]
-        if last.trainer.stopped_by == "signal":
-            return 130
-        if last.trainer.engine.is_main:
-            _say_what_it_is(last, out)
-        return 0
-
-
-def _say_what_it_is(run: "Run", out: Path) -> None:
-    """Where the model lies, the law that it writes in, and what to do next."""
-    method = run.config.method
-    say(f"wrote {run.out / 'model'}")
-    law = f"it writes under the {method.default_law} law"
-    if run.config.base is not None:
-        law += f", which is that of {run.config.base.source} to the bit"
-    elif others := [each for each in method.laws if each != method.default_law]:
-        law += f", and has the {others[0]} law too"
-    say(law)
-    say(f"next: bd3lm sample {out}")
-    if run.config.base is not None or len(method.laws) > 1:
-        say(f"      bd3lm acceptance {out}, how often its drafts are accepted")

@@ -4,8 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import OmitArgPrefixes, Positional, subcommand
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, subcommand
 
+from bd3lm.commands.shared.chats import (
+    AnswersFlag,
+    ChatTemplateFlag,
+    check_template,
+    say_cut,
+    template_for,
+)
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
     FieldFlag,
@@ -19,7 +26,7 @@ from bd3lm.commands.shared.skipped import say_skipped
 from bd3lm.io.terminal import say
 
 if TYPE_CHECKING:
-    from bd3lm.data import Tokenizer
+    from bd3lm.data import Tokenizer, TokenShards
 
 
 @dataclass(frozen=True)
@@ -50,10 +57,19 @@ class Prepare:
     default where there is no validation or test file. Giving it reads all files as one text, 0 holds out
     none."""
     max_document: MaxDocumentFlag = None
+    chat: Annotated[bool, FlagCreatePairsOff] = False
+    """The documents are conversations (jsonl, parquet): record which tokens are of answers."""
+    chat_template: ChatTemplateFlag = None
+    answers: AnswersFlag = "all"
 
     def run(self) -> int:
         from bd3lm.data import load_corpus, prepare
 
+        if self.chat:
+            return self._run_chat()
+        for flag, value in (("--chat-template", self.chat_template), ("--answers", self.answers)):
+            if value not in (None, "all"):
+                raise ValueError(f"{flag} is for conversations, which --chat reads, got {value} without it")
         corpus = load_corpus(
             self.source,
             folder=self.folder,
@@ -71,11 +87,37 @@ class Prepare:
             eos_between_documents=self.eos,
             bos_before_documents=self.bos,
         )
+        return self._say_counts(shards, "documents")
+
+    def _run_chat(self) -> int:
+        """Conversations, of which all are read and checked before any is tokenized."""
+        from bd3lm.data import ChatFormat, ConversationCorpus, prepare
+
+        for flag, given in (
+            ("--no-eos", not self.eos),
+            ("--bos", self.bos),
+            ("--folder", self.folder is not None),
+            ("--field", self.field is not None),
+            ("--text-unit", self.text_unit is not None),
+        ):
+            if given:
+                raise ValueError(f"{flag} is for text, got --chat too: give one of them")
+        check_template(self.chat_template)
+        corpus = ConversationCorpus(self.source, held_out=self.held_out, max_document=self.max_document)
+        say_skipped(corpus)
+        say_cut([corpus])
+        tokenizer = self._tokenizer()
+        chat = ChatFormat(template=template_for(self.chat_template, tokenizer), answers=self.answers)
+        return self._say_counts(
+            prepare(corpus, tokenizer, self.out, workers=self.workers, chat=chat), "conversations"
+        )
+
+    def _say_counts(self, shards: "TokenShards", what: str) -> int:
         for name in shards.splits:
             split = shards.split(name)
-            say(f"{name}: {split.documents:,} documents, {split.tokens:,} tokens")
+            say(f"{name}: {split.documents:,} {what}, {split.tokens:,} tokens")
         held_out = sum(shards.split(name).documents for name in shards.splits if name != "train")
-        say(f"held out: {held_out:,} documents" if held_out else "held out: none")
+        say(f"held out: {held_out:,} {what}" if held_out else "held out: none")
         say(f"wrote {self.out}")
         return 0
 

@@ -177,22 +177,18 @@ def _batches(
 ) -> "list[TokenBatch]":
     """At most so many batches of `rows` sequences of `data`, or of what the subject's run held out."""
     from bd3lm.commands.shared.corpora import open_sequences
-    from bd3lm.objectives import TokenBatch
-    from bd3lm.runs.plan import held_out_batches
+    from bd3lm.runs.texts import held_out_batches
 
     if data is not None:
         with open_sequences(subject, data, field=field, limit=rows * number) as text:
             return list(text.batches(subject, rows))
     shards = subject.shards()  # an error where there is no run
     assert subject.recipe is not None
-    held_out = held_out_batches(replace(subject.recipe.data, validation_batch=rows), shards)
+    method = subject.model.config.method
+    held_out = held_out_batches(replace(subject.recipe.data, validation_batch=rows), shards, method)
     if not len(held_out):
         raise ValueError(f"the data of {subject.name} has no sequence held out to measure on")
-    score_first = subject.model.config.method.score_first
-    return [
-        TokenBatch.of(held_out[index].to(subject.device), score_first=score_first)
-        for index in range(min(number, len(held_out)))
-    ]
+    return [held_out[index].to(subject.device) for index in range(min(number, len(held_out)))]
 
 
 def report_variances(flags: Variance, *, console: "Console | None" = None) -> list[dict[str, Any]]:

@@ -1,30 +1,28 @@
-"""A conversation as the tokens that a model's chat template makes of it.
+"""A conversation as the tokens that a model's chat template makes of it, and which of them are of answers.
 
-A template is a program that came with a model. It runs in a process of its own (`template.py`), which ends
-where it takes more than a conversation needs. Special tokens are made by the template alone: what stands in
-a message is text, whatever it looks like.
+Special tokens are made by the template alone: what stands in a message is text, whatever it looks like. An
+answer begins where the template stops when it is asked for one, and ends with the special token that the
+template writes behind it. Tokens before an answer are the same while it is written and while it is learned.
 """
 
 import json
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
 
+from bd3lm.data.sandbox import rendered
 from bd3lm.data.tokenizers import Tokenizer
 
-_MOST_TEMPLATE = 1_000_000  # characters; long ones have thirty thousand
-_MOST_TEXT = 1_000_000  # characters of what it writes
-_MOST_SECONDS = 2  # of computing; they take milliseconds
-_MOST_BYTES = 2**29
-_MOST_WAITING = 60.0  # seconds, on a machine that is busy with others
-_PROGRAM = Path(__file__).with_name("template.py")
+Answers = Literal["all", "last"]
+"""Which answers of a conversation are learned."""
+
 _ROLES = ("system", "user", "assistant")
+_FIRST_SIGN = 0xD800  # surrogates, which no text holds: each stands for a special token
+_SIGNS = 0xE000 - _FIRST_SIGN
+_SPECIAL = re.compile("[\ud800-\udfff]")
+_PRIVATE = range(0xE100, 0xF900)
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,13 @@ class Message:
             raise ValueError(f"role must be one of {', '.join(_ROLES)}, got {self.role!r}")
 
 
+class Answered(NamedTuple):
+    """The tokens of a conversation up to the end of its last answer, and which are to be learned."""
+
+    tokens: list[int]
+    learned: list[bool]
+
+
 def user_message(template: str, message: str, tokenizer: Tokenizer) -> list[int]:
     """The tokens of a conversation that begins with this message, up to where the answer begins."""
     return conversation(template, [Message("user", message)], tokenizer)
@@ -46,105 +51,247 @@ def user_message(template: str, message: str, tokenizer: Tokenizer) -> list[int]
 
 def conversation(template: str, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
     """The tokens of a conversation, up to where the next answer begins."""
-    specials = _specials(tokenizer)
-    found: list[int] = []
-    pending = ""
-    for piece in [*_written(template, messages, tokenizer, specials), 0]:
-        if isinstance(piece, str):  # text that nothing special stands between is tokenized together
-            pending += piece
-            continue
-        found += tokenizer.encode(pending) if pending else []
-        found.append(piece)
-        pending = ""
-    return found[:-1]
+    script = _Script(template, messages, tokenizer)
+    return script.tokens(script.parts(ask=True))[0]
 
 
-def _written(
-    template: str, messages: Sequence[Message], tokenizer: Tokenizer, specials: dict[str, int]
-) -> Iterator[str | int]:
-    """What a template makes of messages: what is plain, and the ids of what is special.
+def answered(
+    template: str, messages: Sequence[Message], tokenizer: Tokenizer, *, answers: Answers = "all"
+) -> Answered:
+    """A conversation that ends with an answer, and its answers.
 
-    It is run with signs in place of the messages, so that nothing in these can be taken for its own words. A
-    sign stands between spaces: where they are gone, the template has trimmed what was there.
+    The tokens before answer k are those of `conversation(template, messages[:k], tokenizer)`; a template that
+    writes earlier turns otherwise once they are past is refused where all answers are to be learned. The end
+    token of the tokenizer follows the last answer where the template ends it with none, or with another:
+    that is where writing stops.
     """
-    text = _rendered(template, [_sign(place) for place in range(len(messages))], messages, tokenizer)
-    for place, message in enumerate(messages):
-        sign = _sign(place)
-        kept, trimmed = text.count(sign), text.count(sign.strip())
-        if trimmed != 1:
-            raise ValueError(
-                f"the chat template of the model must write each message once, got message {place} written "
-                f"{trimmed} times"
-            )
-        before, text = text.split(sign if kept else sign.strip())
-        if any(_sign(later).strip() in before for later in range(place + 1, len(messages))):
-            raise ValueError("the chat template of the model must write messages in their order")
-        yield from _pieces(before, specials)
-        yield message.content if kept else message.content.strip()
-    yield from _pieces(text, specials)
+    if not messages or messages[-1].role != "assistant":
+        raise ValueError("messages must end with one of the assistant, the answer that is to be learned")
+    script = _Script(template, messages, tokenizer)
+    *_, (ending, _) = parts = script.parts(ask=False, answers=answers)
+    tokens, learned = script.tokens(parts)
+    if (end := tokenizer.eos_id) is None and not _SPECIAL.search(ending[-1:]):
+        raise ValueError(
+            "the chat template writes no special token behind an answer, and the tokenizer has no end token"
+        )
+    if end is not None and tokens[-1] != end:
+        tokens, learned = [*tokens, end], [*learned, True]
+    return Answered(tokens, learned)
 
 
-def _sign(place: int) -> str:
+def continuation(before: str, text: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a text that goes on from another, whose own tokens stay as they are."""
+    if not before or not text:
+        return tokenizer.encode(text) if text else []
+    together, first = tokenizer.encode(before + text), tokenizer.encode(before)
+    # Where a token would cross the seam the text is cut apart from what it follows, as writing cuts it.
+    return together[len(first) :] if together[: len(first)] == first else tokenizer.encode(text)
+
+
+class _Part(NamedTuple):
+    """A piece of a conversation, each special token in it one sign."""
+
+    text: str
+    learned: bool
+
+
+class _Script:
+    """What a template makes of messages, with a sign for each special token that it writes."""
+
+    def __init__(self, template: str, messages: Sequence[Message], tokenizer: Tokenizer) -> None:
+        self._template, self._tokenizer = template, tokenizer
+        self._messages = [Message(each.role, _SPECIAL.sub("\ufffd", each.content)) for each in messages]
+        self._signs: dict[str, str] = {}
+        self._made: dict[tuple[int, bool], tuple[str, list[str]]] = {}
+
+    def parts(self, *, ask: bool, answers: Answers = "all") -> list[_Part]:
+        """All of it, cut where answers begin and end; up to the end of the last, or to where the next
+        begins."""
+        whole, between = self._written(len(self._messages), ask=ask)
+        places = [place for place, each in enumerate(self._messages) if place and each.role == "assistant"]
+        ending = "" if not places else self._ending(places[-1])
+        found: list[_Part] = []
+        done = 0
+        for place in places:
+            asked, _ = self._written(place, ask=True)
+            is_wanted = not ask and (answers == "all" or place == places[-1])
+            if not whole.startswith(asked) or len(asked) < done:
+                if is_wanted:
+                    raise ValueError(
+                        f"the chat template writes what stands before message {place}, an answer, otherwise "
+                        "while the answer is asked for than afterwards; train on last answers only "
+                        "(--answers last)"
+                        if answers == "all"
+                        else f"the chat template asks for message {place}, the last answer, with other words "
+                        "than it writes before it"
+                    )
+                continue
+            end = self._end(whole, len(asked), asked, between, place, ending)
+            is_whole = self._messages[place].content.strip() in whole[len(asked) : end]
+            if is_wanted and not is_whole and place != places[-1]:
+                raise ValueError(
+                    f"the chat template writes message {place}, an answer, in other words once it is past, "
+                    "as those do that drop thoughts; train on last answers only (--answers last)"
+                )
+            found += [_Part(whole[done : len(asked)], False), _Part(whole[len(asked) : end], is_wanted)]
+            done = end
+        return found if not ask else [*found, _Part(whole[done:], False)]
+
+    def tokens(self, parts: Sequence[_Part]) -> tuple[list[int], list[bool]]:
+        """The tokens of parts, and which of them are learned; a token never crosses from one to the next."""
+        specials = {sign: self._specials[name] for name, sign in self._signs.items()}
+        found: list[int] = []
+        learned: list[bool] = []
+        before = ""  # the text since the last special token
+        for part in parts:
+            for text in re.split("([\ud800-\udfff])", part.text):
+                if text in specials:
+                    ids, before = [specials[text]], ""
+                else:
+                    ids, before = continuation(before, text, self._tokenizer), before + text
+                found += ids
+                learned += [part.learned] * len(ids)
+        return found, learned
+
+    def _ending(self, place: int) -> str:
+        """What the template writes behind an answer, up to its first special token; nothing where it writes
+        none."""
+        _, between = self._written(place + 1, ask=False)
+        special = _SPECIAL.search(between[-1])
+        return between[-1][: special.end()] if special else ""
+
+    def _end(
+        self, whole: str, begin: int, asked: str, between: Sequence[str], place: int, ending: str
+    ) -> int:
+        """Where an answer ends that begins at `begin`: with its end token, or with its text."""
+        # Special tokens that stand before the text of the answer, and are its own to write.
+        skipped = sum(_count(each) for each in between[: place + 1]) - _count(asked)
+        for _ in range(skipped):
+            begin = _SPECIAL.search(whole, begin).end()  # type: ignore[union-attr]
+        if ending and between[place + 1].startswith(ending):
+            found = _SPECIAL.search(whole, begin)
+            if found is not None:
+                return found.end()
+        text = self._messages[place].content.strip()
+        if (start := whole.find(text, begin)) < 0:
+            raise ValueError(f"the chat template writes message {place}, an answer, in other words")
+        return start + len(text)
+
+    def _written(self, number: int, *, ask: bool) -> tuple[str, list[str]]:
+        if (number, ask) not in self._made:
+            self._made[number, ask] = self._write(number, ask=ask)
+        return self._made[number, ask]
+
+    def _write(self, number: int, *, ask: bool) -> tuple[str, list[str]]:
+        """What the template makes of the first messages, and what of it stands between them.
+
+        It is run with signs in place of what the messages hold, so that nothing in these can be taken for its
+        own words. A sign stands between spaces: where they are gone, the template has trimmed what was there.
+        A template may look at a message too, to leave out its thoughts say. So it is run once more with the
+        messages themselves, and that is what counts while it has the same special tokens.
+        """
+        messages = self._messages[:number]
+        between, contents = self._around(messages, ask=ask)
+        framed = "".join(f"{before}{content}" for before, content in zip(between, contents, strict=True))
+        held, restore = self._hidden([each.content for each in messages])
+        looked_at = restore(self._as_signs(self._run(messages, held, ask=ask)))
+        same = _SPECIAL.findall(looked_at) == _SPECIAL.findall(framed)
+        return (looked_at if same else framed), between
+
+    def _around(self, messages: Sequence[Message], *, ask: bool) -> tuple[list[str], list[str]]:
+        """What stands before each message and behind the last, and what of each message is written."""
+        text = self._run(messages, [_place(place) for place in range(len(messages))], ask=ask)
+        between: list[str] = []
+        contents: list[str] = []
+        for place, message in enumerate(messages):
+            sign = _place(place)
+            kept, trimmed = text.count(sign), text.count(sign.strip())
+            if trimmed != 1:
+                raise ValueError(
+                    f"the chat template of the model must write each message once, got message {place} "
+                    f"written {trimmed} times"
+                )
+            before, text = text.split(sign if kept else sign.strip())
+            if any(_place(later).strip() in before for later in range(place + 1, len(messages))):
+                raise ValueError("the chat template of the model must write messages in their order")
+            between.append(self._as_signs(before))
+            contents.append(message.content if kept else message.content.strip())
+        return [*between, self._as_signs(text)], [*contents, ""]
+
+    def _run(self, messages: Sequence[Message], contents: Sequence[str], *, ask: bool) -> str:
+        names: dict[int | None, str] = {place: name for name, place in self._specials.items()}
+        return rendered(
+            self._template,
+            [
+                {"role": message.role, "content": content}
+                for message, content in zip(messages, contents, strict=True)
+            ],
+            add_generation_prompt=ask,
+            bos_token=names.get(self._tokenizer.bos_id, ""),
+            eos_token=names.get(self._tokenizer.eos_id, ""),
+        )
+
+    def _hidden(self, contents: Sequence[str]) -> "tuple[list[str], _Restore]":
+        """Messages in which nothing reads as a special token, and how they read again as they were."""
+        if self._any_special is None:
+            return list(contents), _Restore("", ())
+        used = set("".join(contents)) | set(self._template)
+        mark = next((chr(place) for place in _PRIVATE if chr(place) not in used), None)
+        if mark is None:
+            raise ValueError("a message must leave some of Unicode's private characters unused")
+        hidden: dict[str, int] = {}
+
+        def hide(found: re.Match[str]) -> str:
+            return f"{mark}{hidden.setdefault(found[0], len(hidden))}{mark}"
+
+        return [self._any_special.sub(hide, each) for each in contents], _Restore(mark, tuple(hidden))
+
+    def _as_signs(self, text: str) -> str:
+        if self._any_special is None:
+            return text
+        return self._any_special.sub(lambda found: self._sign_of(found[0]), text)
+
+    def _sign_of(self, special: str) -> str:
+        if len(self._signs) == _SIGNS:
+            raise ValueError(f"a chat template must write at most {_SIGNS:,} different special tokens")
+        return self._signs.setdefault(special, chr(_FIRST_SIGN + len(self._signs)))
+
+    @cached_property
+    def _specials(self) -> Mapping[str, int]:
+        return _specials(self._tokenizer)
+
+    @cached_property
+    def _any_special(self) -> re.Pattern[str] | None:
+        longest_first = sorted(self._specials, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+class _Restore(NamedTuple):
+    """The texts that a mark stands for, by their numbers."""
+
+    mark: str
+    texts: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        if not self.texts:
+            return text
+        return re.sub(f"{self.mark}(\\d+){self.mark}", lambda found: self.texts[int(found[1])], text)
+
+
+def _place(place: int) -> str:
     return f" \ue000{place}\ue001 "
 
 
-def _rendered(template: str, signs: Sequence[str], messages: Sequence[Message], tokenizer: Tokenizer) -> str:
-    """What a template writes of messages that are signs."""
-    if len(template) > _MOST_TEMPLATE:
-        raise ValueError(
-            f"a chat template must have at most {_MOST_TEMPLATE:,} characters, got {len(template):,}"
-        )
-    names: dict[int | None, str] = {place: name for name, place in _specials(tokenizer).items()}
-    said = {
-        "messages": [
-            {"role": message.role, "content": sign} for message, sign in zip(messages, signs, strict=True)
-        ],
-        "add_generation_prompt": True,
-        "bos_token": names.get(tokenizer.bos_id, ""),
-        "eos_token": names.get(tokenizer.eos_id, ""),
-    }
-    answer = _run(template, json.dumps(said))
-    if "error" in answer:
-        raise ValueError(f"the chat template of the model cannot be used: {answer['error']}")
-    return answer["text"]
-
-
-@lru_cache(maxsize=32)
-def _run(template: str, said: str) -> dict[str, str]:
-    """What a template writes, or why it writes nothing. It sees signs, so that few of these runs differ."""
-    limits = {"seconds": _MOST_SECONDS, "bytes": _MOST_BYTES, "characters": _MOST_TEXT}
-    asked: dict[str, Any] = {"template": template, "said": json.loads(said), **limits}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", str(_PROGRAM)],
-            input=json.dumps(asked).encode(),
-            capture_output=True,
-            timeout=_MOST_WAITING,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"it takes longer than {_MOST_WAITING:.0f} s"}
-    if done.returncode == -signal.SIGXCPU:
-        return {"error": f"it computes for more than {_MOST_SECONDS} s"}
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return {"error": f"its process ended with {done.returncode}{''.join(f': {line}' for line in last)}"}
-    answer: dict[str, str] = json.loads(done.stdout)
-    return answer
+def _count(text: str) -> int:
+    return sum(1 for _ in _SPECIAL.finditer(text))
 
 
 def _specials(tokenizer: Tokenizer) -> dict[str, int]:
     """The special tokens of a tokenizer by their names."""
-    added = json.loads(tokenizer.spec).get("added_tokens") or ()
-    return {each["content"]: each["id"] for each in added if each.get("special") and each["content"]}
+    return dict(_named_specials(tokenizer.spec))
 
 
-def _pieces(text: str, specials: dict[str, int]) -> Iterator[str | int]:
-    """A text of a template: what is plain, and the ids of what is special."""
-    if not specials:
-        yield text
-        return
-    longest_first = sorted(specials, key=len, reverse=True)
-    for part in re.split(f"({'|'.join(map(re.escape, longest_first))})", text):
-        if part:
-            yield specials.get(part, part)
+@lru_cache(maxsize=4)
+def _named_specials(spec: str) -> tuple[tuple[str, int], ...]:
+    added = json.loads(spec).get("added_tokens") or ()
+    return tuple((each["content"], each["id"]) for each in added if each.get("special") and each["content"])

@@ -14,6 +14,8 @@ class Corpus(ABC):
     """Documents by split. Two corpora with the same fingerprint give the same documents."""
 
     name: str
+    holds_conversations: bool = False
+    """Whether its documents are conversations, which a template makes tokens of (`conversations`)."""
     holds_ids: bool = False
     """Whether its documents are token ids, as lists in JSON, in place of text: what a model wrote comes back
     as it was written, where tokenizing its text again might cut it otherwise."""

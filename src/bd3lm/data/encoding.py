@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bd3lm.data.shards import DType, on_disk
+from bd3lm.data.meta import DType, on_disk
 from bd3lm.data.tokenizers import Tokenizer
 from bd3lm.io.signals import unheard
 
@@ -38,14 +38,18 @@ class Encoded:
     ends: NDArray[np.int64]  # where each document ends among the tokens
     lengths: NDArray[np.uint32]  # of each document's text, in tokens
     text_bytes: NDArray[np.int64]  # of each document's text
+    answers: NDArray[np.bool_] | None = None  # which of the tokens are of answers, in conversations
 
     def split_at(self, documents: int) -> tuple["Encoded", "Encoded"]:
         """The first documents, and the others."""
         cut = int(self.ends[documents - 1]) if documents else 0
         first, rest = slice(None, documents), slice(documents, None)
+        before, after = (None, None) if self.answers is None else (self.answers[:cut], self.answers[cut:])
         return (
-            Encoded(self.tokens[:cut], self.ends[first], self.lengths[first], self.text_bytes[first]),
-            Encoded(self.tokens[cut:], self.ends[rest] - cut, self.lengths[rest], self.text_bytes[rest]),
+            Encoded(self.tokens[:cut], self.ends[first], self.lengths[first], self.text_bytes[first], before),
+            Encoded(
+                self.tokens[cut:], self.ends[rest] - cut, self.lengths[rest], self.text_bytes[rest], after
+            ),
         )
 
 
@@ -90,11 +94,13 @@ class Encoder:
         return len(text.encode())
 
 
+DocumentEncoder = Callable[[list[str]], Encoded]
+"""Some documents to their tokens; it travels to other processes."""
 Encode = Callable[[Iterable[str]], Iterator[Encoded]]
 
 
 @contextmanager
-def encoding(encoder: Encoder, workers: int) -> Iterator[Encode]:
+def encoding(encoder: DocumentEncoder, workers: int) -> Iterator[Encode]:
     """A function from documents to their tokens, both streamed; its processes end with the block."""
     with _one_thread_each():
         if workers == 1:
@@ -121,7 +127,7 @@ def encoding(encoder: Encoder, workers: int) -> Iterator[Encode]:
             pool.shutdown(cancel_futures=True)
 
 
-def _encode_here(encoder: Encoder, documents: Iterable[str]) -> Iterator[Encoded]:
+def _encode_here(encoder: DocumentEncoder, documents: Iterable[str]) -> Iterator[Encoded]:
     return map(encoder, _batches(documents))
 
 
@@ -149,10 +155,10 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-_encoder: Encoder | None = None  # of this worker process
+_encoder: DocumentEncoder | None = None  # of this worker process
 
 
-def _start_worker(encoder: Encoder) -> None:
+def _start_worker(encoder: DocumentEncoder) -> None:
     global _encoder
     _encoder = encoder
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers

@@ -21,16 +21,16 @@ is less than 1. Giving `held_out` overrides names.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, islice
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from bd3lm.data.corpus import Corpus, digest
 from bd3lm.data.folders import all_say_train, look_into, required_format, split_by_name
-from bd3lm.io.extras import require
+from bd3lm.data.parquet import count_parquet, parquet_texts
+from bd3lm.data.shapes import is_conversation
 from bd3lm.io.files import local_path
 from bd3lm.io.reading import (
     MAX_DOCUMENT,
@@ -39,6 +39,7 @@ from bd3lm.io.reading import (
     numbered_lines,
     open_text,
     readable,
+    whole_characters,
     whole_text,
 )
 from bd3lm.io.terminal import printable
@@ -46,10 +47,6 @@ from bd3lm.io.terminal import printable
 TextUnit = Literal["file", "line", "paragraph"]
 
 HELD_OUT_SHARE = 0.05
-
-_BATCH_ROWS, _BATCH_BYTES = 256, 1 << 28
-_CHARACTER_BYTES = 8  # in parquet, at most: 4 of UTF-8, and 4 of the length of its text
-_PAGE_BYTES = 1 << 20  # of a group of rows beside its texts, generously
 
 
 class FileCorpus(Corpus):
@@ -183,7 +180,7 @@ def read_rows(
     kind, _ = required_format(path)
     with readable(path):
         if kind == ".parquet":
-            yield from _parquet_rows(path, field, max_document)
+            yield from parquet_texts(path, field, max_document)
             return
         with open_text(path) as text:
             if text_unit == "file" and kind != ".jsonl":
@@ -203,113 +200,38 @@ def count_rows(path: Path, text_unit: TextUnit = "file", max_document: int = MAX
     kind, _ = required_format(path)
     with readable(path):
         if kind == ".parquet":
-            return cast(int, _open_parquet(path).metadata.num_rows)
+            return count_parquet(path)
         if kind == ".jsonl":
             with open_text(path) as text:
                 return sum(1 for _, line in numbered_lines(text, path, max_document) if line.strip())
     return sum(1 for _ in read_rows(path, text_unit=text_unit, max_document=max_document))
 
 
-def _open_parquet(path: Path, **options: Any) -> Any:
-    parquet = require("pyarrow.parquet", "data", f"reading {path.name}")
-    with _damage_named(path):
-        return parquet.ParquetFile(path, **options)
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    """Name the file in what pyarrow raises, in one line; not in what the system says of a file."""
-    arrow = require("pyarrow", "data", f"reading {path.name}")
-    try:
-        yield
-    except (arrow.ArrowException, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path} is damaged or cut off: {why:.300}") from error
-
-
-def _parquet_rows(path: Path, field: str, max_document: int) -> Iterator[str]:
-    file = _open_parquet(path)
-    schema = file.schema_arrow
-    if field not in schema.names:
-        raise ValueError(f"{path} has no column {field!r}: it has {', '.join(schema.names)}")
-    kind = schema.field(field).type
-    if not _is_text(kind):
-        raise ValueError(f"{path} has no text in its column {field!r}: its type is {kind}, not string")
-    _check_sizes(path, file.metadata, max_document)
-    for number, text in enumerate(_column(path, file, field), start=1):
-        if len(text) > max_document:
-            raise DocumentTooLong(f"{path}, row {number}", max_document)
-        yield text
-
-
-def _column(path: Path, file: Any, field: str) -> Iterator[str]:
-    stored_once = _open_parquet(path, read_dictionary=[field])
-    with _damage_named(path):
-        for group in range(file.num_row_groups):
-            where = {"row_groups": [group], "columns": [field]}
-            longest = _longest_named(next(stored_once.iter_batches(batch_size=1, **where), None))
-            rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // longest))
-            for batch in file.iter_batches(batch_size=rows, **where):
-                yield from (row or "" for row in batch.column(0).to_pylist())
-
-
-def _longest_named(batch: Any) -> int:
-    """The bytes of the longest text that is stored once for the rows that name it, or 1.
-
-    A batch holds it as often as it is named, so that little on the disk would be much in memory.
-    """
-    if batch is None or not hasattr(batch.column(0), "dictionary"):
-        return 1
-    compute = require("pyarrow.compute", "data", "reading parquet")
-    return max(1, compute.max(compute.binary_length(batch.column(0).dictionary)).as_py() or 1)
-
-
-def _check_sizes(path: Path, metadata: Any, max_document: int) -> None:
-    """Refuse, before they are unpacked, rows that must be too long, however what they take is divided.
-
-    By all columns together: asking for one ends the process where what is said of it is damaged.
-    """
-    first = 1
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        if group.total_byte_size > group.num_rows * max_document * _CHARACTER_BYTES + _PAGE_BYTES:
-            raise DocumentTooLong(f"{path}, one of the rows from {first} on", max_document)
-        first += group.num_rows
-
-
-def _is_text(kind: Any) -> bool:
-    """Whether a column gives strings; one of nulls alone has a type of its own."""
-    types = require("pyarrow", "data", "reading parquet").types
-    if types.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
-
-
-def _json_rows(path: Path, lines: Iterable[tuple[int, str]], field: str) -> Iterator[str]:
+def json_values(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Any]]:
+    """What the lines of a file hold as JSON, each with its number; blank lines are passed over."""
     for number, line in lines:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            yield number, json.loads(line)
         except RecursionError as error:
             raise ValueError(f"{path}, line {number}, is JSON nested too deeply to be read") from error
         except ValueError as error:  # also of an integer with thousands of digits
             raise ValueError(f"{path}, line {number}, is not JSON: {error}") from error
+
+
+def _json_rows(path: Path, lines: Iterable[tuple[int, str]], field: str) -> Iterator[str]:
+    for number, row in json_values(path, lines):
         if not isinstance(row, dict) or field not in row:
             keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-            raise ValueError(f"{path}, line {number}, has no text in a field {field!r}: it has {keys}")
+            hint = "; --chat reads conversations" if is_conversation(row) else ""
+            raise ValueError(f"{path}, line {number}, has no text in a field {field!r}: it has {keys}{hint}")
         text = "" if row[field] is None else row[field]
         if not isinstance(text, str):
             raise ValueError(
                 f"{path}, line {number}, has no text in its field {field!r}: it holds {type(text).__name__}"
             )
-        # JSON can escape half of a surrogate pair, which no UTF-8 can hold.
-        yield _whole_characters(text) if "\\ud" in line or "\\uD" in line else text
-
-
-def _whole_characters(text: str) -> str:
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        yield whole_characters(text)
 
 
 def _paragraphs(path: Path, lines: Iterable[tuple[int, str]], most: int) -> Iterator[str]:

@@ -21,6 +21,9 @@ class JoinedCorpus(Corpus):
             raise ValueError("parts must all hold text or all token ids, got both: see IdsOf")
         self.parts = tuple(parts)
         self.holds_ids = kinds.pop()
+        self.holds_conversations = all(part.holds_conversations for part in parts)
+        if not self.holds_conversations and any(part.holds_conversations for part in parts):
+            raise ValueError("parts must all hold conversations, or none of them")
         self.name = " and ".join(part.name for part in parts)
 
     @property

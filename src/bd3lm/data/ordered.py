@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
-from bd3lm.data.wrap import WrappedTokens
+from bd3lm.data.sequences import Sequences
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from bd3lm.objectives import TokenBatch
 
 
-class OrderedBatches(Sequence["Tensor"]):
+class OrderedBatches(Sequence["TokenBatch"]):
     """The first `limit` sequences in batches (rows, context), read when asked for. The last may be small."""
 
-    def __init__(self, sequences: WrappedTokens, *, rows: int, limit: int | None = None) -> None:
+    def __init__(self, sequences: Sequences, *, rows: int, limit: int | None = None) -> None:
         self._sequences, self._rows = sequences, rows
         self._starts = range(len(sequences))[:limit:rows]
 
@@ -20,15 +20,13 @@ class OrderedBatches(Sequence["Tensor"]):
         return len(self._starts)
 
     @overload
-    def __getitem__(self, index: int) -> "Tensor": ...
+    def __getitem__(self, index: int) -> "TokenBatch": ...
 
     @overload
-    def __getitem__(self, index: slice) -> "list[Tensor]": ...
+    def __getitem__(self, index: slice) -> "list[TokenBatch]": ...
 
-    def __getitem__(self, index: int | slice) -> "Tensor | list[Tensor]":
-        import torch  # not for the workers that prepare data
-
+    def __getitem__(self, index: int | slice) -> "TokenBatch | list[TokenBatch]":
         if isinstance(index, slice):
             return [self[place] for place in range(len(self))[index]]
         start = self._starts[index]
-        return torch.from_numpy(self._sequences[start : min(start + self._rows, self._starts.stop)])
+        return self._sequences.batch(range(start, min(start + self._rows, self._starts.stop)))

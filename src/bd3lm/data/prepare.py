@@ -8,6 +8,7 @@ documents are skipped (read, not tokenized), and the result is bit for bit that 
 """
 
 import io
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,19 +28,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from bd3lm.data.answers import ChatFormat, ConversationEncoder
 from bd3lm.data.corpus import Corpus
-from bd3lm.data.encoding import Encode, Encoded, Encoder, encoding
-from bd3lm.data.shards import (
-    META_FILE,
-    Inputs,
-    Meta,
-    Shard,
-    Split,
-    TokenShards,
-    dtype_for,
-    load_lengths,
-    open_shard,
-)
+from bd3lm.data.encoding import DocumentEncoder, Encode, Encoded, Encoder, encoding
+from bd3lm.data.meta import META_FILE, Inputs, Meta, Shard, Split, dtype_for
+from bd3lm.data.shards import TokenShards, load_lengths, open_answers, open_shard
 from bd3lm.data.tokenizer_files import load_tokenizer
 from bd3lm.data.tokenizers import CONFIG_FILE, Tokenizer
 from bd3lm.io.console import Console
@@ -67,10 +60,13 @@ def prepare(
     bos_before_documents: bool = False,
     shard_tokens: int = SHARD_TOKENS,
     progress: bool | None = None,
+    chat: ChatFormat | None = None,
 ) -> TokenShards:
     """Tokenize the `splits` of a corpus (all of them) into shards in the folder `out`, and open it.
 
-    EOS follows every document, and BOS precedes it if asked for.
+    EOS follows every document, and BOS precedes it if asked for. A corpus of conversations becomes tokens as
+    `chat` says, with a record of which of them are of answers; its template is saved with the tokenizer. If a
+    conversation turns out to be none before the first shard is finished, nothing stays of a new folder.
 
     A folder that was finished from the same inputs is left alone; only a tokenizer that is missing or differs
     is written again. Where the work was interrupted, or shards are missing or cut off, it goes on. Other
@@ -96,6 +92,15 @@ def prepare(
         raise ValueError(
             "bos_before_documents must be False for a tokenizer without a beginning-of-sequence token"
         )
+    if (chat is not None) != corpus.holds_conversations:
+        raise ValueError(
+            f"chat must be given for conversations and for nothing else, and {corpus.name} holds "
+            f"{'conversations' if corpus.holds_conversations else 'text'}"
+        )
+    if chat is not None:
+        eos_between_documents = bos_before_documents = False  # a conversation holds all of its tokens
+        if chat.template is not None:
+            tokenizer = replace(tokenizer, chat_template=chat.template)
     out = local_path(out)
     inputs = Inputs(
         tokenizer_fingerprint=tokenizer.fingerprint,
@@ -109,16 +114,22 @@ def prepare(
         bos_before_documents=bos_before_documents,
         splits=splits,
         shard_tokens=shard_tokens,
+        chat=None if chat is None else chat.record,
     )
-    encoder = Encoder(
-        tokenizer,
-        dtype=dtype_for(tokenizer.vocab_size),
-        before=(tokenizer.bos_id,) if bos_before_documents and tokenizer.bos_id is not None else (),
-        after=(tokenizer.eos_id,) if eos_between_documents and tokenizer.eos_id is not None else (),
-        holds_ids=corpus.holds_ids,
-    )
+    encoder: DocumentEncoder
+    if chat is not None:
+        encoder = ConversationEncoder(tokenizer, dtype_for(tokenizer.vocab_size), chat)
+    else:
+        encoder = Encoder(
+            tokenizer,
+            dtype=dtype_for(tokenizer.vocab_size),
+            before=(tokenizer.bos_id,) if bos_before_documents and tokenizer.bos_id is not None else (),
+            after=(tokenizer.eos_id,) if eos_between_documents and tokenizer.eos_id is not None else (),
+            holds_ids=corpus.holds_ids,
+        )
+    is_new = chat is not None and not out.exists()
     make_folder(out)
-    with only_writer(out) as alone, full_disk_explained(out):
+    with _nothing_left(out, is_new), only_writer(out) as alone, full_disk_explained(out):
         if alone:
             remove_leftovers(out)
         meta = _begin(out, inputs)
@@ -130,6 +141,17 @@ def prepare(
                     if not meta.splits[split].complete:
                         meta = _prepare_split(out, meta, split, corpus, encode, bar)
     return TokenShards(out)
+
+
+@contextmanager
+def _nothing_left(out: Path, is_new: bool) -> Iterator[None]:
+    """Remove a folder that was made for documents of which one cannot be used, unless some work is done."""
+    try:
+        yield
+    except ValueError:
+        if is_new and not any(out.glob("*.bin")):
+            shutil.rmtree(out, ignore_errors=True)
+        raise
 
 
 def _begin(out: Path, inputs: Inputs) -> Meta:
@@ -158,10 +180,11 @@ def _begin(out: Path, inputs: Inputs) -> Meta:
 def _holds_tokenizer(out: Path, tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer is beside its shards: without it, or with another, they cannot be used."""
     try:
-        there = load_tokenizer(out).fingerprint
+        there = load_tokenizer(out)
     except (FileNotFoundError, ValueError):  # missing, or damaged
         return False
-    return there == tokenizer.fingerprint and (out / CONFIG_FILE).is_file()
+    same = (there.fingerprint, there.chat_template) == (tokenizer.fingerprint, tokenizer.chat_template)
+    return same and (out / CONFIG_FILE).is_file()
 
 
 def _kept(out: Path, split: Split, meta: Meta) -> Split:
@@ -171,6 +194,8 @@ def _kept(out: Path, split: Split, meta: Meta) -> Split:
         try:
             open_shard(out, shard, meta)
             load_lengths(out, shard, meta.inputs.around_documents)
+            if meta.inputs.chat is not None:
+                open_answers(out, shard)
         except (FileNotFoundError, ValueError):
             return Split.of(kept, complete=False)
         kept.append(shard)
@@ -219,6 +244,7 @@ class _ShardWriter:
         self._tokens = 0
         self._text_bytes = 0
         self._lengths: list[NDArray[np.uint32]] = []
+        self._answers: list[NDArray[np.bool_]] = []
 
     @property
     def full(self) -> bool:
@@ -234,17 +260,23 @@ class _ShardWriter:
         self._tokens += len(mine.tokens)
         self._text_bytes += int(mine.text_bytes.sum())
         self._lengths.append(mine.lengths)
+        if mine.answers is not None:
+            self._answers.append(mine.answers)
         return rest
 
     def commit(self) -> Shard:
         lengths = np.concatenate(self._lengths)
+        answers = np.packbits(np.concatenate(self._answers), bitorder="little") if self._answers else None
         shard = Shard(
             file=self._file.path.name,
             documents=len(lengths),
             tokens=self._tokens,
             text_bytes=self._text_bytes,
             sha256=self._hash.hexdigest(),
+            answers_sha256=None if answers is None else sha256(answers.tobytes()).hexdigest(),
         )
+        if answers is not None:
+            write_atomically(self._file.path.with_name(shard.answers_file), answers.tobytes())
         array = io.BytesIO()
         np.save(array, lengths.astype("<u4"), allow_pickle=False)
         write_atomically(self._file.path.with_name(shard.lengths_file), array.getvalue())

@@ -4,6 +4,7 @@ A folder holds, for each split,
 
     train-00000.bin           token ids, raw little-endian uint16 or uint32, whichever the vocabulary needs
     train-00000.lengths.npy   the length in tokens of each document of that shard, without its BOS and EOS
+    train-00000.answers       of conversations: a bit for each token, 1 where it is of an answer
 
 then the tokenizer (tokenizer.json, tokenizer_config.json) and meta.json: the counts and the sha256 of every
 shard, and the fingerprints of the tokenizer and of the source. A shard ends where a document ends. meta.json
@@ -16,196 +17,23 @@ with each other and with the files, which have bare names, and a shard has its s
 
 import hashlib
 import os
-import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError
 
+from bd3lm.data.meta import Meta, Shard, Split, dumped, on_disk
 from bd3lm.data.tokenizer_files import saved_tokenizer
 from bd3lm.data.tokenizers import Tokenizer
-from bd3lm.io.files import local_path, write_atomically
+from bd3lm.io.files import local_path
 from bd3lm.io.verified import VerifiedFile
 
-META_FILE = "meta.json"
-DType = Literal["uint16", "uint32"]
-Count = Annotated[int, Field(ge=0, le=1 << 60)]  # so that sums of offsets fit 64 bits
-TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
-
-_BARE_NAME = re.compile(r"[\w-][\w.-]*\.bin", re.ASCII)
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_LARGEST_META = 1 << 28  # bytes, about a million shards
 _LONG = 2.0  # seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """All that decides the tokens: equal inputs give equal shards, byte for byte."""
-
-    tokenizer_fingerprint: str
-    vocab_size: Annotated[int, Field(ge=1, le=1 << 32)]
-    mask_id: TokenId
-    eos_id: TokenId | None
-    bos_id: TokenId | None
-    source: str
-    source_fingerprint: str
-    eos_between_documents: bool
-    bos_before_documents: bool
-    splits: tuple[str, ...]
-    shard_tokens: int
-
-    def __post_init__(self) -> None:
-        if not self.splits or len(set(self.splits)) < len(self.splits):
-            raise ValueError(f"splits must name at least one split, and none twice, got {self.splits}")
-        for name in ("mask_id", "eos_id", "bos_id"):
-            place = getattr(self, name)
-            if place is not None and place >= self.vocab_size:
-                raise ValueError(f"{name} must be below the vocab_size of {self.vocab_size}, got {place}")
-        if (self.eos_between_documents and self.eos_id is None) or (
-            self.bos_before_documents and self.bos_id is None
-        ):
-            raise ValueError("eos_id and bos_id must be there where documents begin or end with them")
-
-    @property
-    def around_documents(self) -> int:
-        """Tokens of a document that are not of its text."""
-        return self.eos_between_documents + self.bos_before_documents
-
-    def differences(self, other: "Inputs") -> list[str]:
-        """What `other` has that differs, for people; a source may change its name."""
-        ours, theirs = (vars(inputs) for inputs in (self, other))
-        changed = [key for key in ours if key != "source" and ours[key] != theirs[key]]
-        return [
-            self._other_source(other)
-            if key == "source_fingerprint"
-            else f"{key} {_short(ours[key])!r}, not {_short(theirs[key])!r}"
-            for key in changed
-        ]
-
-    def _other_source(self, other: "Inputs") -> str:
-        """A fingerprint tells people nothing; how the source was read may."""
-        if self.source == other.source:
-            return f"source {self.source!r}, whose text has changed since"
-        return f"source {self.source!r}, not {other.source!r}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """One file of tokens: whole documents."""
-
-    file: str
-    documents: Annotated[Count, Field(ge=1)]
-    tokens: Count
-    text_bytes: Count  # of their UTF-8 text: what bits per byte are counted against
-    sha256: str
-
-    def __post_init__(self) -> None:
-        if not _BARE_NAME.fullmatch(self.file):
-            raise ValueError(f"file must be the bare name of a .bin file beside it, got {self.file!r:.80}")
-        if not _DIGEST.fullmatch(self.sha256):
-            raise ValueError(f"sha256 must be 64 hexadecimal digits, got {self.sha256!r:.80}")
-
-    @property
-    def lengths_file(self) -> str:
-        return str(Path(self.file).with_suffix(".lengths.npy"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """The shards of a split, and their sums for whoever reads meta.json."""
-
-    complete: bool
-    documents: Count
-    tokens: Count
-    text_bytes: Count
-    shards: tuple[Shard, ...]
-
-    def __post_init__(self) -> None:
-        if self.complete and not self.shards:
-            raise ValueError("shards must not be empty in a split that is complete")
-        for name, total in _totals(self.shards).items():
-            if getattr(self, name) != total:
-                raise ValueError(f"{name} must be {total}, the sum over shards, got {getattr(self, name)}")
-
-    @classmethod
-    def of(cls, shards: Iterable[Shard], *, complete: bool) -> "Split":
-        shards = tuple(shards)
-        return cls(complete=complete, shards=shards, **_totals(shards))
-
-
-def _totals(shards: Iterable[Shard]) -> dict[str, int]:
-    shards = tuple(shards)
-    return {
-        name: sum(getattr(shard, name) for shard in shards) for name in ("documents", "tokens", "text_bytes")
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Meta:
-    """The contents of meta.json."""
-
-    format: Literal["bd3lm-tokens"] = "bd3lm-tokens"
-    version: Literal[1] = 1
-    dtype: DType
-    inputs: Inputs
-    splits: dict[str, Split] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.inputs.vocab_size - 1 > np.iinfo(self.dtype).max:
-            raise ValueError(f"dtype must hold {self.inputs.vocab_size} tokens, got {self.dtype}")
-        named = Counter(shard.file for split in self.splits.values() for shard in split.shards)
-        for file, times in named.most_common(1):
-            if times > 1:
-                raise ValueError(f"file must differ from shard to shard, got {file!r} {times} times")
-
-    @property
-    def complete(self) -> bool:
-        return all(name in self.splits and self.splits[name].complete for name in self.inputs.splits)
-
-    @staticmethod
-    def read(folder: Path) -> "Meta":
-        path = folder / META_FILE
-        if not path.is_file():
-            raise FileNotFoundError(f"{folder} holds no token shards: there is no {META_FILE}")
-        if path.stat().st_size > _LARGEST_META:
-            raise ValueError(f"{path} must have at most {_LARGEST_META} bytes, got {path.stat().st_size}")
-        try:
-            return _META.validate_json(path.read_bytes())
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "the file"
-            raise ValueError(
-                f"{path} does not describe token shards that can be read here: {where}: "
-                f"{first['msg'].removeprefix('Value error, ')}"
-            ) from None
-
-    def write(self, folder: Path) -> None:
-        write_atomically(folder / META_FILE, _META.dump_json(self, indent=2) + b"\n")
-
-
-_META = TypeAdapter(Meta)
-
-
-def _short(value: Any) -> Any:
-    """As much of a fingerprint as people compare."""
-    return value[:12] if isinstance(value, str) else value
-
-
-def dtype_for(vocab_size: int) -> DType:
-    """The narrowest integer that holds every id."""
-    return "uint16" if vocab_size <= 1 << 16 else "uint32"
-
-
-def on_disk(dtype: DType) -> np.dtype[Any]:
-    """The integer as it is written: little-endian on every machine."""
-    return np.dtype(dtype).newbyteorder("<")
 
 
 class TokenShards:
@@ -245,7 +73,7 @@ class TokenShards:
     def fingerprint(self) -> str:
         """sha256 of what was put in and what came out: the same for the same tokens from the same source."""
         meta = replace(self.meta, inputs=replace(self.meta.inputs, source=""))
-        return hashlib.sha256(_META.dump_json(meta)).hexdigest()
+        return hashlib.sha256(dumped(meta)).hexdigest()
 
     def require_tokenizer(self, tokenizer: Tokenizer | str) -> None:
         """Refuse a tokenizer, or a fingerprint of one, that did not make these shards."""
@@ -265,6 +93,22 @@ class TokenShards:
 
     def read(self, split: str, start: int, stop: int) -> NDArray[Any]:
         """Tokens start..stop of a split, across the borders of shards."""
+        return self._across(split, start, stop, self._read, np.dtype(on_disk(self.meta.dtype)))
+
+    def answers(self, split: str, start: int, stop: int) -> NDArray[np.bool_]:
+        """Which of these tokens are of answers, in conversations."""
+        if self.meta.inputs.chat is None:
+            raise ValueError(f"the shards in {self.folder} hold texts, in which nothing is an answer")
+        return self._across(split, start, stop, self._read_answers, np.dtype(np.bool_))
+
+    def _across(
+        self,
+        split: str,
+        start: int,
+        stop: int,
+        read: Callable[[Shard, int, int], NDArray[Any]],
+        kind: "np.dtype[Any]",
+    ) -> NDArray[Any]:
         total = self.split(split).tokens
         if not 0 <= start <= stop <= total:
             raise IndexError(f"tokens {start}..{stop} are not within the {total} of split {split!r}")
@@ -274,11 +118,11 @@ class TokenShards:
         while start < stop:
             end = min(stop, int(starts[i + 1]))
             shard = self.meta.splits[split].shards[i]
-            pieces.append(self._read(shard, start - int(starts[i]), end - int(starts[i])))
+            pieces.append(read(shard, start - int(starts[i]), end - int(starts[i])))
             start, i = end, i + 1
         if len(pieces) == 1:
             return pieces[0]
-        return np.concatenate(pieces) if pieces else np.empty(0, on_disk(self.meta.dtype))
+        return np.concatenate(pieces) if pieces else np.empty(0, kind)
 
     def lengths(self, split: str) -> NDArray[np.uint32]:
         """How many tokens the text of each document has, in order."""
@@ -294,6 +138,22 @@ class TokenShards:
                     say(f"checking that the shards in {self.folder} are whole; a later start need not")
                     said = True
                 self._opened(shard)
+                if self.meta.inputs.chat is not None:
+                    self._opened_answers(shard)
+
+    def _read_answers(self, shard: Shard, start: int, stop: int) -> NDArray[np.bool_]:
+        file, first = self._opened_answers(shard), start // 8
+        try:
+            data = file.read(first, -(-stop // 8))
+        except ValueError as error:
+            raise _restorable(error) from None
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+        return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
+
+    def _opened_answers(self, shard: Shard) -> VerifiedFile:
+        if shard.answers_file not in self._open:
+            self._open[shard.answers_file] = open_answers(self.folder, shard)
+        return self._open[shard.answers_file]
 
     def _read(self, shard: Shard, start: int, stop: int) -> NDArray[Any]:
         kind, file = on_disk(self.meta.dtype), self._opened(shard)
@@ -327,6 +187,18 @@ def open_shard(folder: Path, shard: Shard, meta: Meta, *, anew: bool = False) ->
         )
     except FileNotFoundError:
         raise FileNotFoundError(f"shard {path} is missing: prepare the folder again to restore it") from None
+    except ValueError as error:
+        raise _restorable(error) from None
+
+
+def open_answers(folder: Path, shard: Shard, *, anew: bool = False) -> VerifiedFile:
+    """Which tokens of a shard are of answers, a bit each."""
+    path = folder / shard.answers_file
+    try:
+        size = -(-shard.tokens // 8)
+        return VerifiedFile(path, size=size, digest=shard.answers_sha256 or "", anew=anew)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing: prepare the folder again to restore it") from None
     except ValueError as error:
         raise _restorable(error) from None
 

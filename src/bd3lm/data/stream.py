@@ -5,7 +5,7 @@ There is no loader with a state to save: epoch e is a pseudo-random permutation 
 s·rows to (s + 1)·rows of the epochs laid end to end, after those that an earlier stage has read. A run
 resumes at any step, on any number of devices: ranks and micro-batches take slices of the global batch.
 
-torch is imported where a tensor is made, so that the workers that tokenize do not load it.
+torch is not imported here, so that the workers that tokenize do not load it.
 """
 
 from typing import TYPE_CHECKING
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bd3lm.data.wrap import WrappedTokens
+from bd3lm.data.sequences import Sequences
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from bd3lm.objectives import TokenBatch
 
 Words = NDArray[np.uint64]
 
@@ -54,7 +54,7 @@ class BatchStream:
     The first `skip` sequences of the order are left out: an earlier stage of training has read them.
     """
 
-    def __init__(self, sequences: WrappedTokens, *, rows: int, seed: int, skip: int = 0) -> None:
+    def __init__(self, sequences: Sequences, *, rows: int, seed: int, skip: int = 0) -> None:
         if rows < 1:
             raise ValueError(f"rows must be at least 1, got {rows}")
         if skip < 0:
@@ -70,11 +70,9 @@ class BatchStream:
         """Tokens in a sequence."""
         return self.sequences.context
 
-    def batch(self, step: int, rows: slice | None = None) -> "Tensor":
-        """Rows of the global batch of a step, all of them or a slice, as an int64 tensor (rows, context)."""
-        import torch
-
-        return torch.from_numpy(self.sequences[self.indices(step, rows)])
+    def batch(self, step: int, rows: slice | None = None) -> "TokenBatch":
+        """Rows of the global batch of a step, all of them or a slice."""
+        return self.sequences.batch(self.indices(step, rows))
 
     def indices(self, step: int, rows: slice | None = None) -> NDArray[np.int64]:
         """Which sequences those are."""
@@ -89,12 +87,9 @@ class BatchStream:
         return places
 
 
-def check_not_empty(sequences: WrappedTokens) -> None:
+def check_not_empty(sequences: Sequences) -> None:
     if not len(sequences):
-        tokens = sequences.shards.split(sequences.split).tokens
-        raise ValueError(
-            f"split {sequences.split!r} has {tokens} tokens, fewer than one sequence of {sequences.context}"
-        )
+        raise ValueError(sequences.why_empty)
 
 
 def _feistel(values: Words, half: int, keys: list[int]) -> Words:

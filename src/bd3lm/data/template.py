@@ -1,20 +1,26 @@
-"""Runs a chat template: a program of its own, which nothing of bd3lm is loaded for.
+"""Runs chat templates: a program of its own, which nothing of bd3lm is loaded for.
 
 A template is a program of whoever made a model, and may loop for ever or make what no memory holds, in more
-ways than a list of what is forbidden can name. So the system ends it: this process has little time and little
-memory. In it the template runs in Jinja's sandbox and cannot change what it is given.
+ways than a list of what is forbidden can name. So the system ends it: this process has little time for each
+and little memory. In it a template runs in Jinja's sandbox and cannot change what it is given.
 
-Standard input holds JSON: `template`, what it is `said`, and the limits `seconds`, `bytes` and `characters`.
-Standard output holds what it wrote as JSON, `text`, or the `error` why there is none.
+Its arguments are the seconds of computing that each may take, and the bytes of memory that there are. Each
+line of standard input is JSON: a `template`, what it is `said`, and how many `characters` it may write. Each
+is answered by a line of standard output: what it wrote, `text`, or the `error` why there is none.
 """
 
 import json
+import math
 import resource
+import signal
 import sys
+import time
 from contextlib import suppress
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import Template, nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -49,9 +55,17 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
     return box
 
 
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> CodeType:
+    """Its program, which thousands of conversations share."""
+    return _sandbox().compile(template)
+
+
 def _written(template: str, said: dict[str, Any], most: int) -> str:
+    box = _sandbox()
+    program: Template = Template.from_code(box, _compiled(template), box.make_globals(None), None)
     pieces, length = [], 0
-    for piece in _sandbox().from_string(template).generate(said):
+    for piece in program.generate(said):
         pieces.append(piece)
         length += len(piece)
         if length > most:
@@ -59,29 +73,33 @@ def _written(template: str, said: dict[str, Any], most: int) -> str:
     return "".join(pieces)
 
 
-def _limit(seconds: int, size: int) -> None:
+def _limit(kind: int, most: int) -> None:
     """What the system does not limit, as macOS does not its memory, is not."""
-    for kind, most in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_AS, size),
-    ):
-        with suppress(ValueError, OSError):
-            hard = resource.getrlimit(kind)[1]
-            resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    with suppress(ValueError, OSError):
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def main() -> None:
-    """Run one template."""
-    asked = json.load(sys.stdin)
-    _limit(asked["seconds"], asked["bytes"])
-    try:
-        answer = {"text": _written(asked["template"], asked["said"], asked["characters"])}
-    except MemoryError:
-        answer = {"error": f"it takes more than {asked['bytes'] >> 20:,} MiB of memory"}
-    except Exception as error:  # of any kind that a program can raise
-        answer = {"error": " ".join(str(error).split())[:500] or type(error).__name__}
-    json.dump(answer, sys.stdout)
+    """Run one template after another, until there is no more to read."""
+    seconds, size = map(int, sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_AS, size)
+    for line in sys.stdin:
+        _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + seconds)
+        enough = True
+        try:
+            asked = json.loads(line)
+            answer = {"text": _written(asked["template"], asked["said"], asked["characters"])}
+        except MemoryError:
+            answer = {"error": f"it takes more than {size >> 20:,} MiB of memory"}
+            enough = False
+        except Exception as error:  # of any kind that a program can raise
+            answer = {"error": " ".join(str(error).split())[:500] or type(error).__name__}
+        print(json.dumps(answer), flush=True)
+        if not enough:
+            return
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bd3lm.data.shards import Meta, Shard, load_lengths, open_shard
+from bd3lm.data.meta import Meta, Shard
+from bd3lm.data.shards import load_lengths, open_answers, open_shard
 from bd3lm.data.tokenizer_files import saved_tokenizer
 from bd3lm.data.tokenizers import TOKENIZER_FILE
 from bd3lm.io.files import local_path
@@ -49,6 +50,8 @@ def _of_shard(folder: Path, meta: Meta, split: str, shard: Shard) -> Verdict:
     def look() -> None:
         open_shard(folder, shard, meta, anew=True)
         load_lengths(folder, shard, meta.inputs.around_documents)
+        if meta.inputs.chat is not None:
+            open_answers(folder, shard, anew=True)
 
     return Verdict(shard.file, split, shard.documents, shard.tokens, _problem(look))
 

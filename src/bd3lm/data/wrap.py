@@ -5,21 +5,35 @@ between them where the shards have it. The tokens after the last whole sequence 
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bd3lm.data.sequences import Sequences
 from bd3lm.data.shards import TokenShards
 
+if TYPE_CHECKING:
+    from bd3lm.objectives import TokenBatch
 
-class WrappedTokens:
+
+class WrappedTokens(Sequences):
     """A split as sequences of `context` tokens, indexed like an array: [i], [start:stop], [[3, 1, 4]].
 
     With `bos_eos` each sequence is BOS, `context` − 2 tokens of text, EOS, as MDLM trains; such a model ends
     every sample at its context length, which is why the paper does without.
     """
 
-    def __init__(self, shards: TokenShards, split: str, context: int, *, bos_eos: bool = False) -> None:
+    def __init__(
+        self,
+        shards: TokenShards,
+        split: str,
+        context: int,
+        *,
+        bos_eos: bool = False,
+        score_first: bool = False,
+    ) -> None:
+        """With `score_first` the first token of a sequence is predicted too."""
         inputs = shards.meta.inputs
         self._frame: tuple[int, int] | None = None
         if bos_eos:
@@ -32,6 +46,7 @@ class WrappedTokens:
         self.shards = shards
         self.split = split
         self.context = context
+        self.score_first = score_first
         self._text = slice(0, context) if self._frame is None else slice(1, context - 1)
         self._stride = self._text.stop - self._text.start
         self._length = shards.split(split).tokens // self._stride
@@ -44,14 +59,25 @@ class WrappedTokens:
         if isinstance(index, slice):
             index = range(len(self))[index]
         indices = np.asarray(index, dtype=np.int64)
-        wrong = (indices < 0) | (indices >= len(self))
-        if wrong.any():
-            raise IndexError(
-                f"sequence {indices[wrong].flat[0]} is not within the {len(self)} of split {self.split!r}"
-            )
+        self.check_places(indices)
         rows = np.empty((indices.size, self.context), np.int64)
         for row, i in zip(rows, indices.flat, strict=True):
             row[self._text] = self.shards.read(self.split, int(i) * self._stride, (int(i) + 1) * self._stride)
         if self._frame is not None:
             rows[:, 0], rows[:, -1] = self._frame
         return rows.reshape(*indices.shape, self.context)
+
+    def batch(self, index: Sequence[int] | NDArray[np.integer]) -> "TokenBatch":
+        import torch  # not for the workers that prepare data
+
+        from bd3lm.objectives import TokenBatch
+
+        return TokenBatch.of(torch.from_numpy(self[index]), score_first=self.score_first)
+
+    @property
+    def why_empty(self) -> str:
+        frame = "" if self._frame is None else " less BOS and EOS"
+        tokens = self.shards.split(self.split).tokens
+        return (
+            f"the {self.split} split has {tokens:,} tokens, less than one context of {self.context:,}{frame}"
+        )

@@ -66,6 +66,7 @@ __all__ = [
 ]
 
 
+_MOST_TUNINGS = 8  # one upon another, each by additions to the one before
 _IMPORTED_WHEN_USED = {
     "LightningFacts": ("lightning", "LightningFacts"),
     "check_config": ("weights", "check_config"),
@@ -93,7 +94,7 @@ def load(
     device: "torch.device | str | None" = "cpu",
     dtype: "torch.dtype | str | None" = None,
     lightning: "LightningFacts | None" = None,
-    _may_add: bool = True,
+    _depth: int = 0,
     **hub: Unpack[HubOptions],
 ) -> "tuple[Network, LanguageModelConfig]":
     """A network in evaluation mode, and its config, from a folder, a hub id, a GGUF file or a Lightning
@@ -114,7 +115,7 @@ def load(
 
     def load_base(base: str | Path) -> "tuple[Path, Network, LanguageModelConfig]":
         where = resolve(base, **hub)
-        return where, *load(where, dtype=dtype, _may_add=False)
+        return where, *load(where, dtype=dtype, _depth=_depth + 1)
 
     path = resolve(source, **hub)
     if path.is_file():
@@ -127,7 +128,14 @@ def load(
         raise ValueError(f"lightning is for a .ckpt file, got {lightning} with the folder {path}")
     data = read_config(path)
     if native.recognises(data):
-        return native.load(path, device=device, dtype=dtype, load_base=load_base if _may_add else None)
+        may_draft, may_add = _depth == 0, _depth < _MOST_TUNINGS
+        return native.load(
+            path,
+            device=device,
+            dtype=dtype,
+            load_base=load_base if may_draft else None,
+            load_tuned=load_base if may_add else None,
+        )
     if reference.recognises(data):
         return reference.load(path, device=device, dtype=dtype)
     if huggingface.recognises(data):

@@ -1,8 +1,8 @@
 """What a model has beside the frozen weights of another, in PEFT's layout, with the other's name and hash.
 
 `adapter_config.json` and `adapter_model.safetensors` are as PEFT writes low-rank additions, with the mask's
-vector among them. PEFT would apply them at every position; our config.json says which model they are for, and
-our own code applies them at masks alone.
+vector among them. Our config.json says which model they are for, and where they apply: a drafter's at masks
+alone, those of tuning at every position, as PEFT would apply both.
 """
 
 import hashlib

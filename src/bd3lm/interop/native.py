@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def save(network: Network, config: LanguageModelConfig, folder: str | Path) -> N
 
 def save_tensors(tensors: Mapping[str, Tensor], config: LanguageModelConfig, folder: str | Path) -> None:
     """The same of its parameters by name; of a model that only adds to another, those that it adds."""
-    adds = config.method.trains_beside
+    adds = config.trains_beside
     needed = beside.parameter_names(config) if adds else None
     expected = parameter_shapes(config.network)
     check_shapes(
@@ -73,12 +73,16 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     load_base: beside.Loader | None = None,
+    load_tuned: beside.Loader | None = None,
 ) -> tuple[Network, LanguageModelConfig]:
     """What `save` saved, on a device; without a dtype in the one it was saved in. `load_base` is for what
-    only adds to another model."""
-    config = read(folder)
+    only adds to another model, and `load_tuned` for what adds to it at every position, and is merged."""
+    config = _as_saved(folder)
     if config.method.trains_beside:
         return beside.load(folder, config, load_base, device=device, dtype=dtype), config
+    if config.trains_beside:
+        tuned = beside.load(folder, config, load_tuned, device=device, dtype=dtype)
+        return tuned.merged(), _merged(config)
     path = weights_file(folder)
     found = read_shapes(path)
     check_layers(found, config.network, where=str(path))
@@ -89,7 +93,18 @@ def load(
 
 
 def read(folder: Path) -> LanguageModelConfig:
-    """The config of a model that `save` saved."""
+    """The config of a model that `save` saved, as it is loaded."""
+    return _merged(_as_saved(folder))
+
+
+def _merged(config: LanguageModelConfig) -> LanguageModelConfig:
+    """That of the model which additions at every position make of their base."""
+    if not config.network.adds_everywhere:
+        return config
+    return replace(config, network=config.network.merged, base=None)
+
+
+def _as_saved(folder: Path) -> LanguageModelConfig:
     data, where = read_config(folder), str(folder / CONFIG_NAME)
     if not recognises(data):
         raise ValueError(f"format in {where} must be {FORMAT!r}, got {shown(data.get('format'))}")

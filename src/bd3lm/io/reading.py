@@ -7,6 +7,7 @@ too long is refused before more of it is in memory than the limit.
 import gzip
 import io
 import lzma
+import re
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ MAX_DOCUMENT = 10_000_000
 """Characters: several novels, and about 1.5 GB while they are tokenized."""
 ENCODING = "utf-8-sig"  # a byte order mark is no text
 
+_HALVES = re.compile("[\ud800-\udfff]")
 _PACKED_BYTES = 512  # 4 bytes of zstd can hold a block of 128 KiB, so that these hold at most 16 MiB
 
 
@@ -88,6 +90,13 @@ def whole_text(text: IO[str], name: str | Path, most: int) -> str:
         hint = "--max-document allows more, and --text-unit paragraph or line makes smaller ones"
         raise DocumentTooLong(f"{name}, as one document", most, hint)
     return found
+
+
+def whole_characters(text: str) -> str:
+    """A text that UTF-8 can hold: JSON can escape half of a surrogate pair."""
+    return (
+        text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _HALVES.search(text) else text
+    )
 
 
 class _ZstdStream(io.RawIOBase):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from bd3lm.data.packed import Packing
 from bd3lm.evaluation import CausalFills, Estimator, Sampled
 from bd3lm.methods.base import Frame, Law, Method, Training, only_estimator
 from bd3lm.methods.settings import UNMASKING, Settings
@@ -122,6 +123,9 @@ class AutoregressiveMethod(Method):
         if settings.sharpening().is_greedy:
             return "where the likeliest token is always taken, since all fills would be alike"
         return CausalFills(mask_id=frame.mask_id, score_first=self.score_first)
+
+    def packing(self, context: int) -> Packing:
+        return Packing()
 
     def piece(self, context: int) -> int:
         return 1

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
+from bd3lm.data.packed import Packing
 from bd3lm.diffusion import ClipSearch, LevelSampler, MaskingRule, Strata, is_whole
 from bd3lm.evaluation import Drafts, Estimator
 from bd3lm.kinds import Kinded
@@ -290,6 +291,19 @@ class Method(Kinded, ABC, family="method"):
     def with_lean(self, lean: float) -> Self:
         """The same with another lean."""
         raise ValueError(f"lean is for block diffusion, whose order can be chosen, got {self.kind}")
+
+    # --- how conversations are learned ---
+
+    def packing(self, context: int) -> Packing:
+        """How conversations share a sequence, for a method that can be trained on their answers alone."""
+        raise ValueError(
+            "conversations are learned by autoregressive models, drafters and block diffusion, got "
+            f"{self.title}"
+        )
+
+    def tuned_by(self, frame: Frame) -> Any:
+        """How it is trained on conversations where nothing else is said: an object of its `Training`."""
+        return self.Training()
 
     # --- how texts are scored ---
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
+from bd3lm.data.packed import Packing
 from bd3lm.diffusion import ClipSearch, Counts, MaskingRule, Times, check_lean
 from bd3lm.evaluation import (
     Drafts,
@@ -27,6 +28,7 @@ from bd3lm.objectives.denoising import Algorithm
 from bd3lm.sampling import FillWeights, FirstHitting, Speculation, SpeculativeBlockWriter, Writer
 from bd3lm.sampling.speculative_blocks import check_speculation
 
+_NEXT_TOKEN = 4.0  # what a joint model is tuned with
 _LARGEST_EXACT = 8  # where "auto" still computes exactly: 255 passes
 
 
@@ -282,6 +284,14 @@ class BlockDiffusionMethod(Method):
         """How much the order leans in which texts are written: that of the unmasking rule, where it can."""
         rule = settings.unmasking
         return self.lean if rule is None or not rule.can_lean else getattr(rule, "lean", self.lean)
+
+    def packing(self, context: int) -> Packing:
+        return Packing(unit=self.piece(context), in_blocks=True)
+
+    def tuned_by(self, frame: Frame) -> BlockDiffusionTraining:
+        """As the recommended presets: both copies of complementary masks, each masked token with weight 1."""
+        masking = Times() if frame.told_noise else Counts(complementary=True, weight="flat")
+        return BlockDiffusionTraining(masking=masking, next_token=_NEXT_TOKEN if self.joint else 0.0)
 
     def piece(self, context: int) -> int:
         return context if self.block_size is None else self.block_size

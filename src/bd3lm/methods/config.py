@@ -62,7 +62,7 @@ class LanguageModelConfig:
 
     @property
     def trains_beside(self) -> bool:
-        """Whether only what the network has beside its weights is trained."""
+        """Whether only what the network has beside its weights is trained, and saved."""
         return self.method.trains_beside or self.network.adds_everywhere
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from bd3lm.data.packed import Packing
 from bd3lm.evaluation import Drafts
 from bd3lm.methods.autoregressive import AutoregressiveMethod
 from bd3lm.methods.base import Frame, Training, at_least_one
@@ -59,6 +60,13 @@ class DrafterMethod(AutoregressiveMethod):
 
     def objective(self, training: DrafterTraining, frame: Frame) -> Drafting:
         return Drafting(mask_id=frame.mask_id, masks=self.masks, aim=training.aim)
+
+    def packing(self, context: int) -> Packing:
+        """Groups of masks begin where a conversation does. What fills the last is never drafted."""
+        return Packing(unit=self.masks)
+
+    def tuned_by(self, frame: Frame) -> DrafterTraining:
+        return DrafterTraining(aim="overlap")
 
     def drafts(self, frame: Frame, masks: int | None = None) -> Drafts:
         number = self.masks if masks is None else masks

@@ -195,6 +195,10 @@ class TransformerConfig(NetworkConfig):
         return self.additions > 0 and self.additions_at == "all"
 
     @property
+    def merged(self) -> "TransformerConfig":
+        return replace(self, additions=0, additions_at="masks") if self.adds_everywhere else self
+
+    @property
     def groups(self) -> int:
         """How many heads of queries share one of keys and values."""
         return self.heads // self.kv_heads

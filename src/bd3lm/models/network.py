@@ -81,6 +81,11 @@ class NetworkConfig(Kinded, ABC, family="network"):
         them into the weights."""
         return False
 
+    @property
+    def merged(self) -> "NetworkConfig":
+        """The config of `Network.merged`."""
+        return self
+
     def with_mask_apart(self) -> "NetworkConfig":
         """The same network with a vector of its own for a mask whose id comes after its vocabulary."""
         raise ValueError(

@@ -8,7 +8,6 @@ caller may compute logits for just the positions it needs.
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Self, cast
 
 import torch
@@ -112,7 +111,7 @@ class Transformer(Network):
         if not self.config.adds_everywhere:
             return self
         with torch.device("meta"):
-            plain = Transformer(replace(self.config, additions=0, additions_at="masks"))
+            plain = Transformer(self.config.merged)
         with torch.no_grad():
             weights = {name: x.clone() for name, x in self.state_dict().items() if ".additions." not in name}
             for index, layer in enumerate(self._layers):

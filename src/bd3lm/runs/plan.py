@@ -1,7 +1,7 @@
 """From a recipe to a run: a plan, which has been checked as a whole, and what it builds."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,17 +12,15 @@ import torch
 from bd3lm import interop
 from bd3lm.data import (
     BatchStream,
-    OrderedBatches,
     PydocCorpus,
     Tokenizer,
     TokenShards,
-    WrappedTokens,
     prepare,
     train_bpe,
 )
-from bd3lm.data.shards import META_FILE
+from bd3lm.data.meta import META_FILE
 from bd3lm.diffusion import derive_seed
-from bd3lm.interop.weights import Shape, build, parameter_shapes
+from bd3lm.interop.weights import Shape, parameter_shapes
 from bd3lm.io.console import Console
 from bd3lm.io.terminal import say
 from bd3lm.methods import Frame, LanguageModelConfig
@@ -35,6 +33,12 @@ from bd3lm.runs.memory import TrainingMemory, training_memory
 from bd3lm.runs.merging import CHECKPOINT
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
 from bd3lm.runs.sections import BUILTIN, DataRecipe, check_data
+from bd3lm.runs.texts import (
+    held_out_batches,
+    say_what_is_left_out,
+    sequences_of,
+    why_nothing_is_held_out,
+)
 from bd3lm.runs.tracking import check_trackers, make_trackers, sample_texts
 from bd3lm.training import (
     CheckpointStore,
@@ -74,24 +78,17 @@ class Run:
         return self.shards.tokenizer
 
     def export(self) -> Path:
-        """Write the EMA weights, config and tokenizer to out/model, in this project's format; additions at
-        every position are in the weights."""
-        engine, config = self.trainer.engine, self.config
-        released = self.trainer.ema.tensors()
-        if config.network.adds_everywhere:  # which were frozen, and are no average
-            released = {**dict(self.trainer.network.named_parameters()), **released}
+        """Write the EMA weights, config and tokenizer to out/model, in this project's format: of what only
+        adds to a model, what it adds."""
+        engine = self.trainer.engine
         average = {}
-        for name, tensor in released.items():
+        for name, tensor in self.trainer.ema.tensors().items():
             gathered = whole(tensor)  # by all processes, one tensor at a time; one of them keeps it
             if engine.is_main:
                 average[name] = gathered
         folder = self.out / interop.RUN_MODEL
         if engine.is_main:
-            if config.network.adds_everywhere:
-                network = build(config.network, average, device="cpu", dtype=None, where="the run").merged()
-                interop.save(network, replace(config, network=network.config), folder)
-            else:
-                interop.save_tensors(average, config, folder)
+            interop.save_tensors(average, self.config, folder)
             self.tokenizer.save(folder)
         engine.barrier()
         return folder
@@ -115,13 +112,16 @@ class _Reading:
         shards.check(partial(say, to=sys.stderr) if engine.is_main else lambda line: None)
         config = _config(recipe, _Tokens.of(shards))
         objective = _objective(recipe, config)
-        held_out = HeldOut(held_out_batches(recipe.data, shards), recipe.method.score_first)
-        nothing = why_nothing_is_held_out(recipe.data, shards)
+        held_out = HeldOut(held_out_batches(recipe.data, shards, recipe.method))
+        nothing = why_nothing_is_held_out(recipe.data, shards, recipe.method)
+        stream = _stream(recipe, shards)
+        if engine.is_main:
+            say_what_is_left_out(stream.sequences)
         return cls(
             shards,
             config,
             objective,
-            _stream(recipe, shards),
+            stream,
             held_out,
             _validators(recipe, config, held_out, nothing),
             nothing,
@@ -152,7 +152,7 @@ class Plan:
         # A run that has a checkpoint goes on from it, and needs what it started from only if it adds to it.
         going_on = self.store.latest() is not None and not config.trains_beside
         start_from = None if going_on else recipe.start_from
-        if start_from is not None and recipe.method.trains_beside:
+        if start_from is not None and config.trains_beside:
             config = _beside(config, start_from)
         trackers = make_trackers(recipe, self.out)
         samples = sample_texts(recipe, config, shards.tokenizer, self.out, trackers)
@@ -164,7 +164,6 @@ class Plan:
             optimizer=recipe.optimizer,
             engine=engine,
             store=self.store,
-            score_first=recipe.method.score_first,
             validators=[*reading.validators, *samples],
             callbacks=[
                 CsvLog(self.out / METRICS_FILE),
@@ -197,12 +196,11 @@ def plan_run(
     A stage that starts from the model of `before` must have its network and its tokenizer.
     """
     engine, recipe = engine or Engine(), with_network_of_start(recipe)
-    if recipe.method.trains_beside and recipe.start_from is None:
-        raise ValueError(
-            f"method.kind {recipe.method.kind} adds to a model: give --from MODEL, or start_from"
+    if _only_adds(recipe) and recipe.start_from is None:
+        what = (
+            f"method.kind {recipe.method.kind}" if recipe.method.trains_beside else "network.additions_at all"
         )
-    if recipe.start_from is None and _shape(recipe, _Tokens(2, 1)).adds_everywhere:
-        raise ValueError("network.additions_at all adds to a model: give --from MODEL, or start_from")
+        raise ValueError(f"{what} adds to a model: give --from MODEL, or start_from")
     rank_rows(recipe.train, engine)
     check_trackers(recipe, engine)
     store = open_store(recipe, out)
@@ -227,12 +225,16 @@ def plan_run(
     return Plan(recipe, out, engine, store, None)
 
 
+def _only_adds(recipe: Recipe) -> bool:
+    """Whether a run trains only what a network has beside the weights of another."""
+    return recipe.method.trains_beside or _shape(recipe, _Tokens(2, 1)).adds_everywhere
+
+
 def _require_room(recipe: Recipe, engine: Engine) -> None:
     """Refuse a network whose weights, gradients and both moments cannot be held, before any is made."""
-    shape = _shape(recipe, _Tokens(2, 1))  # the vocabulary is known later, and matters less
-    numbers, beside = shape.parameters, recipe.method.trains_beside or shape.adds_everywhere
+    numbers = _shape(recipe, _Tokens(2, 1)).parameters  # the vocabulary is known later, and matters less
     share = numbers // engine.world if engine.parallel == "fsdp" else numbers
-    bytes_of_each = _BYTES_OF_A_FROZEN_WEIGHT if beside else _BYTES_OF_A_WEIGHT
+    bytes_of_each = _BYTES_OF_A_FROZEN_WEIGHT if _only_adds(recipe) else _BYTES_OF_A_WEIGHT
     require_room(share * bytes_of_each, engine.device, what=f"training a network of {numbers:,} parameters")
 
 
@@ -244,7 +246,7 @@ def open_store(recipe: Recipe, out: Path) -> CheckpointStore:
 
 
 def _stream(recipe: Recipe, shards: TokenShards) -> BatchStream:
-    train = WrappedTokens(shards, "train", recipe.data.context, bos_eos=recipe.data.bos_eos)
+    train = sequences_of(recipe.data, shards, "train", recipe.method)
     return BatchStream(
         train, rows=recipe.train.global_batch, seed=recipe.train.seed, skip=recipe.data.skip or 0
     )
@@ -342,7 +344,7 @@ def _objective(recipe: Recipe, config: LanguageModelConfig) -> Objective:
 
 def _shape(recipe: Recipe, tokens: _Tokens) -> NetworkConfig:
     """The network for some data: it predicts all of its tokens, or all but a mask that it reads apart."""
-    context = recipe.data.context
+    context = recipe.data.reads
     shape = recipe.network.config(vocab_size=tokens.number, context=context)
     apart = shape.input_vocab_size - tokens.number
     if apart and tokens.mask_id != tokens.number - 1:
@@ -365,17 +367,18 @@ def with_network_of_start(recipe: Recipe) -> Recipe:
     path = interop.resolve(source)
     config = interop.config_of(path)
     theirs = config.network
-    if recipe.data.context > theirs.context:
+    if recipe.data.reads > theirs.context:
+        name = "data.context" if recipe.data.most_context is None else "data.most_context"
         raise ValueError(
-            f"data.context must be at most the {theirs.context:,} of {source}, from which the network is "
-            f"taken, got {recipe.data.context:,}"
+            f"{name} must be at most the {theirs.context:,} of {source}, from which the network is "
+            f"taken, got {recipe.data.reads:,}"
         )
     if recipe.data.path != BUILTIN:
         shards = open_shards(recipe.data.path)
         _require_same_tokenizer(path, config, source, shards)
         theirs = _reading(theirs, _Tokens.of(shards), source)
     recipe = replace(recipe, network=recipe.network.from_checkpoint(theirs))
-    ours = recipe.network.config(vocab_size=theirs.vocab_size, context=recipe.data.context)
+    ours = recipe.network.config(vocab_size=theirs.vocab_size, context=recipe.data.reads)
     raise_problems(recipe.conflicts(Frame.of(ours, mask_id=ours.input_vocab_size - 1)))
     return recipe
 
@@ -392,7 +395,7 @@ def memory_of(recipe: Recipe, source: str) -> TrainingMemory:
     """The memory that it takes to train by a recipe, starting from a model."""
     theirs = interop.config_of(source)
     found = _started(recipe, source, reads=False)
-    network = found.network.config(vocab_size=theirs.network.vocab_size, context=found.data.context)
+    network = found.network.config(vocab_size=theirs.network.vocab_size, context=found.data.reads)
     return training_memory(LanguageModelConfig(network=network, method=found.method, mask_id=theirs.mask_id))
 
 
@@ -477,31 +480,6 @@ def _require_same_network(theirs: Mapping[str, Shape], ours: Mapping[str, Shape]
 
 def _tied(shapes: Mapping[str, Shape]) -> str:
     return "untied" if _HEAD in shapes else "tied"
-
-
-def held_out_batches(recipe: DataRecipe, shards: TokenShards) -> Sequence[torch.Tensor]:
-    """The held-out sequences of some data, in batches; none where nothing was held out."""
-    split = _held_out_split(shards)
-    if split is None:
-        return ()
-    sequences = WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)
-    return OrderedBatches(sequences, rows=recipe.validation_batch, limit=recipe.validation_sequences)
-
-
-def why_nothing_is_held_out(recipe: DataRecipe, shards: TokenShards) -> str | None:
-    """Why `held_out_batches` has none: no text was held out, or too little; None where it has some."""
-    split = _held_out_split(shards)
-    if split is None:
-        return f"the data in {shards.folder} has no valid or test split"
-    if len(WrappedTokens(shards, split, recipe.context, bos_eos=recipe.bos_eos)):
-        return None
-    frame = " less BOS and EOS" if recipe.bos_eos else ""
-    tokens = shards.split(split).tokens
-    return f"the {split} split has {tokens:,} tokens, less than one context of {recipe.context:,}{frame}"
-
-
-def _held_out_split(shards: TokenShards) -> str | None:
-    return next((name for name in ("valid", "test") if name in shards.splits), None)
 
 
 def _validators(

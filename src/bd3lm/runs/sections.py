@@ -16,15 +16,24 @@ class DataRecipe:
     path: str = BUILTIN
     """A folder that `bd3lm data prepare` wrote; or builtin, prepared on the way."""
     context: int = 1024
+    most_context: int | None = None
+    """What the network can read at once, where its sequences in training are shorter."""
     bos_eos: bool = False
     """Put BOS and EOS at the ends of each sequence, as MDLM does."""
     skip: int | None = None
     """Sequences of the order to begin after. By default a stage begins where the one before it stopped."""
     builtin_vocabulary: int = 1024
     """Size of the BPE trained for the built-in corpus."""
+    skip_long: bool = False
+    """Leave out conversations that are longer than the context."""
     validation_sequences: int | None = None
     """How many held-out sequences to validate on; by default all."""
     validation_batch: int = 16
+
+    @property
+    def reads(self) -> int:
+        """What the network can read at once."""
+        return self.most_context or self.context
 
     def __post_init__(self) -> None:
         for name in ("context", "validation_batch"):
@@ -38,6 +47,10 @@ class DataRecipe:
         if self.validation_sequences is not None and self.validation_sequences < 1:
             raise ValueError(
                 f"validation_sequences must be at least 1, or null for all, got {self.validation_sequences}"
+            )
+        if self.most_context is not None and self.most_context < self.context:
+            raise ValueError(
+                f"most_context must be at least the context of {self.context}, got {self.most_context}"
             )
         if self.skip is not None and self.skip < 0:
             raise ValueError(f"skip must not be negative, got {self.skip}")

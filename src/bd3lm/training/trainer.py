@@ -38,8 +38,8 @@ class Batches(Protocol):
     def context(self) -> int:
         """Tokens in a sequence."""
 
-    def batch(self, step: int, rows: slice | None = None) -> Tensor:
-        """Token ids (rows, length) on the CPU."""
+    def batch(self, step: int, rows: slice | None = None) -> TokenBatch:
+        """Tokens on the CPU, with what of them is to be predicted."""
 
 
 class Callback(Protocol):
@@ -72,7 +72,6 @@ class Trainer:
         optimizer: OptimizerSettings,
         engine: Engine,
         store: CheckpointStore,
-        score_first: bool = False,
         validators: Sequence[Validator] = (),
         callbacks: Sequence[Callback] = (),
         run_state: Mapping[str, Any] | None = None,
@@ -89,7 +88,6 @@ class Trainer:
         )
         self.optimizer_settings = optimizer
         self.validators, self.callbacks = list(validators), list(callbacks)
-        self.score_first = score_first
         self.run_state = dict(run_state or {})
         self.step = 0
         self.resumed_at = 0
@@ -298,7 +296,7 @@ class Trainer:
 
     def _batch(self, rows: slice) -> TokenBatch:
         """On the host, where objectives draw their masks; they send the network what it needs."""
-        return TokenBatch.of(self.data.batch(self.step, rows), score_first=self.score_first)
+        return self.data.batch(self.step, rows)
 
     def _draws(self) -> Draws | None:
         """The noise of the global batch: the same on every rank, and on every kind of device."""

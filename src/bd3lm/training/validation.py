@@ -6,7 +6,7 @@ share is shorter evaluates a batch in which nothing is scored.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -33,8 +33,7 @@ class BatchWork(Protocol):
 class HeldOut:
     """Held-out sequences in batches, dealt out to ranks."""
 
-    batches: Sequence[Tensor]  # token ids (rows, length)
-    score_first: bool
+    batches: Sequence[TokenBatch]
 
     def share(self, trainer: Trainer, limit: int | None = None) -> Iterator[tuple[int, TokenBatch]]:
         """(index, batch) for this rank; every rank gets the same number of them."""
@@ -42,11 +41,8 @@ class HeldOut:
         total = len(self.batches) if limit is None else min(limit, len(self.batches))
         for step in range(math.ceil(total / engine.world)):
             index = step * engine.world + engine.rank
-            tokens = self.batches[min(index, total - 1)].to(engine.device)
-            batch = TokenBatch.of(tokens, score_first=self.score_first)
-            if index >= total:
-                batch = TokenBatch(tokens=tokens, scored=torch.zeros_like(batch.scored))
-            yield index, batch
+            batch = self.batches[min(index, total - 1)].to(engine.device)
+            yield index, batch if index < total else replace(batch, scored=torch.zeros_like(batch.scored))
 
     def total(
         self,

@@ -20,7 +20,6 @@ from bd3lm.commands.shared.records import keep, new_record
 from bd3lm.commands.shared.subjects import Subject
 from bd3lm.io.console import Console
 from bd3lm.lm import Settings, build_estimator
-from bd3lm.objectives import TokenBatch
 from bd3lm.reports import perplexity_text
 from bd3lm.reports.content import OWN
 from bd3lm.reports.numbers import chain
@@ -160,8 +159,7 @@ def unigram_perplexity(run: Run) -> tuple[float, int]:
     counts[run.config.mask_id] = 0
     log_p = (counts / counts.sum()).log()
     nats, tokens = 0.0, 0
-    for texts in run.held_out.batches:
-        batch = TokenBatch.of(texts, score_first=run.held_out.score_first)
+    for batch in run.held_out.batches:
         nats -= log_p[batch.tokens[batch.scored]].sum().item()
         tokens += int(batch.scored.sum())
     return math.exp(nats / tokens), tokens
@@ -199,7 +197,7 @@ def _print_long_text(run: Run, console: Console, *, length_in_contexts: int = 2)
     A method that does not write past its context fills one.
     """
     context = run.config.network.context
-    prompt = run.held_out.batches[0][0, : context // 8]
+    prompt = run.held_out.batches[0].tokens[0, : context // 8]
     subject = _subject(run)
     method = subject.model.config.method
     if not method.writes_past_context:

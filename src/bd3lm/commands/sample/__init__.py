@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction, arg
 
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (

@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bd3lm.commands.shared.skipped import say_skipped
-from bd3lm.data import CORPORA, OrderedBatches, TokenShards, WrappedTokens, load_corpus, prepare
+from bd3lm.data import (
+    CORPORA,
+    OrderedBatches,
+    PackedConversations,
+    Packing,
+    Tokenizer,
+    TokenShards,
+    WrappedTokens,
+    load_corpus,
+    prepare,
+)
 from bd3lm.data.folders import find_files, split_by_name
-from bd3lm.data.shards import META_FILE
+from bd3lm.data.meta import META_FILE
 from bd3lm.io.files import local_path
 from bd3lm.io.reading import DocumentTooLong
 
@@ -28,7 +38,7 @@ class Sequences:
 
     name: str
     split: str
-    rows: WrappedTokens
+    rows: WrappedTokens | PackedConversations
     number: int
     eos_between_documents: bool
     bos_eos: bool = False
@@ -41,23 +51,33 @@ class Sequences:
 
     def batches(self, subject: "Subject", batch_size: int) -> "Iterator[TokenBatch]":
         """On the model's device, scored as the model was trained."""
-        from bd3lm.objectives import TokenBatch
-
-        score_first = subject.model.config.method.score_first
-        for tokens in OrderedBatches(self.rows, rows=batch_size, limit=self.number):
-            yield TokenBatch.of(tokens.to(subject.device), score_first=score_first)
+        for batch in OrderedBatches(self.rows, rows=batch_size, limit=self.number):
+            yield batch.to(subject.device)
 
     def text_bytes(self, subject: "Subject") -> int | None:
         """The bytes of the text of exactly those tokens that are scored; None without a tokenizer."""
         tokenizer = subject.model.tokenizer
         if tokenizer is None:
             return None
+        if isinstance(self.rows, PackedConversations):
+            return self._answer_bytes(self.rows, tokenizer)
         first = int(not subject.model.config.method.score_first)
         found, before = 0, np.empty(0, np.int64)
         for index in range(self.number):
             row = self.rows[[index]][0]
             found += tokenizer.text_bytes(row[first:], before=[*before, *row[:first]])
             before = row
+        return found
+
+    def _answer_bytes(self, rows: PackedConversations, tokenizer: "Tokenizer") -> int:
+        """The bytes of the answers, each going on from what stands before it."""
+        found = 0
+        for index in range(self.number):
+            batch = rows.batch([index])
+            tokens, scored = batch.tokens[0].numpy(), batch.scored[0].numpy()
+            edges = np.flatnonzero(np.diff(scored, prepend=False, append=False)).tolist()
+            for begin, end in zip(edges[::2], edges[1::2], strict=True):
+                found += tokenizer.text_bytes(tokens[begin:end], before=tokens[max(0, begin - 16) : begin])
         return found
 
 
@@ -90,6 +110,7 @@ def open_sequences(
     bos_eos: bool = False,
     limit: int | None = None,
     context: int | None = None,
+    alone: bool = False,
 ) -> Iterator[Sequences]:
     """The held-out text of a model's own run, or `data`: a folder of token shards, or a corpus as files or by
     name, which is tokenized for the occasion, with EOS after each document unless told otherwise.
@@ -97,6 +118,7 @@ def open_sequences(
     `split` is by default what was held out, else all there is; `field` names what holds the text in JSON
     lines and parquet; `limit` takes the first sequences only; `context` is their length, by default the
     network's.
+    Of conversations the answers are measured, with several of them in a sequence, or with `alone` one.
     A run that was trained on sequences between BOS and EOS is measured on such, whatever the text. A model
     that came without its run does not know how it was trained: `bos_eos` says that it was so.
     """
@@ -116,9 +138,13 @@ def open_sequences(
         _check_tokenizer(subject, shards, name)
         _check_eos(shards, eos_between_documents, name)
         split = split or next((each for each in HELD_OUT if each in shards.splits), shards.splits[0])
+        if context is None and shards.meta.inputs.chat is not None and subject.recipe is not None:
+            context = subject.recipe.data.context  # what conversations were packed into
         context = _length(subject, context)
         bos_eos = bos_eos or (subject.recipe is not None and subject.recipe.data.bos_eos)
-        rows = WrappedTokens(shards, split, context, bos_eos=bos_eos)
+        rows = _rows(subject, shards, split, context, bos_eos, alone)
+        if not len(rows) and shards.meta.inputs.chat is not None:
+            raise ValueError(f"{name} cannot be measured on: {rows.why_empty}")
         if not len(rows):
             frame = " less BOS and EOS" if bos_eos else ""
             is_shorter = context < subject.model.config.network.context
@@ -129,6 +155,20 @@ def open_sequences(
             )
         number = len(rows) if limit is None else min(limit, len(rows))
         yield Sequences(name, split, rows, number, shards.meta.inputs.eos_between_documents, bos_eos)
+
+
+def _rows(
+    subject: "Subject", shards: TokenShards, split: str, context: int, bos_eos: bool, alone: bool
+) -> WrappedTokens | PackedConversations:
+    """Documents end to end, or conversations, of which the answers are measured."""
+    method = subject.model.config.method
+    if shards.meta.inputs.chat is None:
+        return WrappedTokens(shards, split, context, bos_eos=bos_eos, score_first=method.score_first)
+    if bos_eos:
+        raise ValueError("sequences between BOS and EOS are of text, and the data holds conversations")
+    skip_long = subject.recipe is not None and subject.recipe.data.skip_long
+    packing = Packing() if alone else method.packing(context)
+    return PackedConversations(shards, split, context, packing=packing, skip_long=skip_long, alone=alone)
 
 
 def _length(subject: "Subject", asked: int | None) -> int:
