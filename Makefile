@@ -3,6 +3,7 @@
 #   make test PYTHON=python3.12                     another interpreter (run `make clean-venv` before changing it)
 #   make test PYTEST_ARGS="-k schedule -x"          arguments for pytest
 #   make test PYTEST_JOBS=0                         one process, for a debugger
+#   make package PACKAGE_PYTHONS="python3.11 python3.12 python3.13"    the wheel in each of these
 #
 # torch goes in first and pinned: a looser request can fetch gigabytes of CUDA libraries. The build is
 # whatever your pip configuration gives for the pin. To choose another, a CUDA one say, set
@@ -15,7 +16,10 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INSTALL_ARGS ?= torch==2.13.0
 PYTEST_JOBS ?= 2
+PORT ?= 8000
 PYTEST_ARGS ?=
+# Which Pythons `make package` installs the wheel for; each takes a minute or two.
+PACKAGE_PYTHONS ?= $(BIN)/python
 # Threads of torch in each test process: more than one and the processes fight over the cores.
 TEST_THREADS ?= 1
 
@@ -31,7 +35,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test test-slow test-browser test-research results demo check format clean clean-venv FORCE
+.PHONY: help test test-slow test-browser test-research results demo serve docs package check format clean clean-venv FORCE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +63,20 @@ results: $(VENV)/.core ## docs/results.md and the README's table, with their plo
 
 demo: $(VENV)/.core ## the demonstration, `bd3lm demo`
 	@$(BIN)/bd3lm demo
+
+serve: $(VENV)/.serve ## the model in the box behind HTTP, with a page to see it write: 127.0.0.1, PORT=8000
+	@$(BIN)/bd3lm serve --port $(PORT)
+
+# Only what was read anew is sure to show all its warnings, and an API page changes with the code that it is about.
+docs: $(VENV)/.docs ## the site, in build/site; warnings and broken links are errors
+	@rm -rf build/site
+	@OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -qEW --keep-going -b html -d build/doctrees docs build/site
+	@$(BIN)/python scripts/check_site.py build/site
+
+package: $(VENV)/.package ## the sdist and the wheel, in dist/; checks them, and installs and runs the wheel by itself
+	@rm -rf dist
+	@OMP_NUM_THREADS=1 $(BIN)/python scripts/check_package.py dist --torch "$$TORCH_INSTALL_ARGS" \
+		$(foreach python,$(PACKAGE_PYTHONS),--python $(python))
 
 check: $(VENV)/.dev ## formatting, lint, types and import rules; runs no tests
 	@$(BIN)/ruff format --check .
@@ -108,6 +126,11 @@ $(VENV)/.core: $(SELF_INPUTS)
 	@$(INSTALL_SELF) -e .
 	@touch $@
 
+$(VENV)/.serve: $(SELF_INPUTS)
+	@echo "Installing bd3lm and what its server needs ..."
+	@$(INSTALL_SELF) -e ".[serve]"
+	@touch $(VENV)/.core $@
+
 $(VENV)/.test: $(SELF_INPUTS)
 	@echo "Installing bd3lm and what its tests need ..."
 	@$(INSTALL_SELF) -e ".[test]"
@@ -117,6 +140,16 @@ $(VENV)/.browser: $(SELF_INPUTS)
 	@echo "Installing bd3lm and what the tests of its page need ..."
 	@$(INSTALL_SELF) -e ".[browser]"
 	@touch $(VENV)/.core $(VENV)/.test $@
+
+$(VENV)/.docs: $(SELF_INPUTS)
+	@echo "Installing bd3lm and what makes its site ..."
+	@$(INSTALL_SELF) -e ".[docs]"
+	@touch $(VENV)/.core $@
+
+$(VENV)/.package: $(SELF_INPUTS)
+	@echo "Installing bd3lm and what packs it ..."
+	@$(INSTALL_SELF) -e ".[package]"
+	@touch $(VENV)/.core $@
 
 $(VENV)/.dev: $(SELF_INPUTS)
 	@echo "Installing bd3lm, what its tests need and the linters ..."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bd3lm.lm import Gap, Generation, LanguageModel, Settings, TextLikelihood, load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Gap", "Generation", "LanguageModel", "Settings", "TextLikelihood", "load"]
 
 

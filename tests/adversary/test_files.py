@@ -118,6 +118,27 @@ def test_a_report_that_cannot_be_written_is_not_measured_for(
     assert f"--out must be a folder that can be written to, and {run} cannot: Read-only file system" in line
 
 
+@pytest.mark.parametrize("command", ["train", "adapt", "adapt --own", "prepare"])
+@pytest.mark.parametrize(("out", "why"), [("a.txt", "it is a file"), ("a.txt/in", "Not a directory")])
+def test_a_folder_that_cannot_be_made_is_named_with_its_flag(
+    command: str, out: str, why: str, run: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "a.txt").write_text("a text\n\nanother text\n\n" * 20)
+    text, where = str(tmp_path / "a.txt"), str(tmp_path / out)
+    (tmp_path / "prompts").write_text("a")
+    prompts = str(tmp_path / "prompts")
+    adapt = ["adapt", str(run), "--to", "joint", "--out", where, "--device", "cpu"]
+    words = {
+        "train": ["train", "--config", str(run / "recipe.yaml"), "--out", where, "--device", "cpu"],
+        "adapt": [*adapt, "--text", text],
+        "adapt --own": [*adapt, "--own", "--own-prompts", prompts],
+        "prepare": ["data", "prepare", text, where, "--tokenizer", "bytes"],
+    }[command]
+    line = fails(capsys, *words)
+    assert f"out must be a folder that can be made, got {where}" in line
+    assert line.rstrip().endswith((why, "Not a directory"))
+
+
 # --- names that no text can hold ---
 
 

@@ -192,13 +192,58 @@ def test_two_settings_of_one_seed_are_compared(opened: Opened) -> None:
     assert stage(page) == stage(page, "b")
     passes, fewer = (counted(page, "passes", pane) for pane in "ab")
     assert int(fewer) < int(passes) == 60
-    assert page.text_content("#verdict") == f"The texts are the same, in {passes} passes and in {fewer}."
+    assert page.text_content("#verdict") == f"The same text in {fewer} passes instead of {passes}."
     seek(page, 3, "b")
     assert page.locator("[data-pane=b] .stage .draft").count() >= 1
     page.select_option("[data-pane=b] [data-name=law]", "block")
     page.fill("[data-pane=a] [data-name=temperature]", "1")
     write(page)
     assert "The texts differ" in (page.text_content("#verdict") or "")
+
+
+def race(page: "Page") -> list[str]:
+    return page.locator("#race .count").all_text_contents()
+
+
+def test_one_press_shows_why_guessing_is_faster(opened: Opened) -> None:
+    """Both are played at one pace; lines as long as their passes fill, and what is counted runs along."""
+    page = opened(reduced_motion="reduce")
+    page.select_option("[data-pane=a] [data-name=law]", "block")
+    assert page.text_content("[data-pane=a] .manner") == (
+        "A block begins as masks. Pass by pass its tokens are uncovered, in any order."
+    )
+    page.fill("[data-pane=a] [data-name=temperature]", "0")
+    page.fill("#max_tokens", "60")
+    assert not page.is_visible("#race")
+    page.click("#show-why")
+    page.wait_for_selector("#verdict:has-text('The same text')")
+    page.wait_for_selector("[data-pane=a] .play:has-text('Pause')")
+    assert page.text_content("[data-pane=a] .manner") == "Every pass writes one token."
+    lengths = page.eval_on_selector_all("#race .track", "all => all.map(track => track.offsetWidth)")
+    fewer = int(page.get_attribute("[data-pane=b] .slider", "max") or 0)
+    assert lengths[1] / lengths[0] == pytest.approx(fewer / 60, abs=0.02)
+    for pane in "ab":
+        seek(page, 20, pane)
+    tokens = counted(page, "tokens", "b")
+    assert int(tokens) > 20 == int(counted(page, "passes", "b"))
+    assert race(page) == ["20 tokens in 20 passes", f"{tokens} tokens in 20 passes"]
+    seek(page, 60)
+    seek(page, fewer, "b")
+    assert race(page) == ["60 tokens in 60 passes", f"60 tokens in {fewer} passes"]
+    bars = page.eval_on_selector_all("#race .bar", "all => all.map(bar => bar.offsetWidth)")
+    assert bars == lengths
+    page.uncheck("#compare")  # what was set before
+    assert page.input_value("[data-pane=a] [data-name=law]") == "block"
+
+
+def test_settings_of_a_phone_are_folded_away(opened: Opened) -> None:
+    page = opened(size=PHONE)
+    assert not page.is_visible("[data-pane=a] [data-name=temperature]")
+    page.click("[data-pane=a] .settings summary")
+    page.fill("[data-pane=a] [data-name=temperature]", "0")
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.wait_for_selector("[data-pane=a] [data-name=temperature]")
+    assert not page.is_visible("[data-pane=a] .settings summary")
 
 
 def test_drafts_that_were_wrong_are_struck_for_a_moment(opened: Opened) -> None:

@@ -32,6 +32,7 @@ from tests.lm import (
     of_method,
     tokens_of,
 )
+from tests.serving import small_model
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -160,6 +161,34 @@ def test_every_flag_is_a_setting(words, changes, saved, model, tmp_path, capsys)
     }
     assert record["settings"]["top_p"] == changes.get("top_p", 0.9)
     assert record["tokens"] == model.generate("ab", settings)[0].tokens
+
+
+def test_sample_adds_to_the_logits_of_tokens(tmp_path, capsys):
+    small_model().save_pretrained(tmp_path / "small")
+    lm, out = LanguageModel.from_pretrained(tmp_path / "small", device="cpu"), tmp_path / "texts.jsonl"
+    (plain,) = lm.generate("ab", length=40)
+    often = max(set(plain.tokens[2:]), key=plain.tokens.count)
+    command = [
+        "sample",
+        str(tmp_path / "small"),
+        "ab",
+        "--length",
+        "40",
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+    ]
+    assert main([*command, "--logit-bias", f"{often}=-100", "--logit-bias", "120=2.5"]) == 0
+    (record,) = records(out)
+    assert record["tokens"] == lm.generate("ab", length=40, logit_bias={often: -100, 120: 2.5})[0].tokens
+    assert often not in record["tokens"][2:]
+    capsys.readouterr()
+    for wrong in ("5", "5=", "a=1", "-1=1", "5=101", "5=nan", "5=1=2"):
+        said = fails(capsys, *command, f"--logit-bias={wrong}")
+        assert f"--logit-bias must be ID=NUMBER, of a number from -100 to 100, got {wrong}" in said
+    twice = fails(capsys, *command, "--logit-bias", "5=1", "--logit-bias", "5=2")
+    assert "--logit-bias must name each token once, got 5 again" in twice
 
 
 def test_sample_stops_before_a_string(saved, model, tmp_path, capsys):

@@ -1,11 +1,13 @@
 """Chat templates: programs of strangers, in which nothing but the template makes special tokens."""
 
 import json
+import subprocess
 
 import pytest
 
 from bd3lm.data import Tokenizer, byte_tokenizer
 from bd3lm.data.chat import Message, _specials, conversation, user_message
+from tests.adversary.confined import confined
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
@@ -72,71 +74,13 @@ def test_the_names_of_special_tokens_are_told(tokenizer):
         ("{{ messages[0].content }}{{ messages[0].content }}", "once, got message 0 written 2 times"),
         ("{{ messages.append(3) }}", "of 'list' object is unsafe"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
-        ("{{ 'a' * 1000000000 }}", "of what are no small numbers"),
-        ("{{ 9 ** 9 ** 9 ** 9 }}", "of what are no small numbers"),
-        ("{{ '%99999999d' % 3 }}", "of what are no small numbers"),
-        ("{{ 'a' | center(1000000000) }}", "No filter named 'center'"),
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "counts further"),
-        (
-            "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-            "a text of more than 1,000,000 characters",
-        ),
-        (
-            "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
-            "a text of more than 1,000,000 characters",
-        ),
-        (
-            "{% set n = namespace(x='aa') %}{% for i in range(60) %}"
-            "{% set n.x = n.x.replace('a', n.x) %}{% endfor %}",
-            "a text of more than 1,000,000 characters",
-        ),
-        (
-            "{% set n = namespace(x='aa') %}{% for i in range(60) %}"
-            "{% set n.x = n.x | replace('a', n.x) %}{% endfor %}",
-            "a text of more than 1,000,000 characters",
-        ),
-        ("{% for i in range(9999) %}{{ 'a' * 1 }}{% endfor %}", "no small numbers"),
+        ("{{ '%99999999d' % 3 }}", "a text of more than 1,000,000 characters"),
+        ("{{ 'a' | center(10000000) }}", "a text of more than 1,000,000 characters"),
+        ("{{ raise_exception('a\nb') }}", "cannot be used: a b"),
+        ("{{ 1 // 0 }}", "by zero"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recursion"),
         ("{% for i in range(99999) %}aaaaaaaaaaaaaaaaaaaaaaaaa{% endfor %}", "more than 1,000,000"),
         ("a" * 1_000_001, "at most 1,000,000 characters"),
-        ("{{ 'a'.ljust(10000000000) }}", "a number above 1,000,000"),
-        ("{{ 1 .to_bytes(10000000000, 'big') }}", "a number above 1,000,000"),
-        ("{{ {} | tojson(indent=10000000000) }}", "a number above 1,000,000"),
-        ("{{ '{:>9999999999}'.format(1) }}", "calls format, which is not allowed"),
-        ("{{ 'a' | batch(10000000000, 'x') | list }}", "No filter named 'batch'"),
-        ("{{ (('a' * 1) ~ '') ** 2 }}", "no small numbers"),
-        ("{{ 9 ** 999999 }}", "a power above 64"),
-        (
-            "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
-            "{{ n.x }}",
-            "a text of more than 1,000,000 characters",
-        ),
-        (
-            "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
-            "{{ n.x | tojson }}",
-            "a text of more than 1,000,000 characters",
-        ),
-        (
-            "{% set n = namespace(x='a,') %}{% for i in range(12) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
-            "{{ n.x.split(',') | join(n.x) }}",
-            "a text of more than 1,000,000 characters",
-        ),
-        (
-            "{% set x = 'abcdefghij' %}" + "".join(f"{{% for a{i} in x %}}" for i in range(8)) + "y"
-            "{% endfor %}" * 8,
-            "goes round its loops more than 1,000,000 times",
-        ),
-        (
-            "{% for a in [1, 2] recursive %}{{ loop([1, 2]) }}{{ loop([1, 2]) }}{% endfor %}",
-            "",
-        ),
-        ("{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}", ""),
-        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
-        ("{{ self.__init__.__globals__ }}", "unsafe"),
-        ("{{ messages[0].__class__.__base__.__subclasses__() }}", "unsafe"),
-        ("{{ raise_exception.__globals__['json'] }}", "unsafe"),
-        ("{{ range.__self__._compiled }}", "unsafe"),
-        ("{% include '/etc/passwd' %}", "no loader"),
-        ("{% set x = messages[0] %}{% set x.role = 'system' %}", "cannot"),
     ],
 )
 def test_a_template_that_is_none_or_does_too_much_is_one_line(template, said, tokenizer):
@@ -144,6 +88,58 @@ def test_a_template_that_is_none_or_does_too_much_is_one_line(template, said, to
         user_message(template, "hello", tokenizer)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+_SHARED = "{% set a = ['x', 'x'] %}" + "{% set a = [a, a] %}" * 40
+_GROWING = "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = NEXT %}{% endfor %}"
+_ENDLESS = {
+    "texts in texts": f"{{% set s = '{'a' * 1000}' %}}" + "{% for a in s %}" * 4 + "{% endfor %}" * 4,
+    "macros": "{% macro f(n) %}{{ f(n - 1) if n }}{{ f(n - 1) if n }}{% endmacro %}{{ f(60) }}",
+    "one large number": "{% for i in range(99999) %}{% set x = 1000000 ** 1000000 %}{% endfor %}",
+    "ranges": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+}
+_LARGE = {
+    "products": "{{ 'a' * 10000000000 }}",
+    "padding": "{{ 'a'.ljust(10000000000) }}",
+    "formats": "{{ '{:10000000000}'.format(1) }}",
+    "indents": "{{ [1] | tojson(indent=10000000000) }}",
+    "lists in lists": _SHARED + "{{ a }}",
+    "JSON of lists in lists": _SHARED + "{{ a | tojson }}",
+    "joins": f"{{% set s = '{'a' * 100_000}' %}}{{{{ [{'s,' * 30_000}] | join }}}}",
+    "sums": _GROWING.replace("NEXT", "n.x ~ n.x"),
+    "replacements": _GROWING.replace("NEXT", "n.x.replace('a', n.x)"),
+}
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("case", [*_ENDLESS, *_LARGE])
+def test_a_template_that_never_ends_or_fills_the_memory_is_one_line(case: str, tokenizer: Tokenizer) -> None:
+    """Whatever it does: the system ends it."""
+
+    def work() -> str:
+        with pytest.raises(ValueError, match="chat template") as caught:
+            user_message((_ENDLESS | _LARGE)[case], "hello", tokenizer)
+        return str(caught.value)
+
+    said = confined(work, megabytes=300)
+    ends = ["it computes for more than 2 s", "it takes more than 512 MiB of memory"]
+    assert said.removeprefix("the chat template of the model cannot be used: ") in ends
+    if case in _ENDLESS:
+        assert said.endswith(ends[0])
+
+
+def test_a_template_is_run_once_for_messages_that_follow_alike(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    run = subprocess.run
+    monkeypatch.setattr(
+        subprocess, "run", lambda *given, **named: (runs.append(given), run(*given, **named))[1]
+    )
+    template = "{# of this test #}{{ messages[0].content }}"
+    found = [tokenizer.decode(user_message(template, text, tokenizer)) for text in ("one", "two", "three")]
+    assert found == ["one", "two", "three"]
+    assert len(runs) == 1
 
 
 def test_blocks_of_an_assistant_and_json_are_known(tokenizer):

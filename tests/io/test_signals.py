@@ -3,11 +3,14 @@
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,3 +98,77 @@ def test_a_signal_waits_until_a_module_that_may_abort_is_imported(
     with signals_raise(), pytest.raises(KeyboardInterrupt):
         work()
     assert sys.modules.pop("triton").whole
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("waiter", ["torch.lost", "enum"])
+def test_a_signal_waits_until_torch_has_returned(number: signal.Signals, waiter: str) -> None:
+    """Torch's C++ calls Python and may drop what comes of it, or abort: here a caller that drops it, and one
+    of Python's own library that torch called. Control comes back in the middle of a line."""
+    lost: Any = {"__name__": "torch.lost", "kill": partial(os.kill, os.getpid(), number)}
+    waits: Any = {**lost, "__name__": waiter}
+    exec("def wait():\n    kill()\n    return True", waits)
+    lost["wait"] = waits["wait"]
+    exec("def call():\n    try:\n        return wait()\n    except BaseException:\n        return None", lost)
+    returned = []
+
+    def work() -> None:
+        returned.append(lost["call"]())
+        returned.append("later")
+
+    with signals_raise(), pytest.raises(KeyboardInterrupt):
+        work()
+    assert returned == [True]
+    assert sys.gettrace() is None
+
+
+def test_a_signal_that_waits_stops_what_torch_calls_of_ours() -> None:
+    """A pass through a network is one call of torch's, and may take long."""
+    torch: Any = {"__name__": "torch.nn"}
+    exec("def call(kill, layers):\n    kill()\n    for layer in layers:\n        layer()", torch)
+    called = []
+
+    def work() -> None:
+        torch["call"](partial(os.kill, os.getpid(), signal.SIGINT), [lambda: called.append(1)] * 3)
+
+    with signals_raise(), pytest.raises(KeyboardInterrupt):
+        work()
+    assert called == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_long_after_one_that_waits_ends_the_process(number: signal.Signals) -> None:
+    """Torch may compile for a minute."""
+    script = f"""
+import os, time
+from functools import partial
+from bd3lm.io import signals
+signals._LONG = 0.0
+torch = dict(__name__="torch.compile", kill=partial(os.kill, os.getpid(), {int(number)}), sleep=time.sleep)
+exec("def call():\\n    kill()\\n    kill()\\n    sleep(9)", torch)
+with signals.signals_raise():
+    torch["call"]()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 128 + number
+    assert done.stderr == f"bd3lm: {'interrupted' if number == signal.SIGINT else 'terminated'}\n"
+
+
+def test_while_a_debugger_traces_the_signal_comes_until_it_can_be_taken() -> None:
+    done: list[bool] = []
+    torch: Any = {"__name__": "torch.nn", "time": time, "done": done}
+    torch["kill"] = partial(os.kill, os.getpid(), signal.SIGINT)
+    exec("def call():\n    kill()\n    time.sleep(0.1)\n    done.append(True)", torch)
+
+    def work() -> None:
+        torch["call"]()
+        time.sleep(5)
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, value: None)
+    try:
+        with signals_raise(), pytest.raises(KeyboardInterrupt):
+            work()
+    finally:
+        sys.settrace(before)
+    assert done == [True]

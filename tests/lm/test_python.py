@@ -55,6 +55,7 @@ def test_the_keywords_of_generate_are_the_fields_of_settings() -> None:
         "stop",  # also one string
         "speculation",  # also a number or a word
         "json_schema",  # also a mapping
+        "logit_bias",  # a mapping
     }
     for method in (LanguageModel.generate, LanguageModel.stream):
         shown = inspect.signature(method).parameters

@@ -126,7 +126,7 @@ LINEAR = [
 ONE_BLOCK = [*DIFFUSION, Row("method.block_size", None, "483: the maximum block size L' = L"), *LINEAR]
 SEDD = [
     Row("method.kind", "score_entropy", "469: SEDD of Lou et al."),
-    Row("method.block_size", None, "555: SEDD is restricted to the training context"),
+    Row("method.block_size", None, "570: SEDD is restricted to the training context size"),
     Row("method.process", "absorbing", "337: a masking noise process; configs/config.yaml, absorbing_state"),
     STRATA,
 ]

@@ -57,6 +57,43 @@ def test_tokens_follow_the_chain_rule(
     assert chi_square(drawn, law) > FITS
 
 
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_bias_is_added_to_the_logits(model: Transformer, cache: bool) -> None:
+    """By enumeration, of two requests side by side; one keeps a token out, one has no bias."""
+    given, length, bias = (1, 0), 4, ((0, -100.0), (3, 1.5))
+    writer = AutoregressiveWriter(model, mask_id=mask_of(model), context=8, cache=cache, biased=True)
+    start = torch.tensor(given)
+    requests = [Request(start, seed, length, logit_bias=bias) for seed in range(1_000)]
+    requests += [Request(start, seed, length) for seed in range(1_000)]
+    texts = [text.tokens for text in sample(writer, requests, batch_size=2_000)]
+    plain = written(model, given=given, length=length, cache=cache)
+    assert all(map(torch.equal, texts[1_000:], plain))
+    assert all(0 not in text[2:].tolist() for text in texts[:1_000])
+    added = torch.zeros(model.vocab_size)
+    for token, number in bias:
+        added[token] = number
+    whole = in_tokens(model, given, length, score_first=False)
+    law = tilted(whole, added, len(given))
+    assert chi_square(texts[:1_000], law) > FITS
+    assert chi_square(texts[:1_000], whole) < FAILS
+
+
+def tilted(law: Law, added: Tensor, start: int) -> Law:
+    """The law whose every next token has its probability times exp(added), normalised again."""
+    found = {}
+    for text in law:
+        p = 1.0
+        for at in range(start, len(text)):
+            following: dict[int, float] = {}
+            for other, q in law.items():
+                if other[:at] == text[:at]:
+                    following[other[at]] = following.get(other[at], 0.0) + q
+            weights = {token: q * added[token].exp().item() for token, q in following.items()}
+            p *= weights[text[at]] / sum(weights.values())
+        found[text] = p
+    return found
+
+
 def test_the_mask_before_the_text_is_told_apart(model: Transformer) -> None:
     drawn = written(model, given=(3,), score_first=True)
     assert chi_square(drawn, in_tokens(model, (3,), 4, score_first=True)) > FITS

@@ -27,6 +27,7 @@ from bd3lm.sampling import (
     Writer,
     sample,
 )
+from bd3lm.sampling.writer import fill_cache
 from tests.sampling.loop_cases import (
     EOS,
     MODEL,
@@ -150,6 +151,47 @@ def test_a_long_prompt_is_read_between_the_passes_of_others() -> None:
     )  # ten chunks, after the last of which four tokens; the other has 38
     assert facts(second.sample) == alone(writer, long)
     assert first.sample.index == 0
+
+
+@pytest.mark.parametrize("make", [autoregressive, blocks])
+def test_nobody_waits_for_many_long_prompts(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step reads a few of them at most, so that texts under way go on; and a short one that comes last is
+    begun at once, whether anything else is being written or not."""
+    read: list[int] = []
+
+    def noting(model: Any, cache: Any, inputs: Any, counts: Any, *, chunk: int, layout: Any) -> Any:
+        for found in fill_cache(model, cache, inputs, counts, chunk=chunk, layout=layout):
+            read.append(len(counts) * chunk)
+            yield found
+        read.append(len(counts) * chunk)
+
+    module = "autoregressive" if make is autoregressive else "blocks"
+    monkeypatch.setattr(f"bd3lm.sampling.{module}.fill_cache", noting)
+    monkeypatch.setattr("bd3lm.sampling.table._read_together", lambda writer: 256)
+    writer = make(MODEL, context=256)
+    for is_idle in (True, False):
+        engine = Engine(seats=16)
+        wanted = [] if is_idle else [Request(prompt(3), 50, 43)]
+        wanted += [Request(prompt(900 + 10 * number), number, 1000) for number in range(9)]
+        handles = [engine.submit(request, writer) for request in wanted]
+        engine.step()
+        handles.append(engine.submit(Request(prompt(5), 51, 13), writer))
+        gone = handles[3]
+        order, done, steps = [], {}, 0
+        while len(engine):
+            read.clear()
+            for event in engine.step():
+                if isinstance(event, Stopped):
+                    order.append(event.index)
+                    done[event.index] = facts(event.sample)
+            assert sum(read) <= 2 * 256  # short ones, and long ones
+            steps += 1
+            if steps == 4:
+                gone.abort()
+        assert order[0] == handles[-1].index
+        assert steps > 8 * 7 // 2  # of nine long prompts, two were read in a pass
+        assert set(done) == {handle.index for handle in handles} - {gone.index}
+        assert all(done[each.index] == alone(writer, each.request) for each in handles if each is not gone)
 
 
 def test_texts_of_other_lengths_share_passes_where_they_are_about_as_long() -> None:

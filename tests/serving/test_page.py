@@ -15,6 +15,7 @@ FILES = {
     "/page/page.js": "text/javascript",
     "/page/view.js": "text/javascript",
     "/page/film.js": "text/javascript",
+    "/page/compare.js": "text/javascript",
     "/page/server.js": "text/javascript",
     "/page/icon.svg": "image/svg+xml",
 }

@@ -16,10 +16,16 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fastapi.testclient import TestClient
 
 from bd3lm.data.chat import Message, conversation
 from bd3lm.data.tokenizers import END
 from bd3lm.lm import Gap, LanguageModel
+from bd3lm.serving import Limits
+from bd3lm.serving.app import build_app
+from bd3lm.serving.engine import RemoteEngine
+from bd3lm.serving.worker import Served
+from tests.lm import BYTES
 from tests.serving import TEMPLATE, Server, serving, small_model
 from tests.serving.load import Load, compared, memory
 
@@ -302,6 +308,30 @@ def named(lm: LanguageModel, token: int) -> str:
     return lm.tokenizer.decode([token]) or lm.tokenizer.decode([token], skip_special=False)
 
 
+def test_tokens_are_made_likelier_and_kept_out(client: openai.OpenAI, lm: LanguageModel) -> None:
+    """By ids; what is told of tokens is the model's own."""
+    plain = client.completions.create(model="small", prompt="ab", max_tokens=40, seed=1)
+    often = max(set(plain.choices[0].text.encode()), key=plain.choices[0].text.encode().count)
+    bias = {str(often): -100.0, "120": 3.0}
+    asked: dict[str, Any] = {"prompt": "ab", "max_tokens": 40, "seed": 1, "logit_bias": bias, "n": 4}
+    found = client.completions.create(model="small", **asked, logprobs=0)
+    expected = lm.generate(
+        "ab", count=4, seed=1, max_new_tokens=40, logit_bias={often: -100, 120: 3}, alternatives=0
+    )
+    assert [choice.text for choice in found.choices] == [text.completion for text in expected]
+    for choice, text in zip(found.choices, expected, strict=True):
+        assert often not in text.tokens[2:]
+        (known,) = lm.log_likelihood([text.tokens], given=[text.sample.given])
+        assert choice.logprobs is not None
+        assert sum(choice.logprobs.token_logprobs or ()) == pytest.approx(known.log_p, abs=1e-3)
+    streamed = client.completions.create(model="small", **asked, stream=True)
+    texts = [""] * 4
+    for chunk in streamed:
+        for piece in chunk.choices:
+            texts[piece.index] += piece.text
+    assert texts == [text.completion for text in expected]
+
+
 def test_tokens_of_an_answer_are_told_with_their_bytes(client: openai.OpenAI, lm: LanguageModel) -> None:
     messages: Any = [{"role": "user", "content": "why?"}]
     asked: dict[str, Any] = {
@@ -447,7 +477,11 @@ COMPLETIONS = [
     ({"temperature": "hot"}, 400, "temperature", "got 'hot'"),
     ({"top_p": 0}, 400, "top_p", "got 0"),
     ({"n": 100}, 400, "n", "prompts times n must be at most 32 here, got 100"),
-    ({"logit_bias": {"5": 1}}, 400, "logit_bias", "logit_bias is no field of this server: "),
+    ({"logit_bias": {"5": 101}}, 400, "logit_bias", "less than or equal to 100, got 101"),
+    ({"logit_bias": {"a": 1}}, 400, "logit_bias", "got 'a'"),
+    ({"logit_bias": {"1000": 1}}, 400, None, "logit_bias must be of token ids below"),
+    ({"logit_bias": {"5": 1}, "law": "block"}, 400, None, "a joint model takes it under its causal law"),
+    ({"logit_bias": {"5": 1}, "speculation": 2}, 400, None, "speculation must be off with logit_bias"),
     ({"logprobs": 21}, 400, "logprobs", "less than or equal to 20, got 21"),
     ({"logprobs": True}, 400, "logprobs", "got True"),
     ({"logprobs": 2, "echo": True}, 400, "logprobs", "echo and logprobs may not be given together"),
@@ -466,7 +500,7 @@ COMPLETIONS = [
     ({"speculation": 300}, 400, "speculation", ""),
     ({"template": "no gap", "prompt": ""}, 400, "template", "template must hold a gap"),
     ({"suffix": "x", "prompt": [97]}, 400, "suffix", "suffix needs prompts that are texts"),
-    ({"prompt": "x" * 90_000}, 400, None, "prompt must have at most 32,768 characters here, got 90,000"),
+    ({"prompt": "x" * 90_000}, 400, "prompt", "prompt must have at most 32,768 characters here, got 90,000"),
     ({"prompt": "x" * 200_000}, 413, None, "a request must hold at most 100,000 bytes here"),
 ]
 
@@ -515,6 +549,20 @@ BODIES = [
     b'{"prompt": "\\ud83d"}',
     b'{"prompt": "\\u0000", "max_tokens": 1}',
     b'{"prompt": [[[]]]}',
+    b'{"prompt": "ab", "stop": ["a", "\\ud800"]}',
+    b'{"prompt": "ab", "max_tokens": 1e30}',
+    b'{"prompt": "ab", "\\ud800": 1}',
+    b'{"prompt": ["ab", 1]}',
+    '{"\u00b8": {}, "n": 2140}'.encode(),
+    b'{"' + b"a" * 50_000 + b'": 1}',
+    b'{"": 1}',
+    b'{"prompt": "ab", "logit_bias": {"\\ud800": 1, "": 2}}',
+    b'{"prompt": "ab", "law": "causal", "logit_bias": {"4294967295": 1}}',
+    b'{"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}',
+    b'{"prompt": "ab", "response_format": {"type": "json_schema", "json_schema": {"schema": '
+    + b'{"items": ' * 5000
+    + b"{}"
+    + b"}" * 5003,
     b'{"prompt": "a", "prompt": 1}',
     b'{"prompt": "ab", "stop": ' + json.dumps(["x"] * 500).encode() + b"}",
 ]
@@ -527,6 +575,10 @@ def test_no_body_is_answered_by_an_error_of_the_server(server: Server) -> None:
                 answer = http.post(route, content=body, headers={"content-type": "application/json"})
                 assert answer.status_code in (200, 400, 413), (body[:60], answer.text)
                 assert answer.status_code == 200 or "error" in answer.json()
+                # What is said is about the request, and not about the program.
+                assert not re.search(
+                    r"0x[0-9a-f]{6}|\w\[|\(\)", answer.json().get("error", {}).get("message", "")
+                )
         assert http.get("/nothing").json()["error"]["type"] == "invalid_request_error"
         assert http.get("/v1/completions").status_code == 405
 
@@ -626,6 +678,65 @@ def test_a_server_that_is_stopped_answers_what_runs(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("signals", [1, 2])
+def test_who_is_not_done_when_a_server_stops_is_told(folder: Path, signals: int) -> None:
+    """After the grace period, or after the second signal. Nobody waits for half a request."""
+    grace = {1: "1.5", 2: "60"}[signals]
+    with serving(folder, "--grace", grace) as server:
+        body = {
+            "prompt": "ab",
+            "max_tokens": 4000,
+            "n": 8,
+            "law": "causal",
+            "logit_bias": {str(BYTES.eos_id): -100},
+        }
+
+        async def asked() -> list[httpx.Response]:
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+                streams = [
+                    asyncio.create_task(http.post("/v1/completions", json=body | {"stream": is_stream}))
+                    for is_stream in (True, False)
+                ]
+                while await asyncio.to_thread(server.texts) < 16:
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(0.5)
+                for _ in range(signals):
+                    server.process.send_signal(signal.SIGTERM)
+                    await asyncio.sleep(0.3)
+                return await asyncio.gather(*streams)
+
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as half:
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 50\r\n\r\n{")
+            began = time.monotonic()
+            streamed, whole = asyncio.run(asked())
+        assert time.monotonic() - began < 20
+        last = json.loads(streamed.text.strip().split("\n\n")[-1].removeprefix("data: "))
+        assert (streamed.status_code, whole.status_code) == (200, 503)
+        for told in (last, whole.json()):
+            assert told["error"]["message"].startswith("the server is stopped")
+            assert told["error"]["type"] == "server_error"
+        said, noted = server.process.communicate(timeout=60)
+    assert server.process.returncode == 0
+    assert "Traceback" not in said + noted
+
+
+def test_pages_of_other_origins_may_ask_only_where_they_are_named() -> None:
+    engine = RemoteEngine(Served("none", "none"), Limits(), notes=print)
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    for origins in ([], ["https://example.org"]):
+        client = TestClient(build_app(engine, origins=origins))
+        for origin in ("https://example.org", "https://example.com", "null"):
+            found = client.options("/v1/completions", headers=asks | {"origin": origin}).headers
+            allowed = found.get("access-control-allow-origin")
+            assert allowed == (origin if origin in origins else None)
+            assert client.get("/health", headers={"origin": origin}).headers.get(
+                "access-control-allow-origin"
+            ) == (origin if origin in origins else None)
+            assert "access-control-allow-credentials" not in found
+
+
+@pytest.mark.slow
 def test_a_server_that_is_killed_takes_its_engine_along(folder: Path) -> None:
     with serving(folder) as server:
         engine = server.engine
@@ -679,7 +790,10 @@ def test_one_request_does_not_stop_the_others(server: Server) -> None:
         ({"template": "a{99999999999999999999}b"}, "a text may have 512 tokens here"),
         ({"prompt": "ab", "suffix": "c", "max_tokens": 2**31 - 1}, "a text may have 512 tokens here"),
         ({"prompt": [97] * 20_000}, "a text may have 512 tokens here"),
-        ({"template": "x" * 50_000 + "{3}"}, "prompt must have at most 32,768 characters here"),
+        ({"template": "x" * 50_000 + "{3}"}, "template must have at most 32,768 characters here"),
+        ({"template": "{1}a" * 20_000}, "template must have at most 32,768 characters here"),
+        ({"prompt": ["a", "x" * 50_000]}, "prompt must have at most 32,768 characters here"),
+        ({"prompt": "x" * 20_000, "suffix": "x" * 20_000}, "characters here, got 40,000"),
         (
             {"prompt": "a", "suffix": "b", "fills": 64, "n": 32},
             "prompts times n times fills must be at most 512",

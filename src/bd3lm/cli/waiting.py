@@ -1,6 +1,5 @@
 """While torch loads, which takes seconds: a line on a terminal, and signals that end the process at once."""
 
-import os
 import signal
 import sys
 import threading
@@ -11,11 +10,10 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import FrameType, ModuleType
 
-from bd3lm.io.signals import Terminated, line_and_status
+from bd3lm.io.signals import end_at_once
 from bd3lm.io.terminal import say
 
 _SLOW = "torch"
-_STDERR = 2
 
 
 @contextmanager
@@ -75,8 +73,4 @@ def _signals_end_at_once() -> Iterator[None]:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    line, status = line_and_status(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
-    os.write(_STDERR, f"bd3lm: {line}\n".encode())
-    with suppress(Exception):
-        sys.stdout.flush()
-    os._exit(status)
+    end_at_once(number)

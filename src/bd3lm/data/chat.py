@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from bd3lm.data.sandbox import rendered
+from bd3lm.data.rendering import looks_at, rendered
 from bd3lm.data.tokenizers import Tokenizer
 
 Answers = Literal["all", "last"]
@@ -187,13 +187,16 @@ class _Script:
 
         It is run with signs in place of what the messages hold, so that nothing in these can be taken for its
         own words. A sign stands between spaces: where they are gone, the template has trimmed what was there.
-        A template may look at a message too, to leave out its thoughts say. So it is run once more with the
-        messages themselves, and that is what counts while it has the same special tokens.
+        A template may look at a message too, to leave out its thoughts say. Where a message holds what the
+        template names, it is run with the messages themselves, and that is what counts while it has the same
+        special tokens.
         """
         messages = self._messages[:number]
         between, contents = self._around(messages, ask=ask)
         framed = "".join(f"{before}{content}" for before, content in zip(between, contents, strict=True))
         held, restore = self._hidden([each.content for each in messages])
+        if not looks_at(self._template, held):
+            return framed, between
         looked_at = restore(self._as_signs(self._run(messages, held, ask=ask)))
         same = _SPECIAL.findall(looked_at) == _SPECIAL.findall(framed)
         return (looked_at if same else framed), between

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from multiprocessing import get_context, parent_process, resource_tracker
+from multiprocessing import get_context, parent_process
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from bd3lm.data.meta import DType, on_disk
 from bd3lm.data.tokenizers import Tokenizer
+from bd3lm.io.signals import unheard
 
 BATCH_CHARACTERS = 1 << 19
 BATCHES_AHEAD = 2  # of each worker
@@ -112,7 +113,7 @@ def encoding(encoder: DocumentEncoder, workers: int) -> Iterator[Encode]:
         try:
             # That no process can start, as from a script without a guard, is found out before the queue is
             # full: with Python 3.12 such a pool was seen to hang.
-            with _unheard(signal.SIGINT):
+            with unheard(signal.SIGINT):
                 first = [pool.submit(int) for _ in range(workers)]
             for started in first:
                 started.result()
@@ -124,18 +125,6 @@ def encoding(encoder: DocumentEncoder, workers: int) -> Iterator[Encode]:
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _unheard(number: signal.Signals) -> Iterator[None]:
-    """Let a signal wait: processes that are started in here never hear of it. Ctrl-C reaches all there are,
-    and one that is still importing what it needs would answer with a traceback."""
-    resource_tracker.ensure_running()  # which would let signals through when it is first needed
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _encode_here(encoder: DocumentEncoder, documents: Iterable[str]) -> Iterator[Encoded]:

@@ -40,6 +40,7 @@ from bd3lm.io.files import (
     AtomicFile,
     full_disk_explained,
     local_path,
+    make_folder,
     only_writer,
     remove_leftovers,
     write_atomically,
@@ -127,7 +128,7 @@ def prepare(
             holds_ids=corpus.holds_ids,
         )
     is_new = chat is not None and not out.exists()
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with _nothing_left(out, is_new), only_writer(out) as alone, full_disk_explained(out):
         if alone:
             remove_leftovers(out)

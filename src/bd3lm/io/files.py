@@ -26,6 +26,18 @@ def local_path(typed: str | Path) -> Path:
     return Path(os.path.expanduser(typed))
 
 
+def make_folder(path: Path, argument: str = "out") -> None:
+    """Make a folder, and those it lies in, where it is not there; a line that names the argument where it
+    cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # which `full_disk_explained` explains
+            raise
+        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise ValueError(f"{argument} must be a folder that can be made, got {path}: {why}") from None
+
+
 def read_text(path: Path, *, most: int, piped: bool = False) -> str:
     """The text of a file that somebody else may have written; a ValueError names it where it is no UTF-8, or
     longer than `most` bytes, of which no more are read. A pipe, whose writer may never come, or a device is

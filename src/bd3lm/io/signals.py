@@ -4,20 +4,29 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.machinery import ExtensionFileLoader
 from types import FrameType
+from typing import Any, NoReturn
 
 _SOON = 0.01  # seconds
+_LONG = 1.0  # seconds; a signal that comes so long after one that still waits ends the process at once
+_STDERR = 2
 _IMPORTERS = ("importlib._bootstrap", "importlib._bootstrap_external")
+_COMPILED = frozenset({"torch", "functorch", "triton"})
+"""Packages whose C++ calls Python. There an exception from nowhere may be dropped, or abort the process."""
 
 _raised: list[KeyboardInterrupt] = []
 """What signals have raised, also where something on its way made another error of it and told nobody."""
 
 _dropping: list[None] = []
 """Holds something while Python drops an exception, and whatever is raised then."""
+
+_waiting: list[float] = []
+"""Since when a signal waits until control is back in code that takes exceptions."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -29,8 +38,9 @@ def signals_raise() -> Iterator[None]:
     """SIGTERM raises `Terminated`, once: a second one ends the process at once, as without this.
 
     Where it is ignored or handled by others it is left to them, as it is outside of the main thread. What it
-    or Ctrl-C raises in a place where Python drops exceptions, such as a `__del__`, is raised again elsewhere,
-    and while a module written in C++ is loaded they wait: it may abort the process at an exception.
+    or Ctrl-C raises in a place where Python drops exceptions, such as a `__del__`, is raised again elsewhere.
+    Inside of torch, and while a module written in C++ is loaded, they wait until control is back with whoever
+    called that.
     """
     _raised.clear()
     ours = (
@@ -48,6 +58,8 @@ def signals_raise() -> Iterator[None]:
         yield
     finally:
         _raised.clear()
+        if _waiting:
+            _stop_watching()
         if ours:
             sys.unraisablehook = report
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -61,21 +73,57 @@ def forget_stops() -> None:
 
 
 def raise_stop(number: int, frame: FrameType | None) -> None:
-    """Raise what the signal stands for; where that might abort the process, or would be dropped, the signal
-    comes again soon."""
-    if _dropping or _loading_compiled(frame):
+    """Raise what the signal stands for, here or as soon as control is back in code that takes exceptions.
+
+    A second signal long after one that still waits ends the process: what is waited for may take minutes.
+    """
+    if _waiting and time.monotonic() - _waiting[0] > _LONG:
+        end_at_once(number)
+    if _dropping:
         _send_soon(number)
-        return
-    _raised.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
+    elif _takes_exceptions(frame):
+        _raise(number)
+    elif not _waiting:
+        _raise_in_a_caller(number, frame)
+
+
+def end_at_once(number: int) -> NoReturn:
+    """Say what ends the process, and end it, whatever it is doing; nothing is cleaned up."""
+    line, status = line_and_status(_stop_of(number))
+    os.write(_STDERR, f"bd3lm: {line}\n".encode())
+    with suppress(Exception):
+        sys.stdout.flush()
+    os._exit(status)
+
+
+def _raise(number: int) -> NoReturn:
+    if signal.getsignal(number) is _raise_once:
+        signal.signal(number, signal.SIG_DFL)
+    _raised.append(_stop_of(number))
     raise _raised[-1]
 
 
 def _raise_once(number: int, frame: FrameType | None) -> None:
-    try:
-        raise_stop(number, frame)
-    except Terminated:
-        signal.signal(number, signal.SIG_DFL)
-        raise
+    """`raise_stop`, until it raises: then the signal is the system's again."""
+    raise_stop(number, frame)
+
+
+def _stop_of(number: int) -> KeyboardInterrupt:
+    return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+
+
+def _takes_exceptions(frame: FrameType | None) -> bool:
+    """Whether an exception may begin in this frame: it belongs neither to a package of `_COMPILED` nor, as
+    one of Python's own library or of this file, to a call from there, and no module written in C++ is being
+    loaded."""
+    if _loading_compiled(frame):
+        return False
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in sys.stdlib_module_names and frame.f_globals is not globals():
+            return package not in _COMPILED
+        frame = frame.f_back
+    return True
 
 
 def _loading_compiled(frame: FrameType | None) -> bool:
@@ -89,6 +137,37 @@ def _loading_compiled(frame: FrameType | None) -> bool:
                 return True
         frame = frame.f_back
     return False
+
+
+def _raise_in_a_caller(number: int, frame: FrameType | None) -> None:
+    """Raise at the next line of the nearest caller that takes exceptions, or of one that is called meanwhile.
+
+    Python calls a trace function there. While another one traces, a debugger's say, the signal comes again
+    until it finds such a place.
+    """
+    if sys.gettrace() is not None:
+        _send_soon(number)
+        return
+    while frame is not None and not _takes_exceptions(frame):
+        frame = frame.f_back
+
+    def watch(traced: FrameType, event: str, value: object) -> Callable[..., Any] | None:
+        if traced is frame or _takes_exceptions(traced):
+            if frame is not None:
+                frame.f_trace = None
+            _waiting.clear()
+            _raise(number)
+        return None
+
+    if frame is not None:
+        frame.f_trace = watch
+    _waiting.append(time.monotonic())
+    sys.settrace(watch)
+
+
+def _stop_watching() -> None:
+    _waiting.clear()
+    sys.settrace(None)
 
 
 def _raise_again(
@@ -114,6 +193,20 @@ def _send_soon(number: int) -> None:
     again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
     again.daemon = True
     again.start()
+
+
+@contextmanager
+def unheard(*numbers: signal.Signals) -> Iterator[None]:
+    """Let signals wait: processes that are started in here never hear of them. Ctrl-C reaches all there are,
+    and one that is still importing what it needs would answer with a traceback."""
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # which would let signals through when it is first needed
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop_behind(error: BaseException) -> KeyboardInterrupt | None:

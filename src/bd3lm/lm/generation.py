@@ -74,6 +74,11 @@ def build_writer(network: Denoiser, config: LanguageModelConfig, settings: Setti
             f"{name} is for models that write token after token, and not for {config.method.title}: a "
             "grammar says what may come next; a joint model can be held to one under its causal law"
         )
+    if settled.logit_bias is not None and not config.method.can_be_guided:
+        raise ValueError(
+            f"logit_bias is for models that write token after token, and not for {config.method.title}; a "
+            "joint model takes it under its causal law"
+        )
     writer = config.method.writer(network, settled, config.frame)
     if settings.alternatives is not None and not writer.knows_chances:
         title = config.method.title_for(config.frame.context)

@@ -97,7 +97,14 @@ def build_requests(
             request = _request(prompt, int(seed), config, tokenizer, settings, max_new_tokens)
             weighed = _fills(request, fills, config, settings)
             requests.append(
-                replace(request, sharpening=sharpening, stopping=stopping, fills=weighed, guide=guide)
+                replace(
+                    request,
+                    sharpening=sharpening,
+                    stopping=stopping,
+                    fills=weighed,
+                    guide=guide,
+                    logit_bias=settings.logit_bias or (),
+                )
             )
         except ValueError as error:
             raise ValueError(f"prompt {index}: {error}") from None

@@ -63,6 +63,16 @@ class AutoregressiveMethod(Method):
         )
         if settings.is_guided:
             return self._guided(network, settings, frame)
+        if settings.logit_bias is not None:
+            _without_speculation(settings, "with logit_bias, by which no guess is verified")
+            return AutoregressiveWriter(
+                network,
+                mask_id=frame.mask_id,
+                context=frame.context,
+                score_first=self.score_first,
+                cache=settings.cache,
+                biased=True,
+            )
         speculation = self.speculation(settings)
         if speculation is None:
             return AutoregressiveWriter(
@@ -83,15 +93,17 @@ class AutoregressiveMethod(Method):
         )
 
     def _guided(self, network: Denoiser, settings: Settings, frame: Frame) -> Writer:
-        if settings.speculation is not None and settings.speculation.is_on:
-            raise ValueError(
-                "speculation must be off for a text that a grammar guides, since every token decides what "
-                f"may come next, got {settings.speculation}"
-            )
+        _without_speculation(
+            settings, "for a text that a grammar guides, since every token decides what may come next"
+        )
         if not settings.cache:
             raise ValueError("cache must be on for a text that a grammar guides, got False")
         return GuidedWriter(
-            network, mask_id=frame.mask_id, context=frame.context, score_first=self.score_first
+            network,
+            mask_id=frame.mask_id,
+            context=frame.context,
+            score_first=self.score_first,
+            biased=settings.logit_bias is not None,
         )
 
     @property
@@ -124,3 +136,8 @@ class AutoregressiveMethod(Method):
 
     def in_reference(self, context: int) -> dict[str, Any]:
         return {"block_size": 1, "cross_attn": False, "causal": True}
+
+
+def _without_speculation(settings: Settings, when: str) -> None:
+    if settings.speculation is not None and settings.speculation.is_on:
+        raise ValueError(f"speculation must be off {when}, got {settings.speculation}")

@@ -59,6 +59,7 @@ class SettingsKeywords(TypedDict, total=False):
     speculation: Speculation | int | Literal["auto", "off"] | None
     regex: str | None
     json_schema: str | Mapping[str, Any] | None
+    logit_bias: Mapping[int, float] | None
     stop_at_eos: bool
     eos_id: int | None
     stop: str | Sequence[str]
@@ -116,6 +117,9 @@ class Settings:
     llguidance, which comes with bd3lm[serve]."""
     json_schema: str | None = None
     """Write JSON that follows this schema, a text or a mapping, for the causal law. Needs llguidance too."""
+    logit_bias: tuple[tuple[int, float], ...] | None = None
+    """Add to the logits of some tokens before one is drawn, for the causal law: a mapping from token ids to
+    numbers of -100, which keeps a token out, to 100. Probabilities that are told are without it."""
     stop_at_eos: bool = True
     """End a text at the end token."""
     eos_id: int | None = None
@@ -161,6 +165,8 @@ class Settings:
             object.__setattr__(self, "speculation", Speculation.of(self.speculation))
         object.__setattr__(self, "stop", stop_strings(self.stop))
         self._check_grammar()
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         for name in ("stop_at_eos", "cache"):
             value = getattr(self, name)
             if not isinstance(value, bool | np.bool_):
@@ -255,8 +261,9 @@ class Settings:
             *SHARPENING,
         )
         kept = {name: getattr(plain, name) for name in aside if name not in own}
-        # Whether there is a grammar, whichever it is.
-        return replace(self, regex="" if self.is_guided else None, json_schema=None, **kept)
+        # Whether there is a grammar, and a bias, whichever it is.
+        regex, bias = "" if self.is_guided else None, () if self.logit_bias is not None else None
+        return replace(self, regex=regex, json_schema=None, logit_bias=bias, **kept)
 
     def check_floor(self, vocab_size: int) -> None:
         """Refuse an entropy floor that no text of this vocabulary can reach."""
@@ -299,6 +306,19 @@ class Settings:
         for name in names:
             if getattr(self, name) != getattr(Settings(), name):
                 raise ValueError(f"{name} must be left at its default, got {getattr(self, name)}: {why}")
+
+
+def _bias(asked: Any) -> tuple[tuple[int, float], ...]:
+    """Token ids with what is added to their logits, as a tuple that can be a key."""
+    if not isinstance(asked, Mapping | tuple):
+        raise ValueError(f"logit_bias must map token ids to numbers, got {asked!r:.80}")
+    pairs = tuple(asked.items() if isinstance(asked, Mapping) else asked)
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not is_whole(pair[0]) or pair[0] < 0:
+            raise ValueError(f"logit_bias must map token ids to numbers, got {pair!r:.80}")
+        if not is_number(pair[1]) or not -100 <= pair[1] <= 100:
+            raise ValueError(f"logit_bias must hold numbers from -100 to 100, got {pair[1]!r:.80}")
+    return tuple(sorted((int(token), float(added)) for token, added in pairs))
 
 
 def stop_strings(stop: Any) -> tuple[str, ...]:

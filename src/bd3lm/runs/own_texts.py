@@ -18,7 +18,7 @@ from bd3lm.data import Corpus
 from bd3lm.data.chat import user_message
 from bd3lm.data.corpus import digest
 from bd3lm.diffusion import derive_seed
-from bd3lm.io.files import only_writer, replacing
+from bd3lm.io.files import make_folder, only_writer, replacing
 from bd3lm.lm import Generation, LanguageModel, Settings
 from bd3lm.sampling import Event, Stopped
 
@@ -157,7 +157,7 @@ class Author:
         if self.path.is_file():
             return
         events = self._events()  # which refuses prompts that are too long, before anything is written
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         with self._partial.open("a+b") as file, only_writer(self._partial):
             self._mend(file)
             for event in events:

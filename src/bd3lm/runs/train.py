@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from bd3lm import interop
 from bd3lm.interop import RUN_MODEL
 from bd3lm.io.console import Console
-from bd3lm.io.files import only_writer, remove_leftovers
+from bd3lm.io.files import make_folder, only_writer, remove_leftovers
 from bd3lm.runs.folders import (
     CHECKPOINTS,
     METRICS_FILE,
@@ -88,7 +88,7 @@ def _only_trainer(out: Path, engine: Engine) -> Iterator[bool]:
         busy = is_held = False
         if engine.is_main:
             is_new = not out.exists()
-            out.mkdir(parents=True, exist_ok=True)
+            make_folder(out)
             try:
                 is_held = held.enter_context(only_writer(out))
             except BlockingIOError:

@@ -1,6 +1,6 @@
 """Token after token: autoregressive sampling (eq. 1) with the KV cache."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -13,14 +13,16 @@ from bd3lm.sampling.request import Request
 from bd3lm.sampling.rows import Reveal, Rows
 from bd3lm.sampling.writer import FILL_CHUNK, Writer, fill_cache
 
+_BIAS = "bias"  # of a biased writer, the extra (rows, vocabulary) that is added to logits
+
 
 class AutoregressiveWriter(Writer):
     """The next token from the last one and the cache; the mask is never predicted, as in training.
 
     With `score_first` the mask stands before the text and the first token is drawn too; otherwise the first
-    token must be given. A token sees the `context − 1` inputs before its predecessor; past the context the
-    cache slides, and without `cache`, or for a network that keeps no keys and values, what it sees is
-    computed afresh (see `KVCache`).
+    token must be given. With `biased` requests may have a `logit_bias`. A token sees the `context − 1` inputs
+    before its predecessor; past the context the cache slides, and without `cache`, or for a network that
+    keeps no keys and values, what it sees is computed afresh (see `KVCache`).
     """
 
     knows_chances = True
@@ -33,13 +35,14 @@ class AutoregressiveWriter(Writer):
         context: int,
         score_first: bool = False,
         cache: bool = True,
+        biased: bool = False,
     ) -> None:
         super().__init__(model, mask_id)
         if model.uses_noise:
             raise ValueError("model must not be conditioned on the noise level: autoregression has none")
         if context < 1:
             raise ValueError(f"context must be at least 1, got {context}")
-        self.window, self.score_first = context - 1, score_first
+        self.window, self.score_first, self.biased = context - 1, score_first, biased
         self.cached = cache and context > 1 and model.cache_shape is not None
 
     @property
@@ -59,6 +62,29 @@ class AutoregressiveWriter(Writer):
                 "given must begin with a token, which this model was not trained to predict, got "
                 f"{request.given.tolist()[:1] or 'none'}"
             )
+        if request.logit_bias and not self.biased:
+            raise ValueError(
+                f"logit_bias must be empty for a writer that is not biased, got {request.logit_bias}"
+            )
+        for token, _ in request.logit_bias:
+            if token >= self.model.vocab_size or token == self.mask_id:
+                raise ValueError(
+                    f"logit_bias must be of token ids below {self.model.vocab_size} other than the mask, "
+                    f"which is never written, got {token}"
+                )
+
+    def begin(self, requests: Sequence[Request], *, width: int) -> Rows:
+        rows = super().begin(requests, width=width)
+        if self.biased:
+            added = torch.zeros(len(requests), self.model.vocab_size)
+            for row, request in enumerate(requests):
+                for token, number in request.logit_bias:
+                    added[row, token] = number
+            rows.extras[_BIAS] = added.to(rows.device)
+        return rows
+
+    def unread(self, request: Request) -> int:
+        return request.prompt_length(self.mask_id) if self.cached else 0
 
     def remember(self, rows: Rows) -> Iterator[None]:
         """Read all inputs but the last, which the first pass reads."""
@@ -110,9 +136,14 @@ class AutoregressiveWriter(Writer):
         self, rows: Rows, state: Tensor, positions: Tensor, masked: Tensor
     ) -> tuple[Tensor, Chances | None]:
         logits = self.model.head(state)
-        tokens = rows.sharpening.draw_logits(logits, self.mask_id, rows.noise_seeds, positions, repeat=0)
+        biased = self.with_bias(rows, logits)
+        tokens = rows.sharpening.draw_logits(biased, self.mask_id, rows.noise_seeds, positions, repeat=0)
         rows.write(positions, tokens, where=masked)
         return tokens, Chances.of_logits(logits, self.mask_id, tokens, self.alternatives)
+
+    def with_bias(self, rows: Rows, logits: Tensor) -> Tensor:
+        """The logits (rows, n, vocabulary) that tokens are drawn from."""
+        return logits + rows.extras[_BIAS].unsqueeze(1).to(logits.dtype) if self.biased else logits
 
     def _recomputed(self, rows: Rows) -> Tensor:
         """Hidden states (rows, 1, width) that predict the tokens at `start`, row by row."""

@@ -52,6 +52,9 @@ class BlockwiseWriter(Writer):
                 f"context, got {request.length}"
             )
 
+    def unread(self, request: Request) -> int:
+        return request.prompt_length(self.mask_id) if self.cached and self.window else 0
+
     def remember(self, rows: Rows) -> Iterator[None]:
         """Read all given blocks but the last, which the first pass over the next block reads."""
         n = self.block_size

@@ -111,7 +111,7 @@ class Engine:
         self._drop_aborted()
         yield from self._assign()
         for table in self._tables:
-            for event in table.step(alone=not self.written):
+            for event in table.step():
                 yield from self._told(event)
         for table in self._tables:
             if table.is_empty:

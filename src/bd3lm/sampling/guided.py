@@ -43,8 +43,16 @@ class GuidedWriter(AutoregressiveWriter):
     The distribution is sharpened after that: a nucleus is one of allowed tokens.
     """
 
-    def __init__(self, model: Denoiser, *, mask_id: int, context: int, score_first: bool = False) -> None:
-        super().__init__(model, mask_id=mask_id, context=context, score_first=score_first)
+    def __init__(
+        self,
+        model: Denoiser,
+        *,
+        mask_id: int,
+        context: int,
+        score_first: bool = False,
+        biased: bool = False,
+    ) -> None:
+        super().__init__(model, mask_id=mask_id, context=context, score_first=score_first, biased=biased)
         if not self.cached:
             raise ValueError("a guided text needs a network that keeps keys and values")
         self._numbers = count(1)
@@ -65,7 +73,7 @@ class GuidedWriter(AutoregressiveWriter):
                 raise ValueError("guide must be given")
             numbers.append(next(self._numbers))
             self._states[numbers[-1]] = request.guide.begin()
-        rows.extras = {_NUMBER: torch.tensor(numbers, device=rows.device)}
+        rows.extras[_NUMBER] = torch.tensor(numbers, device=rows.device)
         return rows
 
     def ended(self, rows: Rows, places: Sequence[int]) -> None:
@@ -97,7 +105,8 @@ class GuidedWriter(AutoregressiveWriter):
         cache.advance(1)
         logits = self.model.head(state)
         # Where nothing is allowed any more, nothing has a probability, and the text fails.
-        kept = logits.masked_fill(~allowed, -torch.inf).masked_fill(~allowed.any(-1, keepdim=True), torch.nan)
+        kept = self.with_bias(rows, logits).masked_fill(~allowed, -torch.inf)
+        kept = kept.masked_fill(~allowed.any(-1, keepdim=True), torch.nan)
         tokens = rows.sharpening.draw_logits(kept, self.mask_id, rows.noise_seeds, positions, repeat=0)
         rows.write(positions, tokens, where=masked)
         # Those of the model itself, which knows no grammar.

@@ -42,6 +42,8 @@ class Request:
     """Of a template whose gaps have text after them: several fills are drawn, and one is told."""
     guide: "Guide | None" = field(default=None, kw_only=True, compare=False)
     """What is written must be allowed by it."""
+    logit_bias: tuple[tuple[int, float], ...] = field(default=(), kw_only=True)
+    """Tokens, and what is added to their logits before one is drawn."""
 
     def __eq__(self, other: object) -> bool:
         return equal_values(self, other)
@@ -61,6 +63,11 @@ class Request:
                 f"length must be a whole number from 1 on that holds the {len(self.given)} given tokens, "
                 f"got {self.length!r}"
             )
+
+    def prompt_length(self, mask_id: int) -> int:
+        """How many tokens are given before the first that is to be written."""
+        gaps = (self.given == mask_id).nonzero()
+        return int(gaps[0]) if len(gaps) else len(self.given)
 
     def is_full(self, mask_id: int) -> bool:
         """Whether nothing is left to write."""

@@ -1,7 +1,7 @@
 """Texts of one writer side by side: they enter, are written piece by piece, and end each on its own."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from bd3lm.sampling.events import (
 from bd3lm.sampling.request import Request
 from bd3lm.sampling.rows import TALLY, Reveal, Rows, read_at
 from bd3lm.sampling.stopping import Ending, Stopping
-from bd3lm.sampling.writer import Writer
+from bd3lm.sampling.writer import FILL_CHUNK, Writer
 
 
 class Cost(NamedTuple):
@@ -108,6 +108,19 @@ class Seat:
         )
 
 
+@dataclass(eq=False)
+class _Entering:
+    """Texts that are read together before they are written."""
+
+    seats: list[Seat]
+    rows: Rows
+    reading: Iterator[None]
+
+    def read_on(self) -> bool:
+        """Read what is given, one pass of it. Whether it is all read."""
+        return next(self.reading, self) is self
+
+
 class Table:
     """Texts of one writer, each in a row of its own, and those that are on their way to one.
 
@@ -120,7 +133,7 @@ class Table:
         self.waiting: deque[Seat] = deque()
         self.seats: list[Seat | None] = []
         self.whole: Rows | None = None
-        self._entering: tuple[list[Seat], Rows, Iterator[None]] | None = None
+        self._entering: deque[_Entering] = deque()
 
     @property
     def taken(self) -> int:
@@ -129,51 +142,59 @@ class Table:
     @property
     def claimed(self) -> int:
         """How many seats are taken or promised."""
-        entering = [] if self._entering is None else self._entering[0]
-        return self.taken + len(entering) + len(self.waiting)
+        return self.taken + sum(len(each.seats) for each in self._entering) + len(self.waiting)
 
     @property
     def is_empty(self) -> bool:
         return self.claimed == 0
 
-    def step(self, *, alone: bool) -> Iterator[Event]:
-        """Let texts in, or read some more of what is given of those that are to come; then write a piece.
+    def step(self) -> Iterator[Event]:
+        """Let texts in, and read some more of what is given of those that are to come; then write a piece.
 
-        Where no text at all is being written, all that is given is read at once.
+        Texts that are being written wait for what is read, so it is bounded: long prompts take turns, a pass
+        of a few of them at a time. Short ones need not wait for these.
         """
-        while self._entering is not None or self.waiting:
-            if self._entering is None:
-                self._begin()
-            is_ready = self._read_on(all_of_it=alone)
-            if not is_ready:
-                break
-            yield from self._seat_entering()
+        short = [seat for seat in self.waiting if self._passes(seat) == 1]
+        if short:
+            entering = self._begun(short)
+            while not entering.read_on():  # a network of a short context reads in shorter passes
+                pass
+            yield from self._seat_entering(entering)
+        while long := [seat for seat in self.waiting if self._passes(seat) > 1]:
+            self._entering.append(self._begun(long))
+        if self._entering:
+            entering = self._entering.popleft()
+            if entering.read_on():
+                yield from self._seat_entering(entering)
+            else:
+                self._entering.append(entering)
         self._shrink()
         if self.taken and self.whole is not None:
             yield from self._write_piece(self.whole.first(len(self.seats)))
 
-    def _begin(self) -> None:
-        entering = list(self.waiting)
-        self.waiting.clear()
-        rows = self.writer.begin([seat.request for seat in entering], width=self.width)
-        self._entering = entering, rows, self.writer.remember(rows)
+    def _passes(self, seat: Seat) -> int:
+        """About how many passes it takes to read what is given."""
+        return max(-(-self.writer.unread(seat.request) // FILL_CHUNK), 1)
 
-    def _read_on(self, *, all_of_it: bool) -> bool:
-        """Read what is given: one pass, or all of it. Whether it is all read."""
-        if self._entering is None:
-            raise RuntimeError("nothing is entering")
-        reading = self._entering[2]
-        if all_of_it:
-            for _ in reading:
-                pass
-            return True
-        return next(reading, self) is self
+    def _begun(self, seats: Sequence[Seat]) -> _Entering:
+        """Begin the first of some texts that wait, and others that are about as long, as many as may be read
+        together."""
+        passes, longest = self._passes(seats[0]), 0
+        chosen: list[Seat] = []
+        for seat in seats:
+            if not passes <= 2 * self._passes(seat) <= 4 * passes:
+                continue
+            longest = max(longest, min(self.writer.unread(seat.request), FILL_CHUNK))
+            if chosen and (len(chosen) + 1) * longest > _read_together(self.writer):
+                break
+            chosen.append(seat)
+        held = {seat.index for seat in chosen}
+        self.waiting = deque(seat for seat in self.waiting if seat.index not in held)
+        rows = self.writer.begin([seat.request for seat in chosen], width=self.width)
+        return _Entering(chosen, rows, self.writer.remember(rows))
 
-    def _seat_entering(self) -> Iterator[Event]:
-        if self._entering is None:
-            raise RuntimeError("nothing is entering")
-        entering, fresh, _ = self._entering
-        self._entering = None
+    def _seat_entering(self, begun: _Entering) -> Iterator[Event]:
+        entering, fresh = begun.seats, begun.rows
         places = [place for place, seat in enumerate(self.seats) if seat is None][: len(entering)]
         rows = self._with_room(fresh, len(self.seats) + len(entering) - len(places))
         places += range(len(self.seats), len(self.seats) + len(entering) - len(places))
@@ -194,7 +215,8 @@ class Table:
             rows = min(max(rows, 1 << (rows - 1).bit_length()), max(self.most, rows))
         if rows > len(self.whole):
             larger = self.whole.empty(max(rows, min(2 * len(self.whole), self.most)))
-            larger.put(range(len(self.seats)), self.whole.first(len(self.seats)))
+            if self.seats:
+                larger.put(range(len(self.seats)), self.whole.first(len(self.seats)))
             self.whole.forget()
             self.whole = larger
         return rows
@@ -228,12 +250,11 @@ class Table:
         if places and self.whole is not None:
             self.whole.rest(places)
             self.writer.ended(self.whole, places)
-        if self._entering is not None and any(seat.index in indices for seat in self._entering[0]):
+        for begun in [each for each in self._entering if any(seat.index in indices for seat in each.seats)]:
             # Rows that were begun together are read together: those that stay begin again.
-            kept = [seat for seat in self._entering[0] if seat.index not in indices]
-            self.writer.ended(self._entering[1], range(len(self._entering[0])))
-            self._entering = None
-            self.waiting.extendleft(reversed(kept))
+            self.writer.ended(begun.rows, range(len(begun.seats)))
+            self._entering.remove(begun)
+            self.waiting.extendleft(reversed([seat for seat in begun.seats if seat.index not in indices]))
 
     def close(self) -> None:
         """Keep what was recorded for the next texts of the writer, where that is worth it."""
@@ -438,6 +459,11 @@ class Table:
 def _records(writer: Writer) -> bool:
     """Whether passes are recorded, each for a number of rows."""
     return writer.model.device.type == "cuda"
+
+
+def _read_together(writer: Writer) -> int:
+    """How many given tokens one pass reads at most, since all texts that are being written wait for it."""
+    return 8192 if _records(writer) else 256
 
 
 def _reach(event: TokenRevealed | Drafted) -> int:

@@ -48,6 +48,10 @@ class Writer(ABC):
         is nothing to do."""
         yield from ()
 
+    def unread(self, request: Request) -> int:
+        """How many given tokens `remember` reads of a text: none without a cache."""
+        return 0
+
     def check(self, request: Request) -> None:
         """Refuse what this writer cannot write."""
         return None

@@ -1,6 +1,5 @@
 """The routes: what clients ask becomes texts of the engine, and what becomes of these an answer."""
 
-import asyncio
 import hmac
 import secrets
 import time
@@ -10,10 +9,9 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bd3lm
 from bd3lm.lm.prompts import text_seeds
@@ -21,8 +19,10 @@ from bd3lm.parsing import template_parts
 from bd3lm.serving import answers
 from bd3lm.serving.asks import NOT_HERE, Ask, ChatAsk, CompletionAsk
 from bd3lm.serving.engine import ClientGone, Full, Gone, Group, RemoteEngine
+from bd3lm.serving.limits import Limits
 from bd3lm.serving.link import Line
 from bd3lm.serving.metrics import Metrics
+from bd3lm.serving.middleware import BodyLimit, Counted, CutOff, Timed
 from bd3lm.serving.page import page_file
 
 _ABOUT = (
@@ -31,7 +31,9 @@ _ABOUT = (
 )
 
 
-_PATIENCE = 60.0  # seconds for the next part of a request, or until a client takes the next part of an answer
+_UNREADABLE = (
+    "the body must be JSON in UTF-8, and neither nested hundreds deep nor hold numbers of thousands of digits"
+)
 _FILLS = 16  # of each text that a request may have
 _SLACK = 10.0  # seconds that an answer may take to be sent, beyond those that a text may take
 
@@ -62,12 +64,13 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
 
     app = FastAPI(title="bd3lm", version=bd3lm.__version__, description=_ABOUT, lifespan=life)
     app.state.engine, app.state.metrics = engine, metrics
-    app.add_middleware(_BodyLimit, most=limits.body)
-    app.add_middleware(_Counted, metrics=metrics)
+    app.add_middleware(BodyLimit, most=limits.body)
+    app.add_middleware(Counted, metrics=metrics)
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"]
         )
+    app.add_middleware(CutOff)
     _say_errors(app)
 
     async def allowed(request: Request) -> None:
@@ -106,7 +109,7 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
     @app.post("/v1/completions", dependencies=guarded, responses=wrong)
     async def completions(ask: CompletionAsk, request: Request) -> Response:
         """Continue a text, or fill the gaps of one."""
-        return await _Answer(engine, metrics, request, ask, "completion").given(_completions(ask))
+        return await _Answer(engine, metrics, request, ask, "completion").given(_completions(ask, limits))
 
     @app.post("/v1/chat/completions", dependencies=guarded, responses=wrong)
     async def chat(ask: ChatAsk, request: Request) -> Response:
@@ -115,6 +118,7 @@ def build_app(engine: RemoteEngine, *, key: str | None = None, origins: Sequence
             raise Refused("only one of max_tokens and max_completion_tokens may be given", param="max_tokens")
         if ask.top_logprobs is not None and not ask.logprobs:
             raise Refused("top_logprobs needs logprobs, beside which they are told", param="top_logprobs")
+        _check_characters([each.text for each in ask.messages], "messages", limits)
         prompt = {"messages": [{"role": each.speaker, "content": each.text} for each in ask.messages]}
         most = ask.max_tokens or ask.max_completion_tokens
         return await _Answer(engine, metrics, request, ask, "chat").given([_line(ask, prompt, most)])
@@ -160,7 +164,16 @@ def _line(ask: Ask, prompt: Any, max_new_tokens: int | None) -> Line:
     }
 
 
-def _completions(ask: CompletionAsk) -> list[Line]:
+def _check_characters(texts: Sequence[str], field: str, limits: Limits) -> None:
+    """Refuse what is too long before it is looked at: all others would wait for that."""
+    number = sum(map(len, texts))
+    if number > limits.characters:
+        raise Refused(
+            f"{field} must have at most {limits.characters:,} characters here, got {number:,}", param=field
+        )
+
+
+def _completions(ask: CompletionAsk, limits: Limits) -> list[Line]:
     """A line for each prompt."""
     if ask.logprobs is not None and ask.echo:
         raise Refused(
@@ -171,6 +184,7 @@ def _completions(ask: CompletionAsk) -> list[Line]:
     if ask.template is not None:
         if ask.prompt != "" or ask.suffix is not None or ask.echo:
             raise Refused("template stands alone: prompt, suffix and echo may not be given", param="template")
+        _check_characters([ask.template], "template", limits)
         try:
             parts = template_parts(ask.template, "template")
         except ValueError as error:
@@ -182,6 +196,8 @@ def _completions(ask: CompletionAsk) -> list[Line]:
     prompts: list[Any] = (
         [ask.prompt] if isinstance(ask.prompt, str) or isinstance(ask.prompt[0], int) else list(ask.prompt)
     )
+    for prompt in prompts:
+        _check_characters([each for each in (prompt, ask.suffix) if isinstance(each, str)], "prompt", limits)
     if ask.suffix is None:
         return [_line(ask, prompt, ask.max_tokens) | {"echo": ask.echo} for prompt in prompts]
     if not all(isinstance(prompt, str) for prompt in prompts):
@@ -270,7 +286,7 @@ class _Answer:
             group.leave()
             raise
         if self.ask.stream:
-            return _Timed(
+            return Timed(
                 self.engine.limits.seconds + _SLACK,
                 self._streamed(group, told, begun),
                 media_type="text/event-stream",
@@ -431,9 +447,10 @@ def _say_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
-        return JSONResponse(
-            answers.error(str(error.detail), error.status_code), error.status_code, headers=error.headers
-        )
+        # Of a body that makes Python's reader give up, FastAPI says no more than this.
+        is_body = error.detail == "There was an error parsing the body"
+        why = _UNREADABLE if is_body else str(error.detail)
+        return JSONResponse(answers.error(why, error.status_code), error.status_code, headers=error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -445,102 +462,21 @@ def _first_problem(error: RequestValidationError) -> tuple[str | None, str]:
     """The field, and what is wrong with it; of several what a field is not, before what it is."""
     problems = error.errors()
     problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
-    path = [str(each) for each in problem["loc"] if each != "body"]
+    is_extra = problem["type"] == "extra_forbidden"
+    place = list(problem["loc"])
+    said = [str(place.pop())[:80]] if is_extra else []  # a client's own word, whatever it is
+    # Among the names of fields stand those of what a field may be.
+    path = [str(each) for each in place if str(each).isidentifier() or isinstance(each, int)]
+    path = [
+        each for each in path if each not in ("body", "str", "int", "float", "bool", "list", "dict")
+    ] + said
     name = ".".join(path)
     if problem["type"] == "json_invalid":
         return None, f"the body must be JSON: {problem.get('ctx', {}).get('error', problem['msg'])}"
-    if problem["type"] == "extra_forbidden":
+    if is_extra:
         return (
             name,
             f"{name} is no field of this server: {NOT_HERE.get(path[-1], 'see /docs for those it has')}",
         )
     got = "" if problem["type"] == "missing" else f", got {problem.get('input')!r:.80}"
     return name or None, f"{name or 'the body'}: {problem['msg'].removeprefix('Value error, ')}{got}"
-
-
-class _Timed(StreamingResponse):
-    """A stream that ends, whoever reads it: a client that takes nothing more is let go of."""
-
-    def __init__(self, seconds: float, content: AsyncGenerator[str, None], **options: Any) -> None:
-        super().__init__(content, **options)
-        self._seconds, self._content = seconds, content
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def patient(message: Message) -> None:
-            await asyncio.wait_for(send(message), _PATIENCE)
-
-        try:
-            async with asyncio.timeout(self._seconds):
-                await super().__call__(scope, receive, patient)
-        except TimeoutError:
-            return  # the answer is not whole, at which the connection is closed
-        finally:
-            await self._content.aclose()
-
-
-class _Counted:
-    """Counts answers by their status."""
-
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def counting(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self.metrics.answers.labels(message["status"]).inc()
-            await send(message)
-
-        is_text = scope["type"] == "http" and scope["method"] == "POST"
-        await self.app(scope, receive, counting if is_text else send)
-
-
-class _BodyLimit:
-    """Reads no more of a request than it may hold."""
-
-    def __init__(self, app: ASGIApp, *, most: int) -> None:
-        self.app, self.most = app, most
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if declared.isdigit() and int(declared) > self.most:
-            await self._refuse(scope, receive, send)
-            return
-        body, more = b"", True
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
-            await self.app(scope, receive, send)
-            return
-        while more:
-            try:
-                message = await asyncio.wait_for(receive(), _PATIENCE)
-            except TimeoutError:
-                message_of = "the body of a request must come within a minute"
-                await JSONResponse(answers.error(message_of, 408), 408, headers={"connection": "close"})(
-                    scope, receive, send
-                )
-                return
-            if message["type"] != "http.request":
-                return  # the client has gone
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > self.most:
-                await self._refuse(scope, receive, send)
-                return
-        told = False
-
-        async def replay() -> Message:
-            nonlocal told
-            if told:
-                return await receive()
-            told = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self.app(scope, replay, send)
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message = f"a request must hold at most {self.most:,} bytes here"
-        await JSONResponse(answers.error(message, 413), 413, headers={"connection": "close"})(
-            scope, receive, send
-        )

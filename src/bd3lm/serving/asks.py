@@ -28,7 +28,6 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
         "presence_penalty": "there are no penalties",
         "frequency_penalty": "there are no penalties",
         "repetition_penalty": "there are no penalties",
-        "logit_bias": "tokens cannot be made likelier or less likely here",
         "top_logprobs": "it is of chats; in completions logprobs says how many",
         "tools": "models here call no tools",
         "tool_choice": "models here call no tools",
@@ -62,6 +61,8 @@ def _is_text(value: str) -> str:
 Text = Annotated[str, AfterValidator(_is_text)]
 _Stop = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 _Id = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+_IdKey = Annotated[int, Field(ge=0, lt=2**32)]  # JSON has only texts as keys
+_Bias = Annotated[float, Field(ge=-100, le=100)]
 _Ids = Annotated[list[_Id], Field(min_length=1)]
 _Number = Annotated[int, Field(strict=True, ge=0, le=MOST_ALTERNATIVES)]
 
@@ -183,6 +184,10 @@ class Ask(_Asked):
     response_format: Format | None = Field(
         None, description="Hold the text to JSON, a JSON schema or, ours, a regular expression; causal law."
     )
+    logit_bias: Annotated[dict[_IdKey, _Bias], Field(max_length=1024)] | None = Field(
+        None,
+        description="Add to the logits of some token ids, -100 to 100; causal law, without speculation.",
+    )
     top_k: int | None = Field(
         None, ge=1, lt=2**31, description="Ours: draw from so many of the likeliest tokens."
     )
@@ -219,6 +224,8 @@ class Ask(_Asked):
             for name in ("temperature", "top_p", "top_k", "unmasking", "speculation")
             if getattr(self, name) is not None
         }
+        if self.logit_bias:
+            said["logit_bias"] = list(self.logit_bias.items())
         numbers = [number for number in (self.tops, self.alternatives) if number is not None]
         if numbers:
             said["alternatives"] = max(numbers)

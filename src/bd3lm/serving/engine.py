@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import multiprocessing
 import queue
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from bd3lm.io.signals import unheard
 from bd3lm.serving.limits import Limits
 from bd3lm.serving.link import Line, receive, send
 from bd3lm.serving.worker import Served, work
@@ -165,7 +167,12 @@ class RemoteEngine:
         process = context.Process(
             target=self._work, args=(theirs, self.served, self.limits), name="bd3lm-engine", daemon=True
         )
-        await asyncio.to_thread(process.start)
+
+        def start() -> None:
+            with unheard(signal.SIGINT, signal.SIGTERM):  # which are this process's to answer
+                process.start()
+
+        await asyncio.to_thread(start)
         self._process = process
         self.state.starts += 1
         theirs.close()
@@ -225,6 +232,11 @@ class RemoteEngine:
             del self._groups[line["text"]]
             group.open.discard(line["text"])
         group.lines.put_nowait((index, line))
+
+    def give_up(self, why: str) -> None:
+        """Let go of all texts; whoever waits for one is told why."""
+        self._outbox.put([{"do": "leave", "text": number} for number in self._groups])
+        self._lose(why)
 
     def _lose(self, why: str) -> None:
         self.state.running = self.state.waiting = 0

@@ -1,6 +1,11 @@
 """What one client, or all of them together, may ask of a server."""
 
+import math
 from dataclasses import dataclass, fields
+
+_CHARACTERS = 64  # of a token, on average, at most
+PATIENCE = 60.0
+"""Seconds for the next part of a request, or until a client takes the next part of an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,5 +32,10 @@ class Limits:
             value = getattr(self, field.name)
             if not value > 0 and field.name != "grace":
                 raise ValueError(f"{field.name} must be more than 0, got {value}")
-        if self.grace < 0:
-            raise ValueError(f"grace must not be negative, got {self.grace}")
+        if not (self.grace >= 0 and math.isfinite(self.grace)):
+            raise ValueError(f"grace must be a number of seconds from 0 on, got {self.grace}")
+
+    @property
+    def characters(self) -> int:
+        """Of a text, so that what is far too long is refused before anybody reads it."""
+        return _CHARACTERS * self.tokens

@@ -2,18 +2,23 @@
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import ClassVar
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bd3lm.io.terminal import say
 from bd3lm.serving.app import build_app
 from bd3lm.serving.engine import RemoteEngine
-from bd3lm.serving.limits import Limits
+from bd3lm.serving.limits import PATIENCE, Limits
 from bd3lm.serving.worker import Served
+
+_SLACK = 3  # seconds to tell those whose texts are not finished after the grace period
 
 
 def serve(
@@ -67,21 +72,52 @@ async def _serve(
             build_app(engine, key=key, origins=origins),
             log_level="info" if log else "warning",
             access_log=log,
-            timeout_graceful_shutdown=max(round(limits.grace), 1),
+            timeout_graceful_shutdown=math.ceil(limits.grace) + _SLACK,
             server_header=False,
+            http=Connection,
             h11_max_incomplete_event_size=64 * 1024,
         )
-        await _Server(config, notes).serve(sockets=[listening])
+        await _Server(config, engine, notes).serve(sockets=[listening])
     finally:
         await engine.close()
+
+
+class Connection(H11Protocol):
+    """Lets go of a client whose request does not begin to come, or whose head does not end."""
+
+    patience: ClassVar[float] = PATIENCE
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._wait_no_more()
+
+    def _wait(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:  # its body is the business of the app
+            self._wait_no_more()
+        elif self._waiting is None and not self.transport.is_closing():
+            self._waiting = self.loop.call_later(self.patience, self.transport.close)
+
+    def _wait_no_more(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
 
 class _Server(uvicorn.Server):
     """Ends at a signal, as it was asked to, and not by it: a service that was stopped has not failed."""
 
-    def __init__(self, config: uvicorn.Config, notes: Callable[[str], None]) -> None:
+    def __init__(self, config: uvicorn.Config, engine: RemoteEngine, notes: Callable[[str], None]) -> None:
         super().__init__(config)
-        self._notes = notes
+        self._engine, self._notes = engine, notes
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -97,9 +133,19 @@ class _Server(uvicorn.Server):
                 signal.signal(number, before[number])
 
     def _stop(self) -> None:
-        if self.should_exit:
-            self.force_exit = True  # asked twice
+        loop = asyncio.get_running_loop()
+        if self.should_exit:  # asked twice
+            self._engine.give_up("the server is stopped")
+            loop.call_later(1.0, self._end_at_once)  # whoever waited has been told by then
             return
         self.should_exit = True
+        loop.call_later(
+            self._engine.limits.grace,
+            self._engine.give_up,
+            "the server is stopped, and the text was not finished",
+        )
         with contextlib.suppress(OSError, ValueError):  # nobody may read it
             self._notes("stopping: requests that run are answered first")
+
+    def _end_at_once(self) -> None:
+        self.force_exit = True

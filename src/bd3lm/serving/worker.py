@@ -5,7 +5,6 @@ is `begun`, `refused`, has `more` text, is `done` or `failed`; events for those 
 all lines that wait are taken, so that requests join and leave there.
 """
 
-import signal
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -40,7 +39,6 @@ from bd3lm.serving.limits import Limits
 from bd3lm.serving.link import Line, receive, send
 from bd3lm.serving.telling import Telling
 
-_CHARACTERS = 64  # of a token, on average, at most; a longer prompt is refused before it is tokenized
 _TRIED: dict[str, Any] = {"speculation": Speculation(drafts=1), "alternatives": 1}
 """Settings that not all models have, with a value for which those are refused that have not."""
 
@@ -78,13 +76,10 @@ class _Text:
 
 def work(connection: Connection, served: Served, limits: Limits) -> None:
     """Serve until the other side is gone."""
-    # Ctrl-C and a stopped service are told to every process: the server's own lets running texts end first.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     try:
         worker = Worker(_loaded(served), limits)
-    except (ValueError, OSError) as error:
-        send(connection, [{"is": "unusable", "why": str(error)}])
+    except (ValueError, OSError, ImportError, MemoryError) as error:
+        send(connection, [{"is": "unusable", "why": str(error) or "out of memory"}])
         return
     send(connection, [worker.hello()])
     try:
@@ -212,6 +207,8 @@ class Worker:
         settings: dict[str, Any] = dict(line["settings"])
         if "unmasking" in settings:
             settings["unmasking"] = parse(UnmaskingRule, settings["unmasking"], where="unmasking")
+        if "logit_bias" in settings:
+            settings["logit_bias"] = dict(settings["logit_bias"])
         tell = line["tell"]
         handle = self.engine.submit(
             self._given(line),
@@ -260,10 +257,8 @@ class Worker:
                     "to continue a text"
                 )
             messages = [Message(each["role"], each["content"]) for each in prompt["messages"]]
-            self._check_characters(sum(len(each.content) for each in messages))
             return conversation(template, messages, self.tokenizer)
         if isinstance(prompt, str):
-            self._check_characters(len(prompt))
             return prompt
         tokens = sum(
             part["gap"] if isinstance(part, dict) else 1 for part in prompt if not isinstance(part, str)
@@ -273,17 +268,11 @@ class Worker:
                 f"a text may have {self.limits.tokens:,} tokens here, and its gaps and ids alone are "
                 f"{tokens:,}"
             )
-        self._check_characters(sum(len(part) for part in prompt if isinstance(part, str)))
         if any(isinstance(part, dict) for part in prompt):
             return [Gap(part["gap"]) if isinstance(part, dict) else part for part in prompt]
         if not prompt:
             raise ValueError("prompt must hold at least one token id, got none")
         return list(prompt)
-
-    def _check_characters(self, number: int) -> None:
-        most = _CHARACTERS * self.limits.tokens
-        if number > most:
-            raise ValueError(f"prompt must have at most {most:,} characters here, got {number:,}")
 
     def _length(self, line: Line) -> int | None:
         """Where nothing says how long a text may be: as long as the model reads at once."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, UseAppendAction, arg
 
 from bd3lm.commands.shared.command import Command
 from bd3lm.commands.shared.flags import (
@@ -97,6 +97,9 @@ class Sample(Command):
     """Write only what this regular expression matches, token after token (bd3lm[serve])."""
     json_schema: OptionalFile = None
     """Write JSON that follows the schema in this file, token after token (bd3lm[serve])."""
+    logit_bias: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="ID=NUMBER")]] = ()
+    """Add a number, -100 to 100, to the logit of the token with this id, which -100 keeps out: token after
+    token. May be given several times."""
     stop_at_eos: bool = True
     """End a text at the end token."""
     eos_id: OptionalInt = None
@@ -182,6 +185,7 @@ class Sample(Command):
 
     def settings_for(self, method: "Method") -> "Settings":
         """What the flags ask of a model of this method."""
+        from bd3lm.commands.sample.checks import bias_of
         from bd3lm.commands.sample.unmasking import speculation_of, unmasking_rule
         from bd3lm.lm import Settings
 
@@ -203,6 +207,7 @@ class Sample(Command):
             speculation=speculation_of(self.speculation, self.scheme, self.candidates),
             regex=self.regex,
             json_schema=None if self.json_schema is None else self.json_schema.read_text("utf-8"),
+            logit_bias=bias_of(self.logit_bias) or None,
             stop_at_eos=self.stop_at_eos,
             eos_id=self.eos_id,
             stop=self.stop,

@@ -1,5 +1,7 @@
 """What is wrong with the flags of `bd3lm sample`, before torch is there."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,23 @@ def check_ways(flags: "Sample") -> None:
         )
 
 
+def bias_of(said: Sequence[str]) -> tuple[tuple[int, float], ...]:
+    """What --logit-bias adds to which tokens."""
+    found: dict[int, float] = {}
+    for each in said:
+        token, _, number = each.partition("=")
+        try:
+            added = float(number)
+        except ValueError:
+            added = math.nan
+        if not token.isdecimal() or not -100 <= added <= 100:
+            raise ValueError(f"--logit-bias must be ID=NUMBER, of a number from -100 to 100, got {each}")
+        if int(token) in found:
+            raise ValueError(f"--logit-bias must name each token once, got {token} again")
+        found[int(token)] = added
+    return tuple(found.items())
+
+
 def check_numbers(flags: "Sample") -> None:
     """In the words of the flags, where Python's arguments have other names."""
     if flags.length is not None and flags.max_new_tokens is not None:
@@ -50,6 +69,7 @@ def check_numbers(flags: "Sample") -> None:
         if count is not None and count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}")
     check_speculation(flags)
+    bias_of(flags.logit_bias)
     if flags.alternatives is not None:
         check_alternatives(flags.alternatives, "--alternatives")
         if flags.out is None:

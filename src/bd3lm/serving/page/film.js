@@ -86,13 +86,20 @@ export const wrongDrafts = (before, after) =>
     return found === piece ? [] : [place];
   });
 
+const countPasses = (film, steps) => {
+  const kind = hasDrafts(film) ? "draft" : "show";
+  return steps.filter((step) => step[0] === kind).length;
+};
+
+/** How many passes there were at a moment. */
+export const passesAt = (film, moments, end) => countPasses(film, film.steps.slice(0, moments[end]));
+
 /** How many tokens were written, in how many passes: as far as it is known before the server has counted. */
 export const countsOf = (film) => {
   const moments = momentsOf(film);
   const { tokens } = stateAt(film, moments, moments.length - 1);
   const written = tokens.filter((token) => token.piece !== null && !token.isGiven).length;
-  const kind = hasDrafts(film) ? "draft" : "show";
-  return { written, passes: film.steps.filter((step) => step[0] === kind).length };
+  return { written, passes: countPasses(film, film.steps) };
 };
 
 /** Every token's part of the text. */

@@ -1,6 +1,7 @@
 // The page of a server: what is asked, and what becomes of it. The address holds all settings, so that a link shares
 // them; nothing is asked before somebody presses the button.
 
+import { createRace, mannerOf, verdictOf } from "./compare.js";
 import { readable } from "./film.js";
 import { chunks, hasKey, keepKey, model as askModel } from "./server.js";
 import { createView } from "./view.js";
@@ -13,7 +14,7 @@ let model = null;
 let running = null; // ends what is written
 let messages = []; // of a conversation
 let turns = []; // their views
-const prompts = { write: prompt.value, fill: "The river{6}in the north of the town.", chat: "" };
+const prompts = { write: prompt.value, fill: "The river{6} in the north of the town.", chat: "" };
 let shownMode = "write";
 
 const modeNow = () => document.querySelector("input[name=mode]:checked").value;
@@ -40,11 +41,13 @@ const createPane = (name) => {
   root.setAttribute("aria-label", `Text ${name}`);
   root.dataset.pane = name.toLowerCase();
   find("panes").append(root);
-  const view = viewIn(root.querySelector(".view"), { name, onRefill: (...parts) => refill(parts) });
+  const lane = race.lane(name);
+  const view = viewIn(root.querySelector(".view"), { name, onRefill: (...parts) => refill(parts), onMoment: lane.show });
   const fields = Object.fromEntries([...root.querySelectorAll("[data-name]")].map((each) => [each.dataset.name, each]));
   return { name, root, view, fields };
 };
 
+const race = createRace(find("race"));
 const panes = [createPane("A"), createPane("B")];
 const isComparing = () => compare.checked && modeNow() !== "chat";
 const panesNow = () => (isComparing() ? panes : panes.slice(0, 1));
@@ -72,6 +75,7 @@ const showFields = (pane) => {
   for (const [name, isShown] of Object.entries(isMeant)) {
     pane.root.querySelector(`[data-field=${name}]`).hidden = !isShown;
   }
+  pane.root.querySelector(".manner").textContent = model === null ? "" : mannerOf(settingsOf(pane), model);
 };
 
 const numberOf = (field) => (field.value.trim() === "" ? undefined : Number(field.value));
@@ -88,17 +92,41 @@ const settingsOf = (pane) => {
   return found;
 };
 
+const lawWithGuesses = () => model?.laws.find((each) => each === "causal" && model.means[each].includes("speculation"));
+
+let before = null; // the first pane's settings, as they were before two were compared
+
+const valuesOf = (pane) => Object.entries(pane.fields).map(([name, field]) => [name, field.value]);
+
 /** Two settings worth comparing: without and with speculation, where the model has it. */
 const contrast = () => {
   const [a, b] = panes;
+  before ??= valuesOf(a);
   for (const name of Object.keys(a.fields)) b.fields[name].value = a.fields[name].value;
-  const law = model.laws.find((each) => each === "causal" && model.means[each].includes("speculation"));
+  const law = lawWithGuesses();
   if (law !== undefined) panes.forEach((pane) => setField(pane, "law", law));
   if (meansOf(a).includes("speculation")) {
     setField(a, "speculation", "off");
     setField(b, "speculation", "3");
   }
 };
+
+const endContrast = () => {
+  for (const [name, value] of before ?? []) setField(panes[0], name, value);
+  before = null;
+};
+
+/** One press shows what speculation is good for: a text without it and with it, written and then played. */
+const showWhy = async () => {
+  if (running) return;
+  setMode("write");
+  compare.checked = true;
+  contrast();
+  showMode();
+  if (await write()) playBoth();
+};
+
+const playBoth = () => panes.forEach((pane) => pane.view.play(0));
 
 // --- asking ---
 
@@ -153,8 +181,9 @@ const setRunning = (controller) => {
 
 const stop = () => running?.abort();
 
+/** Whether all was written that was asked for. */
 const write = async () => {
-  if (running) return;
+  if (running) return false;
   if (seed.value.trim() === "") newSeed();
   complain(null);
   keepAddress();
@@ -163,8 +192,7 @@ const write = async () => {
   setRunning(controller);
   if (hadFocus) find("stop").focus();
   try {
-    if (modeNow() === "chat") await sayInChat(controller.signal);
-    else await writeTexts(controller.signal);
+    return await (modeNow() === "chat" ? sayInChat : writeTexts)(controller.signal);
   } finally {
     const isOnStop = document.activeElement === find("stop");
     setRunning(null);
@@ -176,22 +204,11 @@ const writeTexts = async (signal) => {
   const mode = modeNow();
   const shown = panesNow();
   find("verdict").textContent = "Writing both …";
+  race.clear();
   const found = await Promise.all(shown.map((pane) => writeInto(pane.view, mode, askedOf(pane, mode), signal)));
-  if (shown.length === 1) return;
-  find("verdict").textContent = found.includes(null) ? "Not both are finished." : verdictOf(found);
-};
-
-const verdictOf = ([a, b]) => {
-  const passes =
-    a.usage.passes === b.usage.passes
-      ? `in ${a.usage.passes} passes each`
-      : `in ${a.usage.passes} passes and in ${b.usage.passes}`;
-  if (a.text === b.text) return `The texts are the same, ${passes}.`;
-  const signs = [...a.text];
-  const others = [...b.text];
-  const same = signs.findIndex((sign, i) => sign !== others[i]);
-  const where = same < 0 ? signs.length : same;
-  return `The texts differ${where > 0 ? `, after ${where} characters that are the same` : ""}; ${passes}.`;
+  const isWhole = !found.includes(null);
+  if (shown.length > 1) find("verdict").textContent = isWhole ? verdictOf(found) : "Not both are finished.";
+  return isWhole;
 };
 
 // --- conversation ---
@@ -208,7 +225,7 @@ const bubble = (who, className) => {
 
 const sayInChat = async (signal) => {
   const said = prompt.value;
-  if (said.trim() === "") return;
+  if (said.trim() === "") return false;
   const asked = bubble("You", "card from-you");
   const words = document.createElement("p");
   words.textContent = readable(said);
@@ -223,11 +240,12 @@ const sayInChat = async (signal) => {
   const found = await writeInto(view, "chat", askedOf(panes[0], "chat"), signal);
   if (found !== null) {
     messages.push({ role: "assistant", content: found.text });
-    return;
+    return true;
   }
   // What was not answered is no part of the conversation, and may be said again.
   messages.pop();
   if (prompt.value === "") prompt.value = said;
+  return false;
 };
 
 const forget = () => {
@@ -316,6 +334,7 @@ const showModel = () => {
   find("model").textContent = readable(facts.join(" · "));
   document.title = `${readable(name)} · bd3lm`;
   setHidden("mode-chat", !model.chats);
+  setHidden("show-why", lawWithGuesses() === undefined);
   for (const { fields } of panes) {
     fields.law.replaceChildren(...model.laws.map((law) => new Option(law, law, law === model.law, law === model.law)));
   }
@@ -434,10 +453,12 @@ find("new-seed").addEventListener("click", () => {
   newSeed();
   keepAddress();
 });
-find("play-both").addEventListener("click", () => panes.forEach((pane) => pane.view.play(0)));
+find("play-both").addEventListener("click", playBoth);
+find("show-why").addEventListener("click", showWhy);
 find("modes").addEventListener("change", showMode);
 compare.addEventListener("change", () => {
   if (compare.checked) contrast();
+  else endContrast();
   showMode();
 });
 find("panes").addEventListener("change", () => {
@@ -449,5 +470,12 @@ prompt.addEventListener("keydown", onPromptKey);
 addEventListener("keydown", onKey);
 addEventListener("hashchange", readAddress);
 
+const narrow = matchMedia("(max-width: 36rem)");
+const openSettings = () => panes.forEach(({ root }) => {
+  root.querySelector(".settings").open = !narrow.matches;
+});
+narrow.addEventListener("change", openSettings);
+
+openSettings();
 showMode();
 load();

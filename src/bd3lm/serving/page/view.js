@@ -1,8 +1,8 @@
 // Draws a film, plays it, and says of each token what is known. Text is only ever set as textContent.
 
 import {
-  SETTLED, addSteps, countsOf, createFilm, endFilm, hasDrafts, mend, momentsOf, pieceAt, piecesOf, readable, stateAt,
-  wrongDrafts,
+  SETTLED, addSteps, countsOf, createFilm, endFilm, hasDrafts, mend, momentsOf, passesAt, pieceAt, piecesOf, readable,
+  stateAt, wrongDrafts,
 } from "./film.js";
 
 const VERDICT = 0.45; // of the time of a moment: how long drafts are struck through before it
@@ -33,9 +33,9 @@ const fixed = (number, digits) =>
 
 /**
  * What is seen of one text. `onRefill(template parts)` is called when a part of it is to be written anew; without
- * it nothing can be selected for that.
+ * it nothing can be selected for that. `onMoment(tokens, passes, all passes)` is told of the moment that is seen.
  */
-export const createView = (root, { name, onRefill } = {}) => {
+export const createView = (root, { name, onRefill, onMoment } = {}) => {
   const part = (selector) => root.querySelector(selector);
   const [stage, playButton, slider, speed] = [".stage", ".play", ".slider", ".speed"].map(part);
   const [position, status, detail, refill] = [".position", ".status", ".detail", ".refill"].map(part);
@@ -54,7 +54,7 @@ export const createView = (root, { name, onRefill } = {}) => {
   let timer = 0;
   let frame = 0;
   let final = null; // the pieces of the finished text, whose room tokens have from the start
-  let passCount = null;
+  let whole = null; // what the server counted of the finished text, and the seconds that it took
   let began = 0;
   let elements = [];
   let current = -1; // the token that keys go on from
@@ -126,8 +126,21 @@ export const createView = (root, { name, onRefill } = {}) => {
 
   const draw = (end) => {
     at = Math.min(end, last());
-    drawState(stateAt(film, moments, at), at, []);
+    const state = stateAt(film, moments, at);
+    drawState(state, at, []);
     describePosition();
+    countTo(state);
+  };
+
+  /** A moment's own tokens and passes: two texts that are played at one pace are seen to differ in them. */
+  const countTo = (state) => {
+    const passes = passesAt(film, moments, at);
+    const written = state.tokens.filter((token) => token.piece !== null && !token.isGiven).length;
+    // At the end it is as the server has it; of several fills it has counted the passes of all.
+    const isOwn = whole === null || (at < last() && passesAt(film, moments, last()) === whole.passes);
+    const counts = isOwn ? { written, passes } : whole;
+    onMoment?.(counts.written, counts.passes, whole?.passes ?? passes);
+    if (whole !== null) drawCounts(counts, whole.seconds, whole.written);
   };
 
   /** Go one moment on; drafts that it has not are struck through for a moment before. */
@@ -156,11 +169,11 @@ export const createView = (root, { name, onRefill } = {}) => {
     slider.setAttribute("aria-valuetext", position.textContent || "nothing yet");
   };
 
-  const drawCounts = (counts, seconds) => {
+  const drawCounts = (counts, seconds, written = counts.written) => {
     counters.tokens.textContent = counts.written.toLocaleString("en");
     counters.passes.textContent = counts.passes.toLocaleString("en");
     counters.rate.textContent = counts.passes ? fixed(counts.written / counts.passes, 2) : "–";
-    const pace = seconds > 0 ? counts.written / seconds : 0;
+    const pace = seconds > 0 ? written / seconds : 0;
     counters.speed.textContent = pace > 0 ? fixed(pace, pace < 10 ? 1 : 0) : "–";
   };
 
@@ -238,7 +251,7 @@ export const createView = (root, { name, onRefill } = {}) => {
   const whenOf = (token) => {
     if (token.isGiven) return "given";
     if (hasDrafts(film)) return `pass ${token.since + 1}${token.wasDrafted ? ", guessed before and right" : ""}`;
-    const isPass = passCount === null || passCount === film.steps.filter(([kind]) => kind === "show").length;
+    const isPass = whole === null || whole.passes === film.steps.filter(([kind]) => kind === "show").length;
     return `${isPass ? "pass" : "in order"} ${token.order}`;
   };
 
@@ -378,7 +391,7 @@ export const createView = (root, { name, onRefill } = {}) => {
     setPlaying(false);
     setPicked(null);
     cancelAnimationFrame(frame);
-    [film, moments, at, first, frame, final, passCount, current] = [createFilm(), [0], 0, 0, 0, null, null, -1];
+    [film, moments, at, first, frame, final, whole, current] = [createFilm(), [0], 0, 0, 0, null, null, -1];
     [isLive, follows, began] = [true, true, performance.now()];
     root.classList.remove("knows");
     root.classList.add("live");
@@ -422,9 +435,9 @@ export const createView = (root, { name, onRefill } = {}) => {
     mend(film, pieces, film.given.length, text);
     if (before !== null) mend(film, pieces, 0, before + text);
     final = piecesOf(film);
-    passCount = usage.passes;
+    whole = { written: usage.completion_tokens, passes: usage.passes, seconds };
     halt(`Finished: ${usage.completion_tokens} tokens in ${usage.passes} passes.`);
-    drawCounts({ written: usage.completion_tokens, passes: usage.passes }, seconds);
+    drawCounts(whole, seconds);
     const isOneOfSeveral = film.given.includes(null) && usage.passes > usage.completion_tokens;
     if (isOneOfSeveral) detail.textContent = "One of several fills, chosen by what follows. Passes are those of all.";
     if (follows) draw(last());
