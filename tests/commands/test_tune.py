@@ -129,6 +129,9 @@ def test_additions_are_saved_alone_and_merged_into_their_model(kind, models, fil
         difference = network.get_parameter(name) - base.get_parameter(name)
         assert torch.linalg.matrix_rank(difference.detach(), rtol=1e-3) <= (12 if "qkv" in name else 4)
     assert main(["eval", str(tmp_path / "run")]) == 0
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "full")]) == 0
+    for one, other in zip(network.parameters(), weights(tmp_path / "full").values(), strict=True):
+        assert torch.equal(one, other)
     assert tune(tmp_path / "run", *words, "--out", tmp_path / "again") == 0  # additions to a merged model
     assert load(tmp_path / "again")[1] == config
     (models[kind] / "model").rename(tmp_path / "moved")
