@@ -4,6 +4,8 @@ A network is built without storage and then given its weights, so that loading d
 holds one copy of each tensor.
 """
 
+import json
+import math
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +32,7 @@ _MOST_HEADER = 2**24  # bytes, of which a hundred thousand tensors need about 13
 
 def parameter_shapes(config: NetworkConfig) -> dict[str, Shape]:
     """What a network stores: a tied matrix once, by the embedding's name."""
-    return {name: tuple(parameter.shape) for name, parameter in _skeleton(config).named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in skeleton(config).named_parameters()}
 
 
 class Stored(NamedTuple):
@@ -72,6 +74,32 @@ def read_tensors(path: Path, names: Collection[str]) -> dict[str, Tensor]:
     """Some tensors of a safetensors file."""
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in names}
+
+
+class RowReader:
+    """Rows of the tensors in a safetensors file; nothing else of it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.header = path, read_header(path)
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            entries = json.loads(file.read(length))
+        self._begins = {name: 8 + length + entries[name]["data_offsets"][0] for name in self.header}
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start..stop − 1 of a tensor; a number counts as one row."""
+        shape, dtype = self.header[name]
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(
+                f"{name} in {self.path} must be of a type to compute in, got {dtype}; {_ALLOWED}"
+            )
+        found = torch.empty((stop - start, *shape[1:]) if shape else (), dtype=dtype)
+        room = memoryview(found.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        with self.path.open("rb") as file:
+            file.seek(self._begins[name] + start * math.prod(shape[1:]) * dtype.itemsize)
+            if file.readinto(room) != len(room):
+                raise ValueError(f"{self.path} must hold all of {name}, and ends within it")
+        return found
 
 
 def check_shapes(found: Mapping[str, Shape], expected: Mapping[str, Shape], *, where: str) -> None:
@@ -130,7 +158,7 @@ def build(
     one_dtype([tensor.dtype for tensor in state.values()], dtype, where=where)
     # A copy: what a file's reader gives may be a view of the file, which someone may write over.
     weights = {name: tensor.to(device=device, dtype=dtype, copy=True) for name, tensor in state.items()}
-    return _with_weights(_skeleton(config), weights)
+    return _with_weights(skeleton(config), weights)
 
 
 def one_dtype(stored: Iterable[torch.dtype | str], dtype: torch.dtype | None, *, where: str) -> torch.dtype:
@@ -147,7 +175,7 @@ def one_dtype(stored: Iterable[torch.dtype | str], dtype: torch.dtype | None, *,
 
 def allocate(config: NetworkConfig, *, device: torch.device | str, dtype: torch.dtype, where: str) -> Network:
     """A network in evaluation mode with room for its weights, which are still to be written."""
-    network = _skeleton(config)
+    network = skeleton(config)
     shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
     least = sum(shape.numel() for shape in shapes.values()) * dtype.itemsize
     require_room(least, torch.device(device), what=f"the weights in {where}")
@@ -191,8 +219,8 @@ def make_folder(folder: str | Path) -> Path:
     return path
 
 
-def _skeleton(config: NetworkConfig) -> Network:
-    """A network without storage."""
+def skeleton(config: NetworkConfig) -> Network:
+    """A network without storage, on torch's device "meta"."""
     with torch.device("meta"), _NotInitialised():
         return config.build()
 

@@ -8,15 +8,16 @@ caller may compute logits for just the positions it needs.
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from bd3lm.models.additions import Addition, added
 from bd3lm.models.attention import AttentionMask, Backend, allow_many_graphs, attend, compiler
-from bd3lm.models.cache import KVCache, KVStore, NoStore
+from bd3lm.models.cache import KVCache, KVHanded, KVStore, KVTape, NoStore
 from bd3lm.models.config import TransformerConfig
 from bd3lm.models.cross_entropy import weighted_cross_entropy
 from bd3lm.models.decoding import can_decode, decode
@@ -52,6 +53,7 @@ class Transformer(Network):
         if config.tied:
             self.output.weight = self.embedding.weight
         self._trunk = self._run_trunk
+        self._recomputes = False
         self._trainings = 0
         self.reset_parameters()
 
@@ -72,7 +74,8 @@ class Transformer(Network):
             layer.shrink_residuals(1 / math.sqrt(2 * self.config.layers))
             if layer.modulation is not None:  # no shift, no scale, gates of 1
                 nn.init.zeros_(layer.modulation.weight)
-                layer.modulation.bias.data.unflatten(0, (6, -1))[[2, 5]] = 1.0
+                for gate in (2, 5):
+                    layer.modulation.bias.data.unflatten(0, (6, -1))[gate] = 1.0
         if self.final_modulation is not None:
             nn.init.zeros_(self.final_modulation.weight)
 
@@ -127,6 +130,13 @@ class Transformer(Network):
         """Compile all layers as one graph, for each shape and layout that is met."""
         allow_many_graphs()
         self._trunk = torch.compile(self._run_trunk, dynamic=False, backend=compiler)
+
+    @property
+    def can_recompute(self) -> bool:
+        return True
+
+    def recompute_layers(self) -> None:
+        self._recomputes = True
 
     @property
     def _layers(self) -> "Sequence[Layer]":
@@ -248,9 +258,12 @@ class Transformer(Network):
     ) -> Tensor:
         """All layers and the last norm: what is compiled as one graph."""
         every = (0, x.shape[1])
+        # A ring of keys and values is written in place, and nothing is learned through it.
+        twice = self._recomputes and torch.is_grad_enabled() and not isinstance(store, KVCache)
         for index, layer in enumerate(self._layers):
             last = index == len(self._layers) - 1
-            x = layer(
+            x = (_computed_twice if twice else _computed_once)(
+                layer,
                 x,
                 rope,
                 last_mask if last else mask,
@@ -382,6 +395,38 @@ class Transformer(Network):
             most = self.config.input_vocab_size - 1
             if low < 0 or high > most:
                 raise ValueError(f"token ids must lie in 0..{most}, got values from {low} to {high}")
+
+
+def _computed_once(layer: "Layer", *inputs: Any) -> Tensor:
+    result: Tensor = layer(*inputs)
+    return result
+
+
+def _computed_twice(
+    layer: "Layer",
+    x: Tensor,
+    rope: Rotation,
+    mask: AttentionMask,
+    store: KVStore,
+    index: int,
+    *rest: Any,
+) -> Tensor:
+    """A layer that keeps its input alone for the backward pass, which computes the rest again.
+
+    Nothing is drawn inside, since seeds are handed in, so both times give the same bits. A tape takes keys
+    and values from out here, once: they stay, since a later pass attends to them.
+    """
+
+    def run(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        if not isinstance(store, KVTape):
+            return layer(x, rope, mask, store, index, *rest), None
+        handed = KVHanded()
+        return layer(x, rope, mask, handed, index, *rest), handed.pair
+
+    x, pair = checkpoint(run, x, use_reentrant=False, preserve_rng_state=False)
+    if pair is not None:
+        store.extend(index, *pair)
+    return x
 
 
 class Layer(nn.Module):

@@ -322,6 +322,7 @@ def _may_change(recipe: Recipe) -> set[str]:
     Data may lie elsewhere: a checkpoint knows its fingerprint. A checkpoint needs no start either.
     """
     free = {"train.log_every", "train.checkpoint_every", "train.micro_batch", "train.compile"}
+    free.add("train.recompute_activations")
     free |= {"parallel", "checkpoint", "trackers", "data.path", "start_from"}
     free |= {f"method.{name}" for name in recipe.method.concerns_release_only}
     if recipe.optimizer.decay == "constant":

@@ -10,19 +10,19 @@ that it never waits for an accelerator. Objects cross as JSON, never as pickle.
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
@@ -38,6 +38,16 @@ _TIMEOUT = timedelta(minutes=20)
 # gloo's threads let go of a collective's tensors only after it has returned, and need the interpreter for it.
 # One that comes too late, when the interpreter has ended, aborts the process after all its work was done.
 _FAREWELL = 0.2  # seconds
+
+
+class FirstWeights(Protocol):
+    """What a network begins with, whose tensors need not all exist at once."""
+
+    def names(self) -> Collection[str]:
+        """The parameters and buffers that are given."""
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start..stop − 1 of one of them; a number counts as one row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +125,9 @@ class Engine:
         used and freed after; the parameters become sharded in place, so take them from the module after
         wrapping. There `precision` "bf16" gathers parameters and computes in bfloat16 and adds gradients in
         float32; elsewhere parameters stay as they are and precision is a matter of autocast.
+
+        Under FSDP2 the module may have been built without storage, on torch's device "meta". Each process
+        then gets room for its own rows alone, which are still to be written (`fill`), and nothing is sent.
         """
         if precision not in ("fp32", "bf16"):
             raise ValueError(f"precision must be 'fp32' or 'bf16', got {precision!r}")
@@ -137,14 +150,22 @@ class Engine:
             # Layers are handed rotary angles besides hidden states; those must stay in float32.
             cast_forward_inputs=False,
         )
+        is_empty = any(parameter.is_meta for parameter in module.parameters())
         for unit in (*layers, module):  # one at a time, so that the device never holds all of a large network
-            unit.to(self.device)
-            for parameter in unit.parameters():
-                if not isinstance(parameter, DTensor):
-                    dist.broadcast(parameter.detach(), src=0)
+            if not is_empty:
+                unit.to(self.device)
+                for parameter in unit.parameters():
+                    if not isinstance(parameter, DTensor):
+                        dist.broadcast(parameter.detach(), src=0)
             # By default FSDP2 leaves the root's parameters whole after a forward pass without a backward one.
             # Weights exchanged after such a pass (EMA) would then not be seen by the next.
             fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+        if is_empty:
+            valued = {name: each for name, each in module.named_buffers() if not each.is_meta}
+            module.to_empty(device=self.device)
+            for name, buffer in module.named_buffers():
+                if name in valued:
+                    buffer.copy_(valued[name])
         return module
 
     @contextmanager
@@ -218,6 +239,31 @@ def local(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, on the CPU. Where it is sharded, every process must ask."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()).cpu()
+
+
+def held_rows(tensor: Tensor) -> tuple[int, int]:
+    """First row and row after the last that this process holds. A number counts as one row."""
+    rows = tensor.shape[0] if tensor.ndim else 1
+    if not isinstance(tensor, DTensor):
+        return 0, rows
+    if tensor.device_mesh.ndim != 1 or tensor.placements[0] != Shard(0):
+        raise ValueError(f"a sharded tensor must be cut by rows over one mesh, got {tensor.placements}")
+    each = -(-rows // tensor.device_mesh.size())  # as torch.chunk: the last processes may hold fewer, or none
+    start = min(rows, each * tensor.device_mesh.get_local_rank())
+    stop = min(rows, start + each)
+    if local(tensor).shape[0] != stop - start:
+        raise RuntimeError(f"expected to hold rows {start} to {stop}, but hold {local(tensor).shape[0]}")
+    return start, stop
+
+
+@torch.no_grad()
+def fill(module: nn.Module, weights: FirstWeights) -> None:
+    """Write what a process holds of a module's parameters and buffers, tensor by tensor."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if name in weights.names():
+            start, stop = held_rows(tensor)
+            if start < stop:
+                local(tensor).copy_(weights.rows(name, start, stop))
 
 
 def _sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:

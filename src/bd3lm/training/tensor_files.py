@@ -16,11 +16,11 @@ from typing import Any, TypedDict
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from bd3lm.io.files import sync_folder
 from bd3lm.parsing import shown
-from bd3lm.training.distributed import Engine, local
+from bd3lm.training.distributed import Engine, held_rows, local
 from bd3lm.training.index import FORMAT, INDEX, Damaged, File, Index, Stored, digest
 
 _CHUNK = 1 << 22  # bytes written at once
@@ -44,21 +44,6 @@ class Part(TypedDict):
 
     files: dict[str, dict[str, Any]]
     pieces: dict[str, tuple[str, int, int]]
-
-
-def held_rows(tensor: Tensor) -> tuple[int, int]:
-    """First row and row after the last that this process holds. A number counts as one row."""
-    rows = tensor.shape[0] if tensor.ndim else 1
-    if not isinstance(tensor, DTensor):
-        return 0, rows
-    if tensor.device_mesh.ndim != 1 or tensor.placements[0] != Shard(0):
-        raise ValueError(f"a sharded tensor must be cut by rows over one mesh, got {tensor.placements}")
-    each = -(-rows // tensor.device_mesh.size())  # as torch.chunk: the last processes may hold fewer, or none
-    start = min(rows, each * tensor.device_mesh.get_local_rank())
-    stop = min(rows, start + each)
-    if local(tensor).shape[0] != stop - start:
-        raise RuntimeError(f"expected to hold rows {start} to {stop}, but hold {local(tensor).shape[0]}")
-    return start, stop
 
 
 # --- Writing -----------------------------------------------------------------------------------------
