@@ -1,4 +1,4 @@
-"""What a run begins with: cut into rows by FSDP2 it is what one process has, and no process builds it whole."""
+"""What a run begins with: cut into rows by FSDP2 it is what one process has, and nobody builds it whole."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_another_network_is_refused_in_the_same_words(data, base):
 
 
 def on_rank(said: dict[str, Any], out: str) -> dict[str, Any]:
-    """Build a run under FSDP2, with a `Transformer` that cannot be built anywhere but on the device "meta"."""
+    """Train under FSDP2, with a `Transformer` that can be built nowhere but on the device "meta"."""
     build = Transformer.__init__
 
     def watched(self: Transformer, *args: Any) -> None:

@@ -26,6 +26,7 @@ from bd3lm.interop.weights import (
     write_tensors,
 )
 from bd3lm.io.files import local_path, write_atomically
+from bd3lm.io.tensors import Later
 from bd3lm.methods import Base, LanguageModelConfig
 from bd3lm.models import Network, TransformerConfig
 
@@ -54,7 +55,7 @@ def digest(path: Path) -> str:
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
-def save(tensors: Mapping[str, Tensor], config: LanguageModelConfig, folder: str | Path) -> None:
+def save(tensors: Mapping[str, Tensor | Later], config: LanguageModelConfig, folder: str | Path) -> None:
     """Write what the network learned beside its weights, of all that is given by our names."""
     base = config.base
     if base is None:
@@ -74,11 +75,10 @@ def save(tensors: Mapping[str, Tensor], config: LanguageModelConfig, folder: str
         "inference_mode": True,
         "target_modules": sorted(_modules(config)),
     }
-    written = {
-        theirs: tensors[name][begin : begin + shape[0]].detach().clone()
-        for name, pieces in layout.items()
-        for theirs, begin, shape in pieces
-    }
+    written: dict[str, Tensor] = {}
+    for name, pieces in layout.items():  # they are few numbers, beside the weights
+        whole = Later.of(tensors[name]).fetch().detach()
+        written |= {theirs: whole[begin : begin + shape[0]].clone() for theirs, begin, shape in pieces}
     path = make_folder(folder)
     write_tensors(path / ADAPTER_WEIGHTS, written)
     write_atomically(path / ADAPTER_CONFIG, (json.dumps(said, indent=2) + "\n").encode())

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bd3lm.io.files import local_path, replacing
+from bd3lm.io.tensors import Later, file_pieces, in_file_order
 from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Network, NetworkConfig
 from bd3lm.models.devices import require_room
@@ -200,14 +200,11 @@ def _with_weights(network: Network, weights: dict[str, Tensor]) -> Network:
     return network.eval()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A safetensors file that appears only when it is whole."""
-    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with replacing(path) as temporary:
-        try:
-            save_file(stored, temporary, metadata={"format": "pt"})
-        except SafetensorError as error:  # of the disk: there is nothing else to go wrong
-            raise OSError(f"{path} could not be written: {error}") from error
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | Later]) -> None:
+    """A safetensors file that appears only when it is whole. One tensor at a time is fetched for it."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        for piece in file_pieces(tensors, in_file_order(tensors)):
+            file.write(piece)
 
 
 def make_folder(folder: str | Path) -> Path:

@@ -69,7 +69,7 @@ class _Done:
 
 
 class _InitIsNotTold(TorchFunctionMode):
-    """Some functions of `torch.nn.init` do nothing to a tensor without storage. To them none looks like one."""
+    """Some functions of `torch.nn.init` leave a tensor without storage alone. To them none looks like one."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
 """From a recipe to a run: a plan, which has been checked as a whole, and what it builds."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from bd3lm.data.shards import META_FILE
 from bd3lm.interop.weights import parameter_shapes
 from bd3lm.io.console import Console
 from bd3lm.io.extras import require
+from bd3lm.io.tensors import Later
 from bd3lm.io.terminal import say
 from bd3lm.methods import Frame, LanguageModelConfig
 from bd3lm.models import NetworkConfig
@@ -52,7 +53,6 @@ from bd3lm.training import (
     Validator,
     WandbLog,
 )
-from bd3lm.training.distributed import whole
 from bd3lm.training.trainer import rank_rows
 
 _BYTES_OF_A_WEIGHT = 4 * 4  # it, its gradient and AdamW's two moments, in float32
@@ -77,16 +77,18 @@ class Run:
 
     def export(self) -> Path:
         """Write the EMA weights, config and tokenizer to out/model, in this project's format."""
-        engine = self.trainer.engine
-        average = {}
-        for name, tensor in self.trainer.ema.tensors().items():
-            gathered = whole(tensor)  # by all processes, one tensor at a time; one of them keeps it
-            if engine.is_main:
-                average[name] = gathered
+        engine, average = self.trainer.engine, self.trainer.ema.tensors()
         folder = self.out / interop.RUN_MODEL
-        if engine.is_main:
-            interop.save_tensors(average, self.config, folder)
+
+        def write(whole: Callable[[str], torch.Tensor]) -> None:
+            tensors = {
+                name: Later(tuple(each.shape), each.dtype, partial(whole, name))
+                for name, each in average.items()
+            }
+            interop.save_tensors(tensors, self.config, folder)
             self.tokenizer.save(folder)
+
+        engine.with_whole(average, write)  # no process holds more than one tensor whole
         engine.barrier()
         return folder
 

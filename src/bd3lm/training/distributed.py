@@ -8,9 +8,10 @@ What several processes must agree on (stopping, errors, small texts) goes throug
 that it never waits for an accelerator. Objects cross as JSON, never as pickle.
 """
 
+import errno
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -34,6 +35,8 @@ Precision = Literal["fp32", "bf16"]
 # torchrun ends the survivors of a dead process within seconds and gloo notices a closed connection at once:
 # this is the last line, for a process that hangs. One process may write a large checkpoint meanwhile.
 _TIMEOUT = timedelta(minutes=20)
+
+_WANTED = "wanted: "  # before the name of a tensor that the main process asks for
 
 # gloo's threads let go of a collective's tensors only after it has returned, and need the interpreter for it.
 # One that comes too late, when the interpreter has ended, aborts the process after all its work was done.
@@ -208,6 +211,34 @@ class Engine:
     def barrier(self) -> None:
         """Wait until every process is here (the host, not its accelerator)."""
         self.any_true(False)
+
+    def with_whole(
+        self, tensors: Mapping[str, Tensor], work: Callable[[Callable[[str], Tensor]], None]
+    ) -> None:
+        """Let the main process work with whole tensors, one at a time, which it asks for by name.
+
+        Where tensors are sharded all processes take part in each; so all must call this. What goes wrong on
+        the main one with a disk is told to all.
+        """
+        problem = ""
+
+        def fetch(name: str) -> Tensor:
+            self.broadcast_text(f"{_WANTED}{name}")
+            return whole(tensors[name])
+
+        if not self.is_main:
+            while (asked := self.broadcast_text("")).startswith(_WANTED):
+                whole(tensors[asked.removeprefix(_WANTED)])
+            if asked:
+                raise OSError(errno.EIO, asked)
+            return
+        try:
+            work(fetch)
+        except OSError as error:
+            problem = f"the main process could not go on: {error.strerror or error}"
+            raise
+        finally:
+            self.broadcast_text(problem)
 
     def gather_text(self, text: str) -> list[str]:
         """The texts of all processes, by rank, on every process."""
