@@ -10,9 +10,10 @@ that it never waits for an accelerator. Objects cross as JSON, never as pickle.
 
 import errno
 import os
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -21,8 +22,11 @@ from typing import Literal, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistError, DistNetworkError, DistStoreError
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
@@ -38,9 +42,14 @@ _TIMEOUT = timedelta(minutes=20)
 
 _WANTED = "wanted: "  # before the name of a tensor that the main process asks for
 
+JOIN_TIMEOUT = timedelta(minutes=5)
+"""How long the first processes wait for the last at the start."""
+
 # gloo's threads let go of a collective's tensors only after it has returned, and need the interpreter for it.
 # One that comes too late, when the interpreter has ended, aborts the process after all its work was done.
 _FAREWELL = 0.2  # seconds
+_LOOK_AGAIN = 0.1  # seconds between two looks at who has come
+_LISTED = 8  # how many missing processes an error names
 
 
 class FirstWeights(Protocol):
@@ -69,12 +78,13 @@ class Engine:
         parallel: Parallel = "none",
         device: torch.device | str | None = None,
         timeout: timedelta = _TIMEOUT,
+        join_timeout: timedelta = JOIN_TIMEOUT,
     ) -> "Engine":
         """The process that torchrun's variables describe, or a single one where there are none.
 
         Without `device` it is this process's GPU, or the CPU where there is no GPU. With one process there is
         nothing to share and `parallel` becomes "none", so that a configuration for a cluster also runs on
-        one device.
+        one device. A process that has not come within `join_timeout` is an error that names it.
         """
         if parallel not in ("none", "ddp", "fsdp"):
             raise ValueError(f"parallel must be 'none', 'ddp' or 'fsdp', got {parallel!r}")
@@ -89,7 +99,9 @@ class Engine:
         if parallel == "none":
             raise ValueError(f"parallel must be 'ddp' or 'fsdp' with {world} processes, got 'none'")
         backend = "cpu:gloo,cuda:nccl" if here.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timeout)
+        store = _joined(rank, world, join_timeout)
+        store.set_timeout(timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
         return cls(parallel=parallel, device=here, rank=rank, world=world)
 
     def __enter__(self) -> "Engine":
@@ -99,6 +111,11 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        if self.world > 1 and error is not None and _is_of_connection(error):
+            raise ConnectionError(
+                f"another of the {self.world} processes has ended or cannot be reached (noticed by process "
+                f"{self.rank}); the checkpoints are intact: start all again, with --resume"
+            ) from error
 
     def close(self) -> None:
         """Leave the group of processes. Waits for nobody, since another process may have died."""
@@ -295,6 +312,58 @@ def fill(module: nn.Module, weights: FirstWeights) -> None:
             start, stop = held_rows(tensor)
             if start < stop:
                 local(tensor).copy_(weights.rows(name, start, stop))
+
+
+def _joined(rank: int, world: int, patience: timedelta) -> Store:
+    """The store that all processes have come to; a TimeoutError names those that have not."""
+    place = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    address, _, port = place.rpartition(":")
+    if not address or not port.isdecimal():
+        raise ValueError(
+            "the environment variables MASTER_ADDR and MASTER_PORT must say where processes meet, got "
+            f"{place!r}; torchrun sets them"
+        )
+    until = time.monotonic() + patience.total_seconds()
+    missing = [0]  # which keeps the store, unless torchrun does
+    try:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            store, _, _ = next(rendezvous("env://", rank, world, timeout=patience))
+        else:
+            if rank:
+                _await_listener(address, int(port), until)
+            store = TCPStore(address, int(port), world, rank == 0, timeout=patience, wait_for_workers=False)
+        present = PrefixStore("bd3lm/present", store)
+        present.set(str(rank), "")
+        missing = list(range(world))
+        while missing := [other for other in missing if not present.check([str(other)])]:
+            if time.monotonic() > until:
+                raise DistStoreError
+            time.sleep(_LOOK_AGAIN)
+    except DistError:
+        named = ", ".join(map(str, missing[:_LISTED])) + (", .." if len(missing) > _LISTED else "")
+        raise TimeoutError(
+            f"all {world} processes must come to {place} within {patience.total_seconds():g} s "
+            f"(--join-timeout), got none numbered {named}"
+        ) from None
+    return store
+
+
+def _await_listener(address: str, port: int, until: float) -> None:
+    """Wait until somebody listens there: a store that finds nobody writes a page about it by itself."""
+    while True:
+        with suppress(OSError), socket.create_connection((address, port), timeout=_LOOK_AGAIN * 10):
+            return
+        if time.monotonic() > until:
+            raise DistNetworkError
+        time.sleep(_LOOK_AGAIN)
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    """Whether an error is what torch makes of another process that is gone."""
+    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+    return isinstance(error, DistError) or (
+        isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+    )
 
 
 def _sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:
