@@ -1,6 +1,6 @@
 """A scheduler that is none: sbatch, srun and scontrol as a job script sees them, with tasks on this machine.
 
-A job has a node for each task, all of which are this machine. At its time limit the tasks get SIGTERM, as with
+A job has a node for each task, all of which are this machine. At its time limit the tasks get SIGTERM, as by
 `--signal=TERM@300`; a job that was put back in the queue starts again when the one before has ended.
 """
 

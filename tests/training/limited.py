@@ -11,7 +11,8 @@ def train_within(megabytes: int, words: list[str]) -> dict[str, Any]:
     """`bd3lm` with these words, in a process that may take so much memory beside that of its libraries.
 
     The limit is RLIMIT_DATA, which counts private memory that can be written to, used or not: heaps, stacks
-    and anonymous mappings. RLIMIT_AS would count torch's libraries too, gigabytes of addresses that take none.
+    and anonymous mappings. RLIMIT_AS would count torch's libraries too: gigabytes of addresses, and no
+    memory.
     """
     import torch
     import torch._dynamo

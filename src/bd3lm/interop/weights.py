@@ -58,8 +58,8 @@ def read_header(path: Path) -> dict[str, Stored]:
                 f"{path} must be a readable safetensors file: its header must have at most {_MOST_HEADER:,} "
                 f"bytes, got {length:,}"
             )
-        # Nothing is read here. For torch the library would map the file to memory of this process's own, which
-        # counts against its limits.
+        # Nothing is read here. For torch the library would map the file to memory of this process's own, and
+        # that counts against its limits.
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             return {name: Stored(tuple(each.get_shape()), _type(each)) for name, each in slices.items()}
