@@ -8,6 +8,7 @@ caller may compute logits for just the positions it needs.
 
 import math
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, Self, cast
 
 import torch
@@ -53,7 +54,6 @@ class Transformer(Network):
         if config.tied:
             self.output.weight = self.embedding.weight
         self._trunk = self._run_trunk
-        self._recomputes = False
         self._trainings = 0
         self.reset_parameters()
 
@@ -136,7 +136,8 @@ class Transformer(Network):
         return True
 
     def recompute_layers(self) -> None:
-        self._recomputes = True
+        for layer in self._layers:  # inside of what an engine hangs on it, which gathers its weights
+            layer.forward = partial(_computed_twice, layer)  # type: ignore[method-assign]
 
     @property
     def _layers(self) -> "Sequence[Layer]":
@@ -258,12 +259,9 @@ class Transformer(Network):
     ) -> Tensor:
         """All layers and the last norm: what is compiled as one graph."""
         every = (0, x.shape[1])
-        # A ring of keys and values is written in place, and nothing is learned through it.
-        twice = self._recomputes and torch.is_grad_enabled() and not isinstance(store, KVCache)
         for index, layer in enumerate(self._layers):
             last = index == len(self._layers) - 1
-            x = (_computed_twice if twice else _computed_once)(
-                layer,
+            x = layer(
                 x,
                 rope,
                 last_mask if last else mask,
@@ -397,11 +395,6 @@ class Transformer(Network):
                 raise ValueError(f"token ids must lie in 0..{most}, got values from {low} to {high}")
 
 
-def _computed_once(layer: "Layer", *inputs: Any) -> Tensor:
-    result: Tensor = layer(*inputs)
-    return result
-
-
 def _computed_twice(
     layer: "Layer",
     x: Tensor,
@@ -414,14 +407,17 @@ def _computed_twice(
     """A layer that keeps its input alone for the backward pass, which computes the rest again.
 
     Nothing is drawn inside, since seeds are handed in, so both times give the same bits. A tape takes keys
-    and values from out here, once: they stay, since a later pass attends to them.
+    and values from out here, once: they stay, since a later pass attends to them. A ring of keys and values
+    is written in place, and nothing is learned through it.
     """
+    if not torch.is_grad_enabled() or isinstance(store, KVCache):
+        return Layer.forward(layer, x, rope, mask, store, index, *rest)
 
     def run(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         if not isinstance(store, KVTape):
-            return layer(x, rope, mask, store, index, *rest), None
+            return Layer.forward(layer, x, rope, mask, store, index, *rest), None
         handed = KVHanded()
-        return layer(x, rope, mask, handed, index, *rest), handed.pair
+        return Layer.forward(layer, x, rope, mask, handed, index, *rest), handed.pair
 
     x, pair = checkpoint(run, x, use_reentrant=False, preserve_rng_state=False)
     if pair is not None:
