@@ -87,7 +87,7 @@ def test_what_is_not_given_is_not_shown_and_comes_back() -> None:
         ({"layer": 3}, "network.layer: unknown key, did you mean 'layers'? allowed are kind, size, layers, "),
         (
             {"size": "smal"},
-            "qwen3-0.6b, checkpoint, got 'smal', did you mean 's",
+            "qwen3-8b, checkpoint, got 'smal', did you mean 's",
         ),
         ({"kind": "transformr"}, "network.kind: must be one of 'transformer'"),
         ({"heads": 5}, "network: hidden must be a multiple of heads where head_dim is not given"),

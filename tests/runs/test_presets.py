@@ -36,6 +36,8 @@ def test_sizes(size: str, shape: tuple[int, int, int]) -> None:
         ("smollm2-135m", 49_152, 134_515_008),
         ("llama3.2-1b", 128_256, 1_235_814_400),
         ("qwen3-0.6b", 151_936, 596_049_920),
+        ("qwen3-1.7b", 151_936, 1_720_574_976),
+        ("qwen3-8b", 151_936, 8_190_735_360),
     ],
 )
 def test_sizes_of_others_have_the_parameters_that_are_published(size, vocabulary, published) -> None:

@@ -25,7 +25,7 @@ def run_processes(
     function: str, *arguments: Any, world: int, timeout: float = 90.0, may_die: Collection[int] = ()
 ) -> list[Any]:
     """The results by rank; None for a rank in `may_die`. Leaves nothing running."""
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as scratch:
         outputs = [Path(scratch) / f"{rank}" for rank in range(world)]
         ranks = [
@@ -87,7 +87,7 @@ def _logs(outputs: list[Path]) -> str:
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

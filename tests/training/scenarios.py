@@ -244,6 +244,29 @@ def talk() -> dict[str, Any]:
         }
 
 
+def whole_on_main() -> dict[str, Any]:
+    """The main process asks for tensors by name, in its own order; then it fails with one of them in hand."""
+    with Engine.from_environment(parallel="fsdp", device="cpu") as engine:
+        run = Run(engine)
+        sums: dict[str, float] = {}
+
+        def look(fetch: Callable[[str], Tensor]) -> None:
+            sums.update({name: fetch(name).double().sum().item() for name in sorted(run.named, reverse=True)})
+
+        engine.with_whole(run.named, look)
+        expected = {name: whole(each).double().sum().item() for name, each in run.named.items()}
+
+        def fail(fetch: Callable[[str], Tensor]) -> None:
+            fetch(next(iter(run.named)))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        try:
+            engine.with_whole(run.named, fail)
+        except OSError as error:
+            said = str(error)
+        return {"sums": sums, "same": sums == expected, "said": said, "after": engine.gather_text("there")}
+
+
 def train_and_save(folder: str) -> dict[str, Any]:
     """Two FSDP2 steps and a checkpoint."""
     with Engine.from_environment(parallel="fsdp", device="cpu") as engine:

@@ -63,6 +63,17 @@ def test_a_lost_process_ends_the_others_and_no_checkpoint(tmp_path: Path) -> Non
     }
 
 
+@pytest.mark.slow
+def test_the_main_process_works_with_whole_tensors_and_its_failure_is_told_to_all() -> None:
+    main, other = run_processes("tests.training.scenarios.whole_on_main", world=2)
+    assert main["same"]
+    assert main["sums"]
+    assert other["sums"] == {}
+    assert main["said"] == "[Errno 28] No space left on device"
+    assert other["said"] == "[Errno 5] the main process could not go on: No space left on device"
+    assert main["after"] == other["after"] == ["there", "there"]
+
+
 def test_one_process_talks_to_itself() -> None:
     engine = Engine()
     assert (engine.rank, engine.world, engine.is_main, engine.gradient_scale) == (0, 1, True, 1.0)

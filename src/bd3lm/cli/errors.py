@@ -23,7 +23,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Told by names and words: to ask torch for its class would import it for every command."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return any(words in str(error) for words in ("DefaultCPUAllocator: ", "CUDA error: out of memory"))
+    return any(
+        words in str(error)
+        for words in ("DefaultCPUAllocator: ", "CUDA error: out of memory", "Cannot allocate memory")
+    )
 
 
 def warn(message: Warning | str, *_: object, **__: object) -> None:

@@ -17,6 +17,8 @@ from bd3lm.words import advice_in_recipes
 if TYPE_CHECKING:
     from bd3lm.runs.recipe import Recipe
 
+_MOST_SECONDS = 10**6  # eleven days
+
 
 @dataclass(frozen=True)
 class Train(Command):
@@ -40,6 +42,8 @@ class Train(Command):
     start_from: Annotated[str | None, named("MODEL"), arg(name="from")] = None
     """A run, model folder, GGUF file or hub id whose weights to start from, with a fresh optimizer."""
     device: DeviceFlag = None
+    join_timeout: Annotated[float | None, named("SECONDS")] = None
+    """Under torchrun or a scheduler: how long the first processes wait for the last; by default 300."""
     show: bool = False
     """Print the resolved recipe and stop."""
     overrides: Suppress[tuple[str, ...]] = ()
@@ -69,7 +73,9 @@ class Train(Command):
             return 0
         if self._wants_report() and os.environ.get("RANK", "0") == "0":  # one of several processes says it
             say(f"{self.preset} is measured when it is trained, and {out / 'report.html'} is written")
-        runs = train_stages(stages, out, resume=self.resume, device=self.device)
+        runs = train_stages(
+            stages, out, resume=self.resume, device=self.device, join_timeout=self.join_timeout
+        )
         last = runs[-1].trainer
         if last.stopped_by == "signal":
             return 130
@@ -83,6 +89,11 @@ class Train(Command):
 
     def _check(self, out: Path) -> None:
         """Refuse what is known to be wrong before torch is loaded."""
+        if self.join_timeout is not None and not 0.0 < self.join_timeout < _MOST_SECONDS:
+            raise ValueError(
+                f"--join-timeout must be a number of seconds above 0, below {_MOST_SECONDS:,}, got "
+                f"{self.join_timeout}"
+            )
         from bd3lm.commands.shared.models import check_models
         from bd3lm.runs.folders import begun_stages, check_not_begun, is_run
         from bd3lm.runs.outline import check_outline

@@ -97,7 +97,8 @@ def main() -> None:
             enough = False
         except Exception as error:  # of any kind that a program can raise
             answer = {"error": " ".join(str(error).split())[:500] or type(error).__name__}
-        print(json.dumps(answer), flush=True)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
         if not enough:
             return
 

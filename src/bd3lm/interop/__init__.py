@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bd3lm.interop.native import save, save_tensors
     from bd3lm.interop.reference import save as save_reference
     from bd3lm.interop.remote_code import save as save_with_code
+    from bd3lm.interop.rows import StoredWeights
     from bd3lm.interop.sdar import save as save_sdar
     from bd3lm.interop.weights import check_config, floating_dtype
     from bd3lm.methods import LanguageModelConfig
@@ -46,6 +47,7 @@ __all__ = [
     "WEIGHTS_NAME",
     "HubOptions",
     "LightningFacts",
+    "StoredWeights",
     "base_of",
     "check_config",
     "check_folder",
@@ -55,6 +57,7 @@ __all__ = [
     "hub_id",
     "load",
     "load_tokenizer",
+    "open_rows",
     "resolve",
     "save",
     "save_huggingface",
@@ -69,6 +72,7 @@ __all__ = [
 _MOST_TUNINGS = 8  # one upon another, each by additions to the one before
 _IMPORTED_WHEN_USED = {
     "LightningFacts": ("lightning", "LightningFacts"),
+    "StoredWeights": ("rows", "StoredWeights"),
     "check_config": ("weights", "check_config"),
     "floating_dtype": ("weights", "floating_dtype"),
     "save": ("native", "save"),
@@ -143,6 +147,32 @@ def load(
     if sdar.recognises(data):
         return sdar.load(path, device=device, dtype=dtype)
     raise unsupported(path, data)
+
+
+def open_rows(source: str | Path, *, _may_add: bool = True, **hub: Unpack[HubOptions]) -> "StoredWeights":
+    """What `load` would give, to be read some rows at a time, for a network that no process holds whole."""
+    from bd3lm.interop import huggingface, native, rows, sdar
+
+    def open_base(base: str | Path) -> "tuple[Path, StoredWeights]":
+        where = resolve(base, **hub)
+        return where, open_rows(where, _may_add=False)
+
+    path = resolve(source, **hub)
+    if path.suffix == GGUF_SUFFIX and path.is_file():
+        return rows.GGUFRows(path)
+    data = read_config(path) if path.is_dir() else {}
+    if native.recognises(data):
+        config = native.read(path)
+        if config.method.trains_beside:
+            return rows.BesideRows(path, config, open_base if _may_add else None)
+        if native.is_tuned(path):  # what it adds is merged into whole matrices
+            return rows.WholeRows(*load(path, _depth=int(not _may_add)))
+        return rows.NativeRows(path, config)
+    if huggingface.recognises(data):
+        return rows.HuggingFaceRows(path, huggingface.read(path))
+    if sdar.recognises(data):
+        return rows.HuggingFaceRows(path, sdar.read(path))
+    return rows.WholeRows(*load(path))
 
 
 def config_of(source: str | Path, **hub: Unpack[HubOptions]) -> "LanguageModelConfig":

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from bd3lm.interop.weights import (
     write_tensors,
 )
 from bd3lm.io.files import local_path, write_atomically
+from bd3lm.io.tensors import Later
 from bd3lm.methods import Base, LanguageModelConfig
 from bd3lm.models import Network, TransformerConfig
 
@@ -33,6 +35,9 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 Loader = Callable[[str | Path], tuple[Path, Network, LanguageModelConfig]]
 """A source to where it lies, and the model in it."""
+
+Piece = tuple[str, int, Shape]
+"""One of PEFT's tensors: its name, its first row in the parameter that it is a part of, and its shape."""
 
 _PREFIX = "base_model.model."
 _MASK = "mask_vector"
@@ -50,7 +55,7 @@ def digest(path: Path) -> str:
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
-def save(tensors: Mapping[str, Tensor], config: LanguageModelConfig, folder: str | Path) -> None:
+def save(tensors: Mapping[str, Tensor | Later], config: LanguageModelConfig, folder: str | Path) -> None:
     """Write what the network learned beside its weights, of all that is given by our names."""
     base = config.base
     if base is None:
@@ -70,11 +75,10 @@ def save(tensors: Mapping[str, Tensor], config: LanguageModelConfig, folder: str
         "inference_mode": True,
         "target_modules": sorted(_modules(config)),
     }
-    written = {
-        theirs: tensors[name][begin : begin + shape[0]].detach().clone()
-        for name, pieces in layout.items()
-        for theirs, begin, shape in pieces
-    }
+    written: dict[str, Tensor] = {}
+    for name, pieces in layout.items():  # they are few numbers, beside the weights
+        whole = Later.of(tensors[name]).fetch().detach()
+        written |= {theirs: whole[begin : begin + shape[0]].clone() for theirs, begin, shape in pieces}
     path = make_folder(folder)
     write_tensors(path / ADAPTER_WEIGHTS, written)
     write_atomically(path / ADAPTER_CONFIG, (json.dumps(said, indent=2) + "\n").encode())
@@ -89,38 +93,60 @@ def load(
     dtype: torch.dtype | None,
 ) -> Network:
     """The network of a folder that `save` wrote: the weights of its base, and these beside them."""
-    if config.base is None:
-        raise ValueError(f"config.json in {folder} must say the base of its {ADAPTER_WEIGHTS}, got none")
-    if load_base is None:
-        raise ValueError(
-            f"{folder} must be a model with all its weights, to be the base of another, and it is none: it "
-            f"adds to {config.base.source}"
-        )
-    layout, path = _layout(config), folder / ADAPTER_WEIGHTS
-    expected = {theirs: shape for pieces in layout.values() for theirs, _, shape in pieces}
-    check_shapes(read_shapes(path), expected, where=str(path))
-    where, base, _ = load_base(_near(config.base.source, folder))
-    found = digest(where)
-    if found != config.base.sha256:
-        raise ValueError(
-            f"{folder} adds to other weights than those in {where}, whose sha256 must be "
-            f"{config.base.sha256[:12]}…, got {found[:12]}…"
-        )
-    shapes = parameter_shapes(config.network)
+    layout, path = check_files(folder, config)
+    where, base = open_base(folder, config, load_base)
     frozen = {name: parameter.detach() for name, parameter in base.named_parameters() if name not in layout}
-    check_shapes(
-        {name: tuple(tensor.shape) for name, tensor in frozen.items()},
-        {name: shape for name, shape in shapes.items() if name not in layout},
-        where=f"{where}, the base of {folder}",
-    )
+    check_base({name: tuple(tensor.shape) for name, tensor in frozen.items()}, folder, config, where)
+    expected = [theirs for pieces in layout.values() for theirs, _, _ in pieces]
     read = read_tensors(path, expected)
     stored = next(iter(frozen.values())).dtype
     beside = {
         name: torch.cat([read[theirs] for theirs, _, _ in pieces]).to(stored)
         for name, pieces in layout.items()
     }
-    state = {name: (frozen | beside)[name] for name in shapes}
+    state = {name: (frozen | beside)[name] for name in parameter_shapes(config.network)}
     return build(config.network, state, device=device, dtype=dtype, where=str(folder))
+
+
+def check_files(folder: Path, config: LanguageModelConfig) -> tuple[dict[str, list[Piece]], Path]:
+    """What lies in a folder that `save` wrote, and in which file; a ValueError where that is not so."""
+    if config.base is None:
+        raise ValueError(f"config.json in {folder} must say the base of its {ADAPTER_WEIGHTS}, got none")
+    layout, path = _layout(config), folder / ADAPTER_WEIGHTS
+    expected = {theirs: shape for pieces in layout.values() for theirs, _, shape in pieces}
+    check_shapes(read_shapes(path), expected, where=str(path))
+    return layout, path
+
+
+def open_base(
+    folder: Path, config: LanguageModelConfig, load_base: "Callable[[str | Path], tuple[Any, ...]] | None"
+) -> tuple[Path, Any]:
+    """Where the base of a model lies, and what `load_base` makes of it; its weights must be those it was
+    trained beside."""
+    if load_base is None or config.base is None:
+        source = None if config.base is None else config.base.source
+        raise ValueError(
+            f"{folder} must be a model with all its weights, to be the base of another, and it is none: it "
+            f"adds to {source}"
+        )
+    where, base, *_ = load_base(_near(config.base.source, folder))
+    found = digest(where)
+    if found != config.base.sha256:
+        raise ValueError(
+            f"{folder} adds to other weights than those in {where}, whose sha256 must be "
+            f"{config.base.sha256[:12]}…, got {found[:12]}…"
+        )
+    return where, base
+
+
+def check_base(found: Mapping[str, Shape], folder: Path, config: LanguageModelConfig, where: Path) -> None:
+    """Refuse a base that has not the shape of the model that adds to it."""
+    own = parameter_names(config)
+    check_shapes(
+        {name: shape for name, shape in found.items() if name not in own},
+        {name: shape for name, shape in parameter_shapes(config.network).items() if name not in own},
+        where=f"{where}, the base of {folder}",
+    )
 
 
 def parameter_names(config: LanguageModelConfig) -> frozenset[str]:
@@ -151,7 +177,7 @@ def _modules(config: LanguageModelConfig) -> set[str]:
     return {name.split(".lora_")[0].rpartition(".")[2] for name in names if ".lora_" in name}
 
 
-def _layout(config: LanguageModelConfig) -> dict[str, list[tuple[str, int, Shape]]]:
+def _layout(config: LanguageModelConfig) -> dict[str, list[Piece]]:
     """For each parameter beside the weights PEFT's tensors, which are some of its rows: name, first row and
     shape."""
     network = _shape(config)
@@ -167,7 +193,7 @@ def _layout(config: LanguageModelConfig) -> dict[str, list[tuple[str, int, Shape
         "mlp_in": ("mlp", dict.fromkeys(mlp, network.mlp_width), network.hidden),
         "mlp_out": ("mlp", {"down_proj": network.hidden}, network.mlp_width),
     }
-    found: dict[str, list[tuple[str, int, Shape]]] = {}
+    found: dict[str, list[Piece]] = {}
     if network.mask_vector:
         found[_MASK] = [(f"{_PREFIX}{_MASK}", 0, (network.hidden,))]
     for index in range(network.layers):

@@ -31,23 +31,15 @@ def load(
 ) -> tuple[Network, LanguageModelConfig]:
     """A model in a GGUF file, in float32 unless another type is asked for."""
     file = GGUFFile(path)
-    shape = read_network(file)
-    found = {name: tensor.shape for name, tensor in file.tensors.items() if name != _FACTORS}
-    check_layers(found, shape, where=str(path))
-    wanted = pieces(shape, "gguf")
-    check_shapes(found, {piece.name: piece.shape for piece in wanted}, where=str(path))
-    file.check_types()
+    shape, wanted = checked(file)
     room = allocate(shape, device=device, dtype=dtype or torch.float32, where=str(path))
     network = cast("Transformer", room)
     parameters = dict(network.named_parameters())
-    pairs = file.metadata["general.architecture"] == "llama"
     with torch.no_grad():
         for piece in wanted:
             target = parameters[piece.ours][piece.start : piece.stop]
-            if pairs and piece.part in _PERMUTED:
-                target.copy_(_halves(file.read(piece.name), shape.head_dim))
-            else:
-                _copy(file, piece, target)
+            for start, stop in _in_parts(file, piece):
+                target[start:stop].copy_(piece_rows(file, piece, shape.head_dim, start, stop))
     set_mask_vector(network)
     return network, model_config(shape)
 
@@ -57,14 +49,37 @@ def read(path: Path) -> LanguageModelConfig:
     return model_config(read_network(GGUFFile(path)))
 
 
-def _copy(file: GGUFFile, piece: Piece, target: Tensor) -> None:
-    if target.ndim == 1:
-        target.copy_(file.read(piece.name))
-        return
-    step = file.rows_at_a_time(piece.name)
-    for start in range(0, len(target), step):
-        stop = min(start + step, len(target))
-        target[start:stop].copy_(file.read(piece.name, start, stop))
+def checked(file: GGUFFile) -> tuple[TransformerConfig, list[Piece]]:
+    """The network in a file, and its tensors, which fit and can be read."""
+    shape, where = read_network(file), str(file.path)
+    found = {name: tensor.shape for name, tensor in file.tensors.items() if name != _FACTORS}
+    check_layers(found, shape, where=where)
+    wanted = pieces(shape, "gguf")
+    check_shapes(found, {piece.name: piece.shape for piece in wanted}, where=where)
+    file.check_types()
+    return shape, wanted
+
+
+def piece_rows(file: GGUFFile, piece: Piece, head_dim: int, start: int, stop: int) -> Tensor:
+    """Rows start..stop − 1 of a tensor, in our order."""
+    if len(piece.shape) == 1 and not _by_pairs(file, piece):
+        return file.read(piece.name)[start:stop]
+    if not _by_pairs(file, piece):
+        return file.read(piece.name, start, stop)
+    first, last = start - start % head_dim, stop + -stop % head_dim  # heads are ordered each for itself
+    rows = file.read(piece.name)[first:last] if len(piece.shape) == 1 else file.read(piece.name, first, last)
+    return _halves(rows, head_dim)[start - first : stop - first]
+
+
+def _by_pairs(file: GGUFFile, piece: Piece) -> bool:
+    return file.metadata["general.architecture"] == "llama" and piece.part in _PERMUTED
+
+
+def _in_parts(file: GGUFFile, piece: Piece) -> list[tuple[int, int]]:
+    """As much at a time as is dequantized at once."""
+    rows = piece.stop - piece.start
+    step = rows if len(piece.shape) == 1 or _by_pairs(file, piece) else file.rows_at_a_time(piece.name)
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def _halves(rows: Tensor, head_dim: int) -> Tensor:

@@ -49,7 +49,7 @@ from bd3lm.models import Network, Transformer, TransformerConfig
 from bd3lm.parsing import shown
 
 GENERATION_NAME = "generation_config.json"
-_HEAD = "lm_head.weight"
+HEAD = "lm_head.weight"
 _BUFFER = ".rotary_emb.inv_freq"  # that old checkpoints hold for each layer: it follows from the config
 _MEAN_ROWS = 8192  # of an embedding at a time, in double precision
 _LISTED = 5
@@ -76,15 +76,9 @@ def read_weights(
 ) -> Transformer:
     """The network of this shape whose weights lie in a folder, but for a mask beside the vocabulary."""
     where = str(folder)
-    stored = _stored(folder)
-    found = {name: header.shape for name, (_, header) in stored.items() if not name.endswith(_BUFFER)}
-    check_layers(found, shape, where=where)
-    wanted = pieces(shape)
-    told_twice = shape.tied and _HEAD in found
-    if told_twice:
-        found.pop(_HEAD)
-    check_shapes(found, {piece.name: piece.shape for piece in wanted}, where=where)
-    dtype = one_dtype([stored[name][1].dtype for name in found], dtype, where=where)
+    checkpoint = Checkpoint(folder, shape)
+    wanted, stored = checkpoint.pieces, checkpoint.stored
+    dtype = one_dtype(checkpoint.types, dtype, where=where)
     network = cast("Transformer", allocate(shape, device=device, dtype=dtype, where=where))
     by_file: dict[Path, list[Piece]] = {}
     for piece in wanted:
@@ -92,10 +86,26 @@ def read_weights(
     for path, some in by_file.items():
         with safe_open(path, framework="pt") as file:
             fill(network, some, file.get_tensor)
-    if told_twice:
-        with safe_open(stored[_HEAD][0], framework="pt") as file:
-            _check_tied(file.get_tensor(_HEAD), network, where=where)
+    if checkpoint.told_twice:
+        with safe_open(stored[HEAD][0], framework="pt") as file:
+            check_tied(file.get_tensor(HEAD), network.embedding.weight, where=where)
     return network
+
+
+class Checkpoint:
+    """The tensors in a folder, which fit a network of this shape: they were looked at, and not read."""
+
+    def __init__(self, folder: Path, shape: TransformerConfig) -> None:
+        where = str(folder)
+        self.stored = _stored(folder)
+        found = {name: each.shape for name, (_, each) in self.stored.items() if not name.endswith(_BUFFER)}
+        check_layers(found, shape, where=where)
+        self.pieces = pieces(shape)
+        self.told_twice = shape.tied and HEAD in found
+        if self.told_twice:
+            found.pop(HEAD)
+        check_shapes(found, {piece.name: piece.shape for piece in self.pieces}, where=where)
+        self.types = [self.stored[name][1].dtype for name in found]
 
 
 def read(folder: Path) -> LanguageModelConfig:
@@ -143,17 +153,26 @@ def fill(network: Transformer, some: Iterable[Piece], read: Callable[[str], Tens
 def set_mask_vector(network: Transformer) -> None:
     """Let the mask be read as the mean of all tokens, until somebody trains it."""
     weight = network.embedding.weight.detach()
-    total = sum((part.double().sum(0) for part in weight.split(_MEAN_ROWS)), torch.zeros(()))
     if network.mask_vector is not None:
         with torch.no_grad():
-            network.mask_vector.copy_(total / weight.shape[0])
+            network.mask_vector.copy_(mean_token(weight.__getitem__, weight.shape[0]))
 
 
-def _check_tied(head: Tensor, network: Transformer, *, where: str) -> None:
-    weight = network.embedding.weight
+def mean_token(rows: Callable[[slice], Tensor], number: int) -> Tensor:
+    """The mean row of an embedding, of which a part at a time is in double precision."""
+    parts = (rows(slice(*part)).double().sum(0) for part in in_parts(number))
+    return sum(parts, torch.zeros(())) / number
+
+
+def in_parts(rows: int) -> list[tuple[int, int]]:
+    """First and last of some rows at a time."""
+    return [(start, min(start + _MEAN_ROWS, rows)) for start in range(0, rows, _MEAN_ROWS)]
+
+
+def check_tied(head: Tensor, weight: Tensor, *, where: str) -> None:
     if head.shape != weight.shape or not torch.equal(head.to(weight), weight):
         raise ValueError(
-            f"{_HEAD} in {where} must be model.embed_tokens.weight, since tie_word_embeddings is true, got "
+            f"{HEAD} in {where} must be model.embed_tokens.weight, since tie_word_embeddings is true, got "
             "another matrix"
         )
 

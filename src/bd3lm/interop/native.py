@@ -23,6 +23,7 @@ from bd3lm.interop.weights import (
     write_tensors,
 )
 from bd3lm.io.files import write_atomically
+from bd3lm.io.tensors import Later
 from bd3lm.methods import LanguageModelConfig, config_from_dict, config_to_dict
 from bd3lm.models import Network
 from bd3lm.parsing import shown
@@ -37,7 +38,9 @@ def save(network: Network, config: LanguageModelConfig, folder: str | Path) -> N
     save_tensors(dict(network.named_parameters()), config, folder)  # a tied matrix comes once
 
 
-def save_tensors(tensors: Mapping[str, Tensor], config: LanguageModelConfig, folder: str | Path) -> None:
+def save_tensors(
+    tensors: Mapping[str, Tensor | Later], config: LanguageModelConfig, folder: str | Path
+) -> None:
     """The same of its parameters by name; of a model that only adds to another, those that it adds."""
     adds = config.trains_beside
     needed = beside.parameter_names(config) if adds else None
@@ -95,6 +98,11 @@ def load(
 def read(folder: Path) -> LanguageModelConfig:
     """The config of a model that `save` saved, as it is loaded."""
     return _merged(_as_saved(folder))
+
+
+def is_tuned(folder: Path) -> bool:
+    """Whether a folder has additions at every position and no other weights."""
+    return _as_saved(folder).network.adds_everywhere
 
 
 def _merged(config: LanguageModelConfig) -> LanguageModelConfig:

@@ -4,17 +4,19 @@ A network is built without storage and then given its weights, so that loading d
 holds one copy of each tensor.
 """
 
+import json
+import math
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bd3lm.io.files import local_path, replacing
+from bd3lm.io.tensors import Later, file_pieces, in_file_order
 from bd3lm.methods import LanguageModelConfig
 from bd3lm.models import Network, NetworkConfig
 from bd3lm.models.devices import require_room
@@ -30,12 +32,12 @@ _MOST_HEADER = 2**24  # bytes, of which a hundred thousand tensors need about 13
 
 def parameter_shapes(config: NetworkConfig) -> dict[str, Shape]:
     """What a network stores: a tied matrix once, by the embedding's name."""
-    return {name: tuple(parameter.shape) for name, parameter in _skeleton(config).named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in skeleton(config).named_parameters()}
 
 
 def beside_names(config: NetworkConfig) -> frozenset[str]:
     """The parameters that a network has beside its weights."""
-    return _skeleton(config).may_lack
+    return skeleton(config).may_lack
 
 
 class Stored(NamedTuple):
@@ -61,7 +63,9 @@ def read_header(path: Path) -> dict[str, Stored]:
                 f"{path} must be a readable safetensors file: its header must have at most {_MOST_HEADER:,} "
                 f"bytes, got {length:,}"
             )
-        with safe_open(path, framework="pt") as file:
+        # Nothing is read here. For torch the library would map the file to memory of this process's own, and
+        # that counts against its limits.
+        with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             return {name: Stored(tuple(each.get_shape()), _type(each)) for name, each in slices.items()}
     except (SafetensorError, OSError) as error:
@@ -77,6 +81,32 @@ def read_tensors(path: Path, names: Collection[str]) -> dict[str, Tensor]:
     """Some tensors of a safetensors file."""
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in names}
+
+
+class RowReader:
+    """Rows of the tensors in a safetensors file; nothing else of it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.header = path, read_header(path)
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            entries = json.loads(file.read(length))
+        self._begins = {name: 8 + length + entries[name]["data_offsets"][0] for name in self.header}
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start..stop − 1 of a tensor; a number counts as one row."""
+        shape, dtype = self.header[name]
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(
+                f"{name} in {self.path} must be of a type to compute in, got {dtype}; {_ALLOWED}"
+            )
+        found = torch.empty((stop - start, *shape[1:]) if shape else (), dtype=dtype)
+        room = memoryview(found.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        with self.path.open("rb") as file:
+            file.seek(self._begins[name] + start * math.prod(shape[1:]) * dtype.itemsize)
+            if file.readinto(room) != len(room):
+                raise ValueError(f"{self.path} must hold all of {name}, and ends within it")
+        return found
 
 
 def check_shapes(found: Mapping[str, Shape], expected: Mapping[str, Shape], *, where: str) -> None:
@@ -135,7 +165,7 @@ def build(
     one_dtype([tensor.dtype for tensor in state.values()], dtype, where=where)
     # A copy: what a file's reader gives may be a view of the file, which someone may write over.
     weights = {name: tensor.to(device=device, dtype=dtype, copy=True) for name, tensor in state.items()}
-    return _with_weights(_skeleton(config), weights)
+    return _with_weights(skeleton(config), weights)
 
 
 def one_dtype(stored: Iterable[torch.dtype | str], dtype: torch.dtype | None, *, where: str) -> torch.dtype:
@@ -152,7 +182,7 @@ def one_dtype(stored: Iterable[torch.dtype | str], dtype: torch.dtype | None, *,
 
 def allocate(config: NetworkConfig, *, device: torch.device | str, dtype: torch.dtype, where: str) -> Network:
     """A network in evaluation mode with room for its weights, which are still to be written."""
-    network = _skeleton(config)
+    network = skeleton(config)
     shapes = {name: parameter.shape for name, parameter in network.named_parameters()}
     least = sum(shape.numel() for shape in shapes.values()) * dtype.itemsize
     require_room(least, torch.device(device), what=f"the weights in {where}")
@@ -177,14 +207,11 @@ def _with_weights(network: Network, weights: dict[str, Tensor]) -> Network:
     return network.eval()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A safetensors file that appears only when it is whole."""
-    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with replacing(path) as temporary:
-        try:
-            save_file(stored, temporary, metadata={"format": "pt"})
-        except SafetensorError as error:  # of the disk: there is nothing else to go wrong
-            raise OSError(f"{path} could not be written: {error}") from error
+def write_tensors(path: Path, tensors: Mapping[str, Tensor | Later]) -> None:
+    """A safetensors file that appears only when it is whole. One tensor at a time is fetched for it."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        for piece in file_pieces(tensors, in_file_order(tensors)):
+            file.write(piece)
 
 
 def make_folder(folder: str | Path) -> Path:
@@ -196,8 +223,8 @@ def make_folder(folder: str | Path) -> Path:
     return path
 
 
-def _skeleton(config: NetworkConfig) -> Network:
-    """A network without storage."""
+def skeleton(config: NetworkConfig) -> Network:
+    """A network without storage, on torch's device "meta"."""
     with torch.device("meta"), _NotInitialised():
         return config.build()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _OWN_TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
+_PART = 2**20  # bytes read at once
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # what file systems say that know no fsync of a folder
 
 
@@ -45,8 +46,10 @@ def read_text(path: Path, *, most: int, piped: bool = False) -> str:
     mode = path.stat().st_mode
     if not piped and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder says so itself
         raise OSError(errno.EINVAL, "this is no regular file", str(path))
-    with path.open("rb") as file:
-        data = file.read(most + 1)
+    data = bytearray()
+    with path.open("rb") as file:  # in parts: to ask for all that may be there takes the memory for it
+        while part := file.read(min(_PART, most + 1 - len(data))):
+            data += part
     if len(data) > most:
         size = path.stat().st_size  # which a pipe or a device does not say
         raise ValueError(

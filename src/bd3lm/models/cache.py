@@ -73,6 +73,20 @@ class KVTape(NoStore):
         return KVReplay(self)
 
 
+class KVHanded(NoStore):
+    """Holds what one layer hands over, until the layer's caller takes it (`pair`).
+
+    For a layer that is computed a second time in the backward pass: the second time leaves nothing behind.
+    """
+
+    def __init__(self) -> None:
+        self.pair: tuple[Tensor, Tensor] | None = None
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        self.pair = key, value
+        return key, value
+
+
 class KVReplay:
     """A pass over the first positions of a layout, whose last positions were recorded on a tape."""
 

@@ -47,6 +47,12 @@ def _llama(
     return MappingProxyType(fields | more)
 
 
+def _qwen3(layers: int, hidden: int, heads: int, mlp_width: int, **more: Any) -> Mapping[str, Any]:
+    """A size of the Qwen3 type: as Llama's, with 8 heads of keys and values, which have norms too."""
+    fields: dict[str, Any] = {"head_dim": 128, "qk_norm": True, "norm_eps": 1e-6, "rotary_base": 1_000_000.0}
+    return _llama(layers, hidden, heads, 8, mlp_width, **fields, **more)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(NetworkConfig):
     """The shape of a decoder. The defaults are the paper's small model. With `mask_vector` it reads one token
@@ -68,9 +74,9 @@ class TransformerConfig(NetworkConfig):
                 rotary_base=500_000.0,
                 rotary_scaling=Llama3Scaling(factor=32.0, original_context=8192),
             ),
-            "qwen3-0.6b": _llama(
-                28, 1024, 16, 8, 3072, head_dim=128, qk_norm=True, norm_eps=1e-6, rotary_base=1_000_000.0
-            ),
+            "qwen3-0.6b": _qwen3(28, 1024, 16, 3072),
+            "qwen3-1.7b": _qwen3(28, 2048, 16, 6144),
+            "qwen3-8b": _qwen3(36, 4096, 32, 12288, tied=False),
         }
     )
     default_size = "small"

@@ -268,6 +268,16 @@ class Network(nn.Module, ABC):
         return None
 
     @property
+    def can_recompute(self) -> bool:
+        """Whether the method below does anything."""
+        return False
+
+    def recompute_layers(self) -> None:
+        """Keep for the backward pass what goes into each layer, and compute the rest of it again there: less
+        memory, about a third more time, the same gradients."""
+        return None
+
+    @property
     def sharded_layers(self) -> Sequence[nn.Module]:
         """The parts that FSDP gathers one at a time, in their order; what is left is gathered as one."""
         return ()

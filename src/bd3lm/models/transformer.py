@@ -8,15 +8,17 @@ caller may compute logits for just the positions it needs.
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Self, cast
+from functools import partial
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from bd3lm.models.additions import Addition, added
 from bd3lm.models.attention import AttentionMask, Backend, allow_many_graphs, attend, compiler
-from bd3lm.models.cache import KVCache, KVStore, NoStore
+from bd3lm.models.cache import KVCache, KVHanded, KVStore, KVTape, NoStore
 from bd3lm.models.config import TransformerConfig
 from bd3lm.models.cross_entropy import weighted_cross_entropy
 from bd3lm.models.decoding import can_decode, decode
@@ -72,7 +74,8 @@ class Transformer(Network):
             layer.shrink_residuals(1 / math.sqrt(2 * self.config.layers))
             if layer.modulation is not None:  # no shift, no scale, gates of 1
                 nn.init.zeros_(layer.modulation.weight)
-                layer.modulation.bias.data.unflatten(0, (6, -1))[[2, 5]] = 1.0
+                for gate in (2, 5):
+                    layer.modulation.bias.data.unflatten(0, (6, -1))[gate] = 1.0
         if self.final_modulation is not None:
             nn.init.zeros_(self.final_modulation.weight)
 
@@ -146,6 +149,14 @@ class Transformer(Network):
         """Compile all layers as one graph, for each shape and layout that is met."""
         allow_many_graphs()
         self._trunk = torch.compile(self._run_trunk, dynamic=False, backend=compiler)
+
+    @property
+    def can_recompute(self) -> bool:
+        return True
+
+    def recompute_layers(self) -> None:
+        for layer in self._layers:  # inside of what an engine hangs on it, which gathers its weights
+            layer.forward = partial(_computed_twice, layer)  # type: ignore[method-assign]
 
     @property
     def _layers(self) -> "Sequence[Layer]":
@@ -400,6 +411,36 @@ class Transformer(Network):
             most = self.config.input_vocab_size - 1
             if low < 0 or high > most:
                 raise ValueError(f"token ids must lie in 0..{most}, got values from {low} to {high}")
+
+
+def _computed_twice(
+    layer: "Layer",
+    x: Tensor,
+    rope: Rotation,
+    mask: AttentionMask,
+    store: KVStore,
+    index: int,
+    *rest: Any,
+) -> Tensor:
+    """A layer that keeps its input alone for the backward pass, which computes the rest again.
+
+    Nothing is drawn inside, since seeds are handed in, so both times give the same bits. A tape takes keys
+    and values from out here, once: they stay, since a later pass attends to them. A ring of keys and values
+    is written in place, and nothing is learned through it.
+    """
+    if not torch.is_grad_enabled() or isinstance(store, KVCache):
+        return Layer.forward(layer, x, rope, mask, store, index, *rest)
+
+    def run(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        if not isinstance(store, KVTape):
+            return Layer.forward(layer, x, rope, mask, store, index, *rest), None
+        handed = KVHanded()
+        return Layer.forward(layer, x, rope, mask, handed, index, *rest), handed.pair
+
+    x, pair = checkpoint(run, x, use_reentrant=False, preserve_rng_state=False)
+    if pair is not None:
+        store.extend(index, *pair)
+    return x
 
 
 class Layer(nn.Module):

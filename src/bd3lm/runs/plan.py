@@ -1,8 +1,8 @@
 """From a recipe to a run: a plan, which has been checked as a whole, and what it builds."""
 
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,12 +19,12 @@ from bd3lm.data import (
     train_bpe,
 )
 from bd3lm.data.meta import META_FILE
-from bd3lm.diffusion import derive_seed
-from bd3lm.interop.weights import Shape, parameter_shapes
+from bd3lm.interop.weights import parameter_shapes
 from bd3lm.io.console import Console
+from bd3lm.io.tensors import Later
 from bd3lm.io.terminal import say
 from bd3lm.methods import Frame, LanguageModelConfig
-from bd3lm.models import Network, NetworkConfig
+from bd3lm.models import NetworkConfig
 from bd3lm.models.devices import require_room
 from bd3lm.objectives import Objective
 from bd3lm.parsing import raise_problems
@@ -40,6 +40,7 @@ from bd3lm.runs.texts import (
     why_nothing_is_held_out,
 )
 from bd3lm.runs.tracking import check_trackers, make_trackers, sample_texts
+from bd3lm.runs.weights import require_same_network, require_same_tokenizer, sharded_network, whole_network
 from bd3lm.training import (
     CheckpointStore,
     ClipSearchValidator,
@@ -53,12 +54,10 @@ from bd3lm.training import (
     Trainer,
     Validator,
 )
-from bd3lm.training.distributed import whole
 from bd3lm.training.trainer import rank_rows
 
 _BYTES_OF_A_WEIGHT = 4 * 4  # it, its gradient and AdamW's two moments, in float32
 _BYTES_OF_A_FROZEN_WEIGHT = 4
-_HEAD = "output.weight"  # a parameter of its own where embeddings are not tied
 
 
 @dataclass(frozen=True)
@@ -80,16 +79,18 @@ class Run:
     def export(self) -> Path:
         """Write the EMA weights, config and tokenizer to out/model, in this project's format: of what only
         adds to a model, what it adds."""
-        engine = self.trainer.engine
-        average = {}
-        for name, tensor in self.trainer.ema.tensors().items():
-            gathered = whole(tensor)  # by all processes, one tensor at a time; one of them keeps it
-            if engine.is_main:
-                average[name] = gathered
+        engine, average = self.trainer.engine, self.trainer.ema.tensors()
         folder = self.out / interop.RUN_MODEL
-        if engine.is_main:
-            interop.save_tensors(average, self.config, folder)
+
+        def write(whole: Callable[[str], torch.Tensor]) -> None:
+            tensors = {
+                name: Later(tuple(each.shape), each.dtype, partial(whole, name))
+                for name, each in average.items()
+            }
+            interop.save_tensors(tensors, self.config, folder)
             self.tokenizer.save(folder)
+
+        engine.with_whole(average, write)  # no process holds more than one tensor whole
         engine.barrier()
         return folder
 
@@ -156,8 +157,13 @@ class Plan:
             config = _beside(config, start_from)
         trackers = make_trackers(recipe, self.out)
         samples = sample_texts(recipe, config, shards.tokenizer, self.out, trackers)
+        if engine.parallel == "fsdp":
+            network, first_weights = sharded_network(recipe, config, shards, start_from)
+        else:
+            network, first_weights = whole_network(recipe, config, shards, start_from), None
         trainer = Trainer(
-            network=_network(recipe, config, shards, start_from),
+            network=network,
+            first_weights=first_weights,
             objective=reading.objective,
             data=reading.stream,
             settings=recipe.train,
@@ -211,7 +217,7 @@ def plan_run(
         if shards is not None:
             shards.require_tokenizer(open_shards(before.data.path).tokenizer)
             ours = theirs = _Tokens.of(shards)
-        _require_same_network(
+        require_same_network(
             parameter_shapes(_shape(before, theirs)),
             parameter_shapes(_shape(recipe, ours)),
             recipe.start_from,
@@ -291,22 +297,6 @@ def open_shards(path: str) -> TokenShards:
     return TokenShards(path)
 
 
-def _network(
-    recipe: Recipe, config: LanguageModelConfig, shards: TokenShards, start_from: str | None
-) -> Network:
-    """A fresh network, or that of `start_from`."""
-    with torch.random.fork_rng(devices=[]):  # weights are drawn on the CPU, whatever they are trained on
-        torch.default_generator.manual_seed(derive_seed(recipe.train.seed, "weights"))
-        network = config.network.build()
-        if (initialised_as := recipe.network.initialised_as) is not None:
-            network.start_as(initialised_as)
-    if start_from is not None:
-        _start_from(network, start_from, shards)
-    if config.trains_beside:
-        network.learn_beside()
-    return network
-
-
 def _beside(config: LanguageModelConfig, start_from: str) -> LanguageModelConfig:
     """The config of what is trained beside a model: it says which, and reads as much at once as that does."""
     path = interop.resolve(start_from)
@@ -375,7 +365,7 @@ def with_network_of_start(recipe: Recipe) -> Recipe:
         )
     if recipe.data.path != BUILTIN:
         shards = open_shards(recipe.data.path)
-        _require_same_tokenizer(path, config, source, shards)
+        require_same_tokenizer(path, config, source, shards)
         theirs = _reading(theirs, _Tokens.of(shards), source)
     recipe = replace(recipe, network=recipe.network.from_checkpoint(theirs))
     ours = recipe.network.config(vocab_size=theirs.vocab_size, context=recipe.data.reads)
@@ -416,70 +406,6 @@ def _reading(network: NetworkConfig, tokens: _Tokens, source: str) -> NetworkCon
         f"start_from must be of a model that reads the {tokens.number:,} tokens of the data, or all but its "
         f"mask where that is the last, got {source}, which reads {known:,}"
     )
-
-
-def _require_same_tokenizer(
-    path: Path, config: LanguageModelConfig, source: str, shards: TokenShards
-) -> None:
-    """Refuse a model whose own tokenizer is not that of the data."""
-    if (tokenizer := interop.tokenizer_for(path, config)) is None:
-        return
-    try:
-        shards.require_tokenizer(tokenizer)
-    except ValueError as error:
-        raise ValueError(
-            f"start_from {source} has a tokenizer of its own, and {error}; prepare text with `bd3lm data "
-            f"prepare SOURCE DATA --tokenizer {source}` and train on it with --data.path DATA"
-        ) from None
-
-
-def _start_from(network: Network, source: str, shards: TokenShards) -> None:
-    """Take another model's weights, after making sure that its tokens mean the same."""
-    path = interop.resolve(source)
-    other, config = interop.load(path)
-    _require_same_tokenizer(path, config, source, shards)
-    theirs = {name: tuple(p.shape) for name, p in other.named_parameters()}
-    ours = {name: tuple(p.shape) for name, p in network.named_parameters()}
-    lacking = network.may_lack & (ours.keys() - theirs.keys())
-    _require_same_network(theirs, {n: s for n, s in ours.items() if n not in lacking}, source)
-    if differ := list(_told_by_no_shape(other.config, network.config)):
-        raise ValueError(
-            f"start_from must have the network of this recipe, got {source}, whose "
-            f"{'; whose '.join(differ)}; --network.size {CHECKPOINT} takes the network from there"
-        )
-    network.load_state_dict(other.state_dict(), strict=not lacking)
-    network.fill_in(lacking)
-
-
-def _told_by_no_shape(theirs: NetworkConfig, ours: NetworkConfig) -> Iterator[str]:
-    """Fields in which networks of equal parameters differ, such as the base of rotary positions."""
-    if ours.input_vocab_size > ours.vocab_size and theirs.input_vocab_size == theirs.vocab_size:
-        theirs = theirs.with_mask_apart()
-    for each in fields(ours):
-        there, here = getattr(theirs, each.name, None), getattr(ours, each.name)
-        if there != here and each.name not in {"vocab_size", "context", *ours.may_differ}:
-            yield f"{each.name} {'are' if each.name == 'heads' else 'is'} {there} and not {here}"
-
-
-def _require_same_network(theirs: Mapping[str, Shape], ours: Mapping[str, Shape], source: str | None) -> None:
-    if theirs != ours:
-        names = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
-        first = names[0]
-        differ = "1 parameter differs" if len(names) == 1 else f"{len(names)} parameters differ"
-        hint = ""
-        if names == [_HEAD]:
-            hint = (
-                f"; its embeddings are {_tied(theirs)} and those of this recipe {_tied(ours)}: network.tied"
-            )
-        raise ValueError(
-            f"start_from must have the network of this recipe, got {source}, where {differ} "
-            f"({first}: {theirs.get(first, 'missing')} there, {ours.get(first, 'missing')} here){hint}; "
-            f"--network.size {CHECKPOINT} takes the network from there"
-        )
-
-
-def _tied(shapes: Mapping[str, Shape]) -> str:
-    return "untied" if _HEAD in shapes else "tied"
 
 
 def _validators(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from bd3lm.runs.plan import Plan, Run, open_store, plan_run, with_network_of_sta
 from bd3lm.runs.recipe import Recipe, recipe_to_dict
 from bd3lm.runs.stages import read_recipe, save_recipe, save_stages
 from bd3lm.training import CheckpointStore, Engine
+from bd3lm.training.distributed import JOIN_TIMEOUT
 from bd3lm.training.signals import stop_requests
 
 STOPPED_FILE = "STOPPED"
@@ -35,10 +37,12 @@ def train_stages(
     resume: bool = False,
     device: str | None = None,
     console: Console | None = None,
+    join_timeout: float | None = None,
 ) -> list[Run]:
     """Run the stages in order under `out`, each from the one before or from the one that its start_from
     names; returns them, the last being the model.
 
+    Under torchrun all processes must have come within `join_timeout` seconds, by default five minutes.
     Stopped by a signal, the runs so far are returned, the last one unfinished.
     """
     console = console or Console()
@@ -50,7 +54,11 @@ def train_stages(
     runs: list[Run] = []
     parallel = stages[0][1].parallel
     with (
-        Engine.from_environment(parallel="ddp" if parallel == "auto" else parallel, device=device) as engine,
+        Engine.from_environment(
+            parallel="ddp" if parallel == "auto" else parallel,
+            device=device,
+            join_timeout=JOIN_TIMEOUT if join_timeout is None else timedelta(seconds=join_timeout),
+        ) as engine,
         _only_trainer(out, engine) as is_held,
     ):
         checked = _checked(_chained(stages, out), resume, engine, console)
@@ -329,6 +337,7 @@ def _may_change(recipe: Recipe) -> set[str]:
     Data may lie elsewhere: a checkpoint knows its fingerprint. A checkpoint needs no start either.
     """
     free = {"train.log_every", "train.checkpoint_every", "train.micro_batch", "train.compile"}
+    free.add("train.recompute_activations")
     free |= {"parallel", "checkpoint", "trackers", "data.path", "start_from"}
     free |= {f"method.{name}" for name in recipe.method.concerns_release_only}
     if recipe.optimizer.decay == "constant":

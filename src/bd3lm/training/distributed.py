@@ -8,21 +8,26 @@ What several processes must agree on (stopping, errors, small texts) goes throug
 that it never waits for an accelerator. Objects cross as JSON, never as pickle.
 """
 
+import errno
 import os
+import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistError, DistNetworkError, DistStoreError
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
@@ -35,9 +40,26 @@ Precision = Literal["fp32", "bf16"]
 # this is the last line, for a process that hangs. One process may write a large checkpoint meanwhile.
 _TIMEOUT = timedelta(minutes=20)
 
+_WANTED = "wanted: "  # before the name of a tensor that the main process asks for
+
+JOIN_TIMEOUT = timedelta(minutes=5)
+"""How long the first processes wait for the last at the start."""
+
 # gloo's threads let go of a collective's tensors only after it has returned, and need the interpreter for it.
 # One that comes too late, when the interpreter has ended, aborts the process after all its work was done.
 _FAREWELL = 0.2  # seconds
+_LOOK_AGAIN = 0.1  # seconds between two looks at who has come
+_LISTED = 8  # how many missing processes an error names
+
+
+class FirstWeights(Protocol):
+    """What a network begins with, whose tensors need not all exist at once."""
+
+    def names(self) -> Collection[str]:
+        """The parameters and buffers that are given."""
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start..stop − 1 of one of them; a number counts as one row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +78,13 @@ class Engine:
         parallel: Parallel = "none",
         device: torch.device | str | None = None,
         timeout: timedelta = _TIMEOUT,
+        join_timeout: timedelta = JOIN_TIMEOUT,
     ) -> "Engine":
         """The process that torchrun's variables describe, or a single one where there are none.
 
         Without `device` it is this process's GPU, or the CPU where there is no GPU. With one process there is
         nothing to share and `parallel` becomes "none", so that a configuration for a cluster also runs on
-        one device.
+        one device. A process that has not come within `join_timeout` is an error that names it.
         """
         if parallel not in ("none", "ddp", "fsdp"):
             raise ValueError(f"parallel must be 'none', 'ddp' or 'fsdp', got {parallel!r}")
@@ -76,7 +99,9 @@ class Engine:
         if parallel == "none":
             raise ValueError(f"parallel must be 'ddp' or 'fsdp' with {world} processes, got 'none'")
         backend = "cpu:gloo,cuda:nccl" if here.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timeout)
+        store = _joined(rank, world, join_timeout)
+        store.set_timeout(timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
         return cls(parallel=parallel, device=here, rank=rank, world=world)
 
     def __enter__(self) -> "Engine":
@@ -86,6 +111,11 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        if self.world > 1 and error is not None and _is_of_connection(error):
+            raise ConnectionError(
+                f"another of the {self.world} processes has ended or cannot be reached (noticed by process "
+                f"{self.rank}); the checkpoints are intact: start all again, with --resume"
+            ) from error
 
     def close(self) -> None:
         """Leave the group of processes. Waits for nobody, since another process may have died."""
@@ -115,6 +145,9 @@ class Engine:
         used and freed after; the parameters become sharded in place, so take them from the module after
         wrapping. There `precision` "bf16" gathers parameters and computes in bfloat16 and adds gradients in
         float32; elsewhere parameters stay as they are and precision is a matter of autocast.
+
+        Under FSDP2 the module may have been built without storage, on torch's device "meta". Each process
+        then gets room for its own rows alone, which are still to be written (`fill`), and nothing is sent.
         """
         if precision not in ("fp32", "bf16"):
             raise ValueError(f"precision must be 'fp32' or 'bf16', got {precision!r}")
@@ -137,14 +170,22 @@ class Engine:
             # Layers are handed rotary angles besides hidden states; those must stay in float32.
             cast_forward_inputs=False,
         )
+        is_empty = any(parameter.is_meta for parameter in module.parameters())
         for unit in (*layers, module):  # one at a time, so that the device never holds all of a large network
-            unit.to(self.device)
-            for parameter in unit.parameters():
-                if not isinstance(parameter, DTensor):
-                    dist.broadcast(parameter.detach(), src=0)
+            if not is_empty:
+                unit.to(self.device)
+                for parameter in unit.parameters():
+                    if not isinstance(parameter, DTensor):
+                        dist.broadcast(parameter.detach(), src=0)
             # By default FSDP2 leaves the root's parameters whole after a forward pass without a backward one.
             # Weights exchanged after such a pass (EMA) would then not be seen by the next.
             fully_shard(unit, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+        if is_empty:
+            valued = {name: each for name, each in module.named_buffers() if not each.is_meta}
+            module.to_empty(device=self.device)
+            for name, buffer in module.named_buffers():
+                if name in valued:
+                    buffer.copy_(valued[name])
         return module
 
     @contextmanager
@@ -188,6 +229,34 @@ class Engine:
         """Wait until every process is here (the host, not its accelerator)."""
         self.any_true(False)
 
+    def with_whole(
+        self, tensors: Mapping[str, Tensor], work: Callable[[Callable[[str], Tensor]], None]
+    ) -> None:
+        """Let the main process work with whole tensors, one at a time, which it asks for by name.
+
+        Where tensors are sharded all processes take part in each; so all must call this. What goes wrong on
+        the main one with a disk is told to all.
+        """
+        problem = ""
+
+        def fetch(name: str) -> Tensor:
+            self.broadcast_text(f"{_WANTED}{name}")
+            return whole(tensors[name])
+
+        if not self.is_main:
+            while (asked := self.broadcast_text("")).startswith(_WANTED):
+                whole(tensors[asked.removeprefix(_WANTED)])
+            if asked:
+                raise OSError(errno.EIO, asked)
+            return
+        try:
+            work(fetch)
+        except OSError as error:
+            problem = f"the main process could not go on: {error.strerror or error}"
+            raise
+        finally:
+            self.broadcast_text(problem)
+
     def gather_text(self, text: str) -> list[str]:
         """The texts of all processes, by rank, on every process."""
         if self.world == 1:
@@ -218,6 +287,83 @@ def local(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, on the CPU. Where it is sharded, every process must ask."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()).cpu()
+
+
+def held_rows(tensor: Tensor) -> tuple[int, int]:
+    """First row and row after the last that this process holds. A number counts as one row."""
+    rows = tensor.shape[0] if tensor.ndim else 1
+    if not isinstance(tensor, DTensor):
+        return 0, rows
+    if tensor.device_mesh.ndim != 1 or tensor.placements[0] != Shard(0):
+        raise ValueError(f"a sharded tensor must be cut by rows over one mesh, got {tensor.placements}")
+    each = -(-rows // tensor.device_mesh.size())  # as torch.chunk: the last processes may hold fewer, or none
+    start = min(rows, each * tensor.device_mesh.get_local_rank())
+    stop = min(rows, start + each)
+    if local(tensor).shape[0] != stop - start:
+        raise RuntimeError(f"expected to hold rows {start} to {stop}, but hold {local(tensor).shape[0]}")
+    return start, stop
+
+
+@torch.no_grad()
+def fill(module: nn.Module, weights: FirstWeights) -> None:
+    """Write what a process holds of a module's parameters and buffers, tensor by tensor."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if name in weights.names():
+            start, stop = held_rows(tensor)
+            if start < stop:
+                local(tensor).copy_(weights.rows(name, start, stop))
+
+
+def _joined(rank: int, world: int, patience: timedelta) -> Store:
+    """The store that all processes have come to; a TimeoutError names those that have not."""
+    place = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    address, _, port = place.rpartition(":")
+    if not address or not port.isdecimal():
+        raise ValueError(
+            "the environment variables MASTER_ADDR and MASTER_PORT must say where processes meet, got "
+            f"{place!r}; torchrun sets them"
+        )
+    until = time.monotonic() + patience.total_seconds()
+    missing = [0]  # which keeps the store, unless torchrun does
+    try:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            store, _, _ = next(rendezvous("env://", rank, world, timeout=patience))
+        else:
+            if rank:
+                _await_listener(address, int(port), until)
+            store = TCPStore(address, int(port), world, rank == 0, timeout=patience, wait_for_workers=False)
+        present = PrefixStore("bd3lm/present", store)
+        present.set(str(rank), "")
+        missing = list(range(world))
+        while missing := [other for other in missing if not present.check([str(other)])]:
+            if time.monotonic() > until:
+                raise DistStoreError
+            time.sleep(_LOOK_AGAIN)
+    except DistError:
+        named = ", ".join(map(str, missing[:_LISTED])) + (", .." if len(missing) > _LISTED else "")
+        raise TimeoutError(
+            f"all {world} processes must come to {place} within {patience.total_seconds():g} s "
+            f"(--join-timeout), got none numbered {named}"
+        ) from None
+    return store
+
+
+def _await_listener(address: str, port: int, until: float) -> None:
+    """Wait until somebody listens there: a store that finds nobody writes a page about it by itself."""
+    while True:
+        with suppress(OSError), socket.create_connection((address, port), timeout=_LOOK_AGAIN * 10):
+            return
+        if time.monotonic() > until:
+            raise DistNetworkError
+        time.sleep(_LOOK_AGAIN)
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    """Whether an error is what torch makes of another process that is gone."""
+    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+    return isinstance(error, DistError) or (
+        isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+    )
 
 
 def _sum_of_squares(tensors: list[Tensor], device: torch.device) -> Tensor:

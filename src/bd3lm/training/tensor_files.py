@@ -8,7 +8,7 @@ each only its own rows. Nothing is pickled, so nothing runs when a file is read.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict
@@ -16,26 +16,20 @@ from typing import Any, TypedDict
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from bd3lm.io.files import sync_folder
+from bd3lm.io.tensors import file_pieces, type_name
 from bd3lm.parsing import shown
-from bd3lm.training.distributed import Engine, local
+from bd3lm.training.distributed import Engine, held_rows, local
 from bd3lm.training.index import FORMAT, INDEX, Damaged, File, Index, Stored, digest
 
-_CHUNK = 1 << 22  # bytes written at once
-
 DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    dtype: type_name(dtype)
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
 }
 
 
@@ -44,21 +38,6 @@ class Part(TypedDict):
 
     files: dict[str, dict[str, Any]]
     pieces: dict[str, tuple[str, int, int]]
-
-
-def held_rows(tensor: Tensor) -> tuple[int, int]:
-    """First row and row after the last that this process holds. A number counts as one row."""
-    rows = tensor.shape[0] if tensor.ndim else 1
-    if not isinstance(tensor, DTensor):
-        return 0, rows
-    if tensor.device_mesh.ndim != 1 or tensor.placements[0] != Shard(0):
-        raise ValueError(f"a sharded tensor must be cut by rows over one mesh, got {tensor.placements}")
-    each = -(-rows // tensor.device_mesh.size())  # as torch.chunk: the last processes may hold fewer, or none
-    start = min(rows, each * tensor.device_mesh.get_local_rank())
-    stop = min(rows, start + each)
-    if local(tensor).shape[0] != stop - start:
-        raise RuntimeError(f"expected to hold rows {start} to {stop}, but hold {local(tensor).shape[0]}")
-    return start, stop
 
 
 # --- Writing -----------------------------------------------------------------------------------------
@@ -73,7 +52,8 @@ def write_tensors(folder: Path, named: Mapping[str, Tensor], engine: Engine) -> 
         return Part(files={}, pieces={})
     name = f"tensors-{engine.rank:05d}-of-{engine.world:05d}" if sharded else "tensors"
     file = f"{name}.safetensors"
-    written = _write(folder / file, _safetensors(mine))
+    order = sorted(mine, key=lambda key: -mine[key].element_size())
+    written = _write(folder / file, file_pieces(mine, order))
     return Part(files={file: asdict(written)}, pieces={key: (file, *rows[key]) for key in mine})
 
 
@@ -120,32 +100,6 @@ def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> File:
         file.flush()
         os.fsync(file.fileno())
     return File(size=size, sha256=digest.hexdigest())
-
-
-def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """A safetensors file, piece by piece: the length of a JSON header, the header, the tensors' bytes.
-
-    The library's own writer takes all tensors in host memory at once, cannot digest what it writes, and
-    reports a full disk as an error of its own kind.
-    """
-    order = sorted(tensors, key=lambda key: -tensors[key].element_size())  # so that every tensor is aligned
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for key in order:
-        tensor = tensors[key]
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        header[key] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for key in order:
-        data = memoryview(tensors[key].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        for start in range(0, len(data), _CHUNK):
-            yield data[start : start + _CHUNK]
 
 
 # --- Reading -----------------------------------------------------------------------------------------

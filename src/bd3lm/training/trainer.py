@@ -17,7 +17,7 @@ from bd3lm.diffusion import Draws, derive_seed
 from bd3lm.models import Network
 from bd3lm.objectives import Objective, TokenBatch
 from bd3lm.training.checkpoint import CheckpointStore, optimizer_groups
-from bd3lm.training.distributed import Engine
+from bd3lm.training.distributed import Engine, FirstWeights, fill
 from bd3lm.training.ema import EMA
 from bd3lm.training.index import INDEX, Damaged, parsed
 from bd3lm.training.log_window import LogWindow, Metrics
@@ -72,11 +72,13 @@ class Trainer:
         optimizer: OptimizerSettings,
         engine: Engine,
         store: CheckpointStore,
+        first_weights: FirstWeights | None = None,
         validators: Sequence[Validator] = (),
         callbacks: Sequence[Callback] = (),
         run_state: Mapping[str, Any] | None = None,
     ) -> None:
-        """`run_state` is JSON that travels in every checkpoint (the resolved config, fingerprints)."""
+        """`run_state` is JSON that travels in every checkpoint (the resolved config, fingerprints). A network
+        on torch's device "meta" needs `first_weights`; see `Engine.wrap`."""
         compiled = _compiles(settings, network, engine.device, done=store.latest() or 0)
         settings = replace(settings, compile=compiled)
         self.network, self.data, self.settings, self.engine, self.store = (
@@ -97,12 +99,16 @@ class Trainer:
         self._rows = rank_rows(settings, engine)
         self.precision = _resolve(settings.precision, engine.device)
         self.objective = objective
+        if settings.recompute_activations:
+            _recompute(network)
         if settings.compile:
             network.compile_layers() if engine.parallel == "fsdp" else network.compile_trunk()
         mixed = torch.bfloat16 if self.precision == "bf16" and engine.parallel != "fsdp" else None
         self._wrapped = engine.wrap(
             NetworkRunner(network, autocast=mixed), layers=network.sharded_layers, precision=self.precision
         )
+        if first_weights is not None:
+            fill(network, first_weights)
         # What is frozen has no moments and no average, and stays as it was loaded: no checkpoint holds it.
         self._named: dict[str, Tensor] = {
             name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad
@@ -359,6 +365,15 @@ def _resolve(precision: Precision, device: torch.device) -> Literal["fp32", "bf1
     if precision == "auto":
         return "bf16" if device.type == "cuda" else "fp32"
     return precision
+
+
+def _recompute(network: Network) -> None:
+    if not network.can_recompute:
+        raise ValueError(
+            f"train.recompute_activations must be false for a network of kind {network.config.kind}, whose "
+            "layers cannot be computed twice, got true"
+        )
+    network.recompute_layers()
 
 
 def _compiles(settings: TrainSettings, network: Network, device: torch.device, *, done: int) -> bool:
