@@ -39,6 +39,8 @@ WITH_COMMANDS = [
             "quickstart",
             "adapting",
             "tuning",
+            "serving",
+            "checkpoints",
             "reproduce",
             "evaluation",
             "sampling",
@@ -55,6 +57,7 @@ torchrun() { while [ "$1" != bd3lm ]; do shift; done; "$@"; }
 sbatch() { while [ "$1" != scripts/train.slurm ]; do shift; done; shift; bd3lm train "$@" --out "$OUT"; }
 make() { :; }
 pip() { :; }
+curl() { :; }
 python() { :; }
 lmdeploy() { :; }
 """
