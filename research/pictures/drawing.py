@@ -50,10 +50,8 @@ class Drawing:
 
     def upward(self, x: float, y: float, words: str, kind: str = "") -> None:
         """Words that are read from below."""
-        self._made.append(
-            f'<text transform="translate({x:g} {y:g}) rotate(-90)" class="{kind}">{escape(words, quote=False)}'
-            "</text>"
-        )
+        place = f"translate({x:g} {y:g}) rotate(-90)"
+        self._made.append(f'<text transform="{place}" class="{kind}">{escape(words, quote=False)}</text>')
 
     def box(self, x: float, y: float, width: float, height: float, kind: str, *, round_by: float = 0) -> None:
         rounded = f' rx="{round_by:g}"' if round_by else ""

@@ -1,4 +1,4 @@
-"""The pictures of docs/idea.md. What code decides is asked of that code: orders, masks, weights, probabilities."""
+"""The pictures of docs/idea.md. Orders, masks, weights, attention and probabilities come from the library."""
 
 import json
 import math
@@ -12,6 +12,7 @@ from torch import Tensor
 import bd3lm
 from bd3lm.diffusion import Counts, LevelSampler, MaskingRule, Times, log_reveal_rates
 from bd3lm.evaluation import exact_likelihood
+from bd3lm.methods import BlockDiffusionMethod
 from bd3lm.models import BlockDiffusion
 from bd3lm.objectives import BlockDenoiser, TokenBatch
 from bd3lm.sampling import FirstHitting
@@ -39,8 +40,8 @@ def lines() -> Drawing:
     """Three ways to write one line."""
     drawing = Drawing(
         "One line of eight tokens, written in three ways; a number says in which pass a token comes. "
-        "Autoregression: from left to right. Diffusion: the whole line in any order. Block diffusion: the left "
-        "block of four in any order, then the right one.",
+        "Autoregression: from left to right. Diffusion: the whole line in any order. Block diffusion: the "
+        "left block of four in any order, then the right one.",
         330,
     )
     whole = order(3, [True] * len(WORDS))
@@ -77,9 +78,10 @@ def training() -> Drawing:
         for row in range(layout.size)
     ]
     drawing = Drawing(
-        "Attention in training, for six tokens in blocks of two. A row is a position that reads, a column one that it "
-        "may see. A position of the noisy copy sees its own block there, and the clean copy of all blocks before. A "
-        "position of the clean copy sees the clean copy up to the end of its own block.",
+        "Attention in training, for six tokens in blocks of two. A row is a position that reads, a column "
+        "one that it may see. A position of the noisy copy sees its own block there, and the clean copy "
+        "of all blocks before. A position of the clean copy sees the clean copy up to the end of its own "
+        "block.",
         566,
     )
     words = ["" if hidden else word for word, hidden in zip(TRAINED, HIDDEN, strict=True)] + list(TRAINED)
@@ -126,9 +128,10 @@ def drawn(rule: MaskingRule, seed: int = 3) -> tuple[Tensor, Tensor, Tensor]:
 def masks() -> Drawing:
     """Masks by time and by count, with the weights that the training loss gives them."""
     drawing = Drawing(
-        "Eight blocks of four, masked in two ways, with the weight of each masked token. By time: a mask rate t is "
-        "drawn, each token is masked with probability t and weighs 1/t, so small rates weigh much and often mask "
-        "nothing. By count: the number k of masked tokens is drawn, and each weighs 4/k, never more than 4.",
+        "Eight blocks of four, masked in two ways, with the weight of each masked token. By time: a mask "
+        "rate t is drawn, each token is masked with probability t and weighs 1/t, so small rates weigh "
+        "much and often mask nothing. By count: the number k of masked tokens is drawn, and each weighs "
+        "4/k, never more than 4.",
         378,
     )
     for column, (rule, name, note) in enumerate(
@@ -154,9 +157,9 @@ def masks() -> Drawing:
     drawing.line(LEFT, 314, WIDTH - LEFT, 314)
     pair = torch.tensor([True, False, False, True])
     drawing.text(LEFT + 8, 345, "Complementary copies", "head")
-    for copy, hidden in enumerate((pair, ~pair)):
+    for copy, half in enumerate((pair, ~pair)):
         left = 206 + copy * 146
-        for place, each in enumerate(hidden.tolist()):
+        for place, each in enumerate(half.tolist()):
             drawing.box(left + place * 21, 331, 19, 19, "sure" if each else "text", round_by=3)
     drawing.text(306, 345, "and", "note")
     drawing.text(438, 345, "each token once", "note")
@@ -167,10 +170,10 @@ def writing() -> Drawing:
     """How blocks are written, pass by pass."""
     given = 2
     drawing = Drawing(
-        "A prompt of two tokens is continued by six, in six passes. The first two passes read the first block, with "
-        "the prompt and masks, and reveal one token each. The third reads that block as finished, which puts it into "
-        "the cache, and the second block all masked. The last three read the second block alone and look back at "
-        "the cache.",
+        "A prompt of two tokens is continued by six, in six passes. The first two passes read the first "
+        "block, with the prompt and masks, and reveal one token each. The third reads that block as "
+        "finished, which puts it into the cache, and the second block all masked. The last three read the "
+        "second block alone and look back at the cache.",
         386,
     )
     known = set(range(given))
@@ -235,9 +238,10 @@ def lean() -> Drawing:
     """Orders that lean: which place comes when, and what the model in the box makes of it."""
     figures = _measured()
     drawing = Drawing(
-        "For blocks of four and the leans 0, 1, 2 and 4: how likely each step is to reveal each place, in percent. At "
-        "lean 0 all are 25. The larger the lean, the more the first step reveals the first place, the second the "
-        "second, and so on. Below each, perplexity and bound of the model in the box.",
+        "For blocks of four and the leans 0, 1, 2 and 4: how likely each step is to reveal each place, in "
+        "percent. At lean 0 all are 25. The larger the lean, the more the first step reveals the first "
+        "place, the second the second, and so on. Below each, perplexity and bound of the model in the "
+        "box.",
         556,
     )
     size = 42
@@ -267,13 +271,16 @@ BEGINNING = "The city of"
 
 
 def conditionals() -> tuple[list[str], dict[tuple[frozenset[int], int], float], float, float]:
-    """Of the model in the box at lean 0: the three tokens of a first block; the probability of each, given those that are
-    revealed; and exact nats and bound."""
+    """The three tokens of a first block, under the model in the box at lean 0: the probability of each, given
+    those already revealed; and the exact nats of the block and their bound."""
     lm = bd3lm.load("box").with_lean(0)
-    ids = lm.tokenizer.encode(BEGINNING)
-    tokens = torch.tensor([[lm.tokenizer.eos_id, *ids]])
-    batch, reading = TokenBatch.of(tokens), lm.record.method.reading(lm.record.frame)
-    probability = {}
+    tokenizer, method = lm.tokenizer, lm.record.method
+    assert tokenizer is not None
+    assert isinstance(method, BlockDiffusionMethod)
+    ids = tokenizer.encode(BEGINNING)
+    tokens = torch.tensor([[tokenizer.eos_id, *ids]])
+    batch, reading = TokenBatch.of(tokens), method.reading(lm.record.frame)
+    probability: dict[tuple[frozenset[int], int], float] = {}
     with torch.no_grad():
         denoiser = BlockDenoiser(lm.network, batch, reading=reading)
         for revealed in product((False, True), repeat=len(ids)):
@@ -281,12 +288,10 @@ def conditionals() -> tuple[list[str], dict[tuple[frozenset[int], int], float], 
             if masked.any():
                 nats = denoiser.nats(masked)[0, 0, 1:].tolist()
                 known = frozenset(i for i, each in enumerate(revealed) if each)
-                probability |= {
-                    (known, i): math.exp(-nats[i]) for i, each in enumerate(revealed) if not each
-                }
+                probability |= {(known, i): math.exp(-nats[i]) for i, each in enumerate(revealed) if not each}
     found = exact_likelihood(lm.network, batch, reading)
     return (
-        [lm.tokenizer.decode([each]).strip() for each in ids],
+        [tokenizer.decode([each]).strip() for each in ids],
         probability,
         float(found.nll.sum()),
         float(found.nelbo.sum()),
@@ -297,18 +302,19 @@ def bound() -> Drawing:
     """All orders of a block, with the model's own probabilities along them."""
     words, probability, nll, nelbo = conditionals()
     drawing = Drawing(
-        f"The block “{BEGINNING}” under the model in the box. From three masks to the whole text there are six orders; "
-        "each arrow reveals one token and shows its probability, given what stood before. The likelihood is the mean "
-        f"over orders of the products, exactly {nll:.2f} nats. The bound is the mean of the sums of minus log, "
-        f"{nelbo:.2f} nats.",
+        f"The block “{BEGINNING}” under the model in the box. From three masks to the whole text there are "
+        "six orders; each arrow reveals one token and shows its probability, given what stood before. The "
+        f"likelihood is the mean over orders of the products, exactly {nll:.2f} nats. The bound is the "
+        f"mean of the sums of minus log, {nelbo:.2f} nats.",
         400,
     )
     wide, rise = 90, 104
     columns = [LEFT + known * (WIDTH - 2 * LEFT - wide) / 3 for known in range(4)]
-    places = {frozenset[int](): (columns[0], 44 + rise), frozenset(range(3)): (columns[3], 44 + rise)}
+    middle = 44.0 + rise
+    places = {frozenset[int](): (columns[0], middle), frozenset(range(3)): (columns[3], middle)}
     for i in range(3):
-        places[frozenset({i})] = (columns[1], 44 + rise * i)
-        places[frozenset(range(3)) - {2 - i}] = (columns[2], 44 + rise * i)
+        places[frozenset({i})] = (columns[1], 44.0 + rise * i)
+        places[frozenset(range(3)) - {2 - i}] = (columns[2], 44.0 + rise * i)
     for (known, i), chance in probability.items():
         (x, y), (to_x, to_y) = places[known], places[known | {i}]
         x, y, to_x, to_y = x + wide + 2, y + HIGH / 2, to_x - 2, to_y + HIGH / 2
@@ -321,7 +327,9 @@ def bound() -> Drawing:
         drawing.text(at_x, at_y + 4, _short(chance), "small", anchor="middle")
     for known, (x, y) in places.items():
         for i, word in enumerate(words):
-            drawing.cell(x + 30.5 * i, y, word if i in known else "", "text" if i in known else "mask", width=29)
+            drawing.cell(
+                x + 30.5 * i, y, word if i in known else "", "text" if i in known else "mask", width=29
+            )
     drawing.text(LEFT, 26, "masked", "note")
     drawing.text(WIDTH - LEFT, 26, "revealed", "note", anchor="end")
     scale = 300 / math.ceil(nelbo)

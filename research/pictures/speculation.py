@@ -1,6 +1,4 @@
-"""The pictures of docs/speculation.md. Who sees whom is asked of the layouts, what a draft follows of its tree."""
-
-from collections.abc import Sequence
+"""The pictures of docs/speculation.md. Attention comes from the layouts, and trees from the sampler."""
 
 import torch
 from torch import Tensor
@@ -17,9 +15,10 @@ NOTES = 420  # where notes beside six cells begin
 def passes() -> Drawing:
     """A pass drafts, the next verifies."""
     drawing = Drawing(
-        "The first pass reads “The river” and three masks. It draws one token, “flows”, and drafts three more: into, "
-        "the, sea. The second pass reads these drafts and draws what follows each token: “into” is as drafted and "
-        "stays; “a” is not “the” and replaces it; “lake”, which followed the wrong draft, is dropped.",
+        "The first pass reads “The river” and three masks. It draws one token, “flows”, and drafts three "
+        "more: into, the, sea. The second pass reads these drafts and draws what follows each token: "
+        "“into” is as drafted and stays; “a” is not “the” and replaces it; “lake”, which followed the "
+        "wrong draft, is dropped.",
         358,
     )
     drawing.text(LEFT, 30, "One pass reads", "head")
@@ -78,10 +77,10 @@ def coupled() -> Drawing:
     same = (token == draft).sum()
     chance = float(coupled_acceptance(P.log(), Q.log()))
     drawing = Drawing(
-        f"An example with four tokens and {SEEDS} seeds. For each seed the draft is the token with the largest "
-        "log q plus noise, and the model's token the one with the largest log p plus the same noise. "
-        f"They agree for {int(same)} of these {SEEDS} seeds; the formula gives {chance:.0%}. The upper row shows the "
-        "model's tokens, which do not depend on the drafts.",
+        f"An example with four tokens and {SEEDS} seeds. For each seed the draft is the token with the "
+        "largest log q plus noise, and the model's token the one with the largest log p plus the same "
+        f"noise. They agree for {int(same)} of these {SEEDS} seeds; the formula gives {chance:.0%}. The "
+        "upper row shows the model's tokens, which do not depend on the drafts.",
         274,
     )
     _bars(drawing, 20)
@@ -116,20 +115,20 @@ def _bars(drawing: Drawing, top: int) -> None:
             drawing.text(left, y + 13, name, "note")
             drawing.box(left + 16, y, 120 * float(law[index]), 16, kind)
             drawing.text(left + 22 + 120 * float(law[index]), y + 13, f"{law[index]:.2f}", "small")
-    drawing.text(
-        LEFT, top + 96, "p: the model, given the text so far. q: the draft, from a mask.", "note"
-    )
+    drawing.text(LEFT, top + 96, "p: the model, given the text so far. q: the draft, from a mask.", "note")
 
 
 def rejection() -> Drawing:
     """What of q is accepted, and what a rejected draft is replaced by."""
     share = float(rejection_acceptance(P.log(), Q.log()))
     rest = (P - Q).clamp_min(0)
-    parts = ", ".join(f"{word} {each / rest.sum():.2f}" for word, each in zip(TOKENS, rest, strict=True) if each)
+    parts = ", ".join(
+        f"{word} {each / rest.sum():.2f}" for word, each in zip(TOKENS, rest, strict=True) if each
+    )
     drawing = Drawing(
-        f"The same example. A draft is accepted with probability min(1, p/q), in all {share:.2f}: the smaller of p and "
-        f"q, summed over tokens. Otherwise the token is drawn from what p has more than q: {parts}. Together each "
-        "token comes as often as p says.",
+        f"The same example. A draft is accepted with probability min(1, p/q), in all {share:.2f}: the "
+        "smaller of p and q, summed over tokens. Otherwise the token is drawn from what p has more than "
+        f"q: {parts}. Together each token comes as often as p says.",
         268,
     )
     scale, bottom = 300, 196
@@ -161,16 +160,17 @@ def rejection() -> Drawing:
 
 
 def one_pass() -> Drawing:
-    """Who sees whom in a pass that verifies three drafts and makes new ones behind each: the layout's own grid."""
+    """Who sees whom in a pass that verifies three drafts and makes new ones behind each."""
     words = ("flows", "into", "the", "sea")
     tree = Tree(3)
     layout = Drafting.of(tree.parents, 3)
     seen = layout.dense()
     places = layout.text_positions().tolist()
     drawing = Drawing(
-        "Attention in one pass that verifies three drafts and makes the next ones. Four positions hold text: the last "
-        "token, “flows”, and the drafts into, the, sea. Each sees those before it. Behind each stand three masks, "
-        "which see the text up to there and one another. All of them see the cache.",
+        "Attention in one pass that verifies three drafts and makes the next ones. Four positions hold "
+        "text: the last token, “flows”, and the drafts into, the, sea. Each sees those before it. Behind "
+        "each stand three masks, which see the text up to there and one another. All of them see the "
+        "cache.",
         520,
     )
     size, x, y = 22, 172, 74
@@ -182,7 +182,8 @@ def one_pass() -> Drawing:
         drawing.text(middle, y - 26, "after", "small", anchor="middle")
         drawing.text(middle, y - 10, word, "small", anchor="middle")
     kinds = [
-        ["clean" if column < layout.clean else "own" for column in range(layout.size)] for _ in range(layout.size)
+        ["clean" if column < layout.clean else "own" for column in range(layout.size)]
+        for _ in range(layout.size)
     ]
     drawing.grid(x, y, size, seen, kinds)
     for row in range(layout.size):
@@ -191,7 +192,13 @@ def one_pass() -> Drawing:
         if row < layout.clean:
             drawing.text(x - 54, middle + 15, words[row], anchor="end")
         elif (row - layout.clean) % layout.masks == 0:
-            drawing.text(x - 54, middle + 15, f"masks after {words[(row - layout.clean) // layout.masks]}", "small", anchor="end")
+            drawing.text(
+                x - 54,
+                middle + 15,
+                f"masks after {words[(row - layout.clean) // layout.masks]}",
+                "small",
+                anchor="end",
+            )
         drawing.text(x + layout.size * size + 6, middle + 15, f"{places[row]:+d}", "small")
     for cut in range(layout.clean, layout.size, layout.masks):
         drawing.line(x - 42, y + cut * size - 0.75, x + layout.size * size, y + cut * size - 0.75)
@@ -201,7 +208,9 @@ def one_pass() -> Drawing:
         left = LEFT + 20 + column * 160
         drawing.box(left, top, 15, 15, kind)
         drawing.text(left + 22, top + 12, said, "note")
-    drawing.text(LEFT + 20, top + 42, "Rows read, columns are seen. At the right: the place after “flows”.", "note")
+    drawing.text(
+        LEFT + 20, top + 42, "Rows read, columns are seen. At the right: the place after “flows”.", "note"
+    )
     return drawing
 
 
@@ -210,9 +219,9 @@ def candidates() -> Drawing:
     tree = Tree(2, 2)
     words = ("into", "the", "past", "a")  # in the tree's order: the chain, then the other candidates
     drawing = Drawing(
-        "Two candidates for each of two places. After “flows” come into and past; after into come the and a. The model draws "
-        "“into”, which is a candidate, and then “a”, which is one too: two drafts are right, and with “small”, which the "
-        "model draws behind them, the pass writes three tokens.",
+        "Two candidates for each of two places. After “flows” come into and past; after into come the and "
+        "a. The model draws “into”, which is a candidate, and then “a”, which is one too: two drafts are "
+        "right, and with “small”, which the model draws behind them, the pass writes three tokens.",
         212,
     )
     spots = {0: (LEFT, 76)}
@@ -228,7 +237,9 @@ def candidates() -> Drawing:
     x, y = spots[4]
     drawing.line(x + CELL, y + HIGH / 2, LEFT + 3 * 142 - 2, y + HIGH / 2, "arrow")
     drawing.cell(LEFT + 3 * 142, y, "small", "sure")
-    drawing.text(LEFT, 168, "Blue: what the model draws. At both places it is one of the candidates, so both", "note")
+    drawing.text(
+        LEFT, 168, "Blue: what the model draws. At both places it is one of the candidates, so both", "note"
+    )
     drawing.text(LEFT, 186, "are kept. The pass also gives the token that follows them, “small”.", "note")
     return drawing
 
@@ -242,11 +253,12 @@ def copies() -> Drawing:
     """Two passes over a block: drafts of all places, then copies that verify them."""
     layout = BlockCopies.of(len(BLOCK), len(BLOCK) - 1, causal_clean=False)
     drawing = Drawing(
-        "A block of four places that is revealed in the order 2, 4, 1, 3. The first pass reads four masks: the token of "
-        "place 2 is right, the other three are drafts. The second pass reads the block with all drafts, the next "
-        "block behind it, and three copies: with place 2 alone, with the first draft, with the first two. Each copy "
-        "draws the place that comes next. The first two agree with their drafts, the third draws “cold” in place of "
-        "“old”. The block is finished after two passes.",
+        "A block of four places that is revealed in the order 2, 4, 1, 3. The first pass reads four "
+        "masks: the token of place 2 is right, the other three are drafts. The second pass reads the "
+        "block with all drafts, the next block behind it, and three copies: with place 2 alone, with the "
+        "first draft, with the first two. Each copy draws the place that comes next. The first two agree "
+        "with their drafts, the third draws “cold” in place of “old”. The block is finished after two "
+        "passes.",
         448,
     )
     x = 150
