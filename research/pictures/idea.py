@@ -42,7 +42,7 @@ def lines() -> Drawing:
         "One line of eight tokens, written in three ways; a number says in which pass a token comes. "
         "Autoregression: from left to right. Diffusion: the whole line in any order. Block diffusion: the "
         "left block of four in any order, then the right one.",
-        330,
+        314,
     )
     whole = order(3, [True] * len(WORDS))
     blocks = [start + place for start in (0, BLOCK) for place in order(6, [True] * BLOCK, start=start)]
@@ -158,11 +158,11 @@ def masks() -> Drawing:
     pair = torch.tensor([True, False, False, True])
     drawing.text(LEFT + 8, 345, "Complementary copies", "head")
     for copy, half in enumerate((pair, ~pair)):
-        left = 206 + copy * 146
+        left = 206 + copy * 132
         for place, each in enumerate(half.tolist()):
             drawing.box(left + place * 21, 331, 19, 19, "sure" if each else "text", round_by=3)
-    drawing.text(306, 345, "and", "note")
-    drawing.text(438, 345, "each token once", "note")
+    drawing.text(299, 345, "and", "note")
+    drawing.text(430, 345, "each token once", "note")
     return drawing
 
 
