@@ -36,7 +36,10 @@ WITH_COMMANDS = [
     *(
         ROOT / "docs" / f"{name}.md"
         for name in (
+            "install",
             "quickstart",
+            "training",
+            "publishing",
             "adapting",
             "tuning",
             "serving",
@@ -62,6 +65,7 @@ make() { :; }
 pip() { :; }
 curl() { :; }
 python() { :; }
+curl() { :; }
 lmdeploy() { :; }
 """
 
@@ -224,11 +228,11 @@ def test_fields_of_recipes_named_in_a_page_exist(page: Path) -> None:
             assert _types_at([part, *family] if last == "kind" else [part, *field]), ".".join(path)
 
 
-def test_recipes_of_the_quickstart_are_understood(
+def test_recipes_of_training_are_understood(
     understand: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    recipes = _blocks(ROOT / "docs" / "quickstart.md", "yaml")
+    recipes = _blocks(ROOT / "docs" / "training.md", "yaml")
     assert recipes
     for recipe in recipes:
         Path("recipe.yaml").write_text(recipe, encoding="utf-8")
