@@ -65,7 +65,6 @@ make() { :; }
 pip() { :; }
 curl() { :; }
 python() { :; }
-curl() { :; }
 lmdeploy() { :; }
 """
 
