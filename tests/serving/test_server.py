@@ -189,7 +189,7 @@ def test_a_text_follows_a_schema_or_an_expression(client: openai.OpenAI, lm: Lan
     )
     expected = lm.generate("ab", count=2, seed=1, max_new_tokens=40, regex="[0-9]{4}")
     assert [choice.text for choice in texts.choices] == [text.completion for text in expected]
-    with pytest.raises(openai.BadRequestError, match="regex is for models that write token after token"):
+    with pytest.raises(openai.BadRequestError, match="regex is for models that write token by token"):
         client.completions.create(
             **asked, extra_body={"law": "block", "response_format": {"type": "regex", "regex": "a"}}
         )
@@ -479,7 +479,7 @@ COMPLETIONS = [
     ({"n": 100}, 400, "n", "prompts times n must be at most 32 here, got 100"),
     ({"logit_bias": {"5": 101}}, 400, "logit_bias", "less than or equal to 100, got 101"),
     ({"logit_bias": {"a": 1}}, 400, "logit_bias", "got 'a'"),
-    ({"logit_bias": {"1000": 1}}, 400, None, "logit_bias must be of token ids below"),
+    ({"logit_bias": {"1000": 1}}, 400, None, "logit_bias must hold token ids below"),
     ({"logit_bias": {"5": 1}, "law": "block"}, 400, None, "a joint model takes it under its causal law"),
     ({"logit_bias": {"5": 1}, "speculation": 2}, 400, None, "speculation must be off with logit_bias"),
     ({"logprobs": 21}, 400, "logprobs", "less than or equal to 20, got 21"),
