@@ -135,7 +135,9 @@ def test_what_it_does_not_have_is_refused_in_plain_words() -> None:
     ):
         network.new_cache(1, segment=2)
     batch = TokenBatch.of(torch.tensor([[0, 1, 3, 0]]), score_first=True)
-    with pytest.raises(ValueError, match="algorithm must be single_pass for a network that hands no keys"):
+    with pytest.raises(
+        ValueError, match="algorithm must be single_pass for a network that does not store keys"
+    ):
         BlockDenoiser(network, batch, blocks_of(2), algorithm="two_pass")
     lm = model(PLAIN, BlockDiffusionMethod(block_size=2))
     with pytest.raises(ValueError, match="algorithm must be single_pass"):
