@@ -63,16 +63,9 @@ class AutoregressiveMethod(Method):
         )
         if settings.is_guided:
             return self._guided(network, settings, frame)
-        if settings.logit_bias is not None:
+        biased = settings.logit_bias is not None
+        if biased:
             _without_speculation(settings, "with logit_bias, with which no guess can be verified")
-            return AutoregressiveWriter(
-                network,
-                mask_id=frame.mask_id,
-                context=frame.context,
-                score_first=self.score_first,
-                cache=settings.cache,
-                biased=True,
-            )
         speculation = self.speculation(settings)
         if speculation is None:
             return AutoregressiveWriter(
@@ -81,6 +74,7 @@ class AutoregressiveMethod(Method):
                 context=frame.context,
                 score_first=self.score_first,
                 cache=settings.cache,
+                biased=biased,
             )
         if not settings.cache:
             raise ValueError("cache must be on for speculation, which needs it to verify drafts, got False")
