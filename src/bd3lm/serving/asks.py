@@ -87,7 +87,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 """Values with which refused fields ask for nothing. Many clients send them with every request."""
 
 
-def _without_nothing(body: Any) -> Any:
+def _without_neutral_fields(body: Any) -> Any:
     """The request without fields that ask for nothing. null counts as absent."""
     if not isinstance(body, dict):
         return body
@@ -98,7 +98,7 @@ def _without_nothing(body: Any) -> Any:
     }
 
 
-def _few(value: Any) -> Any:
+def _check_number(value: Any) -> Any:
     """Check the number first: validating a million prompts takes seconds."""
     if isinstance(value, list):
         most = _MOST_IDS if value and isinstance(value[0], int) else _MOST_PROMPTS
@@ -145,8 +145,8 @@ class Ask(_Asked):
 
     @model_validator(mode="before")
     @classmethod
-    def _lean(cls, body: Any) -> Any:
-        return _without_nothing(body)
+    def _drop_neutral_fields(cls, body: Any) -> Any:
+        return _without_neutral_fields(body)
 
     model: Text | None = Field(None, description="The model's name, as in /v1/models.")
     temperature: float | None = Field(
@@ -248,7 +248,7 @@ class CompletionAsk(Ask):
     """Continue a text, or fill the gaps of one."""
 
     prompt: Annotated[
-        Text | _Ids | Annotated[list[Text | _Ids], Field(min_length=1)], BeforeValidator(_few)
+        Text | _Ids | Annotated[list[Text | _Ids], Field(min_length=1)], BeforeValidator(_check_number)
     ] = Field("", description="A text or a list of token ids, or several of these.")
     max_tokens: int = Field(16, ge=1, lt=2**31, description="At most this many tokens after the prompt.")
     echo: bool = Field(False, description="Return the prompt too, before the text.")
