@@ -165,7 +165,11 @@ def test_what_is_typed_is_what_is_measured(tmp_path, capsys):
     ("model", "words", "said"),
     [
         (of_bytes(None), [], "which a drafter or a joint model makes, got autoregressive, which has none"),
-        (of_bytes(4), [], "a joint model has (trained with next_token), got block diffusion that is none"),
+        (
+            of_bytes(4),
+            [],
+            "a joint model has (trained with next_token), got block diffusion that is not joint",
+        ),
         (baseline(SEDD), [], "acceptance is of drafts, which a drafter or a joint model makes, got SEDD"),
         (joint(), ["--masks", "0"], "--masks must be at least 1, got 0"),
         (

@@ -446,7 +446,11 @@ def test_tokens_per_pass_keeps_the_order_of_the_model():
         (None, {"stride": 4}, "stride must be left at its default, got 4: an autoregressive model"),
         (None, {"steps": 4}, "steps must be left at its default, got 4: an autoregressive model"),
         (None, {"projection": "greedy"}, "projection must be left at its default, got greedy: an auto"),
-        (1, {"projection": "greedy"}, "projection must be left at its default, got greedy: it is SSD-LM's"),
+        (
+            1,
+            {"projection": "greedy"},
+            "projection must be left at its default, got greedy: only SSD-LM has projections",
+        ),
         (
             4,
             {"steps": 4, "unmasking": FirstHitting()},
@@ -459,7 +463,7 @@ def test_tokens_per_pass_keeps_the_order_of_the_model():
             "tokens_per_pass must be left at its default, got 4: an autoregressive",
         ),
         (None, {"confidence": 0.5}, r"confidence must be left at its default, got 0\.5: an autoregressive"),
-        (CONTEXT, {"projection": "multi_hot"}, "got multi_hot: it is SSD-LM's"),
+        (CONTEXT, {"projection": "multi_hot"}, "got multi_hot: only SSD-LM has projections"),
         (1, {"stride": 4}, "stride must be left at its default, got 4: this model writes blocks of 1"),
         (4, {"stride": 4}, "stride must be left at its default, got 4: this model writes blocks of 4"),
         (

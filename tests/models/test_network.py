@@ -213,7 +213,7 @@ def test_likelihoods_sum_to_one_where_the_mask_is_no_token(method: Method) -> No
 @pytest.mark.parametrize("mask_id", [2, 4, -1])
 def test_a_vector_for_the_mask_says_which_id_it_has(mask_id: int) -> None:
     network = TransformerConfig(vocab_size=3, mask_vector=True)
-    with pytest.raises(ValueError, match=r"mask_id must (be 3, the vector|lie in 0\.\.3)"):
+    with pytest.raises(ValueError, match=r"mask_id must (be 3, the network's extra vector|lie in 0\.\.3)"):
         LanguageModelConfig(network=network, method=AutoregressiveMethod(), mask_id=mask_id)
 
 
